@@ -97,7 +97,7 @@ perf-gate: $(VENV)/.installed-dev
 
 # docs/options.md, from the declarations of the options.
 reference: $(VENV)/.installed
-	$(BIN)/python -m harness.reference > docs/options.md
+	$(BIN)/python -m harness.commands.reference > docs/options.md
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from harness.check import can_check, check, check_request, count_own_parts
-from harness.code import code_version
-from harness.console import Console
-from harness.costs import CostFlags, assumptions
+from harness.commands.check import can_check, check, check_request, count_own_parts
 from harness.launch.machine import Machine
 from harness.launch.preflight import link_obstacle, require_room, require_tensorboard
 from harness.launch.supervise import ending_signals
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.registry import launcher, launchers
-from harness.packages import with_packages
+from harness.machine.code import code_version
+from harness.machine.packages import with_packages
 from harness.plan.auto import AUTO
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
@@ -32,8 +30,10 @@ from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.plan.surroundings import MIB, Devices, devices_here
-from harness.report import write_report
-from harness.studies import place_words, warn_of_losses
+from harness.reporting.costs import CostFlags, assumptions
+from harness.reporting.report import write_report
+from harness.reporting.studies import place_words, warn_of_losses
+from harness.terminal.console import Console
 from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse
 from reports.text import count

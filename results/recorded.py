@@ -86,7 +86,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     """What was exchanged at once, in a period of steps after the timed blocks: counted, not timed.
 
-    One value a step in each list; what is counted as a bucket: `harness/worker/buckets.py`.
+    One value a step in each list; what is counted as a bucket: `harness/worker/exchange/buckets.py`.
     """
 
     started: list[int]

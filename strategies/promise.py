@@ -1,6 +1,6 @@
 """What a strategy promises of a step: whose values a replica averages, and when.
 
-The proof (`harness/worker/proof.py`) holds every strategy to its promise, and knows nothing else of it.
+The proof (`harness/worker/proof/proof.py`) holds every strategy to its promise, and knows nothing else of it.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ def run(arguments: list[str]) -> int:
 
 def _set_loudness(loudness: int) -> None:
     # Most of the time of a help text would be this import.
-    if loudness or "harness.console" in sys.modules:
-        import_module("harness.console").Console.loudness = loudness
+    if loudness or "harness.terminal.console" in sys.modules:
+        import_module("harness.terminal.console").Console.loudness = loudness
 
 
 def _with_defaults(arguments: list[str]) -> list[str]:
@@ -155,7 +155,9 @@ def _with_defaults(arguments: list[str]) -> list[str]:
             )
         words = _words(options[name], name, value)
         if words and not any(word.partition("=")[0] in _flags_of(options[name]) for word in arguments):
-            import_module("harness.console").Console().note(f"{' '.join(words)} by the variable {name}")
+            import_module("harness.terminal.console").Console().note(
+                f"{' '.join(words)} by the variable {name}"
+            )
             added += words
     return [arguments[0], *added, *arguments[1:]]
 

@@ -29,8 +29,8 @@ def command() -> None:
 @_FOLDER
 def _save(name: str, side: str, folder: Path) -> int:
     """Keep the figures of STUDY (or of files of pytest-benchmark) as the baseline NAME."""
-    from harness.console import Console
-    from harness.gate import read_side, require_idle, save, warn_of_edits, warn_of_failures
+    from harness.gate.baselines import read_side, require_idle, save, warn_of_edits, warn_of_failures
+    from harness.terminal.console import Console
 
     console = Console()
     require_idle(side)
@@ -45,8 +45,8 @@ def _save(name: str, side: str, folder: Path) -> int:
 @_FOLDER
 def _list(folder: Path) -> int:
     """List the baselines, with commit, age and number of cells."""
-    from harness.console import Console
-    from harness.gate import baseline_paths
+    from harness.gate.baselines import baseline_paths
+    from harness.terminal.console import Console
     from reports.text import moment
     from results import schemas
     from results.errors import SchemaError
@@ -82,8 +82,8 @@ def _list(folder: Path) -> int:
 @_FOLDER
 def _show(name: str, folder: Path) -> int:
     """Show a baseline: its cells with their figures, and what was accepted with which reason."""
-    from harness.console import Console
-    from harness.gate import read_side
+    from harness.gate.baselines import read_side
+    from harness.terminal.console import Console
     from reports.gate.text import CONTENTS, accepted_sentence, baseline_rows, baseline_sentences
 
     kept, console = read_side(name, folder), Console()
@@ -116,8 +116,8 @@ def _promote(
 
     Cells of the baseline that STUDY does not have stay, unless --remove names them.
     """
-    from harness.console import Console
-    from harness.gate import promote, read_side, require_idle, warn_of_edits
+    from harness.gate.baselines import promote, read_side, require_idle, warn_of_edits
+    from harness.terminal.console import Console
     from reports.gate.text import accepted_sentence
 
     console = Console()

@@ -12,8 +12,8 @@ import click
 @click.option("--forget", is_flag=True, help="close the jobs without asking the scheduler: it has lost them")
 def command(study: str, *, forget: bool) -> int:
     """End all jobs of STUDY that wait or run. What they have measured stays; `bench matrix` goes on later."""
-    from harness.console import Console
     from harness.launchers import study_jobs
+    from harness.terminal.console import Console
     from reports.text import count
     from results.lock import study_lock
     from results.store import Study

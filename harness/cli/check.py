@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from harness.check import CheckReport, CheckRequest, check, check_request
-from harness.console import Console
+from harness.commands.check import CheckReport, CheckRequest, check, check_request
 from harness.plan.options import read_names
+from harness.terminal.console import Console
 from reports.text import duration, si, size
 
 

@@ -14,9 +14,9 @@ def command(study: str) -> int:
 
     Jobs that have ended without a word are closed first, in the scheduler's words.
     """
-    from harness.console import Console
     from harness.launchers.study_jobs import job_statuses
-    from harness.studies import warn_of_losses
+    from harness.reporting.studies import warn_of_losses
+    from harness.terminal.console import Console
     from reports.text import count
     from results.errors import SchedulerError
     from results.lock import study_lock

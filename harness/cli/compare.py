@@ -97,8 +97,8 @@ def command(
     """
     from dataclasses import replace
 
-    from harness.console import Console
-    from harness.nights import set_off
+    from harness.gate.nights import set_off
+    from harness.terminal.console import Console
     from reports.gate.comparison import Rules
     from reports.gate.faces import json_text
     from reports.gate.metrics import read_margins
@@ -143,8 +143,8 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
     """Of what was measured before."""
     from dataclasses import replace
 
-    from harness.console import Console
-    from harness.gate import machine_margins, read_side, require_figures
+    from harness.gate.baselines import machine_margins, read_side, require_figures
+    from harness.terminal.console import Console
     from reports.gate.comparison import compare
     from reports.gate.metrics import require_margins
     from results.errors import UsageError, nearest
@@ -169,9 +169,9 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
 
 def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Comparison:
     """Of two revisions that are measured now, or of the records of such a comparison."""
-    from harness.console import Console
-    from harness.paired.comparison import PairedComparison, PairedRequest, SideRequest, decide_again
+    from harness.gate.paired.comparison import PairedComparison, PairedRequest, SideRequest, decide_again
     from harness.plan.options import read_duration_s
+    from harness.terminal.console import Console
     from reports.gate.metrics import read_share
     from reports.gate.paired import LOOKS, SPOILED_ABOVE
     from results.errors import UsageError
@@ -238,7 +238,7 @@ def _own_options(given: Mapping[str, Any], name: str) -> list[str]:
 
 def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, every: bool) -> None:
     """On stdout the form that has no file, else for people."""
-    from harness.console import Console
+    from harness.terminal.console import Console
     from reports.gate.faces import FACES
     from reports.gate.text import HEADS, comparison_headline, finding_rows, finding_sentence, method_text
     from results import files

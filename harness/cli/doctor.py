@@ -10,13 +10,20 @@ from pathlib import Path
 
 import click
 
-from harness.code import PACKAGES, checkout
-from harness.console import Console
-from harness.device import cgroup_quota, cpu_model, rdma_devices, rdma_warnings, usable_cores, visible_gpus
 from harness.launch.preflight import TORCH, require_devices, unknown_name, warnings
 from harness.launchers.launcher import SiteCheck
 from harness.launchers.registry import launchers
-from harness.torch_devices import ask_torch, torch_version
+from harness.machine.code import PACKAGES, checkout
+from harness.machine.device import (
+    cgroup_quota,
+    cpu_model,
+    rdma_devices,
+    rdma_warnings,
+    usable_cores,
+    visible_gpus,
+)
+from harness.machine.torch_devices import ask_torch, torch_version
+from harness.terminal.console import Console
 from results.catalogue.gpus import catalogue_name
 from results.errors import MachineError, UsageError
 
@@ -71,8 +78,8 @@ def command(site: str | None, *, noise: bool, budget: str, baselines: Path, as_j
 
 def _measure_noise(budget: str, baselines: Path) -> int:
     # Imported here: a check of the machine needs neither a plan nor launches.
-    from harness.gate import save_thresholds
-    from harness.noise import measure_noise
+    from harness.commands.noise import measure_noise
+    from harness.gate.baselines import save_thresholds
     from harness.plan.options import read_duration_s
     from reports.gate.noise import GATED, HEADS, LARGEST, noise_rows
     from reports.text import percent

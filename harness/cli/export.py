@@ -12,7 +12,7 @@ from harness.cli.compare_over import compare_over
 from harness.cli.cost_options import cost_options
 
 if TYPE_CHECKING:
-    from harness.console import Console
+    from harness.terminal.console import Console
     from reports.analysis.study import StudyFigures
 
 FORMATS = ("markdown", "csv", "json", "parquet", "latex")
@@ -40,9 +40,9 @@ def command(
 
     Markdown, JSON and LaTeX, and one --table of CSV, go to stdout where no --output is given.
     """
-    from harness.console import Console
-    from harness.costs import CostFlags
-    from harness.studies import compared_over, read_figures
+    from harness.reporting.costs import CostFlags
+    from harness.reporting.studies import compared_over, read_figures
+    from harness.terminal.console import Console
 
     over = others.pop("compare_over")
     _check(form, table, output)

@@ -29,9 +29,9 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
 
     Without STUDY, the newest study of bench matrix --fresh. Nothing that was added is ever changed.
     """
-    from harness.console import Console
-    from harness.gate import LATEST, latest, read_side, warn_of_edits
-    from harness.nights import require_ended, set_off
+    from harness.gate.baselines import LATEST, latest, read_side, warn_of_edits
+    from harness.gate.nights import require_ended, set_off
+    from harness.terminal.console import Console
     from reports.gate.faces import changes_json
     from reports.gate.text import step_sentence
     from reports.gate.trends import WATCHED, seen_on, trends
@@ -73,7 +73,7 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
 @_FOLDER
 def _show(metrics: tuple[str, ...], words: str, folder: Path) -> int:
     """Show each series with its last figure, and each change with its nights, commits and environment."""
-    from harness.console import Console
+    from harness.terminal.console import Console
     from reports.gate.metrics import TIMED
     from reports.gate.text import TRENDS, step_sentence, trend_row
     from reports.gate.trends import WATCHED, trends

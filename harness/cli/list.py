@@ -7,8 +7,8 @@ import json
 import click
 
 from harness.cli.catalogs import CATALOGS
-from harness.console import Console
 from harness.plan.launchers import launcher_entries
+from harness.terminal.console import Console
 from results.extensions import GROUPS, Extension, extensions, stray_groups
 from results.spec import Entry, Option
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from harness.cli.show import one_cell
-from harness.console import Console
 from harness.launch.rank_output import OutputFile, OutputTail, launcher_output, rank_output
+from harness.terminal.console import Console
 from results.errors import UsageError, bench_call
 from results.foreign_text import shortened
 from results.job_store import JobStore

@@ -33,8 +33,8 @@ def command(
     goes on where it stopped; with --fresh it measures all again, and ends with exit code 4 while another
     --fresh works on this host.
     """
+    from harness.gate.nights import night
     from harness.matrix import RUNS, Matrix
-    from harness.nights import night
     from harness.plan.naming import fresh_base, fresh_study
     from harness.plan.study_file import StudyFile, merge, read_study_file
 

@@ -27,9 +27,7 @@ def command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, histo
     A study that a baseline or a night was made from stays, and so does one that works, has a live job or has
     checkpoints of training. A paired comparison (ab-TIME) goes or stays with all of its studies.
     """
-    from harness.console import Console
-    from harness.plan.options import read_duration_s
-    from harness.prune import (
+    from harness.gate.prune import (
         DAY_S,
         candidates,
         finish_removals,
@@ -37,6 +35,8 @@ def command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, histo
         named_studies,
         remove,
     )
+    from harness.plan.options import read_duration_s
+    from harness.terminal.console import Console
     from reports.text import size
 
     console = Console()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from harness.console import Console
 from harness.launch.rank_output import last_lines, rank_output
+from harness.terminal.console import Console
 from results.errors import UsageError
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.outcome import Outcome

@@ -76,8 +76,8 @@ def command(
     CELL is a folder such as runs/demo/cells/NAME. A launch that crashes, hangs or is preempted is started
     again and goes on from its last checkpoint; so does the same command. docs/training.md says more.
     """
+    from harness.commands.train import Train
     from harness.plan.study_file import StudyFile, merge, read_study_file
-    from harness.train import Train
     from results.train_order import TrainOrder, read_elastic
 
     fields = {name: flags.pop(name) for name in _order_fields() if name in flags}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from harness.code import checkout, code_hash
 from harness.launch.ending import Stopped
 from harness.launch.starter import Starter
 from harness.launch.tally import Conditions
+from harness.machine.code import checkout, code_hash
 from results.environment import CodeVersion
 from results.job import Job, JobEnd, Submission
 

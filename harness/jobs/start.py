@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from harness.code import checkout
-from harness.console import Console
 from harness.jobs.closing import close_launches
 from harness.jobs.job_environment import JobEnvironment, obstacle, stranger_to
 from harness.jobs.planned import baseline_launch
@@ -22,6 +20,8 @@ from harness.launch.deadline import Deadline
 from harness.launch.ending import Stopped
 from harness.launch.guarded import GRACE_S
 from harness.launch.supervise import Interrupted
+from harness.machine.code import checkout
+from harness.terminal.console import Console
 from results.errors import BenchError
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.job import Job, JobEnd

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from harness.console import Console, ProgressLine
 from harness.launch.deadline import Deadline
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
@@ -32,6 +31,7 @@ from harness.launch.training_pace import TrainingPace
 from harness.plan.estimate import estimate
 from harness.plan.launchers import job_variables
 from harness.plan.schedule import PlannedLaunch
+from harness.terminal.console import Console, ProgressLine
 from results.cell import Cell, Device
 from results.environment import CodeVersion
 from results.errors import MachineError

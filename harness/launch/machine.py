@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.device import usable_cores, visible_gpus
+from harness.machine.device import usable_cores, visible_gpus
 from harness.plan.estimate import Hardware
 from harness.plan.limit import Limit
 from results.cell import Device

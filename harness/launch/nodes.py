@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from harness.device import usable_cores
-from harness.kernel import Namespace, die_with_parent, enter_network, unshare
 from harness.launch.command import Rendezvous, torchrun_command
 from harness.launch.ending import tell_torchrun_killed
 from harness.launch.virtual_network import INTERFACE, VirtualNode, VirtualSwitch
+from harness.machine.device import usable_cores
+from harness.machine.kernel import Namespace, die_with_parent, enter_network, unshare
 from results.errors import MachineError
 from results.launch import Launch
 from results.link import link_text

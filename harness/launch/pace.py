@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from harness.console import ProgressLine, Standing
 from harness.launch.deadline import Deadline
 from harness.launch.follow import LaunchState
 from harness.plan.estimate import LaunchEstimate
+from harness.terminal.console import ProgressLine, Standing
 from reports.text import duration
 
 

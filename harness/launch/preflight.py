@@ -12,8 +12,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from harness.code import checkout
-from harness.device import (
+from harness.launch.command import code_environment
+from harness.machine.code import checkout
+from harness.machine.device import (
     LostGpu,
     gpu_warnings,
     lost_gpus,
@@ -21,8 +22,7 @@ from harness.device import (
     slow_governor,
     visible_gpus,
 )
-from harness.launch.command import code_environment
-from harness.torch_devices import ask_torch
+from harness.machine.torch_devices import ask_torch
 from results.cell import Device
 from results.errors import MachineError
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.exits import exit_words
 from harness.launch.ending import Signs, Stopped, inferred_outcome
 from harness.launch.rank_output import rank_output
 from harness.launch.starter import LogWords
+from harness.machine.exits import exit_words
 from results.launch import Launch, RankExit
 from results.outcome import Outcome
 

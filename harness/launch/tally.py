@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from harness.device import nccl_settings, other_settings
 from harness.launch.machine import Machine
+from harness.machine.device import nccl_settings, other_settings
+from harness.machine.torch_devices import torch_version
 from harness.plan.estimate import Earlier
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
-from harness.torch_devices import torch_version
 from reports.analysis.pooling import differing
 from reports.text import count
 from results.environment import CodeVersion, Program

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from harness.console import ProgressLine, Standing
 from harness.launch.deadline import Deadline
 from harness.launch.follow import LaunchState, LogTail
+from harness.terminal.console import ProgressLine, Standing
 from reports.text import duration
 from results.store import Study
 from results.training_log import (

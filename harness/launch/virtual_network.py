@@ -17,7 +17,7 @@ from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 
-from harness.kernel import bind, enter_network, isolate, new_network
+from harness.machine.kernel import bind, enter_network, isolate, new_network
 from results.errors import MachineError
 
 INTERFACE = "eth0"

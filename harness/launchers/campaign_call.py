@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from harness.code import checkout
 from harness.jobs.closing import close_lost_launches
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.machine import Machine
@@ -16,10 +15,11 @@ from harness.launch.starter import Starter
 from harness.launch.supervise import Interrupted
 from harness.launch.tally import Conditions, Tally
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
+from harness.launchers.plan_text import plan_summary, plan_tables
 from harness.launchers.study_jobs import live_cells
+from harness.machine.code import checkout
 from harness.plan.estimate import Estimate, estimate
 from harness.plan.schedule import PlannedLaunch
-from harness.plan_text import plan_summary, plan_tables
 from reports.text import count
 from results.environment import CodeVersion
 from results.launch import Launch

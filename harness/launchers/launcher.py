@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from harness.console import Console
 from harness.jobs.job_status import Cancelled, JobStatus
 from harness.plan.study_file import StudyFile
+from harness.terminal.console import Console
 from results.environment import CodeVersion
 from results.job import Job, RunOptions
 from results.plan import Plan

@@ -10,7 +10,7 @@ from functools import cache, cached_property
 
 import msgspec
 
-from harness.device import usable_cores, visible_gpus
+from harness.machine.device import usable_cores, visible_gpus
 from harness.plan.estimate import CPU_CORE_FLOPS_PER_S, PEAK_SHARE, Hardware
 from results.catalogue.gpus import link_bytes_per_s, memory_bytes, memory_bytes_per_s, peak_flops_per_s
 from results.cell import Cell, Device

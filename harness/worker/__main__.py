@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from harness.device import Gpu, physical_cores, usable_cores, visible_gpus
-from harness.kernel import die_with_parent
-from harness.worker.leave import leave_after
-from harness.worker.rank import Rank
+from harness.machine.device import Gpu, physical_cores, usable_cores, visible_gpus
+from harness.machine.kernel import die_with_parent
+from harness.worker.rank.leave import leave_after
+from harness.worker.rank.rank import Rank
 from results.foreign_text import escape_unprintable
 from results.launch import Launch
 from results.schemas import LAUNCH

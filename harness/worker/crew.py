@@ -16,23 +16,23 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from harness.code import checkout, code_hash
-from harness.device import gpu_faults, gpu_warnings, visible_gpus
-from harness.packages import require_planned_packages
-from harness.worker.control import Control
-from harness.worker.environment import device_uuid, nccl_version
-from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.flight import write_recording
-from harness.worker.forks import STOPPED, fork_obstacle, import_for, run_of_this_process
-from harness.worker.interface import name_interface
-from harness.worker.log import RankLog
-from harness.worker.network_log import log_network
-from harness.worker.output import bound_output, mark_run, output_files
-from harness.worker.rank import Rank
+from harness.machine.code import checkout, code_hash
+from harness.machine.device import gpu_faults, gpu_warnings, visible_gpus
+from harness.machine.packages import require_planned_packages
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.rank.control import Control
+from harness.worker.rank.environment import device_uuid, nccl_version
+from harness.worker.rank.flight import write_recording
+from harness.worker.rank.forks import STOPPED, fork_obstacle, import_for, run_of_this_process
+from harness.worker.rank.interface import name_interface
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.network_log import log_network
+from harness.worker.rank.output import bound_output, mark_run, output_files
+from harness.worker.rank.rank import Rank
+from harness.worker.rank.teardown import fragmented, keep_imports, tear_down
+from harness.worker.rank.watchdog import Watchdog
 from harness.worker.run import RankContext, RunInProgress
-from harness.worker.teardown import fragmented, keep_imports, tear_down
-from harness.worker.training_run import TrainingRun
-from harness.worker.watchdog import Watchdog
+from harness.worker.train.run import TrainingRun
 from results.errors import MachineError
 from results.launch import Launch, Slot
 from results.launch_files import flight_path, nccl_log_path, rank_log_path

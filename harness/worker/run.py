@@ -14,43 +14,50 @@ from pathlib import Path
 import msgspec
 import torch
 
-from harness.device import GpuFaults
-from harness.worker.agreement import parameters_hash
-from harness.worker.cell_setup import CellSetup
-from harness.worker.clock import FirstStep, step_clock
-from harness.worker.compilation import Compilation, require_compiled
-from harness.worker.control import Control
-from harness.worker.environment import probe
-from harness.worker.exchange import ExchangeGroup
-from harness.worker.failure import ProofFailedError, classify
-from harness.worker.fingerprints import compare_random_state
-from harness.worker.kernels import LONGEST_PERIOD, attach_profiler
-from harness.worker.link_peak import measure_link_peak
-from harness.worker.log import RankLog
-from harness.worker.measure import Measured, Stopwatch
-from harness.worker.memory_limit import MemoryLimit
-from harness.worker.memory_use import MemoryUse
-from harness.worker.network_log import read_transports, unused_fabric
-from harness.worker.partial_record import PartialRecord
-from harness.worker.program import program_of
-from harness.worker.proof import (
+from harness.machine.device import GpuFaults
+from harness.worker.cell.agreement import parameters_hash
+from harness.worker.cell.memory_limit import MemoryLimit
+from harness.worker.cell.program import program_of
+from harness.worker.cell.sampler import Draws
+from harness.worker.cell.seeds import seed_step
+from harness.worker.cell.setup import CellSetup
+from harness.worker.exchange.group import ExchangeGroup
+from harness.worker.exchange.recorder import TooManyOperationsError
+from harness.worker.measure.blocks import Measured, Stopwatch
+from harness.worker.measure.clock import FirstStep, step_clock
+from harness.worker.measure.kernels import LONGEST_PERIOD, attach_profiler
+from harness.worker.measure.link_peak import measure_link_peak
+from harness.worker.measure.memory_use import MemoryUse
+from harness.worker.measure.scalars import live_scalars
+from harness.worker.measure.telemetry import sampler
+from harness.worker.measure.trace import traced_steps, write_trace
+from harness.worker.proof.compilation import Compilation, require_compiled
+from harness.worker.proof.fingerprints import compare_random_state
+from harness.worker.proof.proof import (
     LateProof,
     first_steps,
     prove,
     prove_late,
     take_first_steps,
 )
-from harness.worker.rank import Rank
-from harness.worker.recorder import TooManyOperationsError
-from harness.worker.sampler import Draws
-from harness.worker.scalars import live_scalars
-from harness.worker.seeds import seed_step
-from harness.worker.teardown import free_memory, tune_kernels
-from harness.worker.telemetry import sampler
-from harness.worker.trace import traced_steps, write_trace
+from harness.worker.proof.uses import (
+    Demand,
+    UseCounter,
+    Watched,
+    other_collective,
+    other_traffic,
+    whole_state,
+)
+from harness.worker.rank.context import PartialRecord
+from harness.worker.rank.control import Control
+from harness.worker.rank.environment import probe
+from harness.worker.rank.failure import ProofFailedError, classify
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.network_log import read_transports, unused_fabric
+from harness.worker.rank.rank import Rank
+from harness.worker.rank.teardown import free_memory, tune_kernels
+from harness.worker.rank.usage import ForeignCpu, reset_rss_peak
 from harness.worker.turns import PROTOCOL, Turns
-from harness.worker.usage import ForeignCpu, reset_rss_peak
-from harness.worker.uses import Demand, UseCounter, Watched, other_collective, other_traffic, whole_state
 from results.cell import Cell
 from results.environment import Program, unlike_facts
 from results.errors import BenchError

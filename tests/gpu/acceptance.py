@@ -26,11 +26,11 @@ from typing import Any
 
 import msgspec
 
-from harness.code import code_hash
-from harness.device import visible_gpus
 from harness.launch.guarded import Guarded
 from harness.launch.machine import Machine
 from harness.launchers.campaign_call import INTERRUPTED
+from harness.machine.code import code_hash
+from harness.machine.device import visible_gpus
 from harness.matrix import Matrix
 from harness.plan.estimate import estimate
 from harness.plan.expand import expand

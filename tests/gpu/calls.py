@@ -17,10 +17,10 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import Tensor
 
-from harness.worker.clock import step_clock
-from harness.worker.control import Control
-from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.recorder import Recorder
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.exchange.recorder import Recorder
+from harness.worker.measure.clock import step_clock
+from harness.worker.rank.control import Control
 from strategies.collectives.link import Link
 from strategies.collectives.scatter import start_reduce_scatter
 from strategies.devices import device_of

@@ -9,7 +9,6 @@ import pytest
 
 from harness import matrix
 from harness.cli import run
-from harness.console import Console
 from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
@@ -19,6 +18,7 @@ from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.schedule import PlannedLaunch, schedule
 from harness.plan.study_file import StudyFile
+from harness.terminal.console import Console
 from results.environment import CodeVersion
 from results.job import RunOptions
 from results.launch import Launch

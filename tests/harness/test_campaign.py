@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.code import checkout, code_version
-from harness.console import Console
 from harness.launch import campaign, supervise
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import LocalStarter
 from harness.launchers.slurm.starter import SlurmStarter
+from harness.machine.code import checkout, code_version
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile, merge, read_study_file
+from harness.terminal.console import Console
 from results.errors import MachineError
 from results.job import RunOptions
 from results.launch import Launch

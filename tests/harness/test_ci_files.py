@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.nights import night
-from harness.paired.accepted import ACCEPTED
+from harness.gate.nights import night
+from harness.gate.paired.accepted import ACCEPTED
 from harness.plan.study_file import read_study_file
 
 CI = Path(__file__).parents[2] / "docs" / "ci"

@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.cli import run
-from harness.console import Console, Standing
-from harness.narrow import narrow_lines
-from harness.report import clause_lines, command_lines, print_headline
-from harness.table_text import column_widths, fitted_lines, table_lines
+from harness.reporting.report import clause_lines, command_lines, print_headline
+from harness.terminal.console import Console, Standing
+from harness.terminal.narrow import narrow_lines
+from harness.terminal.table_text import column_widths, fitted_lines, table_lines
 from reports.analysis.headline import HeadlineRow
 from reports.analysis.scaling import Efficiency, NoClaim
 from reports.analysis.study import analyse

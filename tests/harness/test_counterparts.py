@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from builders import a_cell
 
-from harness.paired.counterparts import counterparts
-from harness.paired.pair import without_counterpart
+from harness.gate.paired.counterparts import counterparts
+from harness.gate.paired.pair import without_counterpart
 from results.cell import Cell
 from results.errors import UsageError
 

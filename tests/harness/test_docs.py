@@ -10,8 +10,8 @@ import click
 import pytest
 
 from harness.cli import COMMANDS, bench
+from harness.commands.reference import reference
 from harness.plan.study_file import read_study_file
-from harness.reference import reference
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/ci/*.md")])

@@ -16,7 +16,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness import matrix
 from harness.cli import run
-from harness.console import Console
 from harness.jobs.planned import planned_jobs
 from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.machine import Machine
@@ -29,7 +28,8 @@ from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, StudyFile, read_study_file
-from harness.worker.environment import allocation
+from harness.terminal.console import Console
+from harness.worker.rank.environment import allocation
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import RunOptions

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.code import checkout
 from harness.launch.guarded import Guarded
+from harness.machine.code import checkout
 
 DAEMONS = """
 import os, signal, sys, time

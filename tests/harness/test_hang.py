@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from harness.launch.follow import LaunchState, Pulse
 from harness.launch.hang import Issued, hang_reason, heartbeats, issues, laggard
-from harness.worker import flight
-from harness.worker.flight import flight_recording, write_recording
+from harness.worker.rank import flight
+from harness.worker.rank.flight import flight_recording, write_recording
 from results.launch_files import rank_log_path
 from results.plan import Placement
 

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from harness.code import checkout, code_hash
 from harness.jobs.baseline import baseline_of
 from harness.jobs.closing import close_launches, close_lost_launches
 from harness.jobs.documents import Document
@@ -34,6 +33,7 @@ from harness.launchers.slurm.allocation import Allocation
 from harness.launchers.slurm.documents import SlurmDocuments
 from harness.launchers.slurm.job_status import SlurmJobStatus
 from harness.launchers.study_jobs import forget, kept_job_statuses
+from harness.machine.code import checkout, code_hash
 from harness.plan.estimate import Hardware, estimate
 from harness.plan.expand import expand
 from harness.plan.request import make_request

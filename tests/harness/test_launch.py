@@ -24,10 +24,6 @@ import pytest
 import torch
 from builders import a_cell, an_environment
 
-from harness import device
-from harness.code import checkout, code_hash, code_version, what_runs
-from harness.console import Standing
-from harness.device import nccl_settings, other_settings
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.deadline import Deadline
@@ -36,11 +32,15 @@ from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.machine import Machine
 from harness.launch.pace import Pace
 from harness.launch.tally import Conditions, tally, uncounted
+from harness.machine import device
+from harness.machine.code import checkout, code_hash, code_version, what_runs
+from harness.machine.device import nccl_settings, other_settings
+from harness.machine.torch_devices import TorchDevices, ask_torch, torch_version
 from harness.plan.estimate import Earlier, LaunchEstimate
-from harness.torch_devices import TorchDevices, ask_torch, torch_version
+from harness.terminal.console import Standing
 from harness.worker.__main__ import _near
-from harness.worker.environment import device_uuid
-from harness.worker.rank import Rank
+from harness.worker.rank.environment import device_uuid
+from harness.worker.rank.rank import Rank
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
@@ -578,7 +578,7 @@ def significant(source: bytes) -> list[str]:
 
 def test_the_code_hash_is_over_all_that_runs_and_no_comment_or_docstring() -> None:
     folder = checkout()
-    for path in [*sorted((folder / "strategies").rglob("*.py")), folder / "harness/code.py"]:
+    for path in [*sorted((folder / "strategies").rglob("*.py")), folder / "harness/machine/code.py"]:
         parts = what_runs(source := path.read_bytes()).split(b"\0")
         code, strings = parts[: len(parts) // 2 + 1], parts[len(parts) // 2 + 1 :]
         joined = b"".join(chain.from_iterable(zip_longest(code, strings, fillvalue=b"")))
@@ -612,7 +612,11 @@ def test_a_comment_in_a_strategy_makes_no_other_hash(tmp_path: Path) -> None:
     hashes = []
     for text in ("x = 1\n", "# Why.\nx = 1  # what\n", "x = 2\n"):
         file.write_text(text)
-        for name in ("harness/device.py", "harness/kernel.py", "harness/launch/virtual_network.py"):
+        for name in (
+            "harness/machine/device.py",
+            "harness/machine/kernel.py",
+            "harness/launch/virtual_network.py",
+        ):
             (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
             (tmp_path / name).touch()
         hashes.append(code_hash(tmp_path))

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from harness.device import usable_cores
+from harness.machine.device import usable_cores
 from results import schemas
 from results.outcome import Evidence, Outcome
 

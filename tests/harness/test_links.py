@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from harness.code import checkout
 from harness.launch.command import code_environment
 from harness.launch.virtual_network import burst_bytes, segment_bytes, shaped
+from harness.machine.code import checkout
 
 PAYLOAD_SHARE = 1448 / 1514
 """Of a full frame: without the headers of Ethernet (14), IP (20) and TCP with its timestamps (32)."""
 Inside = Callable[..., list[Any]]
 
 REFUSED = """
-from harness import kernel
+from harness.machine import kernel
 unshare = kernel.unshare
 def refuse(kinds):
     if kinds == kernel.Namespace.NETWORK | kernel.Namespace.MOUNT:

@@ -180,7 +180,7 @@ def test_a_launch_is_followed_to_its_end_and_on_to_the_next(
     monkeypatch.setattr(logs, "POLL_S", 0.01)
     monkeypatch.setattr(logs, "NEXT_S", 0.5)
     seen: list[str] = []
-    monkeypatch.setattr("harness.console.Console.text", lambda self, line: seen.append(line))
+    monkeypatch.setattr("harness.terminal.console.Console.text", lambda self, line: seen.append(line))
     launch = printed.launch()
 
     def wait_for(line: str) -> None:
@@ -247,7 +247,7 @@ def test_a_reader_that_has_enough_is_no_defect(printed: Printed, monkeypatch: py
         raise BrokenPipeError
 
     printed.prints(printed.launch(), 0, "words\n")
-    monkeypatch.setattr("harness.console.Console.text", closed)
+    monkeypatch.setattr("harness.terminal.console.Console.text", closed)
     monkeypatch.setattr("os.dup2", lambda old, new: new)
     monkeypatch.setattr("sys.stdout.fileno", lambda: 1, raising=False)
     assert run(["logs", str(printed.study.root)]) == 141

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from harness.check import CheckReport, StrategyWord
 from harness.cli import run
+from harness.commands.check import CheckReport, StrategyWord
 from results.store import Study
 
 Small = tuple[Study, subprocess.CompletedProcess[str]]

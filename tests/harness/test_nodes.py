@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.code import checkout
 from harness.launch import nodes, preflight
 from harness.launch.command import code_environment, local_command, shell_line
 from harness.launch.nodes import outlast, shares
 from harness.launch.preflight import link_obstacle
+from harness.machine.code import checkout
 from results.environment import CodeVersion
 from results.launch import Launch
 from results.outcome import Evidence
@@ -126,7 +126,7 @@ def test_who_is_asked_to_stop_and_does_not_is_killed(
 
 PROGRAM = """
 import os, sys
-from harness import kernel
+from harness.machine import kernel
 from harness.launch import nodes
 unshare = kernel.unshare
 def refuse(kinds):
@@ -194,7 +194,7 @@ def test_what_stands_in_the_way_of_links_is_told(
 
 MISSING = """
 import shutil, sys
-from harness import kernel
+from harness.machine import kernel
 from harness.launch import virtual_network
 def refuse(*kinds):
     raise PermissionError(1, "unshare: Operation not permitted")
@@ -240,7 +240,7 @@ agent = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[
 spinner = "import os; os.sched_setaffinity(0, [1])\\nwhile sum(os.times()[:2]) < 100: pass"
 rank = '''
 import os, time
-from harness.worker.usage import _own_s, _starter
+from harness.worker.rank.usage import _own_s, _starter
 def own_s():
     return [_own_s(frozenset(cores), _starter()) for cores in ([1], [0], [])]
 os.sched_setaffinity(0, [0])

@@ -21,8 +21,7 @@ import pytest
 from builders import a_cell, an_environment
 
 from harness.cli import run
-from harness.console import Console
-from harness.paired.comparison import (
+from harness.gate.paired.comparison import (
     SIDES,
     PairedComparison,
     PairedRequest,
@@ -30,7 +29,7 @@ from harness.paired.comparison import (
     decide,
     read_pairs,
 )
-from harness.paired.pair import (
+from harness.gate.paired.pair import (
     PairContext,
     Pairs,
     SideCall,
@@ -39,9 +38,10 @@ from harness.paired.pair import (
     share_of_others,
     study_of,
 )
-from harness.paired.seat import LostError, Seat, Told
-from harness.paired.sources import Repository, Source
-from harness.temporary import temporary_folder
+from harness.gate.paired.seat import LostError, Seat, Told
+from harness.gate.paired.sources import Repository, Source
+from harness.machine.temporary import temporary_folder
+from harness.terminal.console import Console
 from harness.worker.turns import Turns
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict
 from reports.gate.effect import Effect
@@ -137,7 +137,7 @@ def test_real_pairs_name_the_counter_that_a_commit_changed(
     folder = tmp_path / "ab"
     monkeypatch.chdir(repository)
     # The fewest quads: what they say is not the subject.
-    monkeypatch.setattr("harness.paired.pair.QUADS_S", 0)
+    monkeypatch.setattr("harness.gate.paired.pair.QUADS_S", 0)
     words = ["--others-above", "100%", "--out", str(folder), "--format", f"json={tmp_path / 'found.json'}"]
     code = run(["compare", "--ab", "main~1", "main", *words, "--", *CELL, *QUICK])
     told, warned = capsys.readouterr()
@@ -230,7 +230,7 @@ def test_pairs_are_forked_from_warm_ranks_that_have_one_thread(
         commit(repository, {"model.py": THREAD + MODEL.format(layers=TWO)})
     monkeypatch.chdir(repository)
     # The fewest quads: what they say is not the subject.
-    monkeypatch.setattr("harness.paired.pair.QUADS_S", 0)
+    monkeypatch.setattr("harness.gate.paired.pair.QUADS_S", 0)
     folder = tmp_path / "ab"
     with temporary_folder("bench-ab-") as (temporary, held):
         source = Repository(repository).source("NEW", "main", None, temporary)
@@ -284,7 +284,7 @@ def run_pairs(repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *
     """The first pairs of `main~1` and `main`, which both plan what their study.yaml says."""
     monkeypatch.chdir(repository)
     # The fewest quads: what they say is not the subject.
-    monkeypatch.setattr("harness.paired.pair.QUADS_S", 0)
+    monkeypatch.setattr("harness.gate.paired.pair.QUADS_S", 0)
     with temporary_folder("bench-ab-") as (temporary, held):
         user = Repository(repository)
         calls: dict[Side, SideCall] = {
@@ -633,7 +633,7 @@ def test_a_look_is_taken_when_every_cell_has_its_pairs_and_not_again_while_one_c
         }
         return {key: PairedSample(logs=tuple(found), means=(1.0, 1.0)) for key, found in logs.items()}
 
-    monkeypatch.setattr("harness.paired.comparison.paired_samples", samples)
+    monkeypatch.setattr("harness.gate.paired.comparison.paired_samples", samples)
     effect = Effect(value=0.0, low=-0.01, high=0.01, error=0.01, runs=(6, 6))
     finding = Finding(
         subject="a", key="a", metric="step_time", verdict=Verdict.UNCHANGED, reason="", effect=effect
@@ -676,7 +676,7 @@ def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_with_the_fix(tm
 
 HOLDER = """
 import sys, time
-from harness.temporary import temporary_folder
+from harness.machine.temporary import temporary_folder
 with temporary_folder("bench-ab-") as (folder, held):
     (folder / "file").write_text("x")
     print(folder, flush=True)

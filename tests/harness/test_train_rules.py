@@ -11,17 +11,17 @@ import torch
 from torch.optim import Optimizer, lr_scheduler
 
 from harness.cli import run
-from harness.console import Standing
+from harness.commands.train import Train
+from harness.gate.prune import Origins, candidates
 from harness.launch.deadline import Deadline
 from harness.launch.follow import LaunchState
 from harness.launch.training import FailedLaunch, lost_checkpoints, nodes_left, pause_s, why_not_again
 from harness.launch.training_pace import TrainingPace, left_s, standing
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
-from harness.prune import Origins, candidates
-from harness.train import Train
-from harness.worker.training_loop import Rate
-from harness.worker.training_rules import (
+from harness.terminal.console import Standing
+from harness.worker.train.loop import Rate
+from harness.worker.train.rules import (
     cell_on,
     is_best,
     out_of_patience,

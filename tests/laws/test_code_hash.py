@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.code import _MEASURED, PACKAGES
+from harness.machine.code import _MEASURED, PACKAGES
 
 ROOT = Path(__file__).parents[2]
-NOT_IN_STEPS = {"harness/code.py", "harness/packages.py"}
+NOT_IN_STEPS = {"harness/machine/code.py", "harness/machine/packages.py"}
 """Modules that name the code of a rank, and run before its first cell."""
 
 

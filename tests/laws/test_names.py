@@ -47,7 +47,7 @@ ALLOWED = {
     ("harness/plan/study_file.py", "hierarchical"): "as above",
     ("harness/plan/launchers.py", "slurm"): "the registry",
     ("harness/plan/launchers.py", "kubernetes"): "the registry",
-    ("harness/code.py", "slurm"): "the package of that name",
+    ("harness/machine/code.py", "slurm"): "the package of that name",
     ("workloads/source.py", "slurm"): "as above",
     ("reports/redaction.py", "slurm"): "what Slurm prints",
 }

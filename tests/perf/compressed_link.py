@@ -15,8 +15,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.leave import leave_after
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.rank.leave import leave_after
 from strategies import ExchangeSettings, GradientExchange
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.scratch_ddp.reducer import Bucketing, fill_buckets

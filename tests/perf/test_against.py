@@ -20,8 +20,8 @@ from scipy.stats import binom, t
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.worker.clock import step_clock
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
+from harness.worker.measure.clock import step_clock
 from strategies import Trainer, TrainSettings
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link

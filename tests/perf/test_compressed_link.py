@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.code import checkout
 from harness.launch.command import code_environment
 from harness.launch.preflight import link_obstacle
+from harness.machine.code import checkout
 
 ROUNDS = 10
 PAYLOAD_SHARE = 1448 / 1514

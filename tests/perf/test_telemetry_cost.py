@@ -16,9 +16,9 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from harness.worker.clock import step_clock
-from harness.worker.rank import Rank
-from harness.worker.telemetry import INTERVAL_S, sampler
+from harness.worker.measure.clock import step_clock
+from harness.worker.measure.telemetry import INTERVAL_S, sampler
+from harness.worker.rank.rank import Rank
 from strategies import Trainer, TrainSettings
 from workloads.build import build_workload
 

@@ -13,12 +13,12 @@ import pytest
 from builders import a_cell
 from packages import install
 
+from harness.launchers.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_row
 from harness.plan import surroundings
 from harness.plan.auto import Choice, StrategyCandidate, candidate_rows, choose
 from harness.plan.expand import auto_choices
 from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, Devices
-from harness.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_row
 from results.cell import Cell
 from results.errors import SpecError
 from results.extensions import forget_packages

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from harness.group_text import description, drawing, group_lines, is_grid
+from harness.terminal.group_text import description, drawing, group_lines, is_grid
 from results.groups import GroupLayout
 from results.plan import Plan
 

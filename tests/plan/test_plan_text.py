@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from harness.launchers.plan_text import plan_header
 from harness.plan import surroundings
 from harness.plan.limit import Limit
 from harness.plan.surroundings import Devices
-from harness.plan_text import plan_header
 from results.plan import Plan
 
 MakePlan = Callable[..., Plan]

@@ -15,9 +15,9 @@ import pytest
 from html_page import Page
 from packages import install
 
-from harness.console import Console
-from harness.costs import CostFlags
-from harness.studies import read_figures
+from harness.reporting.costs import CostFlags
+from harness.reporting.studies import read_figures
+from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures, analyse
 from reports.page import render as page
 from reports.page.contents import APPENDIX, SECTIONS, TAKEN, Maker

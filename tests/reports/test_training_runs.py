@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from builders import a_cell
 
-from harness.console import Console
-from harness.costs import CostFlags
-from harness.studies import read_figures
+from harness.reporting.costs import CostFlags
+from harness.reporting.studies import read_figures
+from harness.terminal.console import Console
 from reports.analysis.recovery import Recovery, recoveries
 from reports.analysis.study import analyse
 from reports.analysis.trained import Spread, TrainedCell, races, reach, spread

@@ -8,8 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from harness.console import Console
-from harness.report import print_verdict
+from harness.reporting.report import print_verdict
+from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.verdict.scalability import LostPart
 from reports.analysis.verdict.scaling_sentences import scaling_sentences

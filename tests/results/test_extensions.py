@@ -288,7 +288,7 @@ def test_the_help_of_matrix_names_launchers_and_imports_none(twenty: Path) -> No
 
 def test_the_page_of_options_is_of_bench_alone(twenty: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "harness.reference"],
+        [sys.executable, "-m", "harness.commands.reference"],
         env={**os.environ, "PYTHONPATH": str(twenty)},
         capture_output=True,
         text=True,

@@ -30,8 +30,8 @@ from typing import Any, Protocol
 import psutil
 import pytest
 
-from harness.code import checkout
 from harness.launch.follow import LaunchState
+from harness.machine.code import checkout
 from results.job_store import JobStore
 from results.launch import Launch
 from results.launch_files import rank_log_path

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from harness.code import PACKAGES, checkout
 from harness.jobs.start import END_S
 from harness.launch.ending import Signs, asked_to_end, inferred_outcome, killed_on_a_node
 from harness.launchers.slurm import call as slurm_call
+from harness.machine.code import PACKAGES, checkout
 from results.job_store import JobStore
 from results.launch import RankExit
 from results.outcome import Outcome

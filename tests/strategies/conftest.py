@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 
 TIMEOUT = timedelta(seconds=30)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
 from strategies.catalog import group_layout

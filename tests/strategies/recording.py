@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.worker.exchange import ExchangeGroup, Traffic
+from harness.worker.exchange.group import ExchangeGroup, Traffic
 
 
 class RecordingGroup(ExchangeGroup):

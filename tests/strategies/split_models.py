@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
 from strategies.catalog import group_layout
 from strategies.training.snapshot import Snapshot

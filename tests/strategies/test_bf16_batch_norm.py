@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
 from results.errors import UsageError
 from strategies import Trainer, TrainSettings
 from strategies.training.precision import require_bf16_parameters

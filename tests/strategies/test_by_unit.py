@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
 from results.parts import ModelParts
 from strategies.catalog import STRATEGIES
 from strategies.training.parallel import Blank

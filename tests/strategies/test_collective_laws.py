@@ -13,7 +13,7 @@ import torch
 from builders import a_cell
 from torch import Tensor
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from results.cell import Cell
 from strategies.catalog import COLLECTIVES, COMPRESSIONS
 from strategies.collectives.build import build_route

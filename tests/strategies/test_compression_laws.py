@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from strategies.catalog import COMPRESSIONS
 from strategies.collectives.link import Link
 from strategies.compression.build import build_compressor

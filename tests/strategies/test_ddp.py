@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
 from results.errors import UsageError
 from strategies import CheckpointWarning, GradientExchange, Trainer, TrainSettings
 

@@ -16,8 +16,8 @@ from builders import a_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.usage import reset_rss_peak
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.rank.usage import reset_rss_peak
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.catalog import STRATEGIES

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings

@@ -12,7 +12,7 @@ from builders import a_cell
 from torch import nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from results.cell import Cell
 from results.errors import SpecError, UsageError
 from strategies import ExchangeSettings, Trainer, TrainSettings, parallelize

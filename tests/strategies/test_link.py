@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies.collectives.link import Link
 
 Run = Callable[..., list[Any]]

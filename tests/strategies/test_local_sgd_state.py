@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.exchange import buckets

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
 from results.errors import SpecError, UsageError
 from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings

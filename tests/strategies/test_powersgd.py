@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 

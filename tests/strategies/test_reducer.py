@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from results.errors import UsageError
 from strategies.collectives.link import Link
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange

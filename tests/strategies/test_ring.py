@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from strategies.collectives.link import Link
 from strategies.collectives.ring.route import Ring
 

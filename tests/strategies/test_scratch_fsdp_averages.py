@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
 from strategies.collectives.link import Link
 from strategies.collectives.scatter import _Reduced, start_reduce_scatter

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from strategies.compression.signsgd.compressor import ScaledSign
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange

@@ -10,7 +10,7 @@ import torch
 from builders import a_cell
 from torch import nn
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.catalog import OPTIMIZERS

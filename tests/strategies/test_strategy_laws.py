@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
 from strategies import Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.layout import LinearSplit, ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.collectives.link import Link

@@ -14,8 +14,8 @@ from builders import a_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.model_parts import parts_of
+from harness.worker.cell.model_parts import parts_of
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.closed_form.terms import Term
 from strategies.closed_form.traffic import traffic

@@ -15,7 +15,7 @@ from tied import Tied, tied_layout, token_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
 from results.errors import UsageError
 from strategies import Trainer, TrainSettings
 from strategies.collectives.link import Link

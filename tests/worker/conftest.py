@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from harness.worker import proof
-from harness.worker.cell_setup import CellSetup
-from harness.worker.control import Control
-from harness.worker.exchange import open_exchange
-from harness.worker.log import RankLog
-from harness.worker.measure import DivergedError
-from harness.worker.memory_limit import MemoryLimit
-from harness.worker.rank import Rank
+from harness.worker.cell.memory_limit import MemoryLimit
+from harness.worker.cell.setup import CellSetup
+from harness.worker.exchange.group import open_exchange
+from harness.worker.measure.blocks import DivergedError
+from harness.worker.proof import proof
+from harness.worker.rank.control import Control
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.rank import Rank
+from harness.worker.rank.watchdog import Watchdog
 from harness.worker.run import RankContext, RunInProgress
-from harness.worker.watchdog import Watchdog
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
 from results.launch import Launch, Slot

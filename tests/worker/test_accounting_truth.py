@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
-from harness.worker.clock import MonotonicClock
-from harness.worker.control import Control
-from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.log import RankLog
-from harness.worker.measure import Stopwatch
-from harness.worker.watchdog import Watchdog
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.measure.blocks import Stopwatch
+from harness.worker.measure.clock import MonotonicClock
+from harness.worker.rank.control import Control
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.watchdog import Watchdog
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
 

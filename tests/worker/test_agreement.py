@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import agreement
-from harness.worker.agreement import hash_number
-from harness.worker.teardown import keep_imports, tear_down, tune_kernels
+from harness.worker.cell import agreement
+from harness.worker.cell.agreement import hash_number
+from harness.worker.rank.teardown import keep_imports, tear_down, tune_kernels
 from strategies.devices import KINDS, Host
 
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from harness.worker.cell_setup import CellSetup
+from harness.worker.cell.setup import CellSetup
 from results.outcome import Outcome
 from strategies.exchange import gradient_exchange
 from strategies.pipeline import model as pipeline

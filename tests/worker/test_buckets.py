@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from harness.worker.buckets import BucketCounter
-from harness.worker.clock import MonotonicClock
-from harness.worker.exchange import open_exchange
-from harness.worker.recorder import Recorder
+from harness.worker.exchange.buckets import BucketCounter
+from harness.worker.exchange.group import open_exchange
+from harness.worker.exchange.recorder import Recorder
+from harness.worker.measure.clock import MonotonicClock
 from results.groups import GroupLayout
 from results.layout import ModelLayout
 from results.recorded import Buckets

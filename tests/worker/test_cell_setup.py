@@ -6,8 +6,8 @@ import pytest
 import torch
 from builders import a_cell
 
-from harness.worker.cell_setup import CellSetup
-from harness.worker.rank import Rank
+from harness.worker.cell.setup import CellSetup
+from harness.worker.rank.rank import Rank
 
 
 @pytest.mark.parametrize(("node_size", "expected"), [(None, 3), (2, 2)])

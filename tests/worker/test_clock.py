@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from harness.worker import clock
-from harness.worker.clock import MonotonicClock, joined_steps, step_clock
+from harness.worker.measure import clock
+from harness.worker.measure.clock import MonotonicClock, joined_steps, step_clock
 from results.record import StepColumns
 from strategies import Phase, Trainer, TrainSettings
 

@@ -10,7 +10,7 @@ import torch
 from builders import a_cell
 from torch import Tensor, nn
 
-from harness.worker.compilation import Compilation
+from harness.worker.proof.compilation import Compilation
 
 
 @pytest.mark.parametrize(("dropout", "proven", "times"), [(0.0, True, 1), (0.0, False, 1), (0.5, True, 3)])

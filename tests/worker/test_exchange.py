@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.agreement import hash_number, parameters_hash
-from harness.worker.clock import step_clock
-from harness.worker.control import Control
-from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.log import RankLog
-from harness.worker.measure import Stopwatch
-from harness.worker.watchdog import Watchdog
+from harness.worker.cell.agreement import hash_number, parameters_hash
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.measure.blocks import Stopwatch
+from harness.worker.measure.clock import step_clock
+from harness.worker.rank.control import Control
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.watchdog import Watchdog
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
 from strategies.training.snapshot import Snapshot

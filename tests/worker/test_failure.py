@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.worker.crew import STARTS_AFRESH
-from harness.worker.exchange import open_exchange
-from harness.worker.failure import ProofFailedError, classify
-from harness.worker.measure import DivergedError
+from harness.worker.exchange.group import open_exchange
+from harness.worker.measure.blocks import DivergedError
+from harness.worker.rank.failure import ProofFailedError, classify
 from results.errors import StoreError
 from results.outcome import Outcome
 from strategies import Trainer, TrainSettings

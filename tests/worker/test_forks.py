@@ -7,8 +7,8 @@ import sys
 
 SCRIPT = """
 import os, sys, threading
-from harness.worker.forks import STOPPED, fork_obstacle, run_of_this_process
-from harness.worker.usage import _starter
+from harness.worker.rank.forks import STOPPED, fork_obstacle, run_of_this_process
+from harness.worker.rank.usage import _starter
 
 def codes(*asked):
     mine = run_of_this_process(range(len(asked)))

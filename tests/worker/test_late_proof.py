@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import proof, reference, room
 from harness.worker import run as run_module
-from harness.worker.sampler import Draws
+from harness.worker.cell.sampler import Draws
+from harness.worker.proof import proof, reference, room
 from harness.worker.turns import Turns
 from results.proof_limits import LATE_STEPS
 from strategies.compression.base import Compressor

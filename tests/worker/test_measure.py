@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.worker import measure
-from harness.worker.clock import step_clock
-from harness.worker.control import Control
-from harness.worker.log import RankLog
-from harness.worker.measure import DivergedError, Stopwatch
-from harness.worker.watchdog import Watchdog
+from harness.worker.measure import blocks as measure
+from harness.worker.measure.blocks import DivergedError, Stopwatch
+from harness.worker.measure.clock import step_clock
+from harness.worker.rank.control import Control
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.watchdog import Watchdog
 from results.cell import StepPolicy
 from results.record import StepColumns
 from strategies import Trainer, TrainSettings, devices

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.worker import memory_limit
-from harness.worker.failure import classify
-from harness.worker.memory_limit import MIB, HostMemory, MemoryLimit
-from harness.worker.promised import Witness
+from harness.worker.cell import memory_limit
+from harness.worker.cell.memory_limit import MIB, HostMemory, MemoryLimit
+from harness.worker.proof.promised import Witness
+from harness.worker.rank.failure import classify
 from results.errors import UsageError
 from results.outcome import Outcome
 from strategies.collectives.link import Link

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.worker.model_parts import built_on_meta, parts_of
+from harness.worker.cell.model_parts import built_on_meta, parts_of
 from results.parts import ModelParts
 from workloads.catalog import WORKLOADS, facts
 

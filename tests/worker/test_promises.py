@@ -248,7 +248,7 @@ def test_a_weaker_proof_says_what_is_true_of_it(proofs: Proofs, strategy: str, w
 
 @contextmanager
 def _no_time(rank: int, size: int) -> Iterator[None]:
-    from harness.worker import proof
+    from harness.worker.proof import proof
 
     _register()
     with patch.object(proof, "LONGEST_S", 0.0):
@@ -271,7 +271,7 @@ def _nothing_in_five_steps(rank: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def _three_of_five_steps(rank: int, size: int) -> Iterator[None]:
-    from harness.worker import proof
+    from harness.worker.proof import proof
 
     with _nothing_in_five_steps(rank, size), patch.object(proof, "first_steps", lambda model: [True] * 3):
         yield

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import examination, proof, reference, room
+from harness.worker.proof import examination, proof, reference, room
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
 

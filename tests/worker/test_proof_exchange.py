@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.worker.proof import first_steps
+from harness.worker.proof.proof import first_steps
 from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire
 from strategies.compression import selection

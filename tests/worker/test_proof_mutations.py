@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker import examination, proof, reference
-from harness.worker.cell_setup import CellSetup
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.cell.setup import CellSetup
+from harness.worker.exchange.group import ExchangeGroup
+from harness.worker.proof import examination, proof, reference
 from results.proof_limits import STEPS
 from strategies.ddp.model import DdpModel
 from strategies.optimizers.adamw import AdamW

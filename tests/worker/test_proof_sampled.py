@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 from torch import Tensor
 
-from harness.worker import proof, sampled
-from harness.worker.exchange import ExchangeGroup
-from harness.worker.sampled import Sampling
+from harness.worker.exchange.group import ExchangeGroup
+from harness.worker.proof import proof, sampled
+from harness.worker.proof.sampled import Sampling
 from strategies.training.trainer import Trainer
 
 Proofs = Callable[..., list[dict[str, Any]]]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker.cell_setup import CellSetup
+from harness.worker.cell.setup import CellSetup
 from strategies.pipeline.model import PipelineModel
 from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel

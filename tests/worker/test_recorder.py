@@ -22,21 +22,21 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn import functional as F
 
-from harness.worker import recorder as recorder_module
-from harness.worker.agreement import parameters_hash
-from harness.worker.clock import MonotonicClock
-from harness.worker.control import Control
-from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.log import RankLog
-from harness.worker.measure import Stopwatch
-from harness.worker.recorder import (
+from harness.worker.cell.agreement import parameters_hash
+from harness.worker.exchange import recorder as recorder_module
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.exchange.recorder import (
     MOST_OPERATIONS,
     Recorder,
     TooManyOperationsError,
     group_text,
     steps_to_record,
 )
-from harness.worker.watchdog import Watchdog
+from harness.worker.measure.blocks import Stopwatch
+from harness.worker.measure.clock import MonotonicClock
+from harness.worker.rank.control import Control
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.watchdog import Watchdog
 from results.layout import ModelLayout
 from results.record import StepColumns
 from results.recorded import POINT_TO_POINT, Operations

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from harness.worker import clock as clock_module
-from harness.worker import kernels, memory_use
-from harness.worker import link_peak as link_peak_module
 from harness.worker import run as run_module
-from harness.worker.clock import FirstStep
-from harness.worker.control import Control
-from harness.worker.exchange import open_exchange
-from harness.worker.kernels import Kernel, attach_profiler, kernel_times, kernels_on
-from harness.worker.link_peak import measure_link_peak, peak_payload_bytes
-from harness.worker.log import RankLog
-from harness.worker.rank import Rank
+from harness.worker.exchange.group import open_exchange
+from harness.worker.measure import clock as clock_module
+from harness.worker.measure import kernels, memory_use
+from harness.worker.measure import link_peak as link_peak_module
+from harness.worker.measure.clock import FirstStep
+from harness.worker.measure.kernels import Kernel, attach_profiler, kernel_times, kernels_on
+from harness.worker.measure.link_peak import measure_link_peak, peak_payload_bytes
+from harness.worker.rank.control import Control
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.rank import Rank
+from harness.worker.rank.watchdog import Watchdog
 from harness.worker.run import RankContext, RunInProgress
-from harness.worker.watchdog import Watchdog
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
 from results.launch import Launch, Slot

@@ -10,12 +10,12 @@ import torch
 from builders import a_cell
 from torch import nn
 
-from harness.worker.cell_setup import CellSetup
-from harness.worker.fingerprints import expected_random_print, random_print
-from harness.worker.plain_optimizer import STATED, plain_optimizer
-from harness.worker.rank import Rank
-from harness.worker.sampler import Sampler, _Row, batch_print
-from harness.worker.seeds import seed_step
+from harness.worker.cell.plain_optimizer import STATED, plain_optimizer
+from harness.worker.cell.sampler import Sampler, _Row, batch_print
+from harness.worker.cell.seeds import seed_step
+from harness.worker.cell.setup import CellSetup
+from harness.worker.proof.fingerprints import expected_random_print, random_print
+from harness.worker.rank.rank import Rank
 from results.errors import UsageError
 from strategies.optimizers.catalog import OPTIMIZERS
 from strategies.training.optimizer import build_optimizer

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.worker.scalars import Scalars, live_scalars
+from harness.worker.measure.scalars import Scalars, live_scalars
 from results.record import StepColumns
 
 FIRST = StepColumns(

@@ -19,15 +19,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.worker.control import Control
-from harness.worker.exchange import open_exchange
-from harness.worker.log import RankLog
-from harness.worker.measure import Stopwatch
-from harness.worker.rank import Rank
-from harness.worker.recorder import Recorder
+from harness.worker.exchange.group import open_exchange
+from harness.worker.exchange.recorder import Recorder
+from harness.worker.exchange.staged import StagedGroup
+from harness.worker.measure.blocks import Stopwatch
+from harness.worker.rank.control import Control
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.rank import Rank
+from harness.worker.rank.watchdog import Watchdog
 from harness.worker.run import RankContext, RunInProgress
-from harness.worker.staged import StagedGroup
-from harness.worker.watchdog import Watchdog
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
 from results.launch import Launch, Slot
@@ -71,7 +71,7 @@ def run_cells(rank: int, folder: str, cells: list[Fields], staged: bool = False)
         simulation = stack.enter_context(streams().simulated_device())
         stack.enter_context(watched())
         # Some steps in which every operation is recorded show what twenty do.
-        stack.enter_context(patch("harness.worker.recorder.RECORDED_STEPS", 2))
+        stack.enter_context(patch("harness.worker.exchange.recorder.RECORDED_STEPS", 2))
         # A block of one step warms up and shows the step time, by which blocks then have one step.
         stack.enter_context(patch("harness.worker.measure.GPU_LONGEST_WARM_UP_S", 1e-9))
         stack.enter_context(patch("results.cell.GPU_BLOCK_S", 1e-9))

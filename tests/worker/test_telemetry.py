@@ -15,11 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import device
-from harness.device import GPU_READINGS, NoReadingError, gpu_reader
-from harness.worker import telemetry
-from harness.worker.rank import Rank
-from harness.worker.telemetry import (
+from harness.machine import device
+from harness.machine.device import GPU_READINGS, NoReadingError, gpu_reader
+from harness.worker.measure import telemetry
+from harness.worker.measure.telemetry import (
     MOST_SAMPLES,
     RATES,
     Samples,
@@ -30,6 +29,7 @@ from harness.worker.telemetry import (
     rates,
     sampler,
 )
+from harness.worker.rank.rank import Rank
 
 S = 1_000_000_000
 MIB = 2**20

@@ -17,15 +17,15 @@ import msgspec
 import pytest
 import torch
 
-from harness.worker import log as rank_log
-from harness.worker import training_loop
-from harness.worker.control import Control
-from harness.worker.exchange import open_exchange
-from harness.worker.log import RankLog
-from harness.worker.rank import Rank
+from harness.worker.exchange.group import open_exchange
+from harness.worker.rank import log as rank_log
+from harness.worker.rank.control import Control
+from harness.worker.rank.log import RankLog
+from harness.worker.rank.rank import Rank
+from harness.worker.rank.watchdog import Watchdog
 from harness.worker.run import RankContext
-from harness.worker.training_run import TrainingRun
-from harness.worker.watchdog import Watchdog
+from harness.worker.train import loop as training_loop
+from harness.worker.train.run import TrainingRun
 from results.cell import Cell
 from results.environment import CodeVersion
 from results.launch import Launch, Slot

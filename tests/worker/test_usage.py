@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from harness.worker.usage import (
+from harness.worker.rank.usage import (
     ForeignCpu,
     available_bytes,
     descendants,
@@ -85,7 +85,7 @@ def test_memory_is_left_as_far_as_the_host_and_every_group_allow(
 
 WATCH = """
 import time
-from harness.worker.usage import ForeignCpu
+from harness.worker.rank.usage import ForeignCpu
 
 foreign = ForeignCpu({cores})
 time.sleep({seconds})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker.sampler import batch_print
+from harness.worker.cell.sampler import batch_print
 from workloads.batch import named_tensors, placed, samples_of
 
 X, IMAGES = torch.arange(6.0).view(3, 2), torch.arange(3 * 2 * 4 * 4.0).view(3, 2, 4, 4)

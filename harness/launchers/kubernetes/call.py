@@ -21,10 +21,10 @@ from harness.launchers.kubernetes.manifest import Form
 from harness.launchers.kubernetes.names import object_name
 from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile
 from harness.launchers.launcher import MatrixCall, WorkerHosts
+from harness.launchers.plan_text import plan_header
 from harness.launchers.study_jobs import job_statuses
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
-from harness.plan_text import plan_header
 from results.environment import CodeVersion
 from results.errors import UsageError, bench_call
 from results.job import Submission

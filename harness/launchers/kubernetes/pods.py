@@ -14,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.code import checkout
-from harness.exits import exit_words
 from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import Stopped
 from harness.launch.guarded import Guarded
 from harness.launch.node_exit import say_left
 from harness.launch.starter import Starter
 from harness.launchers.kubernetes.profile import PORTS
+from harness.machine.code import checkout
+from harness.machine.exits import exit_words
 from results.errors import NewerSchemaError, StoreError
 from results.job import Job
 from results.job_store import JobStore

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from harness.code import checkout
-from harness.console import Console
 from harness.launch.campaign import Campaign, CampaignContext, LaunchMaker
 from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, Tally
+from harness.machine.code import checkout
 from harness.plan.schedule import PlannedLaunch
+from harness.terminal.console import Console
 from results.environment import CodeVersion
 from results.errors import bench_call
 from results.job import RunOptions

@@ -13,12 +13,12 @@ import sys
 import time
 from pathlib import Path
 
-from harness.code import checkout
 from harness.launch.command import code_environment, node_command
 from harness.launch.ending import tell_torchrun_killed
 from harness.launch.guarded import Guarded
 from harness.launch.host_memory import out_of_memory_kills, tell_kills
 from harness.launch.nodes import GRACE_S, PATIENCE_S, POLL_S, shell_code
+from harness.machine.code import checkout
 from results.schemas import LAUNCH
 
 

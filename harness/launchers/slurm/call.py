@@ -13,12 +13,12 @@ from harness.jobs.planned import PlannedJob
 from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_rows
 from harness.launchers.job_call import JobCall
 from harness.launchers.launcher import MatrixCall, WorkerHosts
+from harness.launchers.plan_text import plan_header
 from harness.launchers.slurm.documents import SlurmDocuments
 from harness.launchers.slurm.site import site_of
 from harness.launchers.slurm.starter import python
 from harness.launchers.slurm.submit import Feed, Submitted, Submitter, live_ids
 from harness.launchers.study_jobs import job_statuses
-from harness.plan_text import plan_header
 from reports.text import count
 from results.environment import CodeVersion
 from results.errors import UsageError, bench_call

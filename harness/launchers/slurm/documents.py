@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.code import checkout
 from harness.jobs.documents import Document, JobMaker
 from harness.jobs.planned import PlannedJob
+from harness.machine.code import checkout
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import Purpose, RunOptions

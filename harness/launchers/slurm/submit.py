@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.console import Console
 from harness.jobs.documents import Document
 from harness.jobs.job_status import JobStatus, end_of_job
 from harness.launchers.slurm.documents import SCRIPT
 from harness.launchers.slurm.job_status import SlurmJobStatus
+from harness.terminal.console import Console
 from reports.text import count
 from results.job import Job, Submission
 from results.job_store import JobStore

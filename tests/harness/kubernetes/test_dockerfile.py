@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from harness.code import code_version
+from harness.machine.code import code_version
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,7 +79,7 @@ def test_the_commit_of_the_image_is_that_of_the_records(
 ) -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     assert "ENV BENCH_COMMIT=$COMMIT" in lines
-    monkeypatch.setattr("harness.code.checkout", lambda: tmp_path)
+    monkeypatch.setattr("harness.machine.code.checkout", lambda: tmp_path)
     monkeypatch.setenv("BENCH_COMMIT", "0123abcd")
     assert code_version().commit == "0123abcd"
     monkeypatch.setenv("BENCH_COMMIT", "")
@@ -96,5 +96,5 @@ def test_the_commit_of_an_installation_from_git_is_that_of_the_records(
     url = {"url": "https://example.org/bench", "vcs_info": {"vcs": "git", "commit_id": "4567cdef"}}
     (folder / "direct_url.json").write_text(json.dumps(url))
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("harness.code.checkout", lambda: tmp_path)
+    monkeypatch.setattr("harness.machine.code.checkout", lambda: tmp_path)
     assert code_version().commit == "4567cdef"

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.code import code_version
 from harness.launchers.kubernetes.pods import STOPPED, Meeting
+from harness.machine.code import code_version
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from results.job import Job
@@ -34,8 +34,8 @@ from pathlib import Path
 
 import msgspec
 
-from harness.code import checkout
-from harness.console import Console
+from harness.machine.code import checkout
+from harness.terminal.console import Console
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launchers.kubernetes.pods import Meeting, PodStarter, follow
 from harness.launch.supervise import Interrupted

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from harness.cli import run
-from harness.code import checkout, code_hash
 from harness.launchers.study_jobs import job_statuses
+from harness.machine.code import checkout, code_hash
 from results.job import JobEnd
 from results.job_store import JobStore
 from results.outcome import Outcome

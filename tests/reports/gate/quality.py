@@ -42,12 +42,12 @@ import numpy as np
 import torch
 from scipy.stats import beta
 
-from harness.device import cpu_model
+from harness.gate.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
+from harness.gate.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs, SideCall
+from harness.gate.paired.sources import Repository
+from harness.machine.device import cpu_model
+from harness.machine.temporary import temporary_folder
 from harness.matrix import signals_are_ctrl_c
-from harness.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
-from harness.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs, SideCall
-from harness.paired.sources import Repository
-from harness.temporary import temporary_folder
 from reports.gate.effect import ALPHA, Change, judge, relative_effect
 from reports.gate.paired import (
     FEWEST_PAIRS,
@@ -484,7 +484,7 @@ def _simulated(
     while change is Change.INCONCLUSIVE and len(logs) < LOOKS * pairs_a_look:
         for _ in range(pairs_a_look):
             values = rng.normal(rng.normal(shift, PAIR), quad, most)
-            # As `harness.paired.pair` ends a pair.
+            # As `harness.gate.paired.pair` ends a pair.
             taken = next(
                 n
                 for n in range(FEWEST_QUADS, most + 1)

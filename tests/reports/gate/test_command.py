@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from harness import nights
 from harness.cli import run
+from harness.gate import nights
+from harness.gate.prune import named_studies, remove
 from harness.plan.naming import fresh_study
 from harness.plan.study_file import StudyFile
-from harness.prune import named_studies, remove
 from results import schemas
 from results.environment import CodeVersion
 from results.launch import Attempt, Launch, Slot
@@ -825,7 +825,7 @@ def test_another_process_may_finish_a_removal(
         removed(path)
         removed(path)
 
-    monkeypatch.setattr("harness.prune.shutil.rmtree", after_another)
+    monkeypatch.setattr("harness.gate.prune.shutil.rmtree", after_another)
     remove(tmp_path / "runs/old")
     assert not list((tmp_path / "runs").iterdir())
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from harness.cli import run
-from harness.gate import save_thresholds
+from harness.gate.baselines import save_thresholds
 from reports.gate.noise import LARGEST, margin, margins, noise
 from results import schemas
 from results.thresholds import MetricNoise, Thresholds, thresholds_path

@@ -9,7 +9,7 @@ from collections import deque
 import torch
 from torch import Tensor, nn
 
-from harness.worker.usage import rss_bytes
+from harness.worker.rank.usage import rss_bytes
 from workloads import Workload
 from workloads.build import build_workload
 

@@ -1,0 +1,1 @@
+"""What the commands of `harness.cli` do, except `bench matrix` (`harness.matrix`)."""

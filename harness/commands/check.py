@@ -1,0 +1,214 @@
+"""`bench check`: what a workload does before anything is planned with it, found by two ranks of its own.
+
+The ranks (`harness.worker.check`) build the workload, take steps and prove them; what they found comes
+back as a file. Here is what is asked and found, and the start of the ranks. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from harness.machine.exits import exit_words
+from harness.machine.kernel import die_with_parent
+from harness.machine.temporary import temporary_folder
+from results.errors import MachineError
+from results.parts import ModelParts
+from results.unknown import Unknown
+from strategies.catalog import STRATEGIES
+from strategies.facts import StrategyFacts
+from workloads.catalog import MEMBERS, WORKLOADS, learn
+
+RANKS = 2
+LONGEST_S = 600.0
+"""All of a check; then its ranks are ended."""
+LONGEST_COUNT_S = 120.0
+"""The same, where planning waits for parts alone."""
+LONGEST_LINE = 300
+"""Characters of a printed line that are told."""
+
+Verdict = Literal["proven", "runs", "refused", "failed"]
+
+
+class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is checked."""
+
+    workload: str
+    """Spec text."""
+    micro_batch: int
+    optimizer: str
+    source_folder: str
+    strategies: tuple[str, ...]
+    """The strategies that are asked. They are proven one after another while that takes little time, and the
+    first that can in any case."""
+    parts: bool = False
+    """Whether planning asks: the parts of the model are counted without memory, and nothing is trained."""
+
+
+class StrategyWord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a strategy says of a workload."""
+
+    strategy: str
+    verdict: Verdict
+    words: str
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks found, as far as they came."""
+
+    failure: str | None = None
+    """Why the workload does not train; what comes after it is not known."""
+    module: str = ""
+    parameters: int = 0
+    trained: int = 0
+    """Parameters that are trained."""
+    parameter_bytes: int = 0
+    trained_bytes: int = 0
+    """Of the parameters that are trained: as many as their gradients have."""
+    blocks: tuple[str, ...] = ()
+    """Units of sharding and activation checkpointing, by the layout or as they are found."""
+    batch: tuple[str, ...] = ()
+    """Each tensor of a batch, with its type and shape."""
+    loss: float | None = None
+    step_s: float | None = None
+    """Of one rank, on CPU: its second step."""
+    activation_bytes: int | None = None
+    """That autograd keeps of one micro-batch."""
+    optimizer_bytes: int | None = None
+    flops: int | None = None
+    """Of forward and backward of one sample."""
+    parts: ModelParts | None = None
+    splits: bool | None = None
+    """Whether a layout names layers that tensor parallelism can split; None: the model could not be built to
+    count its parts."""
+    notes: tuple[str, ...] = ()
+    """Sentences that a user of this workload should read."""
+    uncut: str | None = None
+    """Why no pipeline can be made of the model; None: one can, or it is not known."""
+    absent: dict[str, str] = msgspec.field(default_factory=dict)
+    """What is not known, with the reason."""
+    strategies: tuple[StrategyWord, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether it trains, and no strategy that goes on fails."""
+        return self.failure is None and all(word.verdict != "failed" for word in self.strategies)
+
+
+def check_request(
+    workload: str, *, micro_batch: int | None, folder: Path, strategies: tuple[str, ...] | None = None
+) -> CheckRequest:
+    """The check of a workload by its text, with what a plan takes where nothing is given; `strategies` None:
+    all that run on several ranks. Raises SpecError for a text that names nothing."""
+    spec = WORKLOADS.parse(workload)
+    member = MEMBERS[spec.name]
+    return CheckRequest(
+        workload=spec.text,
+        micro_batch=micro_batch or member.batch,
+        optimizer=member.optimizer,
+        source_folder=str(folder),
+        strategies=tuple(_example(facts) for facts in STRATEGIES.all_facts if _runs_on_ranks(facts))
+        if strategies is None
+        else tuple(STRATEGIES.facts(text).spec.text for text in strategies),
+    )
+
+
+def count_own_parts(workload: str, folder: Path) -> None:
+    """Build a user's own model without memory, in a process of its own, and tell the catalogue its parts, or
+    why they are unknown."""
+    request = check_request(workload, micro_batch=None, folder=folder, strategies=())
+    try:
+        found = check(msgspec.structs.replace(request, parts=True))
+    except MachineError as error:
+        learn(workload, Unknown(str(error)), splits=None)
+    else:
+        why = found.failure or found.absent.get("parts", "its check ended before they were counted")
+        learn(workload, found.parts or Unknown(why), splits=found.splits, uncut=found.uncut)
+
+
+def _example(facts: type[StrategyFacts]) -> str:
+    needed = facts.positional
+    return facts.name if needed is None or needed.default is not None else f"{facts.name}:{needed.example}"
+
+
+def _runs_on_ranks(facts: type[StrategyFacts]) -> bool:
+    """Not one that a plan replaces by another, nor the one of a single device."""
+    return facts.distributed and hasattr(facts, "model")
+
+
+def can_check() -> bool:
+    """Whether torch is here."""
+    return find_spec("torch") is not None
+
+
+def check(request: CheckRequest) -> CheckReport:
+    """Start the ranks and wait for what they find. Raises MachineError if they end without it."""
+    if not can_check():
+        raise MachineError("a workload is checked where torch is installed: it is not in this environment")
+    with temporary_folder("bench-check-") as (folder, held):
+        (folder / "request.json").write_bytes(msgspec.json.encode(request))
+        longest_s = LONGEST_COUNT_S if request.parts else LONGEST_S
+        ranks = RANKS if request.strategies else 1
+        code, printed = _run(folder, held=held, ranks=ranks, longest_s=longest_s)
+        ended = _ended(code, longest_s, printed)
+        path = folder / "found.json"
+        if not path.exists():
+            raise MachineError(f"the check of {request.workload} ended without a result: it {ended}")
+        found = msgspec.json.decode(path.read_bytes(), type=CheckReport)
+    if found.failure is not None or (code == 0 and (request.parts or found.step_s is not None)):
+        return found
+    # What was found before the end is no result.
+    return msgspec.structs.replace(found, failure=f"its check {ended}")
+
+
+def _ended(code: int | None, longest_s: float, printed: str) -> str:
+    """How it ended, with the last line that was printed."""
+    how = f"took longer than {longest_s:g} s" if code is None else exit_words(code)
+    lines = printed.strip().splitlines()
+    return f"{how}; the last line printed: {lines[-1][:LONGEST_LINE]}" if lines else how
+
+
+def _run(folder: Path, *, held: int, ranks: int, longest_s: float) -> tuple[int | None, str]:
+    """All ranks until rank 0, which writes what was found, has ended, or the time is over.
+
+    All hold the descriptor `held`. Returns its exit code (None: it took too long), and what all have printed.
+    """
+    log, code = folder / "printed.log", None
+    with log.open("wb") as output, _started(folder, held, ranks, output.fileno()) as started:
+        with suppress(subprocess.TimeoutExpired):
+            code = started[0].wait(longest_s)
+    return code, log.read_text(errors="replace")
+
+
+@contextmanager
+def _started(folder: Path, held: int, ranks: int, output: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """They end with the context."""
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "harness.worker.check", str(folder)],
+            env={**surroundings, "RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(held,),
+            # Not by the rank itself: importing torch takes seconds, in which this process may end.
+            preexec_fn=die_with_parent,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        yield started
+    finally:
+        for rank in started:
+            rank.kill()
+            rank.wait()

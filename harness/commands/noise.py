@@ -1,0 +1,84 @@
+"""`bench doctor --noise`: launches of a small cell, one after another, and what their differences come to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from harness.launchers.campaign_call import INTERRUPTED
+from harness.machine.device import usable_cores, visible_gpus
+from harness.machine.temporary import temporary_folder
+from harness.matrix import Matrix
+from harness.plan.study_file import StudyFile
+from harness.reporting.studies import read_results
+from reports.gate.effect import FEWEST_RUNS
+from reports.gate.noise import margins, noise
+from reports.gate.reduce import reduce_study
+from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY
+from results.errors import BenchError, UsageError
+from results.machine import machine_model
+from results.outcome import Outcome
+from results.store import Study, utc_now
+from results.thresholds import Thresholds
+
+SHORTEST_S = 30.0
+"""What the fewest launches take on a quiet machine, about."""
+
+
+def measure_noise(budget_s: float) -> Thresholds | None:
+    """As many launches as `budget_s` allows, three at least; None after Ctrl-C.
+
+    Raises UsageError for a budget that is too short, BenchError if the cell does not run here.
+    """
+    if budget_s < SHORTEST_S:
+        raise UsageError(
+            f"--budget {budget_s:g}s is too short: {FEWEST_RUNS} launches take {SHORTEST_S:g}s or more; "
+            f"give --budget 2m"
+        )
+    begun = time.monotonic()
+    with temporary_folder("bench-noise-") as (folder, _):
+        root = folder / "noise"
+        if _launches(root, FEWEST_RUNS) == INTERRUPTED:
+            return None
+        each_s = (time.monotonic() - begun) / FEWEST_RUNS
+        more = int((begun + budget_s - time.monotonic()) / each_s)
+        if more > 0 and _launches(root, FEWEST_RUNS + more) == INTERRUPTED:
+            return None
+        return _thresholds(Study(root), time.monotonic() - begun)
+
+
+def _launches(root: Path, repeats: int) -> int:
+    """Bring the study to so many runs; each repeat is a launch of its own."""
+    gpus = len(visible_gpus())
+    workers = min(2, gpus or len(usable_cores()))
+    options = StudyFile(
+        workload="mlp",
+        strategy=REFERENCE_STRATEGY if workers == 2 else BASELINE_STRATEGY,
+        gpus=str(workers),
+        batch_size="128",
+        repeats=repeats,
+        budget="2s",
+        out=str(root),
+    )
+    return Matrix(options, study_file=None).run(report=False)
+
+
+def _thresholds(study: Study, seconds: float) -> Thresholds:
+    results = read_results(study)
+    measured = [result for result in results if result.outcome is Outcome.OK]
+    if len(measured) < FEWEST_RUNS:
+        why = next((result.reason for result in results if result.outcome is not Outcome.OK), None)
+        raise BenchError(
+            f"{len(measured)} of {len(results)} launches measured anything, {FEWEST_RUNS} are needed"
+            f"{f': {why}' if why else ''}; see that bench matrix --workload mlp --gpus 1 runs here"
+        )
+    (subject,) = reduce_study(study, results).subjects
+    found = noise(measured)
+    return Thresholds(
+        machine=machine_model(subject.facts) or "unknown",
+        measured_at=utc_now(),
+        seconds=round(seconds, 1),
+        cell=subject.label,
+        noise=found,
+        fail_above=margins(found),
+    )

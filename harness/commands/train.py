@@ -1,0 +1,247 @@
+"""What `bench train` does: a study whose cells are trained to an end, by the launchers that measure them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from harness.launch.training import lost_checkpoints, trained_cells
+from harness.launchers.launcher import JobLauncher
+from harness.launchers.registry import launcher, launchers
+from harness.matrix import Matrix
+from harness.plan import split
+from harness.plan.launchers import DEFAULT
+from harness.plan.naming import plain_name
+from harness.plan.points import workloads_of
+from harness.plan.study_file import OPTIONS, StudyFile
+from harness.reporting.costs import CostFlags
+from harness.reporting.report import write_report
+from harness.reporting.studies import read_figures
+from harness.worker.train.rules import cell_on
+from reports.analysis.trained import told_not_finite
+from reports.text import count
+from results.cell import Cell
+from results.errors import UsageError, bench_call
+from results.plan import Plan, Request, placement_of
+from results.rebuild import rebuilt_plan
+from results.run import RunResult
+from results.store import Study
+from results.train_order import TrainOrder
+from results.training_log import SavedCheckpoint, TrainingLog
+from strategies.refusal import untrainable
+from workloads.catalog import WORKLOADS, facts
+from workloads.datasets.facts import DATASETS
+
+OF_THE_CALL = (
+    *("name", "out", "launcher", "site", "partition", "account", "qos", "cpus_per_gpu", "time", "feed"),
+    *("max_gpu_hours", "oversubscribe", "max_time", "hang_after", "retries", "tensorboard", "require"),
+)
+"""Options that may stand beside a CELL, which says itself what is trained."""
+
+
+class Train(Matrix):
+    """One `bench train` call."""
+
+    def __init__(
+        self,
+        options: StudyFile,
+        order: TrainOrder,
+        *,
+        study_file: Path | None = None,
+        cell: Path | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        """What is trained is the matrix of `options`, or the cell whose folder is `cell`."""
+        _require_launcher(order, options)
+        self.order = order
+        self._one = None if cell is None else _plan_of(cell)
+        if cell is not None:
+            _require_bare(options)
+        if study_file is not None and options.name is None and options.out is None:
+            # The study of the same file that is measured has its name.
+            options = msgspec.structs.replace(options, name=f"{plain_name(study_file.stem)}-train")
+        super().__init__(options, study_file=study_file, arguments=arguments)
+
+    def _folder_name(self) -> str:
+        if self._name is not None or self._one is None:
+            name = super()._folder_name()
+            return name if self._name is not None else f"train-{name}"
+        return f"train-{self._one.cells[0].id}"
+
+    def _requested(self, options: StudyFile, folder: Path) -> tuple[Request, ...]:
+        asked = (self._one.request,) if self._one is not None else super()._requested(options, folder)
+        return tuple(msgspec.structs.replace(request, repeats=1) for request in asked)
+
+    def _plans(self, study: Study) -> list[Plan]:
+        plans = super()._plans(study) if self._one is None else [self._of_one(study, self._one)]
+        for plan in plans:
+            _require_elastic(plan)
+        return plans
+
+    def _of_one(self, study: Study, one: Plan) -> Plan:
+        self._require_one_kind(study)
+        return msgspec.structs.replace(
+            one,
+            study=self._name or study.name,
+            request=self._request,
+            command=self._arguments,
+            training=self.order,
+        )
+
+    def _check(self) -> None:
+        super()._check()
+        assert self.order is not None
+        texts = {text for request in self._requests for text in workloads_of(request)}
+        if all(facts(WORKLOADS.parse(text)).builder.startswith("workloads.") for text in texts):
+            # Those of this program have no metrics of their own; others are built on ranks alone.
+            self.order.require_metrics(())
+        for dataset in dict.fromkeys(request.dataset for request in self._requests):
+            _require_data(self.order, dataset)
+
+    def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
+        done = trained_cells(study, plan) or frozenset()
+        lost = [words for cell in plan.cells if (words := lost_checkpoints(study, cell.id)) is not None]
+        for cell in plan.cells:
+            log = study.training_log(cell.id)
+            for line in told_run(study, cell.id, log):
+                self._console.result(line)
+        if report:
+            (figures,) = read_figures([str(study.root)], CostFlags(), self._console)
+            write_report(study, figures, self._console)
+        left = len(plan.cells) - len(done)
+        if left:
+            self._console.note(
+                f"{count(left, 'cell')} of {len(plan.cells)} not trained to the end; why: "
+                f"{bench_call('status', study.root)}; run the same command again after the reason is removed"
+            )
+        for words in lost:
+            self._console.error(words)
+        return max(int(left > 0 or bool(lost)), self._without_cells(plan))
+
+
+def _require_launcher(order: TrainOrder, options: StudyFile) -> None:
+    """Raise UsageError for a launcher that does not train, or not as the order has it."""
+    chosen = launcher(options.launcher or DEFAULT)
+    if order.elastic is not None and chosen.several_hosts:
+        raise UsageError(
+            f"--elastic is for virtual nodes of this host so far: leave --launcher {chosen.name} or "
+            f"--elastic out"
+        )
+    if not chosen.trains:
+        others = " or ".join(each.name for each in launchers() if each.trains)
+        raise UsageError(f"bench train has no --launcher {chosen.name}: use {others}")
+    if isinstance(chosen, JobLauncher) and options.time is None:
+        raise UsageError(
+            "how long a job trains is not known beforehand: give its limit, such as --time 2h; the same "
+            "command goes on where it stopped"
+        )
+
+
+def _require_data(order: TrainOrder, dataset: str) -> None:
+    """Raise UsageError for an order that data cannot follow, as far as that is known without torch."""
+    if DATASETS.facts(dataset).takes is not None:
+        return
+    if order.epochs is not None:
+        raise UsageError(
+            f"--epochs {order.epochs}: {dataset} data have no epochs; give --steps, or real data (--dataset)"
+        )
+    if order.validates:
+        raise UsageError(
+            f"{dataset} data have no held-out samples, which the metrics val_loss and val_accuracy need: "
+            f"use real data (--dataset digits), or the metric loss"
+        )
+
+
+def _require_elastic(plan: Plan) -> None:
+    """Raise UsageError for cells that cannot be trained on every number of nodes that may be left."""
+    order = plan.training
+    if order is None or order.elastic is None:
+        return
+    least, most = order.elastic
+    for cell in plan.cells:
+        placement = placement_of(cell, plan.request.gpus_per_node)
+        if placement.nodes != most or most < 2:
+            raise UsageError(
+                f"--elastic {least}:{most}: {cell.id} is on {count(placement.nodes, 'node')}, and training "
+                f"begins on all of its nodes, at least 2: give --elastic MIN:{max(2, placement.nodes)}; the "
+                f"nodes of this host are virtual ones, such as --gpus 2 --link 1gbit has"
+            )
+        for nodes in range(least, most):
+            _require_trainable(cell, nodes * placement.gpus_per_node, order)
+
+
+def _require_trainable(cell: Cell, gpus: int, order: TrainOrder) -> None:
+    """Raise UsageError if a cell cannot be trained on so many workers as it is told by the order."""
+    fitted = cell_on(cell, gpus, order.batch_rule)
+    refused = untrainable(fitted) or split.refusal(fitted)
+    if refused is not None:
+        raise UsageError(
+            f"{cell.id} cannot go on on {count(gpus, 'worker')} (micro-batch {fitted.micro_batch}, "
+            f"accumulation {fitted.accumulation}): {refused}; leave --elastic out, or give a larger MIN"
+        )
+
+
+def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
+    """How the training of a cell went, in a few lines."""
+    if not log.rows:
+        return [f"{cell_id}: never began"]
+    end = "not at its end" if log.ended is None else f"ended: {log.ended.words}"
+    lines = [f"{cell_id}: {end}"]
+    figures = [f"loss {log.steps[-1].loss:.4g}"] if log.steps else []
+    if log.validations:
+        figures += [f"{name} {value:.4g}" for name, value in sorted(log.validations[-1].metrics.items())]
+    if figures:
+        lines.append(f"  step {log.step:,}: {', '.join(figures)}")
+    goodput = "" if log.goodput is None else f", goodput {100 * log.goodput:.0f} %"
+    restarts = (
+        f"{log.restarts} restart{'' if log.restarts == 1 else 's'}, {log.wasted_steps} steps done again"
+    )
+    lines.append(f"  {restarts}{goodput}")
+    lines += [f"  {sentence}" for sentence in told_not_finite(log)]
+    failed = [row for row in log.rows if isinstance(row, SavedCheckpoint) and row.failed is not None]
+    if failed:
+        lines.append(f"  {len(failed)} checkpoints were not written, the last one: {failed[-1].failed}")
+    lines.append(f"  checkpoints: {study.checkpoints_folder(cell_id)}")
+    return lines
+
+
+def _require_bare(options: StudyFile) -> None:
+    """Raise UsageError for options that would make another cell."""
+    given = [
+        option.flag
+        for option in OPTIONS
+        if option.name not in OF_THE_CALL and getattr(options, option.name) is not None
+    ]
+    if given:
+        raise UsageError(
+            f"a cell is trained as it is: leave out {', '.join(given)}, or give the flags of a matrix and no "
+            f"CELL"
+        )
+
+
+def _plan_of(folder: Path) -> Plan:
+    """A plan of one cell of a study. Raises UsageError if `folder` is none of a cell."""
+    root = folder.resolve().parents[1] if len(folder.resolve().parents) > 1 else folder
+    if folder.resolve().parent.name != "cells" or not Study(root).is_there:
+        raise UsageError(
+            f"{folder} is no folder of a cell: name one such as runs/STUDY/cells/CELL, or a study file "
+            f"(STUDY.yaml)"
+        )
+    study = Study(root)
+    cell = study.cell(folder.resolve().name)
+    plan = rebuilt_plan(study.name, [cell], study.launches())
+    source = next((one.request for one in study.plans() if cell in one.cells), plan.request)
+    request = msgspec.structs.replace(
+        plan.request,
+        source_folder=source.source_folder,
+        gpus_per_node=source.gpus_per_node,
+        node_size=cell.node_size,
+        links=(cell.link,),
+        clip_norm=cell.clip_norm,
+        activation_checkpointing=cell.activation_checkpointing,
+        compile=cell.compile,
+        memory_format=cell.memory_format,
+        memory_limit_mb=cell.memory_limit_mb,
+    )
+    return msgspec.structs.replace(plan, request=request)

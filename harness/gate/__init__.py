@@ -1,0 +1,1 @@
+"""What the gate compares with: baselines, nights, paired comparisons, and their removal."""

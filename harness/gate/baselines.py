@@ -1,0 +1,269 @@
+"""What `bench compare` and `bench baseline` are given, and where baselines are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from harness.plan.naming import fresh_studies
+from harness.reporting.studies import read_results, warn_of_lost_runs
+from harness.terminal.console import Console
+from reports.analysis.pooling import differing
+from reports.gate.metrics import TIMED, require_margins
+from reports.gate.pytest_benchmark import read_pytest_benchmark
+from reports.gate.reduce import NOT_RUN, reduce_study
+from reports.gate.text import figure_text
+from results import files, schemas
+from results.baseline import Acceptance, Baseline, Subject, exact_text
+from results.errors import UsageError, nearest
+from results.lock import LOCK, study_lock
+from results.machine import machine_model
+from results.store import Study, utc_now
+from results.thresholds import Thresholds, thresholds_path
+
+FOLDER = Path("baselines")
+"""Beside the code, so that a change of a baseline is reviewed with the change that needs it."""
+LATEST = "@latest"
+"""At the end of a word: the newest study of `bench matrix --fresh`."""
+
+
+def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) -> Baseline:
+    """What a word of the call means: a study, the folder of a run, a file, or the name of a kept baseline.
+
+    Files are those of `bench baseline save` and of pytest-benchmark, whose files in one folder are runs.
+    `@latest` is the newest night, `NAME@latest` the newest one of NAME. `console` is told of runs that do not
+    count, where others of their cell do. Raises UsageError for anything else.
+    """
+    path = latest(text) if text.endswith(LATEST) else Path(text)
+    kept = folder / f"{text}.json"
+    if path.is_dir():
+        return _of_folder(path, console, kept)
+    if path.is_file():
+        return _of_file(path)
+    if kept.is_file():
+        return schemas.BASELINE.read(kept)
+    names = [path.stem for path in baseline_paths(folder)]
+    raise UsageError(
+        f"{text} is no study, no run, no file and no baseline in {folder}/{nearest(text, names)}; name a "
+        f"folder under runs/, a file of pytest-benchmark or of bench baseline save, or one of its baselines"
+    )
+
+
+def latest(text: str, runs: Path = Path("runs")) -> Path:
+    """The newest night that `@latest` or `NAME@latest` means. Raises UsageError if there is none."""
+    found = fresh_studies(text.removesuffix(LATEST), runs)
+    if not found:
+        raise UsageError(
+            f"{text}: {runs}/ holds no such night; bench matrix NAME.yaml --fresh makes one of NAME"
+        )
+    return found[-1]
+
+
+def _of_folder(path: Path, console: Console | None, kept: Path) -> Baseline:
+    """`kept` is where a baseline of that name would be."""
+    if list(path.glob("plan-[0-9]*.json")):
+        study = Study(path)
+        results = read_results(study)
+        if console is not None:
+            warn_of_lost_runs(study, results, console)
+        return reduce_study(study, results)
+    if list(path.glob("rank-[0-9]*.json")):
+        study = Study.existing(path.resolve().parents[2])
+        runs = [result for result in read_results(study) if result.run_id == path.resolve().name]
+        whole = reduce_study(study, runs)
+        measured = tuple(subject for subject in whole.subjects if subject.runs or subject.failed != NOT_RUN)
+        return msgspec.structs.replace(whole, name=path.resolve().name, subjects=measured)
+    if (path / "cell.json").is_file():
+        raise UsageError(f"{path} is a cell of a study: name the study, or one of the cell's runs")
+    found = sorted(path.glob("*.json"))
+    if not found:
+        hint = f"; the baseline of that name is {kept}" if kept.is_file() else ""
+        raise UsageError(f"{path} is no study (no plan-0001.json), no run, and holds no JSON file{hint}")
+    return read_pytest_benchmark(path.name, found)
+
+
+def _of_file(path: Path) -> Baseline:
+    if b'"bench/baseline"' in path.read_bytes()[:200]:
+        return schemas.BASELINE.read(path)
+    return read_pytest_benchmark(path.stem, [path])
+
+
+def require_figures(side: Baseline) -> None:
+    """Refuse a side that nothing can be compared with, because a gate against it would always be green."""
+    failed = next((subject.failed for subject in side.subjects if subject.failed is not None), "it is empty")
+    if all(subject.failed is not None for subject in side.subjects):
+        raise UsageError(f"{side.name} has no cell with a figure ({failed}): name a measurement that ran")
+
+
+def require_idle(text: str) -> None:
+    """Raises StudyBusyError if a word of the call names a study that a bench works on: what is kept of it
+    would lack the runs that still come."""
+    lock = Path(text) / LOCK
+    if lock.is_file() and os.access(lock, os.W_OK):
+        with study_lock(Path(text)):
+            pass
+
+
+def warn_of_edits(side: Baseline, console: Console) -> None:
+    """Say of what is kept that its commit does not reproduce it."""
+    if side.dirty:
+        console.warn(
+            f"{side.name} was measured with uncommitted changes: commit {side.commit} does not reproduce it"
+        )
+
+
+def warn_of_failures(side: Baseline, console: Console) -> None:
+    """Say which cells a baseline has no figure of: nothing is compared with these."""
+    for subject in side.subjects:
+        if subject.failed is not None:
+            console.warn(
+                f"{subject.label} has no figure ({subject.failed}): it is not gated; measure it, then bench "
+                f"baseline promote"
+            )
+
+
+def baseline_paths(folder: Path = FOLDER) -> list[Path]:
+    return sorted(folder.glob("*.json"))
+
+
+def save(name: str, side: Baseline, folder: Path = FOLDER) -> Path:
+    """Keep a baseline under a new name.
+
+    Raises UsageError if the name is taken or no file name, or where no cell has a figure.
+    """
+    path = _path(name, folder)
+    require_figures(side)
+    if path.exists():
+        raise UsageError(f"{path} is there already; accept changes by bench baseline promote {name}")
+    _write(path, msgspec.structs.replace(side, name=name))
+    return path
+
+
+def promote(
+    name: str,
+    side: Baseline,
+    reason: str,
+    only: Iterable[str] = (),
+    remove: Iterable[str] = (),
+    folder: Path = FOLDER,
+) -> tuple[Path, tuple[Acceptance, ...]]:
+    """Put the figures of `side` in the place of the baseline's, with the reason. Returns what was accepted.
+
+    `only` are words that a subject's label must hold, one of them at least; none: all subjects. Subjects of
+    the baseline that `side` lacks stay, but for those with one of the words `remove` in their label. If
+    one stays, the baseline keeps its commit and time; those of `side` stand with what is accepted.
+
+    Raises UsageError without a reason, or where no subject is meant, or for one without figures.
+    """
+    path = _path(name, folder)
+    if not reason.strip():
+        raise UsageError("--reason is empty; say why the change is right, for whoever reads the baseline")
+    if not path.is_file():
+        raise UsageError(f"there is no baseline {path}; keep one with bench baseline save {name} STUDY")
+    kept, words = schemas.BASELINE.read(path), tuple(only)
+    chosen = {s.key: s for s in side.subjects if not words or any(word in s.label for word in words)}
+    if not chosen:
+        labels = "; ".join(subject.label for subject in side.subjects)
+        raise UsageError(f"no cell of {side.name} has {' or '.join(words)} in its name: {labels}")
+    for subject in chosen.values():
+        if subject.failed is not None:
+            raise UsageError(f"{subject.label} has no figures to accept: {subject.failed}")
+    before = {subject.key: subject for subject in kept.subjects}
+    removed = _removed(kept, side, tuple(remove))
+    changes = [(subject, _changes(before, subject)) for subject in chosen.values()]
+    changes += [(subject, {"cell": "removed"}) for subject in removed]
+    at = utc_now()
+    accepted = tuple(
+        Acceptance(subject=subject.label, reason=reason, at=at, commit=side.commit, changes=changed)
+        for subject, changed in changes
+    )
+    stays = any(key not in chosen and subject not in removed for key, subject in before.items())
+    origin = kept if stays else side
+    merged = msgspec.structs.replace(
+        kept,
+        measured_at=origin.measured_at,
+        study=origin.study,
+        commit=origin.commit,
+        dirty=origin.dirty,
+        subjects=tuple(subject for subject in (before | chosen).values() if subject not in removed),
+        accepted=(*kept.accepted, *accepted),
+    )
+    _write(path, merged)
+    return path, accepted
+
+
+def _removed(kept: Baseline, side: Baseline, words: Sequence[str]) -> list[Subject]:
+    """The baseline's subjects that `side` lacks and that have one of the words in their label.
+
+    Raises UsageError for words that none of them has.
+    """
+    measured = {subject.key for subject in side.subjects}
+    missing = [subject for subject in kept.subjects if subject.key not in measured]
+    for word in words:
+        if not any(word in subject.label for subject in missing):
+            labels = "; ".join(subject.label for subject in missing) or "none is missing"
+            raise UsageError(
+                f"--remove {word}: {side.name} lacks no cell of {kept.name} with that in its name: {labels}"
+            )
+    return [subject for subject in missing if any(word in subject.label for word in words)]
+
+
+def _changes(before: dict[str, Subject], subject: Subject) -> dict[str, str]:
+    """The facts, the counters, and the means of metrics with a margin that differ, before and after."""
+    known = before.get(subject.key)
+    if known is None:
+        return {"cell": "new"}
+    names = sorted(known.exact.keys() | subject.exact.keys())
+    counters = {name: (known.exact.get(name, ()), subject.exact.get(name, ())) for name in names}
+    texts = dict(differing(known.facts, subject.facts))
+    texts |= {
+        name: (exact_text(old), exact_text(new))
+        for name, (old, new) in counters.items()
+        if set(old) != set(new)
+    }
+    for name, metric in TIMED.items():
+        if metric.margin is not None and name in known.timed and name in subject.timed:
+            old, new = (figure_text(metric, fmean(side.timed[name])) for side in (known, subject))
+            texts |= {name: (old, new)} if old != new else {}
+    return {name: f"{old} to {new}" for name, (old, new) in texts.items()}
+
+
+def machine_margins(side: Baseline, folder: Path = FOLDER) -> tuple[dict[str, float], list[Path]]:
+    """The margins of the machines that `side` was measured on, and the files that state them.
+
+    Of several machines the widest counts. Raises SchemaError for a damaged file, UsageError for margins that
+    would judge nothing.
+    """
+    names = {name for subject in side.subjects if (name := machine_model(subject.facts)) is not None}
+    paths = [path for name in sorted(names) if (path := thresholds_path(name, folder)).is_file()]
+    margins: dict[str, float] = {}
+    for path in paths:
+        stated = schemas.THRESHOLDS.read(path).fail_above
+        require_margins(stated, str(path))
+        for metric, share in stated.items():
+            margins[metric] = max(share, margins.get(metric, 0.0))
+    return margins, paths
+
+
+def save_thresholds(thresholds: Thresholds, folder: Path = FOLDER) -> Path:
+    """Write the thresholds of a machine over those that were measured before."""
+    path = thresholds_path(thresholds.machine, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, msgspec.json.format(schemas.THRESHOLDS.encode(thresholds)) + b"\n")
+    return path
+
+
+def _path(name: str, folder: Path) -> Path:
+    if not name or name != Path(name).name or name.startswith("."):
+        raise UsageError(f"the name of a baseline is a file name, such as nightly, not {name!r}")
+    return folder / f"{name}.json"
+
+
+def _write(path: Path, baseline: Baseline) -> None:
+    """Indented, so that a reviewer's diff shows single figures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, msgspec.json.format(schemas.BASELINE.encode(baseline)) + b"\n")

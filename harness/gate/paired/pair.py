@@ -1,0 +1,437 @@
+"""Pairs: two fresh process groups for each cell, whose blocks alternate, A B B A.
+
+Where both sides can, the ranks of one launch fork a process for each pair, so that a pair costs neither
+imports nor the start of a launch. Elsewhere both sides are launched anew for each pair.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import stdev
+
+import psutil
+from msgspec.structs import replace
+
+from harness.gate.paired.counterparts import counterparts
+from harness.gate.paired.seat import LostError, Seat, Told
+from harness.gate.paired.sources import Source
+from harness.launch.guarded import Guarded
+from harness.worker.rank.usage import ForeignCpu
+from harness.worker.turns import VARIABLE
+from reports.gate.paired import FEWEST_QUADS, quad_log
+from results.cell import Cell
+from results.errors import BenchError, MachineError, UsageError
+from results.outcome import Outcome
+from results.paired import Alternation, Pair, PairedBlock, PairedCell, Side
+from results.run import RunResult
+from results.store import Study, utc_now
+
+BLOCK_S = 0.05
+"""About the length of a block, and one step at least. The speed of a machine stays alike for about 0.1 s, and
+what two blocks share of it cancels if one follows the other at once (docs/gate.md has other lengths)."""
+QUADS_S = 8.0
+"""After which a pair begins no further quad of a cell, beyond the fewest."""
+ENOUGH = 0.008
+"""The standard error of a pair's quads at which more of them tell little: about the deviation between process
+groups of identical code (0.9 %, docs/gate.md), which they cannot lower."""
+GRACE_S = 30.0
+"""For a side that is asked to end: its `bench` ends its workers first."""
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideCall:
+    """What is started for one side."""
+
+    source: Source
+    options: tuple[str, ...]
+    """Of its `bench matrix`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairContext:
+    """What all pairs of a comparison have in common."""
+
+    sides: Mapping[Side, SideCall]
+    folder: Path
+    """Of the comparison: a pair's studies are in `0001/base` and `0001/new`."""
+    temporary: Path
+    """Short enough for the path of a socket."""
+    held: int
+    """Descriptor that every process inherits which works in `temporary`."""
+    spoiled_above: float
+    """The share of the cores that others may take in a quad that counts."""
+    repeats: int
+    """Pairs that may be forked from one launch of each side; 1: a side cannot fork."""
+    always_recorded: bool = False
+    """Whether every pair records its exchange and ends with a proof, not only the first one of a launch."""
+
+
+class Pairs:
+    """Runs pairs, and keeps launches alive from which the next ones can be forked."""
+
+    def __init__(self, context: PairContext) -> None:
+        self._context = context
+        self._session: Session | None = None
+
+    def run(self, number: int, alternation: Alternation) -> Pair:
+        """Run one pair. A run that fails leaves its outcome in its study, and no blocks.
+
+        Raises UsageError if a side refuses its options or its files were edited meanwhile, MachineError if
+        one ends without a run.
+        """
+        pair = self._run(number, alternation)
+        for call in self._context.sides.values():
+            call.source.require_unedited()
+        return pair
+
+    def _run(self, number: int, alternation: Alternation) -> Pair:
+        first: Side = "base" if number % 2 else "new"
+        order: tuple[Side, Side] = (first, "new" if first == "base" else "base")
+        started = utc_now()
+        if alternation == "launches":
+            self.close()
+            cells = _by_launches(self._context, number, order)
+            return _pair(number, order, alternation, started, cells)
+        if self._session is None or not self._session.goes_on:
+            self.close()
+            self._session = Session(self._context, number, order)
+        cells, repeat, forked = self._session.run(order)
+        pair = _pair(number, order, alternation, started, cells)
+        since = self._session.number
+        return replace(pair, launched_with=None if since == number else since, repeat=repeat, forked=forked)
+
+    def close(self) -> None:
+        """End what still lives."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def _pair(
+    number: int, order: tuple[Side, Side], alternation: Alternation, started: str, cells: list[PairedCell]
+) -> Pair:
+    return Pair(
+        number=number,
+        first=order[0],
+        alternation=alternation,
+        started_at=started,
+        ended_at=utc_now(),
+        cells=tuple(cells),
+    )
+
+
+def study_of(folder: Path, pair: Pair, side: Side) -> Study:
+    """Where the records of one side of a pair are."""
+    return _study(folder, pair.number if pair.launched_with is None else pair.launched_with, side)
+
+
+def runs_of(pair: Pair, results: Sequence[RunResult]) -> list[RunResult]:
+    """Those runs of its study that are this pair's.
+
+    A run that left no record has no repeat, and stands in each pair of its launch. One that was cancelled
+    is that of a pair which did not come to its end.
+    """
+    return [
+        result
+        for result in results
+        if result.repeat in (0, pair.repeat) and result.outcome is not Outcome.CANCELLED
+    ]
+
+
+class Session:
+    """Launches of both sides that live at the same time, and the pairs of their runs.
+
+    The pairs are told from each other by the repeat of their runs: one, or as many as may be needed where
+    both sides can fork.
+    """
+
+    def __init__(self, context: PairContext, number: int, order: tuple[Side, Side]) -> None:
+        self.number = number
+        """Of its first pair."""
+        self._context = context
+        self._repeat = 0
+        self._lost = False
+        with ExitStack() as stack:
+            # Before the launches, so that no rank finds its socket missing.
+            self._seats = {side: Seat(_socket_path(context, number, side)) for side in order}
+            for seat in self._seats.values():
+                stack.callback(seat.close)
+            self._launches = {side: stack.enter_context(_launched(context, number, side)) for side in order}
+            self._stack = stack.pop_all()
+        self._next: dict[Side, Told | None] = {}
+        """The run of a side that waits for its turn; None: it has no further one."""
+        self._counterparts: dict[str, str] | None = None
+        """NEW's cell by BASE's; None until both have planned theirs."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a further pair can be run; not after a run that was lost, as only one side would go on."""
+        if self._lost or self._context.repeats == 1:
+            return False
+        repeats = {None if told is None else told.get("repeat", 1) for told in self._next.values()}
+        return len(repeats) == 1 and None not in repeats
+
+    def close(self) -> None:
+        """End both launches."""
+        self._stack.close()
+
+    def run(self, order: tuple[Side, Side]) -> tuple[list[PairedCell], int, bool]:
+        """The cells of the next pair, the repeat of their runs, and whether they were forked."""
+        self._repeat += 1
+        cells: list[PairedCell] = []
+        forked: list[bool] = []
+        while len(begun := self._begun(order)) == len(order):
+            base, new = begun["base"], begun["new"]
+            if self._counterparts is None:
+                self._counterparts = _counterparts(self._context, self.number)
+            if self._counterparts.get(base["cell"]) != new["cell"]:
+                alone = without_counterpart(self._counterparts, base["cell"], new["cell"])
+                if not alone:
+                    self._require_failure(begun)
+                self._end(alone or order)
+                continue
+            wanted = self._repeat > 1 and not self._context.always_recorded
+            only_timed = wanted and both_can_be_only_timed(begun)
+            blocks = _take_turns(
+                self._seats, order, base["cores"], self._context.spoiled_above, only_timed=only_timed
+            )
+            self._lost |= not blocks
+            self._end(order)
+            forked += [told.get("forked", False) for told in (base, new)]
+            cells.append(
+                PairedCell(
+                    base_cell=base["cell"],
+                    base_run=base["run"],
+                    new_cell=new["cell"],
+                    new_run=new["run"],
+                    blocks=tuple(blocks),
+                )
+            )
+        # Runs that the other side has no counterpart of.
+        while begun := self._begun(order):
+            self._end(tuple(begun))
+        for side in order:
+            if self._next[side] is None:
+                exit_code = self._launches[side].process.wait()
+                _require_runs(self._context, self.number, side, exit_code)
+        return cells, self._repeat, bool(forked) and all(forked)
+
+    def _begun(self, order: tuple[Side, Side]) -> dict[Side, Told]:
+        """What ranks said whose run of this pair has begun, by side; waits for the next run of each."""
+        for side in order:
+            if side not in self._next:
+                self._next[side] = self._seats[side].next_run(self._launches[side].poll)
+        here = {side: told for side, told in self._next.items() if told is not None}
+        return {side: told for side, told in here.items() if told.get("repeat", 1) == self._repeat}
+
+    def _require_failure(self, begun: Mapping[Side, Told]) -> None:
+        """Accept that the sides have come to different cells because a run has failed: its side then leaves
+        out cells that cannot run either.
+
+        Raises MachineError if no run has failed.
+        """
+        for side, told in begun.items():
+            results = _study(self._context.folder, self.number, side).results()
+            self._lost |= any(run.outcome is not Outcome.OK for run in results if run.run_id != told["run"])
+        if not self._lost:
+            cells = ", ".join(told["cell"] for told in begun.values())
+            raise MachineError(
+                f"the sides run their cells in different orders ({cells}): compare one cell at a time"
+            )
+
+    def _end(self, sides: Sequence[Side]) -> None:
+        for side in sides:
+            self._seats[side].end()
+            del self._next[side]
+
+
+def both_can_be_only_timed(begun: Mapping[Side, Told]) -> bool:
+    """Whether both sides leave out what comes after the timed blocks if told to, by what their runs began
+    with: one that did so alone would be timed after fewer steps of warm-up than the other."""
+    return all(told.get("only_timed", False) for told in begun.values())
+
+
+def without_counterpart(counterparts: Mapping[str, str], base: str, new: str) -> tuple[Side, ...]:
+    """The sides whose cell the other one does not plan."""
+    alone: list[Side] = []
+    if base not in counterparts:
+        alone.append("base")
+    if new not in counterparts.values():
+        alone.append("new")
+    return tuple(alone)
+
+
+def _take_turns(
+    seats: Mapping[Side, Seat],
+    order: tuple[Side, Side],
+    cores: Sequence[int],
+    spoiled_above: float,
+    *,
+    only_timed: bool,
+) -> list[PairedBlock]:
+    """The blocks of two runs; empty if one of them was lost."""
+    try:
+        ready = [told for side in order for told in seats[side].go(only_timed=only_timed)]
+        steps = max(1, math.ceil(BLOCK_S * 1e9 / max(1.0, *(told["step_ns"] for told in ready))))
+        quads: list[list[PairedBlock]] = []
+        began = time.monotonic()
+        while not _are_enough(quads, spoiled_above, time.monotonic() - began):
+            quads.append(_quad(seats, order, steps, cores))
+    except LostError:
+        return []
+    return [block for quad in quads for block in quad]
+
+
+def _are_enough(quads: Sequence[Sequence[PairedBlock]], spoiled_above: float, spent_s: float) -> bool:
+    """Whether the pair begins no further quad: of a steady cell after a few, of another one after a while."""
+    if len(quads) < FEWEST_QUADS:
+        return False
+    logs = [quad_log(quad) for quad in quads if all((block.foreign or 0) <= spoiled_above for block in quad)]
+    steady = len(logs) >= FEWEST_QUADS and stdev(logs) / math.sqrt(len(logs)) < ENOUGH
+    return steady or spent_s > QUADS_S
+
+
+def _quad(
+    seats: Mapping[Side, Seat], order: tuple[Side, Side], steps: int, cores: Sequence[int]
+) -> list[PairedBlock]:
+    """Blocks A B B A, with what others used of the cores; a block alone is a few of the kernel's ticks."""
+    foreign = ForeignCpu(cores, psutil.Process())
+    blocks: list[tuple[Side, list[Told]]] = [(side, seats[side].go(steps)) for side in (*order, *order[::-1])]
+    share = foreign.cores_used() / len(cores)
+    return [
+        PairedBlock(side=side, steps=told[0]["steps"], ns=max(rank["ns"] for rank in told), foreign=share)
+        for side, told in blocks
+    ]
+
+
+def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) -> list[PairedCell]:
+    """One side after the other: a block is a run's step time."""
+    for side in order:
+        with _launched(context, number, side, takes_turns=False) as launched:
+            while launched.poll() is None:
+                time.sleep(POLL_S)
+            _require_runs(context, number, side, launched.process.wait())
+    base, new = (
+        {result.cell_id: result for result in _study(context.folder, number, side).results()}
+        for side in ("base", "new")
+    )
+    planned = _study(context.folder, number, "base")
+    return [
+        _launched_pair(planned.cell(one), {"base": base[one], "new": new[other]}, order)
+        for one, other in sorted(_counterparts(context, number).items())
+        if one in base and other in new
+    ]
+
+
+def _counterparts(context: PairContext, number: int) -> dict[str, str]:
+    """NEW's cell by BASE's, of what the sides of a pair have planned."""
+    base, new = (
+        [cell for plan in _study(context.folder, number, side).plans() for cell in plan.cells]
+        for side in ("base", "new")
+    )
+    alike = context.sides["base"].options == context.sides["new"].options
+    return counterparts(base, new, same_options=alike)
+
+
+def _launched_pair(cell: Cell, results: Mapping[Side, RunResult], order: tuple[Side, Side]) -> PairedCell:
+    """What both sides measured of `cell`, as BASE has it."""
+    base, new = results["base"], results["new"]
+    blocks = [
+        PairedBlock(
+            side=side,
+            steps=1,
+            ns=round(step.value),
+            foreign=share_of_others(results[side], on_cpu=cell.device == "cpu"),
+        )
+        for side in order
+        if (step := results[side].step_ns) is not None
+    ]
+    return PairedCell(
+        base_cell=base.cell_id,
+        base_run=base.run_id,
+        new_cell=new.cell_id,
+        new_run=new.run_id,
+        blocks=tuple(blocks) if len(blocks) == len(order) else (),
+    )
+
+
+def share_of_others(run: RunResult, *, on_cpu: bool) -> float | None:
+    """The share of a launch's cores that others used while it was measured; None where it is not known."""
+    if run.foreign_cpu_cores is None or run.environment is None:
+        return None
+    ran = run.environment
+    # As a rank counts them: where it is pinned on CPU those of its host's ranks, else all.
+    cores = ran.gpus_per_node * ran.threads if on_cpu and ran.pinned_cores else ran.cores
+    return run.foreign_cpu_cores / cores
+
+
+def _study(folder: Path, number: int, side: Side) -> Study:
+    return Study(folder / f"{number:04d}" / side)
+
+
+def _has_runs(study: Study) -> bool:
+    return any(study.run_ids(cell) for cell in study.cell_ids())
+
+
+@contextmanager
+def _launched(
+    context: PairContext, number: int, side: Side, *, takes_turns: bool = True
+) -> Iterator[Guarded]:
+    """One side's `bench matrix`, which is ended with all of its workers when this block is left."""
+    call = context.sides[side]
+    study = _study(context.folder, number, side)
+    study.root.parent.mkdir(parents=True, exist_ok=True)
+    variables = call.source.environment()
+    variables.pop(VARIABLE, None)
+    if takes_turns:
+        variables[VARIABLE] = str(_socket_path(context, number, side))
+    command = [call.source.python, "-m", "harness.cli", "matrix", *call.options]
+    repeats = context.repeats if takes_turns else 1
+    command += [
+        "--repeats",
+        str(repeats),
+        *(["--isolation", "fork"] if repeats > 1 else []),
+        "--out",
+        str(study.root.resolve()),
+        "--no-report",
+        # A study file may name another one, whose jobs nobody would wait for.
+        *("--launcher", "local"),
+    ]
+    with _log_path(context, number, side).open("wb") as log:
+        launched = Guarded(
+            ["env", "-C", str(call.source.folder), *command],
+            log=log,
+            environment=variables,
+            descriptors=(context.held,),
+            grace_s=GRACE_S,
+        )
+        try:
+            yield launched
+        finally:
+            launched.end()
+
+
+def _socket_path(context: PairContext, number: int, side: Side) -> Path:
+    return context.temporary / f"{side}-{number}"
+
+
+def _log_path(context: PairContext, number: int, side: Side) -> Path:
+    return context.folder / f"{number:04d}" / f"{side}.log"
+
+
+def _require_runs(context: PairContext, number: int, side: Side, exit_code: int) -> None:
+    """Raises an error with the side's own words if it has ended without a run."""
+    if exit_code != 2 and _has_runs(_study(context.folder, number, side)):
+        return
+    path = _log_path(context, number, side)
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    said = (errors or lines or ["it said nothing"])[-1]
+    kind: type[BenchError] = UsageError if exit_code == 2 else MachineError
+    raise kind(f"bench matrix of {context.sides[side].source} has no run: {said} ({path})")

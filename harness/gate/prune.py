@@ -1,0 +1,157 @@
+"""Old studies and paired comparisons: which of them nothing needs any more, and their removal."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.gate.baselines import baseline_paths
+from results import schemas
+from results.errors import StudyBusyError, UsageError
+from results.history import night_paths
+from results.job_store import JobStore
+from results.lock import study_lock
+from results.paired import CALL
+from results.store import Study
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origins:
+    """What baselines and nights were made from."""
+
+    runs: frozenset[str]
+    """Ids of runs: a study that has one is named, whatever its folder is called by now."""
+    studies: frozenset[str]
+    """Folders' names in files that state no run."""
+
+    def has(self, study: Study) -> bool:
+        runs = {path.name for path in study.root.glob("cells/*/*/")}
+        return study.name in self.studies or not self.runs.isdisjoint(runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneCandidate:
+    """One study of a folder, or one paired comparison with all of its studies."""
+
+    root: Path
+    age_s: float
+    """Since a launch or a plan was last written."""
+    size_bytes: int
+    kept: str | None
+    """Why it stays; None: it may go."""
+
+
+def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCandidate]:
+    """The studies and comparisons in `folder`, oldest first. Raises UsageError if there is none."""
+    now = time.time()
+    found = [
+        _candidate(root, now, keep_s, named)
+        for root in _folders(folder)
+        if (root / CALL).is_file() or Study(root).plan_paths()
+    ]
+    if not found:
+        raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
+    return sorted(found, key=lambda one: one.age_s, reverse=True)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Those in `root`; what a link leads to lies elsewhere, and is not removed."""
+    found = sorted(root.glob("*/"))
+    return [path for path in found if not path.name.startswith(".") and not path.is_symlink()]
+
+
+def _studies(root: Path, *, paired: bool) -> list[Study]:
+    """The study in `root`, or if it is a paired comparison the studies of all its pairs."""
+    sides = [*root.glob("[0-9]*/base"), *root.glob("[0-9]*/new")] if paired else [root]
+    return [Study(path) for path in sides if Study(path).plan_paths()]
+
+
+def named_studies(baselines: Sequence[Path], histories: Sequence[Path]) -> Origins:
+    """The runs and studies that the baselines and nights in these folders were made from.
+
+    Raises SchemaError for a damaged file: what it names could be removed.
+    """
+    paths = [path for folder in baselines for path in baseline_paths(folder)]
+    paths += [path for folder in histories for path in night_paths(folder)]
+    kept = [schemas.BASELINE.read(path) for path in paths]
+    runs = {run for one in kept for subject in one.subjects for run in subject.run_ids}
+    silent = [one for one in kept if not any(subject.run_ids for subject in one.subjects)]
+    studies = {one.study for one in silent if one.study is not None}
+    return Origins(runs=frozenset(runs), studies=frozenset(studies))
+
+
+def kept_folders(given: Path | None, name: str, runs: Path) -> list[Path]:
+    """Where baselines or nights are looked for: the folder that was given, else those of this name in the
+    current folder and beside `runs`, so that a call from elsewhere removes nothing that is named there.
+
+    Raises UsageError if there is none where one was given.
+    """
+    if given is None:
+        return list(dict.fromkeys(path.resolve() for path in (Path(name), runs.resolve().parent / name)))
+    if not given.is_dir():
+        raise UsageError(f"--{name} {given} is no folder: what is named in it could be removed")
+    return [given]
+
+
+def finish_removals(folder: Path) -> None:
+    """Remove what interrupted removals left in `folder`."""
+    for path in folder.glob(".removed-*"):
+        # Another process may be at the same.
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove(root: Path) -> None:
+    """Remove a study or a comparison. It goes under another name first: what is left of an interrupted
+    removal is none.
+
+    Raises StudyBusyError if another process works on it.
+    """
+    with study_lock(root):
+        gone = root.with_name(f".removed-{root.name}")
+        root.rename(gone)
+    # Another process may finish it at the same time.
+    with suppress(FileNotFoundError):
+        shutil.rmtree(gone)
+
+
+def _has_checkpoint(study: Study) -> bool:
+    return any(any(study.checkpoints_folder(cell).glob("step-*")) for cell in study.cell_ids())
+
+
+def _candidate(root: Path, now: float, keep_s: float, named: Origins) -> PruneCandidate:
+    paired = (root / CALL).is_file()
+    studies = _studies(root, paired=paired)
+    written = [root / CALL] if paired else []
+    for study in studies:
+        written += [*study.plan_paths(), *study.root.glob("launches/*")]
+    age_s = now - max(path.stat().st_mtime for path in written)
+    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    reasons = _reasons(root, age_s, keep_s, named, studies)
+    return PruneCandidate(root=root, age_s=age_s, size_bytes=size, kept=next(reasons, None))
+
+
+def _reasons(
+    root: Path, age_s: float, keep_s: float, named: Origins, studies: Sequence[Study]
+) -> Iterator[str]:
+    if any(named.has(study) for study in studies):
+        yield "a baseline or a night was made from it"
+    if age_s < keep_s:
+        yield f"written {age_s / DAY_S:.1f} days ago"
+    if any(_has_checkpoint(study) for study in studies):
+        yield "it has checkpoints of training, which no measurement gives again: remove the folder yourself"
+    for study in studies:
+        store = JobStore(study.root)
+        if any(store.ended(job.job_id) is None for job in store.jobs()):
+            yield "a job of it has not ended"
+    try:
+        for place in dict.fromkeys((root, *(study.root for study in studies))):
+            with study_lock(place):
+                pass
+    except StudyBusyError:
+        yield "another bench works on it"

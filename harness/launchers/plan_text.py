@@ -1,0 +1,294 @@
+"""A plan in words, before anything runs: what, how long, and by which commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.launch.machine import Machine
+from harness.plan.auto import Choice, ChoiceRow, StrategyCandidate, candidate_rows
+from harness.plan.estimate import Estimate
+from harness.plan.expand import auto_choices
+from harness.plan.points import MatrixPoint
+from harness.plan.schedule import PlannedLaunch
+from harness.plan.split import unchecked
+from harness.plan.study_file import SETTINGS
+from harness.plan.surroundings import MIB, SHARE
+from harness.terminal.console import Console
+from harness.terminal.group_text import group_lines
+from reports.analysis.series import told_settings
+from reports.text import count, devices, devices_word, duration, listed
+from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
+from results.environment import CodeVersion
+from results.launch import Launch
+from results.link import NO_LINK, link_text
+from results.outcome import Evidence
+from results.plan import Plan, Request, Skip
+from results.store import Study
+from results.train_order import TrainOrder, larger_is_better
+
+_LAUNCH_ID = "LAUNCH_ID"
+"""Stands in printed commands for a name that is only given when a launch starts."""
+_DEFAULTS = {"compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE, "link": NO_LINK}
+"""Axes that a table has a column for where something else than this is in it."""
+CHOICE_COLUMNS = (
+    *("candidate", "parameters", "gradients", "optimizer", "gathered", "buckets", "activations", "MiB"),
+    *("sent MiB", "compute s", "update s", "bubble s", "exposed s", "ms a sample", "fullest when", "verdict"),
+)
+"""Of a table of candidates: memory by its parts at the fullest moment, and seconds of a step."""
+CHOICE_NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for name in CHOICE_COLUMNS)
+
+
+def plan_summary(study: Study, plan: Plan, launches: Sequence[PlannedLaunch], costs: Estimate) -> list[str]:
+    """A few lines: the study, its size, what is left, and what that takes."""
+    lines = plan_header(study, plan, launches)
+    if plan.training is not None:
+        return [*lines, training_line(plan.training)]
+    if launches:
+        lines += _cost(costs, launches)
+    return lines
+
+
+def training_line(order: TrainOrder) -> str:
+    """What is done with each cell."""
+    length = count(order.epochs, "epoch") if order.epochs is not None else count(order.steps or 0, "step")
+    told = [
+        f"trains {length}",
+        f"a checkpoint every {order.checkpoint_every} steps, the last {order.keep} stay",
+    ]
+    if order.best:
+        better = "larger" if larger_is_better(order.best) else "smaller"
+        told.append(f"and the best by {order.best} ({better} is better)")
+    told += [f"ends at {order.target}"] if order.target else []
+    told += (
+        [f"ends after {order.patience} validations without a better {order.watched}"]
+        if order.patience
+        else []
+    )
+    return "; ".join(told)
+
+
+def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> list[str]:
+    """The study, its size, what is left of it in these launches, what is skipped and what is not checked."""
+    request = plan.request
+    left = sum(len(launch.cells) for launch in launches)
+    total = len(plan.cells) * request.repeats
+    lines = [
+        f"study {plan.study} in {study.root}",
+        f"{_axes(request)} on {_sizes(plan)}, "
+        f"{' and '.join(request.scalings)} scaling, {_all_of(plan, 'precision')}, "
+        f"{', '.join([_all_of(plan, 'dataset') + ' data', *told_settings([plan]), *_seeds(plan)])}",
+        f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
+        f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
+    ]
+    lines += [f"  skipped {number} x{sizes}: {reason}" for reason, sizes, number in _reasons(plan.skips)]
+    unknown = Counter(reason for cell in plan.cells if (reason := unchecked(cell)) is not None)
+    lines += [f"  not checked {number} x: {reason}" for reason, number in unknown.items()]
+    return [*lines, *_choice_lines(auto_choices(plan))]
+
+
+def _choice_lines(weighed: Sequence[tuple[MatrixPoint, Choice]]) -> list[str]:
+    """What `auto` chose for each point, and at the end what all of it is based on."""
+    lines = [
+        f"  auto for {name}: {choice.chosen.strategy}, {choice.reason}"
+        for name, (_, choice) in zip(_names([point for point, _ in weighed]), weighed, strict=True)
+        if choice.chosen is not None
+    ]
+    notes = dict.fromkeys(note for _, choice in weighed for note in choice.around.notes)
+    return [*lines, *(f"  {note}" for note in notes)]
+
+
+def _names(points: Sequence[MatrixPoint]) -> list[str]:
+    """Workload and size of each, and whatever else they differ in."""
+    every = [
+        {"batch": point.key.batch_size, "scaling": point.key.scaling, "link": point.key.link}
+        for point in points
+    ]
+    vary = [word for word in ("batch", "scaling", "link") if len({told[word] for told in every}) > 1]
+    return [
+        ", ".join([f"{point.key.workload} on {point.gpus}", *(f"{word} {told[word]}" for word in vary)])
+        for point, told in zip(points, every, strict=True)
+    ]
+
+
+def plan_tables(
+    console: Console,
+    study: Study,
+    plan: Plan,
+    launches: Sequence[PlannedLaunch],
+    costs: Estimate,
+    *,
+    line: Callable[[Launch, Path], str],
+) -> None:
+    """Everything of a plan on stdout: cells, skips, launches with their commands, the estimate.
+
+    `line` says how a launch whose file is at a path is started.
+    """
+    for text in plan_summary(study, plan, launches, costs):
+        console.result(text)
+    workers = devices_word({plan.request.device})
+    axes = [*_told_axes(plan.cells), *_varied(plan.cells)]
+    console.result("\ncells")
+    console.table(
+        ["cell", "workload", *axes, workers, "micro-batch", "accumulation", "global batch"],
+        [_cell_row(cell, axes) for cell in plan.cells],
+        numeric=[False] * (2 + len(axes)) + [True] * 4,
+    )
+    if plan.skips:
+        axes = _told_axes(plan.skips)
+        console.result("\nskipped")
+        console.table(
+            ["workload", *axes, workers, "batch", "scaling", "reason"],
+            [_skip_row(skip, axes) for skip in plan.skips],
+            numeric=[False] * (1 + len(axes)) + [True, True, False, False],
+        )
+    _choice_tables(console, plan)
+    if groups := list(group_lines(plan)):
+        console.result("\ngroups of ranks")
+        for text in groups:
+            console.result(text)
+    console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
+    for launch, cost in zip(launches, costs.launches, strict=True):
+        takes = "" if plan.training else f", about {duration(cost.seconds * 1e9)}"
+        place = f"{count(launch.placement.nodes, 'node')} x {launch.placement.gpus_per_node}"
+        if launch.link_mbit_per_s is not None:
+            place += f" over {link_text(launch.link_mbit_per_s)}"
+        console.result(f"repeat {launch.repeat}, {place}: {count(len(launch.cells), 'cell')}{takes}")
+        console.result(f"  {_command(study, launch, line)}")
+
+
+def _choice_tables(console: Console, plan: Plan) -> None:
+    """What `auto` weighed: of each of its points what it went by, and every candidate."""
+    for point, choice in auto_choices(plan):
+        key = point.key
+        console.result(
+            f"\nauto for {key.workload} on {point.gpus}, batch {key.batch_size}, {key.scaling} scaling"
+            + (f", link {key.link}" if key.link != NO_LINK else "")
+        )
+        for line in choice.around.lines():
+            console.result(f"  {line}")
+        console.table(
+            CHOICE_COLUMNS, [choice_row(row) for row in candidate_rows(choice)], numeric=CHOICE_NUMERIC
+        )
+
+
+def choice_row(row: ChoiceRow) -> list[str]:
+    """A row of what `auto` weighed, in the order of CHOICE_COLUMNS."""
+    if row.candidate is None:
+        more = f" and {row.others} more" if row.others else ""
+        blank = [""] * (len(CHOICE_COLUMNS) - 2)
+        return [row.strategy + more, *blank, row.reason if row.alike else f"{row.reason}, and the like"]
+    candidate = row.candidate
+    memory, times = candidate.memory, candidate.times
+    sizes = (memory.parameters, memory.gradients, memory.optimizer, memory.gathered, memory.buckets)
+    seconds = (times.compute, times.update, times.bubble, times.exposed)
+    return [
+        row.strategy,
+        *(f"{size / MIB:,.0f}" for size in (*sizes, memory.activations, memory.total)),
+        f"{candidate.sent / MIB:,.1f}",
+        *(f"{value:.3g}" for value in seconds),
+        f"{1e3 * candidate.sample_s:.3g}",
+        memory.moment,
+        _verdict(candidate, chosen=row.chosen),
+    ]
+
+
+def _verdict(candidate: StrategyCandidate, *, chosen: bool) -> str:
+    around, host = candidate.around, f"{candidate.host_bytes / MIB:,.0f} MiB of its host"
+    if candidate.memory.total > around.room:
+        return f"does not fit into {around.room / MIB:,.0f}"
+    if not candidate.fits_host:
+        return f"does not fit into {SHARE * (around.devices.host_bytes or 0) / MIB:,.0f}: {host}"
+    verdict = "chosen" if chosen else "fits"
+    return f"{verdict}, with {host}" if candidate.host_bytes else verdict
+
+
+def _cost(costs: Estimate, launches: Sequence[PlannedLaunch]) -> list[str]:
+    launch = "launch" if len(launches) == 1 else "launches"
+    line = (
+        f"about {duration(costs.seconds * 1e9)} in {len(launches)} {launch}, "
+        f"{costs.device_hours:.2f} device-hours, if every run takes its whole measuring budget"
+    )
+    return [line, *(f"  {note}" for note in costs.notes)]
+
+
+def _sizes(plan: Plan) -> str:
+    sizes = ", ".join(str(size) for size in plan.request.gpus)
+    return devices(2, plan.request.device).replace("2", sizes, 1)
+
+
+def _reasons(skips: Sequence[Skip]) -> list[tuple[str, str, int]]:
+    """Each reason, the sizes where they are what differs (` (4 to 16)`), and how many points it left out."""
+    groups: dict[str, list[Skip]] = {}
+    for skip in skips:
+        by_rule = {"machine": "machine", "memory": f"memory: {skip.workload}, {skip.strategy}"}
+        groups.setdefault(by_rule.get(skip.rule or "", skip.reason), []).append(skip)
+    told = []
+    for group in groups.values():
+        least, most = (end(group, key=lambda skip: skip.gpus) for end in (min, max))
+        sizes = "" if least.reason == most.reason else f" ({least.gpus} to {most.gpus})"
+        told.append((least.reason, sizes, len(group)))
+    return sorted(told, key=lambda reason: -reason[2])
+
+
+def _axes(request: Request) -> str:
+    """What is multiplied with what; axes of one default value are left out."""
+    travel = {"compression": request.compressions, "collective": request.collectives, "link": request.links}
+    axes = {"": request.workloads, " x ": request.strategies} | {
+        f" x {name} ": values for name, values in travel.items() if values != (_DEFAULTS[name],)
+    }
+    return "".join(f"{lead}{', '.join(values)}" for lead, values in axes.items())
+
+
+def _all_of(plan: Plan, field: str) -> str:
+    """What the cells have of a setting: `fp32 and bf16`."""
+    found = dict.fromkeys(str(getattr(cell, field)) for cell in plan.cells)
+    return listed(list(found) or [getattr(plan.request, field)])
+
+
+def _seeds(plan: Plan) -> list[str]:
+    seeds = list(dict.fromkeys(cell.seed for cell in plan.cells))
+    return [] if seeds in ([], [0]) else [f"seed={','.join(map(str, seeds))}"]
+
+
+def _told_axes(rows: Sequence[Cell] | Sequence[Skip]) -> list[str]:
+    """The strategy, and what else says how gradients travel in some row."""
+    told = [axis for axis, default in _DEFAULTS.items() if any(getattr(row, axis) != default for row in rows)]
+    return ["strategy", *told]
+
+
+def _varied(cells: Sequence[Cell]) -> list[str]:
+    """The settings in which cells of one workload differ, but for those that have a column anyway."""
+    found: dict[tuple[str, str], set[object]] = {}
+    for cell in cells:
+        for name in SETTINGS:
+            found.setdefault((name, cell.workload), set()).add(getattr(cell, name))
+    varied = {name for (name, _), values in found.items() if len(values) > 1}
+    return [name for name in SETTINGS if name in varied and name != "accumulation"]
+
+
+def _cell_row(cell: Cell, axes: Sequence[str]) -> list[str]:
+    figures = (cell.gpus, cell.micro_batch, cell.accumulation, cell.global_batch)
+    named = [str(getattr(cell, axis)) for axis in axes]
+    return [cell.id, cell.workload, *named, *(str(figure) for figure in figures)]
+
+
+def _skip_row(skip: Skip, axes: Sequence[str]) -> list[str]:
+    named = [getattr(skip, axis) for axis in axes]
+    return [skip.workload, *named, str(skip.gpus), str(skip.batch_size), skip.scaling, skip.reason]
+
+
+def _command(study: Study, planned: PlannedLaunch, line: Callable[[Launch, Path], str]) -> str:
+    launch = Launch(
+        launch_id=_LAUNCH_ID,
+        placement=planned.placement,
+        device=planned.device,
+        backend=planned.backend,
+        evidence=Evidence.MEASURED,
+        slots=(),
+        code=CodeVersion(code_hash=""),
+        threads=Machine.here().threads(planned.device),
+        link_mbit_per_s=planned.link_mbit_per_s,
+    )
+    return line(launch, (study.launch_folder(_LAUNCH_ID) / "launch.json").resolve())

@@ -1,0 +1,1 @@
+"""This machine and this checkout: devices, kernel calls, code versions, temporary folders. No torch."""

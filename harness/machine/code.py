@@ -1,0 +1,153 @@
+"""Which code measures: a hash over what runs inside the measured process, and git's view of the checkout."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import subprocess
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+from results.environment import CodeVersion
+from results.errors import MachineError
+
+PACKAGES = ("results", "workloads", "strategies", "slurm", "reports", "harness")
+_MEASURED = (
+    *(
+        "results",
+        "workloads",
+        "strategies",
+        "harness/worker",
+        "harness/machine/device.py",
+        "harness/machine/kernel.py",
+    ),
+    # The network between virtual nodes is measured with them.
+    "harness/launch/virtual_network.py",
+)
+
+
+def checkout() -> Path:
+    """The folder that holds the packages. Raises MachineError if they come from more than one.
+
+    Their names are generic, so another distribution's `reports` could shadow ours.
+    """
+    folders: dict[Path, str] = {}
+    for name in PACKAGES:
+        file = importlib.import_module(name).__file__
+        assert file is not None, name
+        folders.setdefault(Path(file).resolve().parent.parent, name)
+    if len(folders) > 1:
+        places = "; ".join(f"{name} from {folder}" for folder, name in folders.items())
+        raise MachineError(
+            f"the packages of bench come from different folders ({places}): another package hides one of "
+            f"them; install bench in an environment of its own, or run it from another folder"
+        )
+    return next(iter(folders))
+
+
+def code_version(source: Path | None = None) -> CodeVersion:
+    """The version of the running code, and of the user's code in the folder `source` (default: the working
+    folder)."""
+    folder = checkout()
+    user_commit, user_dirty = _user_commit((source or Path.cwd()).resolve())
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return CodeVersion(
+        code_hash=code_hash(folder),
+        commit=_git(folder, "rev-parse", "HEAD") or _installed_commit(folder),
+        dirty=None if status is None else bool(status),
+        user_commit=user_commit,
+        user_dirty=user_dirty,
+    )
+
+
+def _user_commit(folder: Path) -> tuple[str | None, bool | None]:
+    """The commit that BENCH_COMMIT names, else HEAD of the repository around `folder`; and whether files
+    differ from it, if that is known."""
+    if told := os.environ.get("BENCH_COMMIT"):
+        return told, None
+    root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+    status = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return _git(root, "rev-parse", "HEAD"), None if status is None else bool(status)
+
+
+def code_hash(folder: Path) -> str:
+    """16 hex digits over everything that runs inside the measured process, as `what_runs` reads it."""
+    digest = hashlib.sha256()
+    for part in _MEASURED:
+        place = folder / part
+        for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
+            digest.update(f"{path.relative_to(folder)}\0".encode())
+            digest.update(what_runs(path.read_bytes()))
+    return digest.hexdigest()[:16]
+
+
+_TOKEN = re.compile(
+    rb"""
+    (?P<string> [rRbBuUfF]{0,2} (?:
+        \"{3} (?:\\.|[^\\])*? \"{3} | '{3} (?:\\.|[^\\])*? '{3} | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*'
+    ))
+    | (?P<comment> \#[^\n]*) | (?P<open> [(\[{]) | (?P<close> [)\]}])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_REST_OF_LINE = re.compile(rb"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
+_LINE_BREAKS = re.compile(rb"[ \t]*\n(?:[ \t]*\n)*")
+
+
+def what_runs(source: bytes) -> bytes:
+    """Python source without comments, blank lines and strings that stand alone (docstrings).
+
+    The code, in which each string is a NUL, and after it the strings, with a NUL between all of them. Not a
+    dump of the syntax tree: that differs between versions of Python, and a host compares its own with that of
+    a container; and to parse all files takes half a second.
+    """
+    code, strings, end, depth = [], [], 0, 0
+    for token in _TOKEN.finditer(source):
+        code.append(source[end : token.start()])
+        end, kind = token.end(), token.lastgroup
+        depth += (kind == "open") - (kind == "close")
+        if kind in ("open", "close"):
+            code.append(token[0])
+        elif kind == "string" and (depth or not _stands_alone(source, token)):
+            code.append(b"\0")
+            strings.append(token[0])
+    code.append(source[end:])
+    return b"\0".join([_LINE_BREAKS.sub(b"\n", b"".join(code)).strip(b"\n"), *strings])
+
+
+def _stands_alone(source: bytes, token: re.Match[bytes]) -> bool:
+    """Whether nothing but blanks and a comment is on its lines."""
+    before = source[source.rfind(b"\n", 0, token.start()) + 1 : token.start()]
+    after = _REST_OF_LINE.match(source, token.end())
+    return not before.strip() and after is not None
+
+
+def _installed_commit(folder: Path) -> str | None:
+    """The commit that pip took the package from (direct_url.json of PEP 610), else the one that whoever built
+    an image gave."""
+    with suppress(metadata.PackageNotFoundError, ValueError, KeyError):
+        installed = metadata.distribution("bench")
+        if Path(str(installed.locate_file(""))).resolve() == folder:
+            return str(json.loads(installed.read_text("direct_url.json") or "{}")["vcs_info"]["commit_id"])
+    return os.environ.get("BENCH_COMMIT") or None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    if not (folder / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

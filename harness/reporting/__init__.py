@@ -1,0 +1,1 @@
+"""Reading studies, and writing and printing their reports."""

@@ -1,0 +1,182 @@
+"""Writing a study's report and tables, and printing its headline."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.terminal.console import Console
+from harness.terminal.narrow import narrow_lines
+from harness.terminal.table_text import GAP, column_widths
+from reports.analysis.headline import headline, headline_table
+from reports.analysis.side_by_side import side_by_side
+from reports.analysis.study import StudyFigures
+from reports.analysis.verdict.brief import Clause, brief
+from reports.analysis.verdict.verdict import verdict
+from reports.table import TextTable
+from reports.text import count
+from results import files
+from results.errors import UsageError
+from results.store import Study
+
+FIGURE_FORMS = ("svg", "pdf", "png")
+VERDICT_LINES = 6
+"""On a terminal, of one workload."""
+
+
+def write_report(study: Study, figures: StudyFigures, console: Console, *, path: Path | None = None) -> Path:
+    """Write the page and its tables, and print the headline, of what was measured.
+
+    In the study: report.html, cells.csv, runs.csv. Elsewhere: `path`, and the tables named after it.
+    """
+    target = path or study.root / "report.html"
+    written = _write([figures], target, f"{path.stem}." if path else "", in_study=path is None)
+    if figures.cells or not figures.training:
+        print_headline(figures, console)
+        print_verdict(figures, console)
+    if figures.compare_over is not None:
+        _print_over(figures, console)
+    _tell(written, console)
+    return target
+
+
+def write_joint_report(studies: Sequence[StudyFigures], console: Console, *, path: Path) -> None:
+    """Write one page of several studies at `path`, their tables beside it, and print what they share."""
+    written = _write(studies, path, f"{path.stem}.")
+    for study in studies:
+        console.result(f"{study.name}:")
+        print_headline(study, console)
+        console.result()
+    shared = side_by_side(studies)
+    for finding in (*shared.findings, *(f"Not compared: {text}." for text in shared.unlike)):
+        for line in textwrap.wrap(finding, console.width, break_on_hyphens=False):
+            console.result(line)
+    _tell(written, console)
+
+
+def figure_forms(text: str) -> tuple[str, ...]:
+    """The forms of files that `--figures` names. Raises UsageError for others, and for none."""
+    forms = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    unknown = [form for form in forms if form not in FIGURE_FORMS]
+    if unknown or not forms:
+        raise UsageError(f"--figures is some of {', '.join(FIGURE_FORMS)}, joined by commas, not {text!r}")
+    return forms
+
+
+def write_figures(
+    studies: Sequence[StudyFigures], console: Console, *, page: Path, forms: Sequence[Any], style: Any
+) -> Path:
+    """Write the drawings as files: into `figures` beside a study's own page, else `PAGE.figures`; a folder a
+    study where there are several."""
+    from reports.page.paper import figure_files, shared_figure_files
+
+    folder = page.with_name("figures" if page.name == "report.html" else f"{page.stem}.figures")
+    number = 0
+    for study in studies:
+        target = folder / study.name.replace("/", "-") if len(studies) > 1 else folder
+        for one in figure_files(study, forms, style):
+            files.replace(target / one.name, one.data, in_study=True)
+            number += 1
+    if len(studies) > 1:
+        for one in shared_figure_files(studies, forms, style):
+            files.replace(folder / one.name, one.data, in_study=True)
+            number += 1
+    console.result(f"figures: {count(number, 'file')} in {folder}")
+    return folder
+
+
+def _write(
+    studies: Sequence[StudyFigures], page: Path, prefix: str, *, in_study: bool = False
+) -> tuple[Path, ...]:
+    # Drawing takes a second to import, and only reports draw.
+    from reports.page.export import export_table
+    from reports.page.render import render_studies
+
+    names = () if not in_study and files.is_stream(page) else ("cells", "runs")
+    tables = {name: page.with_name(f"{prefix}{name}.csv") for name in names}
+    files.replace(page, render_studies(studies).encode(), in_study=in_study)
+    for name, path in tables.items():
+        files.replace(path, export_table(studies, name, "csv"), in_study=in_study)
+    return page, *tables.values()
+
+
+def _tell(written: Sequence[Path], console: Console) -> None:
+    page, *tables = written
+    console.result(f"report: {page}")
+    if tables:
+        console.result(f"tables: {', '.join(map(str, tables))}")
+
+
+def print_headline(figures: StudyFigures, console: Console) -> None:
+    """The report's first table, in another form where the terminal has no room for it."""
+    table = headline_table(figures)
+    if not table.rows:
+        console.result("no cell has a figure; the report says why")
+        return
+    if _width(table) <= console.width:
+        console.table(table.titles, table.texts, numeric=[column.numeric for column in table.columns])
+        return
+    for line in narrow_lines(headline(figures), figures.devices_word, console.width):
+        console.result(line)
+
+
+def _print_over(figures: StudyFigures, console: Console) -> None:
+    # The rows of a section: drawing is imported for the page anyway.
+    from reports.page.sections.over import over_table
+
+    table = over_table(figures)
+    console.table(table.titles, table.texts, numeric=[column.numeric for column in table.columns])
+    console.result()
+
+
+def print_verdict(figures: StudyFigures, console: Console) -> None:
+    """What the study comes to, in at most `VERDICT_LINES` lines a workload, and what to run next."""
+    found = verdict(figures)
+    console.result()
+    for one in found.workloads:
+        named = [one.workload] if len(found.workloads) > 1 else []
+        for line in [*named, *clause_lines(brief(one), console.width, VERDICT_LINES - len(named))]:
+            console.result(line)
+    if found.next_run is not None:
+        told = f"next: {found.next_run.what}, since {found.next_run.why}:"
+        for line in [
+            *textwrap.wrap(told, console.width),
+            *command_lines(found.next_run.command, console.width),
+        ]:
+            console.result(line)
+    console.result()
+
+
+def clause_lines(clauses: Sequence[Clause], width: int, most: int) -> list[str]:
+    """The clauses in at most `most` lines: those that no room is left for are in the report."""
+    pad = max((len(one.title) for one in clauses), default=0) + len(GAP)
+    wrapped = {
+        id(one): textwrap.wrap(
+            f"{one.title.ljust(pad)}{one.text}", width, subsequent_indent=" " * pad, break_on_hyphens=False
+        )
+        for one in clauses
+    }
+    kept: set[int] = set()
+    for one in sorted(clauses, key=lambda one: one.rank):
+        if sum(len(wrapped[each]) for each in (*kept, id(one))) <= most:
+            kept.add(id(one))
+    return [line for one in clauses if id(one) in kept for line in wrapped[id(one)]]
+
+
+def command_lines(command: str, width: int) -> list[str]:
+    """A command in lines that a shell takes as one: broken before options, each line but the last ends in a
+    backslash."""
+    pieces = [f" --{piece}" if number else piece for number, piece in enumerate(command.split(" --"))]
+    lines = [""]
+    for piece in pieces:
+        if lines[-1] and len(lines[-1] + piece) > width - 4:
+            lines.append(f"   {piece}")
+        else:
+            lines[-1] += piece
+    return [f"  {line} \\" for line in lines[:-1]] + [f"  {lines[-1]}"]
+
+
+def _width(table: TextTable) -> int:
+    return sum(column_widths(table.titles, table.texts)) + len(GAP) * (len(table.columns) - 1)

@@ -1,0 +1,191 @@
+"""Reads and analyses the studies that a command names, for reports and exports."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.reporting.costs import CostFlags, assumptions
+from harness.terminal.console import Console
+from reports.analysis.assumptions import Assumptions
+from reports.analysis.over import comparing_over
+from reports.analysis.pooling import pool
+from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.trained import TrainedCell
+from reports.redaction import Redactor, Told, redactor
+from reports.text import count
+from results.baseline import Baseline
+from results.errors import SchemaError, UsageError
+from results.history import read_nights
+from results.job_store import JobStore
+from results.outcome import Outcome
+from results.run import RunResult
+from results.store import Study, study_names
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    study: Study
+    told: Told
+    granted: Assumptions
+
+
+def read_figures(
+    paths: Sequence[str],
+    flags: CostFlags,
+    console: Console,
+    *,
+    redact: bool = False,
+    history: Path | None = None,
+) -> list[StudyFigures]:
+    """The figures of the studies at `paths`, each under a name of its own, with the nights of `history`.
+
+    Writes nothing but what is derived, and that only where the study may be written. Nights name commits and
+    settings that a redaction of the studies does not know: with `redact` there are none.
+    """
+    nights = {} if history is None or redact else _nights(history, console)
+    studies = [Study.existing(Path(path)) for path in paths]
+    for study in studies:
+        warn_of_losses(study, console)
+    names = study_names([study.root for study in studies])
+    read = [
+        _Read(study, Told(name, study.told_plans(), read_results(study)), assumptions(study, flags, console))
+        for study, name in zip(studies, names, strict=True)
+    ]
+    if redact:
+        read = _redacted(read)
+    figures = [analyse(one.told.name, one.told.plans, one.told.results, one.granted) for one in read]
+    return [
+        replace(
+            figure,
+            nights=nights,
+            steps=one.study.steps,
+            placed=() if redact else place_words(one.study),
+            training=_trained(one.study, figure, redact=redact),
+        )
+        for one, figure in zip(read, figures, strict=True)
+    ]
+
+
+def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, TrainedCell]:
+    """The training runs of the study. A redaction does not know the words by which a launch ended, or of
+    a checkpoint that could not be written."""
+    logs = {cell_id: study.training_log(cell_id) for cell_id in figures.pools}
+    found = {cell_id: log for cell_id, log in logs.items() if log.rows}
+    attempts = study.attempts() if found and not redact else {}
+    if redact:
+        found = {cell_id: log.without_words() for cell_id, log in found.items()}
+    lost = (run for pool in figures.pools.values() for run in pool.lost)
+    diverged = {run.run_id for run in lost if run.outcome is Outcome.DIVERGED}
+    return {
+        cell_id: TrainedCell(
+            cell=figures.pools[cell_id].cell,
+            log=log,
+            attempts=attempts,
+            diverged=bool(log.launches) and log.launches[-1].run_id in diverged,
+        )
+        for cell_id, log in found.items()
+    }
+
+
+def place_words(study: Study) -> tuple[str, ...]:
+    """The words of a call that goes on in the study: its folder, and the launcher of its newest job."""
+    launchers: list[str] = []
+    with suppress(SchemaError):
+        launchers = [job.launcher for job in JobStore(study.root).jobs()]
+    return ("--out", str(study.root), *(("--launcher", launchers[-1]) if launchers else ()))
+
+
+def _nights(folder: Path, console: Console) -> dict[str, list[Baseline]]:
+    nights, damaged = read_nights(folder)
+    for sentence in damaged:
+        console.warn(sentence)
+    return nights
+
+
+def warn_of_losses(study: Study, console: Console) -> None:
+    """Tell which plans and cells of a study are lost, and how they come back."""
+    unplanned = study.unplanned_cells()
+    if unplanned:
+        damaged = "; ".join(study.damaged_plans()) or "a plan is not there any more"
+        console.warn(
+            f"{count(len(unplanned), 'cell')} of {study.root} are in no plan that can be read ({damaged}): "
+            f"they are told from their own files, and the same bench matrix command plans them anew"
+        )
+    lost = study.lost_cells()
+    if lost:
+        console.warn(
+            f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json that can be read, and "
+            f"no plan has them: the bench matrix command that planned them brings them back"
+        )
+
+
+def warn_of_lost_runs(study: Study, results: Sequence[RunResult], console: Console) -> None:
+    """Tell which runs do not count beside others of their cell, so that an interval is wider than planned."""
+    for cell_id in dict.fromkeys(result.cell_id for result in results):
+        mine = [result for result in results if result.cell_id == cell_id]
+        pooled = pool(study.cell(cell_id), mine, planned=len(mine))
+        whys = [f"{run.outcome.replace('_', ' ')}: {run.reason}" for run in pooled.lost]
+        whys += [left.reason for left in pooled.left_out]
+        if pooled.runs and whys:
+            left_out = f"{len(whys)} of {count(len(mine), 'run')} of {cell_id} in {study.root}"
+            console.warn(f"{left_out} left out ({whys[-1]})")
+
+
+def read_results(study: Study) -> list[RunResult]:
+    """Every run of the study; what is derived is kept where the study may be written."""
+    return study.collect() if os.access(study.root, os.W_OK) else study.results()
+
+
+def compared_over(studies: list[StudyFigures], setting: str | None) -> list[StudyFigures]:
+    """The studies, asked to be compared over a setting as a flag writes it; None: as they are.
+
+    Raises UsageError where a study has one value of it alone.
+    """
+    if setting is None:
+        return studies
+    if len(studies) > 1:
+        raise UsageError(
+            f"--compare-over {setting} compares cells of one study: name one, in which bench matrix has "
+            f"measured several values of --{setting}"
+        )
+    return [comparing_over(study, setting.replace("-", "_")) for study in studies]
+
+
+def _redacted(read: Sequence[_Read]) -> list[_Read]:
+    """With the plain folder's name, numbered where several have it: a parent may be somebody's home."""
+    roots = [one.study.root for one in read]
+    hosts = {host for one in read for host in _job_hosts(one.study)}
+    made = redactor(
+        [one.told for one in read],
+        hosts={platform.node(), *hosts},
+        users=_users(),
+        paths={str(path) for root in roots for path in (root, root.resolve())},
+    )
+    return [_one_redacted(one, roots[:place], made) for place, one in enumerate(read)]
+
+
+def _one_redacted(one: _Read, earlier: Sequence[Path], made: Redactor) -> _Read:
+    same = sum(root.resolve().name == one.study.name for root in earlier)
+    name = f"{one.study.name} ({same + 1})" if same else one.study.name
+    return replace(one, told=made.study(replace(one.told, name=name)), granted=made.value(one.granted))
+
+
+def _users() -> set[str]:
+    with suppress(KeyError, OSError):
+        return {getpass.getuser()}
+    # In a container the number of the user may have no name.
+    return set()
+
+
+def _job_hosts(study: Study) -> set[str]:
+    """Nodes that the study's jobs ran on: a reason may name one that left no record."""
+    store = JobStore(study.root)
+    jobs = [job.job_id for job in store.jobs()]
+    ends = [end for job_id in jobs for end in (*store.starts(job_id), store.ended(job_id)) if end is not None]
+    return {node for end in ends for node in end.nodes}

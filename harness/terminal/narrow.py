@@ -1,0 +1,128 @@
+"""The headline on a narrow terminal: fewer columns, and no fact is lost by it.
+
+Rows are put together by workload, setting, scaling and batch, which stand above them with what most of the
+rows have in common (baseline, proof, runs). A row that differs says so at its end. Intervals of step times go
+first, then shares of on less off, throughputs and intervals of efficiencies; a line names what is
+left out. Long names have lines of their own.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from harness.terminal.table_text import GAP, column_widths, table_lines
+from reports import fields
+from reports.analysis.headline import HeadlineRow, against, efficiency_field, on_less_off, runs_text
+from reports.text import NOTHING, percent
+
+LONGEST_NAME = 24
+"""Characters of a strategy that share a line with its figures."""
+_Show = Callable[[HeadlineRow], str]
+_SHARED: dict[str, _Show] = {
+    "against": lambda row: against(row.efficiency),
+    "proof": lambda row: row.figures.proof_method,
+    "runs": lambda row: runs_text(row.figures),
+}
+_STEP: tuple[str, _Show] = ("step time", lambda row: fields.figure(row.figures.step_ns).text)
+_STEP_ENDS: tuple[str, _Show] = (
+    "step time",
+    lambda row: fields.figure(row.figures.step_ns, ends=True).text,
+)
+_RATE: tuple[str, _Show] = ("throughput", lambda row: fields.figure(row.figures.throughput).text)
+_SHARE_ENDS: tuple[str, _Show] = ("efficiency", lambda row: efficiency_field(row.efficiency).text)
+_ON_LESS_OFF: tuple[str, _Show] = ("on less off", lambda row: on_less_off(row).text)
+
+
+def _share(row: HeadlineRow) -> str:
+    one = row.efficiency
+    return percent(one.metric.value) if one.metric and not one.is_baseline else _SHARE_ENDS[1](row)
+
+
+_LEVELS: tuple[tuple[tuple[tuple[str, _Show], ...], str], ...] = (
+    ((_STEP_ENDS, _RATE, _SHARE_ENDS, _ON_LESS_OFF), ""),
+    ((_STEP, _RATE, _SHARE_ENDS, _ON_LESS_OFF), "intervals of step times"),
+    ((_STEP, _RATE, _SHARE_ENDS), "intervals of step times, on less off"),
+    ((_STEP, _SHARE_ENDS), "intervals of step times, on less off, throughputs"),
+    ((_STEP, ("efficiency", _share)), "on less off, throughputs, all intervals"),
+)
+"""Columns from wide to narrow, and what they leave out."""
+
+
+def narrow_lines(rows: Sequence[HeadlineRow], sizes_count: str, width: int) -> list[str]:
+    """The headline in lines of at most `width` columns (of at least 40)."""
+    groups: dict[tuple[str, ...], list[HeadlineRow]] = {}
+    for row in rows:
+        groups.setdefault(_group(row), []).append(row)
+    forms = [
+        (
+            [line for rows in groups.values() for line in _group_lines(rows, columns, sizes_count, width)],
+            left_out,
+        )
+        for columns, left_out in _LEVELS
+    ]
+    lines, left_out = next((form for form in forms if max(map(len, form[0])) <= width), forms[-1])
+    note = _wrapped(f"Left out on {width} columns: {left_out}. The report has all.", width)
+    return [*lines, *note] if left_out else lines[:-1]
+
+
+def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
+    """Lines of a text; a word that is longer than a line is broken, `serial-simulation` is not."""
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _group(row: HeadlineRow) -> tuple[str, ...]:
+    cell = row.figures.cell
+    weak = "weak" in row.kinds
+    size = f"batch {cell.batch_per_replica:,} per replica" if weak else f"global batch {cell.global_batch:,}"
+    return row.workload, row.setting, f"{' and '.join(row.kinds)} scaling", size
+
+
+def _group_lines(
+    rows: Sequence[HeadlineRow], columns: Sequence[tuple[str, _Show]], sizes_count: str, width: int
+) -> Iterator[str]:
+    common = {name: _most_common(rows, show) for name, show in _SHARED.items()}
+    told = [f"against {common['against']}"] if common["against"] != NOTHING else []
+    head = ", ".join(part for part in (*_group(rows[0]), *told, common["proof"], common["runs"]) if part)
+    yield from _wrapped(head, width, indent="    ")
+    yield from _table(rows, columns, sizes_count, common, width)
+    yield ""
+
+
+def _most_common(rows: Sequence[HeadlineRow], show: _Show) -> str:
+    told = Counter(text for row in rows if (text := show(row)) != NOTHING)
+    return told.most_common(1)[0][0] if told else NOTHING
+
+
+def _table(
+    rows: Sequence[HeadlineRow],
+    columns: Sequence[tuple[str, _Show]],
+    sizes_count: str,
+    common: dict[str, str],
+    width: int,
+) -> Iterator[str]:
+    titles = ["strategy", sizes_count, *(title for title, _ in columns)]
+    body = [[row.strategy, f"{row.gpus:,}", *(show(row) for _, show in columns)] for row in rows]
+    long = [row[0] if len(row[0]) > LONGEST_NAME else None for row in body]
+    body = [["", *row[1:]] if name else row for row, name in zip(body, long, strict=True)]
+    lines = table_lines(titles, body, numeric=[False, *[True] * (len(titles) - 1)])
+    heads = len(lines) - len(body)
+    yield from lines[:heads]
+    used = sum(column_widths(titles, body)) + len(GAP) * (len(titles) - 1)
+    for row, name, line in zip(rows, long, lines[heads:], strict=True):
+        if name:
+            yield from _wrapped(name, width)
+        differs = _differing(row, common)
+        if not differs or used + len(GAP) + len(differs) <= width:
+            yield f"{line.ljust(used)}{GAP}{differs}".rstrip()
+        else:
+            yield line
+            yield from _wrapped(f"    {differs}", width, indent="    ")
+
+
+def _differing(row: HeadlineRow, common: dict[str, str]) -> str:
+    """What most of the rows have in another way."""
+    texts = {name: show(row) for name, show in _SHARED.items()}
+    differs = {name: text for name, text in texts.items() if text not in (common[name], NOTHING)}
+    return ", ".join(f"against {text}" if name == "against" else text for name, text in differs.items())

@@ -1,0 +1,1 @@
+"""The exchange group of a rank: what it counts and records."""

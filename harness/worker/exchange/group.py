@@ -1,0 +1,414 @@
+"""The process group that gradients are exchanged over: it counts, and it can be told to move nothing.
+
+Strategies get this group instead of the backend's own. With the exchange on it hands every call to the
+backend and counts the bytes; with it off it returns finished work at once: sums stay this rank's own, what
+would be gathered is what this rank sends, and what would be received stays as it was, or is zero in a
+pipeline. The difference between the two is the exposed communication, and neither strategy nor model knows
+which of them runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+from harness.worker.exchange.buckets import BucketCounter
+from harness.worker.exchange.recorder import Recorder, group_text
+from harness.worker.exchange.staged import StagedGroup
+from strategies.devices import StreamedDevice, device_of
+
+_BACKEND = "bench_exchange"
+
+# Options of a collective are opaque C++ structs that are only handed on.
+Options = Any
+# NCCL returns None for a synchronous operation (`options.asyncOp` False): it runs on the current stream, and
+# torch waits for nothing. Only torch's Python functions with `async_op=False` ask for one, as FSDP2 does; its
+# C++ and our own calls leave asyncOp True, and always get a work to wait for.
+MaybeWork = dist.Work | None
+Operation = Callable[..., MaybeWork]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over a group and the groups split from it, and whether anything does."""
+
+    enabled: bool = True
+    fills: bool = True
+    """Whether a gather that is switched off writes all that it would have gathered, each time. Where not, it
+    does so the first time for a buffer of floating-point numbers, which then keeps what it has: on a device
+    the writing takes a part of the gather's own time, and would count as computation."""
+    filled: set[tuple[int, int, torch.dtype]] = field(default_factory=set)
+    """Where such buffers begin, their numbers, and of what type they are."""
+    payload_bytes: int = 0
+    """Bytes of the buffers handed to collectives and sends so far, while enabled."""
+    operations: int = 0
+    buckets: BucketCounter | None = None
+    """Who is told of buckets and of operations; None outside of the period that is counted."""
+    recorder: Recorder | None = None
+    """Who is told of every operation; None outside of recorded blocks."""
+
+
+class ExchangeGroup(dist.ProcessGroup):
+    """The ranks of a backend's group, all of the launch's at first, and groups split from them.
+
+    Called from C++ with one of the many signatures that the stubs of its base class list.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        backend: dist.ProcessGroup | None = None,
+        traffic: Traffic | None = None,
+        members: Sequence[int] | None = None,
+        staged_for: StreamedDevice | None = None,
+    ) -> None:
+        """Over `backend` (None: the default group), counted in `traffic`.
+
+        `members` are the ranks of the launch that are in it (None: the first `size`). `staged_for` is a
+        device whose tensors the backend cannot move: they go through host memory (`StagedGroup`).
+        """
+        super().__init__(rank, size)  # type: ignore[call-arg]  # as torch calls it for other Python groups
+        self._size = size
+        self._rank = rank
+        self._backend: Any = dist.group.WORLD if backend is None else backend
+        self._staged_for = staged_for
+        self._mover: Any = self._backend if staged_for is None else StagedGroup(self._backend, staged_for)
+        self._downward: Any = None
+        """The backend of messages from a rank to a lower one; None: `_mover` carries both directions."""
+        self._duplex = False
+        self._members = range(size) if members is None else members
+        self._recorded_as = group_text(self._members)
+        self._name = ""
+        self._parts: list[ExchangeGroup] = []
+        self.timeout: timedelta | None = None
+        """How long a rank waits in a group that is split from this one; None: as long as torch has it."""
+        self.traffic = Traffic() if traffic is None else traffic
+
+    def reset(self) -> None:
+        """As new, for the next cell: nothing counted, on, and no group split from it. Collective."""
+        self.traffic = Traffic()
+        for part in self._parts:
+            backends = [backend for backend in (part.backend, part._downward) if backend is not None]
+            for group in (part, *backends):
+                dist.destroy_process_group(group)
+        self._parts.clear()
+
+    def shutdown(self) -> None:
+        """Called by torch as it destroys the group."""
+        # DTensor's caches hold the meshes of past cells, and these their groups. Without this the threads of
+        # the backend would poll until the worker ends.
+        if self._staged_for is not None:
+            self._mover.close()
+        self._backend = self._mover = self._downward = None
+
+    @property
+    def class_name(self) -> str:
+        """torch's class that moves the data, such as ProcessGroupNCCL."""
+        devices = self._backend._device_types
+        mover = self._backend._get_backend(devices[0]) if devices else self._backend
+        # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps it.
+        return type(getattr(mover, "wrapped_pg", mover)).__name__
+
+    @property
+    def backend(self) -> dist.ProcessGroup:
+        """What moves the data."""
+        backend: dist.ProcessGroup = self._backend
+        return backend
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def getBackendName(self) -> str:
+        return _BACKEND
+
+    supports_coalescing = False
+
+    def _get_backend(self, device: torch.device) -> ExchangeGroup:  # type: ignore[override]
+        """The group itself: torch's `batch_isend_irecv` asks its backend whether it supports coalescing."""
+        return self
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        # Given by torch after construction, and asked for once more after torch has forgotten the group.
+        self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
+        return self._name
+
+    def split_into(self, parts: Sequence[Sequence[int]], *, duplex: bool = False) -> ExchangeGroup:
+        """The group of the part that this rank is in, counted and switched with this one; collective.
+
+        torch knows it by name, as meshes and pipelines ask for. `duplex` is as `Link.split` has it.
+        """
+        groups = [self._open(part) for part in parts]
+        # Gloo has a connection for each direction. NCCL carries out all messages of two ranks one by one, and
+        # a message ends when the other rank receives it: two that send to each other first never would.
+        if duplex and dist.get_backend(self._backend) != dist.Backend.GLOO:
+            for part, group in zip(parts, groups, strict=True):
+                downward = self._new_backend([self._members[rank] for rank in part])
+                if group is not None:
+                    group._downward = downward
+        _await_connections()
+        own = next(group for group in groups if group is not None)
+        own._duplex = duplex
+        self._parts.append(own)
+        return own
+
+    def _open(self, part: Sequence[int]) -> ExchangeGroup | None:
+        """A new group of these ranks over a backend of its own; None where this rank is not in it."""
+        ranks = [self._members[rank] for rank in part]
+        backend = self._new_backend(ranks)
+        origin = _Origin(backend=backend, traffic=self.traffic, members=ranks, staged_for=self._staged_for)
+        return _open_over(origin, self.timeout)
+
+    def _new_backend(self, ranks: list[int]) -> Any:
+        return dist.new_group(ranks, timeout=self.timeout, backend=dist.get_backend(self._backend))
+
+    def announce_bucket(self) -> None:
+        """A strategy begins to exchange a bucket over this group."""
+        if self.traffic.buckets is not None:
+            self.traffic.buckets.announced()
+
+    def allreduce(  # type: ignore[override]
+        self, tensors: list[Tensor], options: Options = None
+    ) -> MaybeWork:
+        return self._run("allreduce", tensors, tensors, (tensors,), options)
+
+    def reduce(  # type: ignore[override]
+        self, tensors: list[Tensor], options: Options = None
+    ) -> MaybeWork:
+        return self._run("reduce", tensors, tensors, (tensors,), options)
+
+    def broadcast(  # type: ignore[override]
+        self, tensors: list[Tensor], options: Options = None
+    ) -> MaybeWork:
+        return self._run("broadcast", tensors, tensors, (tensors,), options)
+
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Options = None
+    ) -> MaybeWork:
+        if not self.traffic.enabled:
+            for output in outputs[0]:
+                output.copy_(inputs[0])
+        return self._run("allgather", inputs, outputs, (outputs, inputs), options)
+
+    def _allgather_base(  # type: ignore[override]
+        self, output: Tensor, values: Tensor, options: Options = None
+    ) -> MaybeWork:
+        if not self.traffic.enabled:
+            self._gather_own(output, values)
+        return self._run("_allgather_base", [values], [output], (output, values), options)
+
+    def _gather_own(self, output: Tensor, values: Tensor) -> None:
+        """What this rank sends in the place of what every rank sends, or in its own place alone."""
+        rows = output.view(self._size, -1)
+        buffer = output.data_ptr(), output.numel(), output.dtype
+        if self.traffic.fills or not output.is_floating_point() or buffer not in self.traffic.filled:
+            self.traffic.filled.add(buffer)
+            rows.copy_(values.view(1, -1).expand(self._size, -1))
+        elif rows[self._rank].data_ptr() != values.data_ptr():
+            rows[self._rank].copy_(values.view(-1))
+
+    # What torch calls the two from version 2.13 on.
+    all_gather_single = _allgather_base  # type: ignore[assignment]
+
+    def _reduce_scatter_base(  # type: ignore[override]
+        self, output: Tensor, values: Tensor, options: Options = None
+    ) -> MaybeWork:
+        if not self.traffic.enabled:
+            output.copy_(values.view(self._size, -1)[self._rank])
+        return self._run("_reduce_scatter_base", [values], [output], (output, values), options)
+
+    reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
+
+    def alltoall_base(  # type: ignore[override]
+        self, output: Tensor, values: Tensor, *splits: list[int], options: Options = None
+    ) -> MaybeWork:
+        if not self.traffic.enabled:
+            output.copy_(values)
+        return self._run("alltoall_base", [values], [output], (output, values, *splits), options)
+
+    def send(  # type: ignore[override]
+        self, tensors: list[Tensor], to: int, tag: int
+    ) -> MaybeWork:
+        mover = self._mover if self._downward is None or to > self._rank else self._downward
+        return self._run("send", tensors, tensors, (tensors, to, tag), None, mover)
+
+    def recv(  # type: ignore[override]
+        self, tensors: list[Tensor], source: int, tag: int
+    ) -> MaybeWork:
+        # The sender counts.
+        if not self.traffic.enabled:
+            if self._duplex:
+                # From torch 2.15 on a pipeline receives each message in new memory, which may hold NaN.
+                for tensor in tensors:
+                    # A stage's input requires gradients.
+                    tensor.data.zero_()
+            return _finished(tensors)
+        mover = self._mover if self._downward is None or source < self._rank else self._downward
+        if self.traffic.recorder is not None:
+            return self._recorded("recv", tensors, mover.recv, (tensors, source, tag))
+        work: MaybeWork = mover.recv(tensors, source, tag)
+        return work
+
+    def _run(
+        self,
+        name: str,
+        sent: list[Tensor],
+        result: Any,
+        arguments: tuple[object, ...],
+        options: Options,
+        mover: Any = None,
+    ) -> MaybeWork:
+        if not self.traffic.enabled:
+            return _finished(result)
+        self.traffic.payload_bytes += _bytes(sent)
+        self.traffic.operations += 1
+        collective = getattr(mover or self._mover, name)
+        if options is not None:
+            arguments = (*arguments, options)
+        if self.traffic.recorder is not None:
+            return self._recorded(name, sent, collective, arguments)
+        work: MaybeWork = collective(*arguments)
+        return work
+
+    def _recorded(
+        self, name: str, buffers: list[Tensor], operation: Operation, arguments: tuple[object, ...]
+    ) -> MaybeWork:
+        assert self.traffic.recorder is not None
+        if self.traffic.buckets is not None:
+            self.traffic.buckets.issued(name)
+        call = partial(operation, *arguments)
+        return self.traffic.recorder.issue(name, self._recorded_as, _bytes(buffers), call)
+
+
+def _bytes(buffers: Iterable[Tensor]) -> int:
+    return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+
+
+def _finished(result: list[Tensor] | list[list[Tensor]]) -> dist.Work:
+    buffers = [buffer for item in result for buffer in (item if isinstance(item, list) else [item])]
+    future = device_of(buffers[0].device).future()
+    future.set_result(result)
+    work: dist.Work = _create_work_from_future(future)
+    return work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """What a group is made over."""
+
+    backend: dist.ProcessGroup
+    traffic: Traffic
+    members: Sequence[int]
+    staged_for: StreamedDevice | None = None
+
+
+_origin: list[_Origin] = []
+"""Of the group that is being made: torch calls `_create` with nothing of ours."""
+
+
+def _create(store: object, rank: int, size: int, timeout: timedelta) -> ExchangeGroup:
+    origin = _origin[-1]
+    group = ExchangeGroup(rank, size, origin.backend, origin.traffic, origin.members, origin.staged_for)
+    group.timeout = timeout
+    return group
+
+
+def _open_over(origin: _Origin, timeout: timedelta | None) -> ExchangeGroup | None:
+    """An exchange over `origin`, which torch knows; None where this rank is not in it."""
+    if _BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(_BACKEND, _create, devices=["cpu", "cuda"])
+    _origin.append(origin)
+    try:
+        group = dist.new_group(list(origin.members), timeout=timeout, backend=_BACKEND)
+    finally:
+        _origin.pop()
+    return group if isinstance(group, ExchangeGroup) else None
+
+
+def open_exchange(
+    timeout: timedelta | None = None,
+    *,
+    backend: str | None = None,
+    staged_for: StreamedDevice | None = None,
+) -> ExchangeGroup:
+    """A new exchange over all ranks of the default group; collective.
+
+    `backend` is the name of what moves the data (None: the default group's, or the default group itself if
+    it has this one). `timeout` is how long a collective waits for its ranks (None: as long as torch has it);
+    what goes over the default group waits as that does. `staged_for` is as `ExchangeGroup` has it.
+    """
+    mover = dist.group.WORLD
+    if backend not in (None, dist.get_backend()):
+        mover = dist.new_group(timeout=timeout, backend=backend)
+    assert mover is not None
+    everyone = range(dist.get_world_size())
+    group = _open_over(
+        _Origin(backend=mover, traffic=Traffic(), members=everyone, staged_for=staged_for), timeout
+    )
+    assert group is not None
+    _await_connections()
+    return group
+
+
+class OwnCollectiveError(Exception):
+    """A model or its loss calls torch.distributed while one rank alone computes it."""
+
+
+@contextmanager
+def no_collectives() -> Iterator[None]:
+    """Make every operation that this rank starts in a process group raise OwnCollectiveError.
+
+    With one rank operations are left as they are, because they wait for nobody.
+    """
+    if dist.get_world_size() == 1:
+        yield
+        return
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OwnCollectiveError
+
+    group = dist.ProcessGroup
+    # Every function of torch.distributed calls a method of the group, whatever name a model imported it by.
+    operations = {name: vars(group)[name] for name in _OPERATIONS if name in vars(group)}
+    try:
+        for name in operations:
+            setattr(group, name, refuse)
+        yield
+    finally:
+        for name, call in operations.items():
+            setattr(group, name, call)
+
+
+_OPERATIONS = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "gather", "scatter", "barrier"),
+    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
+    *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "alltoall", "alltoall_base"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("send", "recv", "recv_anysource", "monitored_barrier"),
+)
+"""Methods of a group that exchange something, by the names of any torch that is supported."""
+
+
+def _await_connections() -> None:
+    """Wait until every rank has opened its groups; collective over the default group, where there is one.
+
+    Gloo connects while a group is opened, and torch lets the rank that is done first go on. If it fails at
+    once, as all do for a refused cell, it closes its connections, and a rank that still connects would report
+    that in the place of the failure.
+    """
+    if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
+        dist.barrier()

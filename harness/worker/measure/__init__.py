@@ -1,0 +1,1 @@
+"""Timed blocks of steps, and what is sampled or profiled with them."""

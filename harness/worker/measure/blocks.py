@@ -1,0 +1,312 @@
+"""Timed blocks: warm-up until the step time is steady, measuring to a target or a budget, on-off quads.
+
+After them come blocks that are not timed against each other: one with the recorder on, and on CUDA one under
+the profiler. Their steps are real ones, and training goes on from them.
+
+A block is some steps between a barrier and the last rank's finished work; nothing inside a block waits for
+the device or talks to other ranks beyond what training itself does. Decisions fall between blocks, from
+figures that all ranks share, so that all decide alike.
+
+The clock that times the steps times the blocks too. On a device with streams it is the device's: a block
+begins when the queues of all devices have met, and ends when this one has done all that the block queued,
+on every stream. Blocks are long there, by the step time that the warm-up has seen.
+
+Every block is whole periods of the strategy: each has its share of what is done in every H-th step alone. A
+block may begin anywhere in a period, as the steps before it (a proof's, say) leave it, for any H steps in a
+row hold exactly one such step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal, Protocol
+
+import torch
+
+from harness.worker.exchange.buckets import BucketCounter
+from harness.worker.exchange.group import ExchangeGroup
+from harness.worker.exchange.recorder import Recorder, steps_to_record
+from harness.worker.measure.clock import StepClock, joined_steps
+from harness.worker.measure.kernels import PROFILED_STEPS, kernel_times, profiled_kernels
+from harness.worker.rank.control import Control
+from harness.worker.rank.log import RankLog
+from results.cell import GPU_LONGEST_WARM_UP_S, GPU_WARM_UP_S, StepPolicy
+from results.record import Quads, StepColumns
+from results.recorded import KernelTimes, Recorded
+from results.statistics import FEWEST_FOR_INTERVAL, within_run
+from strategies.devices import device_of
+from strategies.training.snapshot import Snapshot
+from strategies.training.trainer import Trainer
+from workloads.batch import Batch
+
+STEADY_WITHIN = 0.05
+"""Warm-up has ended when the steps of a block differ from those before it by no more than this share."""
+FLAT_WITHIN = 0.005
+"""A clock is flat when the means of both halves of its readings differ by no more than this share and three
+standard errors. With 5 s in each half and no noise this allows a drift of 2 % in 20 s."""
+Stop = Literal["target", "budget", "blocks"]
+
+
+class Wait(Protocol):
+    """Waits for a run's turn (`harness.worker.turns`)."""
+
+    def __call__(self, at: str, **told: object) -> int:
+        """Where the run is. Returns the steps of the block to time; 0: no more of them."""
+
+
+class DivergedError(Exception):
+    """The loss of a rank is not a finite number; raised on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__("the loss is not a finite number (NaN or infinity)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the measured blocks gave on this rank."""
+
+    columns: StepColumns
+    blocks_ns: list[int]
+    block_steps: int
+    """Steps of each block: those of the policy, filled up to whole periods of the strategy."""
+    stop: Stop
+
+
+class Stopwatch:
+    """Runs one trainer in timed blocks, together with the other ranks."""
+
+    def __init__(
+        self, trainer: Trainer, batches: Iterator[Batch], *, clock: StepClock, control: Control, log: RankLog
+    ) -> None:
+        self._trainer = trainer
+        self._batches = batches
+        self._clock = clock
+        self._control = control
+        self._log = log
+        self.after_block: Callable[[StepColumns], None] = lambda columns: None
+        """Called with the steps of each block of the warm-up and of measuring, before the next one begins."""
+        self.buckets: BucketCounter | None = None
+        """Of the period that went before the recorded steps, once they were taken."""
+        self._device = device_of(control.device)
+        self._fastest_s: float | None = None
+        """The step time of the fastest block of the warm-up on a device, the same on all ranks."""
+        trainer.observer = clock
+
+    def warm_up(
+        self, policy: StepPolicy, clock_mhz: Callable[[], Sequence[float]] = list
+    ) -> tuple[StepColumns, bool]:
+        """Steps until the step time is steady, or the policy's limit. Returns them, and whether it is steady.
+
+        On a device the limits are of time, and its clock must be flat as well: `clock_mhz` gives the latest
+        readings of this rank's, none where it cannot be read.
+        What a strategy begins with differently has been done before (`proof.first_steps`).
+        """
+        columns, warmed_s, before_s = StepColumns(), 0.0, math.inf
+        steady, timed = False, self._device.asynchronous and policy.warmup_max_steps > 0
+        while not steady and (
+            warmed_s < GPU_LONGEST_WARM_UP_S if timed else len(columns.step_ns) < policy.warmup_max_steps
+        ):
+            steps = self._block_steps(policy)
+            _, wall, block = self._block(steps, self._batches)
+            columns = joined_steps(columns, block)
+            self.after_block(block)
+            warmed_s, step_s = warmed_s + wall / 1e9, wall / steps / 1e9
+            steady = abs(step_s - before_s) <= STEADY_WITHIN * before_s < math.inf
+            before_s = step_s
+            if timed:
+                self._fastest_s = min(step_s, self._fastest_s or math.inf)
+                steady = steady and warmed_s >= GPU_WARM_UP_S and self._is_flat(clock_mhz())
+        return columns, steady
+
+    def _is_flat(self, readings: Sequence[float]) -> bool:
+        """Whether the clock of no rank's device goes up or down; collective."""
+        half, change = len(readings) // 2, 0.0
+        if half:
+            # Three standard errors of the difference, from successive readings, which a drift hardly changes
+            # (von Neumann 1941). Without them one of many devices would always exceed the bound.
+            error = 3 * math.sqrt(fmean((b - a) ** 2 for a, b in itertools.pairwise(readings)) / half)
+            apart = abs(fmean(readings[half:]) - fmean(readings[:half]))
+            change = (apart - error) / fmean(readings)
+        return self._control.largest([change])[0] <= FLAT_WITHIN
+
+    def measure(self, policy: StepPolicy) -> Measured:
+        """Blocks until the within-run interval is narrow enough, or the budget or the blocks run out."""
+        columns = StepColumns()
+        steps = self._block_steps(policy)
+        own: list[int] = []
+        walls: list[float] = []
+        stop: Stop | None = None
+        while stop is None:
+            mine, wall, block = self._block(steps, self._batches)
+            columns = joined_steps(columns, block)
+            self.after_block(block)
+            own.append(mine)
+            walls.append(wall)
+            stop = _stop(walls, policy)
+        return Measured(columns=columns, blocks_ns=own, block_steps=steps, stop=stop)
+
+    def measure_in_turns(self, wait: Wait, warmup: StepColumns) -> Measured:
+        """Blocks whenever `wait` gives a number of steps, until it gives 0: it decides when and how many.
+
+        All ranks wait by themselves, outside of every collective, and are given the same numbers.
+        """
+        columns, steps = StepColumns(), 0
+        own: list[int] = []
+        last = warmup.step_ns[-self._trainer.model.period :]
+        given = wait("measure", step_ns=sum(last) / max(1, len(last)))
+        while given:
+            # On a device no block is shorter than others, however few steps are asked for.
+            steps = StepPolicy(block_steps=given).steps_of_block(self._trainer.model.period, self._fastest_s)
+            mine, _, block = self._block(steps, self._batches)
+            columns = joined_steps(columns, block)
+            self.after_block(block)
+            own.append(mine)
+            given = wait("block", ns=mine, steps=steps)
+        return Measured(columns=columns, blocks_ns=own, block_steps=steps, stop="blocks")
+
+    def measure_exposed(self, exchange: ExchangeGroup, policy: StepPolicy) -> Quads:
+        """Interleaved blocks with the exchange on, off, off, on; what the off blocks did is undone.
+
+        Batches are drawn beforehand and shared by an on block and the off block next to it, so that the
+        data phase is on neither side and the training data go on as if the off blocks had not been.
+        """
+        steps = self._steps_of_quads(policy)
+        exchange.traffic.fills = not self._device.asynchronous
+        quads = Quads(steps=steps)
+        for _ in range(policy.quads):
+            batches = self._draw(steps)
+            quads.on_first_ns.append(self._drawn_block(batches)[0])
+            snapshot = Snapshot(self._trainer)
+            exchange.traffic.enabled = False
+            quads.off_first_ns.append(self._off_block(batches, quads.off_step_ns))
+            # Before the next ones are drawn: on a device they take its memory.
+            del batches
+            batches = self._draw(steps)
+            quads.off_second_ns.append(self._off_block(batches, quads.off_step_ns))
+            exchange.traffic.enabled = True
+            snapshot.restore()
+            quads.on_second_ns.append(self._drawn_block(batches)[0])
+            del batches, snapshot
+        return quads
+
+    def _steps_of_quads(self, policy: StepPolicy) -> int:
+        """Return the steps of a quad's block: as many as of any block, or fewer, but never fewer than the
+        policy's, where the drawn batches would take more than half of the memory that is free on the device.
+
+        Collective. It draws the batches of a short block, sees what memory they take, and trains on them.
+        """
+        period = self._trainer.model.period
+        steps, fewest = self._block_steps(policy), policy.steps_of_block(period)
+        before = self._device.memory()
+        if steps == fewest or before is None:
+            return steps
+        batches = self._draw(fewest)
+        after = self._device.memory()
+        assert after is not None
+        # Of data that are given again and again nothing is added.
+        each = (after.allocated - before.allocated) / fewest
+        fit = after.free / 2 / each if each > 0 else math.inf
+        [negated] = self._control.largest([-min(steps, fit)])
+        self._drawn_block(batches)
+        return max(fewest, int(-negated) // period * period)
+
+    def record(self, exchange: ExchangeGroup, device: torch.device) -> Recorded:
+        """A block of about 20 steps with the recorder on; collective.
+
+        One period goes before it and is not kept: it shows how many operations there are, and which threads
+        issue them, and its buckets are counted. Raises TooManyOperationsError on all ranks if a record could
+        not hold a period's.
+        """
+        period = self._trainer.model.period
+        recorder = Recorder(self._clock, device, stages=self._trainer.model.bubble_ideal is not None)
+        self._trainer.observer = exchange.traffic.recorder = recorder
+        self.buckets = exchange.traffic.buckets = BucketCounter(recorder)
+        try:
+            with self.buckets.counting(self._trainer):
+                _, _, columns = self._block(period, self._batches)
+            exchange.traffic.buckets = None
+            operations = len(recorder.take(columns).operations.step)
+            [most] = self._control.largest([float(operations)])
+            _, _, columns = self._block(steps_to_record(period, int(most)), self._batches)
+        finally:
+            exchange.traffic.recorder = exchange.traffic.buckets = None
+            self._trainer.observer = self._clock
+        return recorder.take(columns)
+
+    def profile(self, device: torch.device) -> KernelTimes | None:
+        """The kernels of whole periods of at least three steps; None if the profiler saw none. Collective, on
+        CUDA alone."""
+        steps = self._whole_periods(PROFILED_STEPS)
+        with profiled_kernels(device) as kernels:
+            # A sum by which the devices meet would be among the kernels.
+            self._block(steps, self._batches, devices=False)
+        return kernel_times(kernels, steps) if kernels else None
+
+    def _block_steps(self, policy: StepPolicy) -> int:
+        return policy.steps_of_block(self._trainer.model.period, self._fastest_s)
+
+    def _whole_periods(self, steps: int) -> int:
+        period = self._trainer.model.period
+        return math.ceil(steps / period) * period
+
+    def _draw(self, steps: int) -> list[Batch]:
+        return list(itertools.islice(self._batches, steps * self._trainer.settings.accumulation))
+
+    def _off_block(self, batches: list[Batch], each_ns: list[int]) -> int:
+        """A block that is undone; adds the times of its steps to `each_ns`, whose sum is the block's.
+
+        The time between steps is in the on blocks, too: each step has an equal share of it.
+        """
+        mine, columns = self._drawn_block(batches, undone=True)
+        count, between = len(columns.step_ns), mine - sum(columns.step_ns)
+        shares = (between * (at + 1) // count - between * at // count for at in range(count))
+        each_ns.extend(ns + share for ns, share in zip(columns.step_ns, shares, strict=True))
+        return mine
+
+    def _drawn_block(self, batches: list[Batch], *, undone: bool = False) -> tuple[int, StepColumns]:
+        steps = len(batches) // self._trainer.settings.accumulation
+        mine, _, columns = self._block(steps, iter(batches), undone=undone)
+        return mine, columns
+
+    def _block(
+        self, steps: int, batches: Iterator[Batch], *, undone: bool = False, devices: bool = True
+    ) -> tuple[int, float, StepColumns]:
+        """One block: this rank's wall time, the longest of all ranks, and the steps. Collective.
+
+        `devices`: whether the ranks' devices meet before it, as their hosts do.
+        Raises DivergedError on all ranks if one had a loss that is not finite, unless the block is undone.
+        """
+        self._control.synchronize()
+        self._control.begin_together(devices=devices)
+        start = self._device.moment()
+        for _ in range(steps):
+            self._trainer.step(batches)
+            # Reads a clock, and writes a line every few seconds, so that slow steps are not taken for a hang.
+            self._log.heartbeat()
+        self._control.synchronize()
+        # After the wait, as a strategy may leave work on other streams than the current one.
+        end = self._device.moment()
+        self._control.synchronize()
+        mine = self._device.elapsed_ns(start, end)
+        columns = self._clock.drain()
+        wall, broken = self._control.largest([float(mine), float(None in columns.loss)])
+        if broken and not undone:
+            raise DivergedError
+        return mine, wall, columns
+
+
+def _stop(walls: list[float], policy: StepPolicy) -> Stop | None:
+    if len(walls) < policy.min_blocks:
+        return None
+    if len(walls) >= FEWEST_FOR_INTERVAL:
+        metric = within_run(walls, "ns")
+        assert metric.high is not None
+        if metric.high - metric.value <= policy.target * metric.value:
+            return "target"
+    if sum(walls) >= policy.budget_s * 1e9:
+        return "budget"
+    return "blocks" if len(walls) >= policy.max_blocks else None

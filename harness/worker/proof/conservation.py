@@ -1,0 +1,156 @@
+"""The law of conservation, checked for a lossy exchange: over all ranks, what went in was applied or kept.
+
+For shares v_r of a gradient (or of a difference of parameters), what each rank carried over from earlier
+steps c_r, its residual u_r, and the sum s that all applied: sum v_r + sum c_r = s + sum u_r. It is
+exact but for rounding, whatever the compressor does, and it asks the compressor only what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.worker.proof.exactness import exact_arithmetic
+from harness.worker.proof.findings import (
+    TOLERANCE,
+    ProofFinding,
+    Tensors,
+    compare_gradients,
+    compare_surroundings,
+    distance,
+    wide,
+)
+from harness.worker.proof.partners import Partners
+from harness.worker.proof.reference import UNIT_ROUNDOFF, Reference, finite
+from results.cell import Cell
+from strategies.catalog import COMPRESSIONS
+from strategies.training.parallel import ParallelModel
+
+
+def law_tolerance(cell: Cell) -> float:
+    """The difference between both sides of the law that is allowed, relative to the size of the terms."""
+    return COMPRESSIONS.facts(cell.compression).law_tolerance(cell.gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """The sum of what was applied and what ranks held back: it must equal what went in."""
+
+    values: dict[str, Tensor]
+    held: dict[str, Tensor]
+    """Absolute values of all that ranks held back, before and after, summed."""
+
+
+class Ledger:
+    """Opened before an exchange and balanced after it, on all ranks; collective."""
+
+    def __init__(self, model: ParallelModel, partners: Partners) -> None:
+        """`partners` are those whose shares are summed."""
+        self._model, self._partners = model, partners
+        self._carried = {name: value.clone() for name, value in _carried(model).items()}
+
+    def balance(self, applied: Iterable[tuple[str, Tensor]], *, scale: float) -> Balance:
+        """`applied` are the sums, by parameter; `scale` is the loss scaler's factor, which is in the rest."""
+        residual = _residual(self._model)
+        values, held = {}, {}
+        for name, sums in applied:
+            change = torch.zeros_like(sums, dtype=wide(sums))
+            size = torch.zeros_like(sums, dtype=torch.float64)
+            for part, sign in ((residual.get(name), 1.0), (self._carried.get(name), -1.0)):
+                if part is not None:
+                    change += sign * part / scale
+                    size += part.abs() / scale
+            change, size = self._partners.sum(change), self._partners.sum(size)
+            # In host memory: a device that the cell nearly fills has no room for the books of all parameters.
+            values[name], held[name] = (sums + change).cpu(), size.cpu()
+        return Balance(values=values, held=held)
+
+
+def _carried(model: ParallelModel) -> dict[str, Tensor]:
+    return {} if model.gradient_exchange is None else dict(model.gradient_exchange.carried())
+
+
+def _residual(model: ParallelModel) -> dict[str, Tensor]:
+    return {} if model.gradient_exchange is None else dict(model.gradient_exchange.residual())
+
+
+def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[ProofFinding]:
+    """Compare what the exchange accounts for with the simulated gradients in L2 norm: of every parameter, or,
+    where kernels need not be reproducible, of all parameters together."""
+    # A name that is on one side only is found by `same_names`.
+    names = sorted(set(reference.gradients) & set(balance.values))
+    tolerance = law_tolerance(cell)
+    if exact_arithmetic(cell):
+        groups = [[name] for name in names]
+    else:
+        groups, tolerance = [names], tolerance + TOLERANCE[cell.precision]
+    return [
+        _balanced(
+            f"gradient of {group[0]} with what was held back",
+            [(balance.values[name], reference.gradients[name]) for name in group],
+            tolerance * distance([(reference.sizes[name] + balance.held[name], None) for name in group]),
+        )
+        for group in groups
+    ]
+
+
+def compare_average(
+    cell: Cell, balance: Balance, own: Tensors, common: Tensors | None, partners: Partners
+) -> list[ProofFinding]:
+    """An average of the partners' parameters, from what each recomputed for itself; collective.
+
+    Where they had parameters in `common`, differences to these were exchanged, and so these are compared, up
+    to the rounding of parameters. All are in host memory.
+    """
+    findings = []
+    for name in sorted(own):
+        mine = own[name].to(wide(own[name]))
+        base = torch.zeros_like(mine) if common is None else common[name].to(mine.dtype)
+        shares = (mine - base) / partners.count
+        mean, size = partners.sum(shares).cpu(), partners.sum(shares.abs()).cpu()
+        lossy = law_tolerance(cell) if cell.compresses else 0.0
+        bound = lossy * distance([(size + balance.held[name], None)])
+        bound += 4 * (partners.count + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
+        applied = balance.values[name] - base
+        findings.append(_balanced(f"gradient or average of {name}", [(applied, mean)], bound))
+    return findings
+
+
+def compare_step(
+    cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference, balance: Balance | None
+) -> list[ProofFinding]:
+    """One step against the reference: its gradients themselves, or the books of a lossy exchange."""
+    if balance is None:
+        return compare_gradients(cell, gradients, buffers, reference)
+    findings = compare_surroundings(cell, gradients, buffers, reference)
+    if finite(gradients):
+        findings.append(something_sent(gradients, reference.gradients))
+        findings += compare_balance(cell, balance, reference)
+    return findings
+
+
+def something_sent(applied: Tensors, expected: Tensors) -> ProofFinding:
+    """An exchange that applies nothing would satisfy the law of conservation, and train nothing."""
+    sent = distance([(value, None) for value in applied.values()])
+    size = distance([(value, None) for value in expected.values()])
+    return ProofFinding(
+        passed=sent > 0 or size == 0,
+        of="exchange",
+        what=f"gradient: nothing of {size:.3g} was applied",
+        difference=0.0,
+        bound=size,
+    )
+
+
+def _balanced(what: str, pairs: list[tuple[Tensor, Tensor | None]], bound: float) -> ProofFinding:
+    difference = distance(pairs)
+    return ProofFinding(
+        passed=difference <= bound,
+        of="gradient",
+        what=f"{what} differs from the serial simulation by {difference:.3g}, more than {bound:.3g}",
+        difference=difference,
+        bound=bound,
+    )

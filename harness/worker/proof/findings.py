@@ -1,0 +1,297 @@
+"""Comparisons of what a strategy computed with what it must come to, and the bounds they allow.
+
+The bound. On CPU in fp32, uncompiled, both sides do the same local arithmetic, so that only the order of
+the sum over replicas may differ: for two replicas not at all (a + b = b + a, and halving is exact), for p
+replicas by 2 gamma(p + 1) sum |g_r| / p per element, gamma(n) = n u / (1 - n u), u = 2^-24 (Higham, Accuracy
+and Stability of Numerical Algorithms, 2nd ed., section 4.2, for either order; p - 1 sums, and two roundings
+where shares are multiplied by a rounded 1 / p). Within a replica, two orders of the sum are right for a
+tensor that several blocks use (`ReferenceModel.by_blocks`): gradients that differ from those of one order
+are compared with those of the other, within the same bounds. Buffers of every replica are equal. Elsewhere
+kernels need not be reproducible: the whole gradient, and replica 0's buffers, must agree in relative L2
+norm within `TOLERANCE`.
+
+Where several ranks compute one replica together, each has parameters of its own to get wrong, and a small one
+would not be seen in the norm of all: there every parameter's gradient must agree by itself. Its bound is
+`TOLERANCE` of its own norm, but at least `ROUNDING` of the norm of all. The gradients of some parameters are
+zero but for rounding (a bias of attention's keys, or one before BatchNorm). Rounding is a share of the terms
+of a sum, and their terms are as large as those of other gradients, which the norm of all stands for.
+
+Gradients were compared with those of products and sums taken in halves, as another kernel may. Those of
+gpt-nano and llama-nano differ by at most 0.01 of `TOLERANCE` of their own norm in fp32, 0.3 in bf16 and 0.12
+in fp16. Those that are rounding alone differ by at most 0.9 units of roundoff of the norm of all in fp32, and
+by 0.4 in bf16 and fp16 (attention of 8 features and a BatchNorm of 16, 4 to 16 samples).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from harness.worker.proof.exactness import exact_arithmetic, exact_update
+from harness.worker.proof.reference import SMALLEST_NORMAL, UNIT_ROUNDOFF, History, Reference, dense, finite
+from results.cell import Cell, Precision
+
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
+"""Relative L2 difference of the gradient that is allowed where kernels need not be reproducible."""
+ROUNDING: dict[Precision, float] = {"fp32": 2.0**-20, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
+"""Of the L2 norm of all gradients: the difference that every parameter is allowed where each has its own
+bound. One unit roundoff; in fp32, where even 16 are little, 16."""
+UPDATE_TOLERANCE = 1e-3
+"""The same of the update by the same gradients, which is elementwise and in single precision."""
+
+NEAR_FP32 = 0.1
+"""Part of the distance of half precision from fp32: gradients that are nearer were computed in fp32."""
+
+Tensors = Mapping[str, Tensor]
+
+ProofSubject = Literal[
+    "gradient",
+    "precision",
+    "names",
+    "buffers",
+    "update",
+    "state",
+    "exchange",
+    "promise",
+    "samples",
+    "fingerprints",
+]
+"""The subject of a finding: gradients, or the average that was made of them; their precision; which
+parameters have a gradient; buffers; updates; the optimizer's state; whether an exchange applied anything; a
+compressor's promise; the samples that a step used; the fingerprints of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofFinding:
+    """How one comparison came out."""
+
+    passed: bool
+    of: ProofSubject
+    what: str
+    """The sentence of the failure."""
+    difference: float
+    bound: float
+
+
+def compare_gradients(
+    cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference
+) -> list[ProofFinding]:
+    """Gradients, and the buffers that a replica left, against the reference."""
+    findings = compare_surroundings(cell, gradients, buffers, reference)
+    if exact_arithmetic(cell):
+        findings += elementwise("gradient", gradients, reference.gradients, reference.bounds)
+    elif finite(gradients):
+        both = gradients, reference.gradients
+        tolerance, rounding = TOLERANCE[cell.precision], ROUNDING[cell.precision]
+        each = cell.model_parallel > 1
+        findings += (
+            relative_each("gradient", *both, tolerance, rounding)
+            if each
+            else relative("gradient", *both, tolerance)
+        )
+    return findings
+
+
+def compare_surroundings(
+    cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference
+) -> list[ProofFinding]:
+    """Which parameters have a gradient, and the buffers that a replica left, against the reference."""
+    return [same_names(gradients, reference.gradients), *compare_buffers(cell, buffers, reference)]
+
+
+def compare_buffers(cell: Cell, buffers: Tensors, reference: Reference) -> list[ProofFinding]:
+    """The buffers that a replica left against the reference."""
+    tolerance = 0.0 if exact_arithmetic(cell) else TOLERANCE[cell.precision]
+    return relative("buffers", buffers, reference.buffers, tolerance)
+
+
+def same_names(ours: Tensors, reference: Tensors) -> ProofFinding:
+    different = sorted(set(ours) ^ set(reference))
+    return ProofFinding(
+        passed=not different,
+        of="names",
+        what=f"gradients exist on one side only: {', '.join(different[:3])}",
+        difference=float(len(different)),
+        bound=0.0,
+    )
+
+
+def elementwise(of: ProofSubject, ours: Tensors, reference: Tensors, bounds: Tensors) -> list[ProofFinding]:
+    findings = []
+    for name in sorted(set(ours) & set(reference)):
+        worst, bound, passed = 0.0, float(bounds[name].min()), True
+        if not same_values(ours[name], reference[name]):
+            difference = (ours[name] - reference[name]).abs()
+            at = int((difference - bounds[name]).argmax())
+            worst, bound = float(difference.flatten()[at]), float(bounds[name].flatten()[at])
+            passed = bool((difference <= bounds[name]).all())
+        findings.append(
+            ProofFinding(
+                passed=passed,
+                of=of,
+                what=f"{of} of {name} differs from the serial simulation by {worst:.3g} in an element, "
+                f"more than {bound:.3g}",
+                difference=worst,
+                bound=bound,
+            )
+        )
+    return findings
+
+
+def relative(of: ProofSubject, ours: Tensors, reference: Tensors, bound: float) -> list[ProofFinding]:
+    names = sorted(set(ours) & set(reference))
+    difference = distance([(ours[name], reference[name]) for name in names])
+    size = _size([reference[name] for name in names])
+    return [_within(of, of, difference, size, bound * size)]
+
+
+def relative_each(
+    of: ProofSubject, ours: Tensors, reference: Tensors, bound: float, least: float
+) -> list[ProofFinding]:
+    """Every tensor by itself, within `bound` of its own norm or `least` of the norm of all."""
+    sizes = {name: _size([reference[name]]) for name in sorted(set(ours) & set(reference))}
+    allowed = least * math.hypot(*sizes.values())
+    return [
+        _within(
+            of,
+            f"{of} of {name}",
+            distance([(ours[name], reference[name])]),
+            size,
+            max(bound * size, allowed),
+        )
+        for name, size in sizes.items()
+    ]
+
+
+def compare_precision(cell: Cell, ours: Tensors, reference: Tensors, in_fp32: Tensors) -> list[ProofFinding]:
+    """Whether gradients of half precision are as far from gradients in fp32 as the reference is; nothing
+    where some of the three are not known or not finite."""
+    names = sorted(set(ours) & set(reference) & set(in_fp32))
+    if not names or not all(map(finite, (ours, reference, in_fp32))):
+        return []
+    found, asked = (distance([(each[name], in_fp32[name]) for name in names]) for each in (ours, reference))
+    return [
+        ProofFinding(
+            passed=found >= NEAR_FP32 * asked,
+            of="precision",
+            what=f"gradients differ by {found:.3g} from a simulation in fp32, and one in {cell.precision} by "
+            f"{asked:.3g}: the step was computed in fp32",
+            difference=asked - found,
+            bound=(1 - NEAR_FP32) * asked,
+        )
+    ]
+
+
+def _within(of: ProofSubject, what: str, difference: float, size: float, bound: float) -> ProofFinding:
+    return ProofFinding(
+        passed=difference <= bound,
+        of=of,
+        what=f"{what} differs from the serial simulation by {difference:.3g}, of {size:.3g}",
+        difference=difference,
+        bound=bound,
+    )
+
+
+def _size(values: list[Tensor]) -> float:
+    """L2 norm of what is finite."""
+    return distance([(value.where(value.isfinite(), 0), None) for value in values])
+
+
+def compare_history(cell: Cell, history: History, replayed: History) -> list[ProofFinding]:
+    """The optimizer's state that an update begins with, against what the replay of the one before left: the
+    same bits, or nearly, in every value of every parameter.
+
+    Both are made of the same gradients element by element, so that the own norm is the size of what is
+    summed; among the smallest numbers (squares of a gradient that is rounding alone) rounding is absolute.
+    """
+    tolerance = 0.0 if exact_update(cell) else UPDATE_TOLERANCE
+    findings = []
+    for name in sorted(set(history) | set(replayed)):
+        ours, theirs = history.get(name, {}), replayed.get(name, {})
+        for key in sorted(set(ours) | set(theirs)):
+            difference, bound = _between(ours.get(key), theirs.get(key), tolerance)
+            findings.append(
+                ProofFinding(
+                    passed=difference <= bound,
+                    of="state",
+                    what=f"optimizer state of {name} differs from the replayed one in {key}",
+                    difference=difference,
+                    bound=bound,
+                )
+            )
+    return findings
+
+
+def _between(ours: object, replayed: object, tolerance: float) -> tuple[float, float]:
+    """How far apart two values of a state are, and may be; all but tensors of one shape are equal or not."""
+    if isinstance(ours, Tensor) and isinstance(replayed, Tensor):
+        if ours.shape == replayed.shape:
+            ours, replayed = dense(ours), dense(replayed)
+            smallest = SMALLEST_NORMAL * math.sqrt(replayed.numel())
+            return distance([(ours, replayed)]), tolerance * (_size([replayed]) + smallest)
+        return 1.0, 0.0
+    alike = type(ours) is type(replayed) and ours == replayed
+    return float(not alike), 0.0
+
+
+def compare_update(cell: Cell, updated: Tensors, expected: Tensors, start: Tensors) -> ProofFinding:
+    """The trainer's update against the replayed one: the same bits, or nearly the same way from the start."""
+    names = sorted(expected)
+    difference = distance([(updated[name], expected[name]) for name in names])
+    if exact_update(cell) and difference == 0:
+        return ProofFinding(passed=True, of="update", what="", difference=0.0, bound=0.0)
+    way = distance([(expected[name], start[name]) for name in names])
+    size = distance([(expected[name], None) for name in names])
+    bound = 0.0 if exact_update(cell) else UPDATE_TOLERANCE * way + UNIT_ROUNDOFF * size
+    return ProofFinding(
+        # A replayed update that overflowed would allow everything.
+        passed=math.isfinite(bound) and difference <= bound,
+        of="update",
+        what=f"update differs from the serial simulation by {difference:.3g}, of a way of {way:.3g}",
+        difference=difference,
+        bound=bound,
+    )
+
+
+def wide(values: Tensor) -> torch.dtype:
+    """Double precision, complex for complex values."""
+    return torch.promote_types(values.dtype, torch.float64)
+
+
+def same_values(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have equal values and no NaN: much sooner known than how far apart they are."""
+    return first.dtype == second.dtype and torch.equal(first, second)
+
+
+def distance(pairs: list[tuple[Tensor, Tensor | None]]) -> float:
+    """L2 norm of the differences, or of what stands alone; equal infinities differ by nothing."""
+    squares = 0.0
+    for first, second in pairs:
+        if second is not None and same_values(first, second):
+            continue
+        difference = first.to(wide(first))
+        if second is not None:
+            difference = torch.where(first == second, 0.0, difference - second.to(difference.dtype))
+        squares += float(difference.abs().square().sum())
+    return math.sqrt(squares)
+
+
+def size_of(values: Tensors) -> float:
+    """The L2 norm of what is finite of all values together, and never nothing, so that it may divide."""
+    return max(_size(list(values.values())), SMALLEST_NORMAL)
+
+
+def all_used(micro_batches: int, *, left: int) -> ProofFinding:
+    """Of the micro-batches that a step was given, `left` were not asked for."""
+    return ProofFinding(
+        passed=not left,
+        of="samples",
+        what=f"a step used {micro_batches - left} of its {micro_batches} micro-batches",
+        difference=float(left),
+        bound=0.0,
+    )

@@ -1,0 +1,264 @@
+"""The proof that a cell trains: its distributed step against a serial simulation of the same step.
+
+For its first steps, all ranks compute gradients by the strategy under test; rank 0 then computes every
+replica's micro-batches one after another, in a plain loop of its own, from the same parameters, buffers and
+random state, and adds the gradients up in rank order; where that takes it too long, the ranks simulate a
+replica each (`shares`). Replicas, not one big batch: BatchNorm and dropout depend on how samples are grouped.
+The reference starts each step from the parameters of the strategy, so that errors of one step are judged
+alone, and then replays the update from the strategy's own gradients and optimizer state. What state the
+replay leaves is what the next step must begin with.
+
+What a strategy splits is gathered a tensor at a time, and kept in host memory by the rank that compares it
+alone: a device that the cell nearly fills has no room for full tensors.
+
+A compressed exchange is not meant to give those gradients. It is held to its books instead
+(`conservation`): what was applied, with what the ranks kept back, is what the simulation gives.
+
+A strategy's facts promise whose gradients, or parameters after the update, a replica averages, and when
+(`strategies.promise`). Where not all replicas average their gradients, each rank recomputes its own replica
+from its own parameters, and an average is checked against what its partners (`partners`) recomputed. How near
+two computations must be, `findings` says.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from harness.worker.cell.sampler import Draws
+from harness.worker.cell.seeds import seed_step
+from harness.worker.cell.setup import CellSetup
+from harness.worker.measure.blocks import DivergedError
+from harness.worker.measure.clock import FirstStep
+from harness.worker.proof.exactness import exact_arithmetic
+from harness.worker.proof.examination import Examination
+from harness.worker.proof.own_code import own_code_cause
+from harness.worker.proof.promised import Witness
+from harness.worker.proof.reference import Beat
+from harness.worker.proof.room import no_room
+from harness.worker.proof.sampled import cannot_sample
+from harness.worker.proof.verdict import failure, sampled_verdict, simulation_verdict
+from harness.worker.rank.control import Control
+from results.cell import Cell
+from results.proof_limits import COPIES, LATE_STEPS, LONGEST_S, STEPS
+from results.record import Proof
+from strategies.catalog import STRATEGIES
+from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.training.observer import SilentObserver
+from strategies.training.parallel import ParallelModel
+from strategies.training.trainer import Trainer
+
+DIVERGED = "the loss was not finite"
+AFTER_RAMP = 2
+"""Steps that are checked once a strategy works as it will: the second meets what the first has kept."""
+
+
+def first_steps(model: ParallelModel) -> list[bool]:
+    """The steps that every run of a cell begins with, and for each whether a proof checks it.
+
+    They hold whole periods of a strategy, and go beyond the steps that it begins with differently.
+    """
+    period, ramp = model.period, model.ramp_steps
+    wanted = max(STEPS, AFTER_RAMP) if not ramp else AFTER_RAMP
+    local = -(-wanted // period) * period
+    return [step < STEPS or step >= ramp for step in range(max(STEPS, ramp + local))]
+
+
+def take_first_steps(
+    setup: CellSetup, trainer: Trainer, batches: Draws, beat: Beat, first: FirstStep
+) -> None:
+    """The steps that a proof takes, without one: a run that is not proven goes the same way."""
+    for step in range(len(first_steps(trainer.model))):
+        seed_step(setup.cell.seed, step, setup.replica)
+        with first.part():
+            trainer.step(batches)
+        first.is_over()
+        beat()
+
+
+def prove(
+    setup: CellSetup,
+    trainer: Trainer,
+    batches: Draws,
+    control: Control,
+    beat: Beat = lambda: None,
+    first: FirstStep | None = None,
+) -> Proof:
+    """Take the cell's first steps and compare them with the reference; collective.
+
+    `beat` is called often, also while a step is simulated: a long check is not silence. `first` times what is
+    training of the first one.
+
+    All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes more
+    than a minute or more memory than there is, the steps that are left are sampled, or where that
+    says nothing the weakest proof is given: the replicas stay equal. Raises DivergedError on all ranks if one
+    has a loss that is not finite.
+
+    A memory limit of the cell holds for what the strategy takes in these steps, and not for what is simulated
+    and gathered beside it.
+    """
+    checked = sum(first_steps(trainer.model))
+    with setup.memory.lifted(), _audited(setup, trainer, after_ramp=False) as witness:
+        examination = Examination(setup, trainer, batches, control, longest_s=LONGEST_S / checked)
+        examination.witness, examination.beat = witness, beat
+        if first is not None:
+            examination.first = first
+        promise = STRATEGIES.facts(setup.cell.strategy).promise
+        # Of the steps after a warm-up too, of which every rank may simulate its own.
+        simulates = setup.rank.rank == 0 or not promise.averages_all_gradients(promise.after)
+        obstacle = no_room(control, trainer.parameter_bytes, copies=COPIES if simulates else 0)
+        for step_checked in first_steps(trainer.model):
+            if obstacle is None and step_checked:
+                obstacle = examination.check()
+            elif step_checked and examination.step and not cannot_sample(setup.cell):
+                # Not the very first one: what it takes is on the record, and no projection is of it.
+                examination.sample()
+            else:
+                seed_step(setup.cell.seed, examination.step, setup.replica)
+                examination.pass_over()
+            examination.first.is_over()
+            beat()
+        found = examination.close()
+        if obstacle is not None and (found.sampled or not found.failed):
+            return sampled_verdict(setup.cell, found, obstacle)
+        proof = simulation_verdict(setup.cell, found, steps=checked)
+        if proof.passed or proof.method != "serial-simulation":
+            return proof
+        return msgspec.structs.replace(proof, detail=proof.detail + own_code_cause(setup))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateProof:
+    """What a check after the timed blocks came to; the same on all ranks but for the words of a failure."""
+
+    first: int
+    """The number of the first step that was checked."""
+    steps: int
+    failure: str | None
+    obstacle: str | None
+    """Why no step was recomputed, or no further one."""
+    sampled: bool = False
+    """Whether the one step of `steps` was not recomputed, but sampled; a failure is then of projections."""
+
+
+def no_room_late(setup: CellSetup, trainer: Trainer, control: Control) -> str | None:
+    """Why there is too little memory for the check of a late step, as `no_room`; collective."""
+    copies = COPIES if _each_simulates(setup.cell) or setup.rank.rank == 0 else 0
+    return no_room(control, trainer.parameter_bytes, copies=copies)
+
+
+def _each_simulates(cell: Cell) -> bool:
+    """Whether every rank recomputes its own replica of a late step: not where no rank has the whole model."""
+    facts = STRATEGIES.facts(cell.strategy)
+    whole = cell.model_parallel == 1 and not facts.shards
+    return whole or not facts.promise.averages_all_gradients(facts.promise.after)
+
+
+def prove_late(
+    setup: CellSetup, trainer: Trainer, batches: Draws, control: Control, *, longest_s: float, beat: Beat
+) -> LateProof:
+    """Check steps after the timed ones, from a place that is drawn now; collective.
+
+    Up to `LATE_STEPS` in a row, as many as rank 0's `longest_s` seconds allow and at least one, which may
+    take up to `LONGEST_S`: what goes wrong in every n-th step is met with the probability min(1, steps / n),
+    what has gone wrong for good with certainty. Where none can be recomputed, one is sampled. Where bits are
+    not compared, other micro-batches take the place of those that are drawn (`Sampler.unexpected`). The
+    replicas are settled, so that a period of averaged parameters begins here; its last steps are checked,
+    with the average: together they may take `LONGEST_S`.
+    """
+    promise = STRATEGIES.facts(setup.cell.strategy).promise
+    # Each rank has timed its own steps, and every step that is checked has collectives of all ranks.
+    longest_s = control.from_first(longest_s)
+    obstacle = no_room_late(setup, trainer, control)
+    if obstacle is not None and cannot_sample(setup.cell):
+        return LateProof(first=0, steps=0, failure=None, obstacle=obstacle)
+    before, trainer.observer = trainer.observer, SilentObserver()
+    averages = promise.of == "parameters" and promise.every > 1
+    fewest = min(promise.every, LATE_STEPS) if averages else 1
+    try:
+        with setup.memory.lifted(), _audited(setup, trainer, after_ramp=True) as witness:
+            examination = Examination(setup, trainer, batches, control, longest_s=LONGEST_S / fewest)
+            examination.witness, examination.beat = witness, beat
+            examination.unexpected = not exact_arithmetic(setup.cell)
+            passed = int(control.from_first(float(secrets.randbelow(LATE_STEPS))))
+            if averages:
+                if not promise.all_equal:
+                    why = "replicas that are not all equal begin no period together"
+                    return LateProof(first=examination.step, steps=0, failure=None, obstacle=why)
+                passed = passed // promise.every * promise.every
+            _pass_over(examination, passed, beat)
+            if fewest > 1:
+                examination.begin_period()
+                _pass_over(examination, promise.every - fewest, beat)
+            return _late(examination, fewest, longest_s, obstacle)
+    finally:
+        trainer.observer = before
+
+
+def _pass_over(examination: Examination, steps: int, beat: Beat) -> None:
+    for _ in range(steps):
+        examination.pass_over()
+        beat()
+
+
+def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str | None) -> LateProof:
+    """Steps from this one on; `obstacle` says why none can be recomputed."""
+    cell, control = examination.setup.cell, examination.control
+    by_each = _each_simulates(cell)
+    first, steps, spent_s = examination.step, 0, 0.0
+    began = time.perf_counter()
+    while obstacle is None and (
+        steps < fewest or (steps < LATE_STEPS and spent_s * (steps + 1) / steps <= longest_s)
+    ):
+        try:
+            obstacle = examination.check(by_each=by_each)
+        except DivergedError:
+            # On all ranks: targets that a model does not expect may be more than its learning rate bears.
+            obstacle = DIVERGED
+        examination.beat()
+        if obstacle is None:
+            steps += 1
+            [spent_s] = control.largest([time.perf_counter() - began])
+    if obstacle not in (None, DIVERGED) and not steps and not cannot_sample(cell):
+        first = examination.step
+        try:
+            examination.sample()
+        except DivergedError:
+            obstacle = DIVERGED
+    found = examination.close()
+    if obstacle is not None and fewest > 1:
+        # Replicas may differ in the middle of a period.
+        found = replace(found, agreed=True)
+    failed = None
+    if found.failed or not found.agreed:
+        failed = failure(found) + ("" if found.sampled else own_code_cause(examination.setup))
+    if obstacle == "":
+        obstacle = "rank 0 could not recompute the step"
+    sampled = found.sampled > 0 and (found.smallest <= 1 or failed is not None)
+    steps = 1 if sampled else steps
+    return LateProof(first=first, steps=steps, failure=failed, obstacle=obstacle, sampled=sampled)
+
+
+@contextmanager
+def _audited(setup: CellSetup, trainer: Trainer, *, after_ramp: bool) -> Iterator[Witness | None]:
+    """What a lossy exchange does not send is kept meanwhile, with feedback or without, and a witness sees
+    what goes through a compressor of ours."""
+    exchange = trainer.model.gradient_exchange
+    if exchange is None or not setup.cell.compresses:
+        yield None
+        return
+    witness = None
+    exchange.audited = True
+    if isinstance(exchange, GradientExchange):
+        witness = exchange.compressor = Witness(exchange.compressor, after_ramp=after_ramp)
+    try:
+        yield witness
+    finally:
+        exchange.audited = False
+        if isinstance(exchange, GradientExchange) and witness is not None:
+            exchange.compressor = witness.inner

@@ -1,0 +1,258 @@
+"""This module compares what a cell asks for with what its steps did.
+
+Samples, tokens and updates are counted where they are used: in the loss, and after each optimizer step. A
+schedule and activation checkpointing show in the first steps, and a collective in the recorded operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from harness.worker.cell.sampler import own_synthetic
+from harness.worker.rank.control import Control
+from results.cell import DEFAULT_COLLECTIVE, Cell
+from results.groups import GroupLayout
+from results.parts import ModelParts
+from results.recorded import Operations
+from strategies.catalog import COLLECTIVES, STRATEGIES
+from strategies.closed_form.traffic import traffic
+from strategies.training.loss import Loss, seen
+from strategies.training.observer import Phase
+from strategies.training.trainer import Trainer
+from workloads.batch import Batch, tensors
+from workloads.catalog import WORKLOADS, facts
+from workloads.datasets.facts import DATASETS, Own
+from workloads.workload import TokenInput, Workload
+
+MISSES, EXCEEDS = 0.8, 1.25
+"""Limits of what a rank sends and holds, as factors of the closed form."""
+FEW_BYTES = 2**16
+"""Bytes that are allowed in addition to the closed form: ranks also send numbers that they agree on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uses:
+    """What this rank has used so far, or between two moments."""
+
+    samples: int = 0
+    """That a loss was computed of; 0 on a rank that computes none, as a pipeline's first stage."""
+    targets: int = 0
+    """Elements of their targets: tokens, where the workload takes tokens."""
+    updates: int = 0
+    """Steps that the optimizer made."""
+
+    def since(self, before: Uses) -> Uses:
+        return Uses(
+            samples=self.samples - before.samples,
+            targets=self.targets - before.targets,
+            updates=self.updates - before.updates,
+        )
+
+
+class UseCounter:
+    """Counts beside the training, from two places that every step must pass."""
+
+    def __init__(self) -> None:
+        self._samples = self._targets = self._updates = 0
+
+    @property
+    def so_far(self) -> Uses:
+        return Uses(samples=self._samples, targets=self._targets, updates=self._updates)
+
+    def counted(self, loss: Loss, count: Callable[[Batch], int]) -> Loss:
+        """A trainer's loss that counts the samples of the targets or batches that it is given."""
+        return seen(loss, partial(self._used, count))
+
+    def _used(self, count: Callable[[Batch], int], value: Tensor, given: Batch) -> None:
+        self._samples += count(given)
+        self._targets += sum(tensor.numel() for tensor in tensors(given))
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count the steps of `optimizer`; one that a loss scaler leaves out is none."""
+        optimizer.register_step_post_hook(self._updated)
+
+    def _updated(self, *_: object) -> None:
+        self._updates += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What so many steps of a cell must use on every replica."""
+
+    cell: Cell
+    workload: Workload
+    steps: int
+
+    def missed(self, uses: Uses, control: Control, groups: GroupLayout) -> str | None:
+        """How the uses of some rank differ, as a sentence; None if none does. Collective, the same answer on
+        all ranks.
+
+        A replica's samples are counted by at least one of its ranks. Without a loss scaler every step makes
+        one update; with it some may be left out, not all.
+        """
+        rows = control.of_all([uses.samples, uses.targets, uses.updates])
+        return self._wrong_samples(rows, groups) or self._wrong_updates(rows)
+
+    def _wrong_samples(self, rows: Sequence[Sequence[float]], groups: GroupLayout) -> str | None:
+        samples = self.steps * self.cell.batch_per_replica
+        asked = [(0, "samples", samples)]
+        takes = self.workload.input
+        # A step, or a model that gives its loss, is given inputs and targets together; batches of a user's
+        # own may have targets of any shape.
+        own = own_synthetic(self.cell) or DATASETS.facts(self.cell.dataset).takes == Own.takes
+        if isinstance(takes, TokenInput) and self.workload.loss is not None and not own:
+            asked.append((1, "tokens", samples * takes.length))
+        for column, unit, expected in asked:
+            counting = {groups.replica(rank) for rank, row in enumerate(rows) if row[column]}
+            for rank, row in enumerate(rows):
+                expects = row[column] or groups.replica(rank) not in counting
+                if expects and row[column] != expected:
+                    return (
+                        f"rank {rank} used {row[column]:.0f} {unit} in {self.steps} measured steps, "
+                        f"and its replica's batches hold {expected}"
+                    )
+        return None
+
+    def _wrong_updates(self, rows: Sequence[Sequence[float]]) -> str | None:
+        for rank, (_, _, updates) in enumerate(rows):
+            if self.cell.precision == "fp16" and 0 < updates <= self.steps:
+                continue
+            if not updates and self.cell.precision == "fp16":
+                return (
+                    f"none of {self.steps} measured steps made an update: the gradients of every step "
+                    f"overflowed at every factor of the loss scaler; use --precision bf16"
+                )
+            if updates != self.steps:
+                return f"rank {rank} made {updates:.0f} updates in {self.steps} measured steps"
+        return None
+
+
+class Watched:
+    """Observes the steps of a trainer: what is forward and not yet backward, and what is computed again."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        """Microbatches that were forward and not yet backward, at most."""
+        self.recomputed: bool | None = None
+        """Whether a part of a trained block was called in a backward pass; None without such blocks."""
+        self._phase: Phase | None = None
+        self._under_way = 0
+
+    def begins(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase is Phase.DATA:
+            # A micro-batch says that it begins its forward pass, and then each of its stages does so.
+            self._under_way = -1
+        elif phase is Phase.FORWARD:
+            self._under_way += 1
+        elif phase is Phase.BACKWARD:
+            self._under_way -= 1
+        self.in_flight = max(self.in_flight, self._under_way)
+
+    def step_done(self, loss: Tensor) -> None:
+        pass
+
+    @contextmanager
+    def watching(self, trainer: Trainer, blocks: Iterable[str]) -> Iterator[None]:
+        """Observe the steps that are taken meanwhile; `blocks` are names of modules of the bare model."""
+        modules = dict(trainer.model.bare.named_modules())
+        parts = [part for name in blocks if name in modules for part in _trained_parts(modules[name])]
+        handles = [part.register_forward_pre_hook(self._called) for part in parts]
+        before, trainer.observer = trainer.observer, self
+        try:
+            yield
+        finally:
+            trainer.observer = before
+            for handle in handles:
+                handle.remove()
+
+    def _called(self, *_: object) -> None:
+        # A block may use the weights of a module that it never calls.
+        self.recomputed = bool(self.recomputed) or self._phase is Phase.BACKWARD
+
+    def missed(self, cell: Cell, rank: int, groups: GroupLayout) -> str | None:
+        """Return which part of `cell` the steps of this rank did not do, as a sentence, or None."""
+        strategy = STRATEGIES.facts(cell.strategy)
+        pipeline = next(ranks for ranks in groups.groups("pipeline") if rank in ranks)
+        asked = strategy.in_flight(cell, pipeline.index(rank))
+        if asked is not None and self.in_flight != asked:
+            return (
+                f"{cell.strategy} has up to {asked} microbatches in flight on rank {rank}, and its steps had "
+                f"{self.in_flight}"
+            )
+        if cell.activation_checkpointing and self.recomputed is False:
+            return f"activation checkpointing was asked for, and rank {rank} computed no activation again"
+        return None
+
+
+def _trained_parts(block: nn.Module) -> list[nn.Module]:
+    """The modules within a block that trains a parameter: a repeated forward pass calls them."""
+    trained = any(parameter.requires_grad for parameter in block.parameters())
+    return [part for part in block.modules() if part is not block] if trained else []
+
+
+def other_collective(cell: Cell, node_size: int, operations: Operations) -> str | None:
+    """Return why recorded operations cannot belong to the collective of `cell`, as a sentence, or None."""
+    asked = COLLECTIVES.facts(cell.collective)
+    whole = f"0-{cell.gpus - 1}"
+    if asked.sends and cell.backend == "gloo" and "send" not in operations.names:
+        return f"{cell.collective} sends messages between two ranks, and none was recorded"
+    if asked.by_nodes and 1 < node_size < cell.gpus and set(operations.groups) == {whole}:
+        return f"{cell.collective} exchanges within nodes, and every recorded operation is of all ranks"
+    return None
+
+
+def other_traffic(cell: Cell, payload_bytes: float, operations: float) -> str | None:
+    """How far what the busiest rank sends in a step is from the closed form, as a sentence.
+
+    None if it is near, or where no closed form is exact: of strategies of other packages, of activations in
+    half precision, of what a compressor or another collective sends, and of models without known parts.
+    """
+    known = cell.backend == "gloo" and cell.precision == "fp32" and cell.collective == DEFAULT_COLLECTIVE
+    parts = _parts(cell)
+    if parts is None or not known or cell.compresses:
+        return None
+    terms = traffic(cell, parts)
+    sent, number = sum(term.payload_bytes for term in terms), sum(term.operations for term in terms)
+    # Beside the closed form go buffers, a norm, and what ranks agree on in a few bytes.
+    if MISSES * sent <= payload_bytes <= EXCEEDS * sent + FEW_BYTES and operations >= MISSES * number:
+        return None
+    return (
+        f"{cell.strategy} sends {sent:,.0f} bytes in {number:g} operations of a step, and its steps sent "
+        f"{payload_bytes:,.0f} bytes in {operations:g}"
+    )
+
+
+def whole_state(cell: Cell, trainer: Trainer) -> str | None:
+    """How much more optimizer state this rank holds than the strategy leaves to a rank, as a sentence.
+
+    None if it holds no more, or if the parts of the model are not known; of a replica on several ranks the
+    closed form describes one rank.
+    """
+    parts = _parts(cell)
+    if parts is None or cell.model_parallel > 1:
+        return None
+    moments = STRATEGIES.facts(cell.strategy).moments(cell, parts)
+    # An update has memory of its own beside the state, and the first moment is before there is any.
+    expected = min((moment.optimizer for moment in moments if moment.optimizer), default=0)
+    states = trainer.model.local_state(trainer.optimizer).values()
+    values = [value for state in states for value in state.values() if isinstance(value, Tensor)]
+    held = sum((value.to_local() if isinstance(value, DTensor) else value).nbytes for value in values)
+    # The count of steps of each parameter is beside the closed form.
+    if held <= EXCEEDS * expected + 8 * len(values):
+        return None
+    return f"{cell.strategy} leaves a rank {expected:,} bytes of optimizer state, and a rank holds {held:,}"
+
+
+def _parts(cell: Cell) -> ModelParts | None:
+    """The parts of a model of the catalog under one of bench's own strategies; None for others."""
+    own = type(STRATEGIES.facts(cell.strategy)).__module__.startswith("strategies.")
+    parts = facts(WORKLOADS.parse(cell.workload)).parts
+    return parts if own and isinstance(parts, ModelParts) else None

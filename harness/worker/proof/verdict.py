@@ -1,0 +1,110 @@
+"""From what was compared to a Proof, in the words that a reader of the report sees."""
+
+from __future__ import annotations
+
+from harness.worker.proof.conservation import law_tolerance
+from harness.worker.proof.exactness import exact_arithmetic, exact_update, summed_terms
+from harness.worker.proof.examination import Examined
+from harness.worker.proof.findings import TOLERANCE
+from harness.worker.proof.sampled import ELEMENTS, MISSED, PROJECTIONS
+from results.cell import Cell
+from results.record import Proof
+from strategies.catalog import STRATEGIES
+from strategies.promise import Promise
+
+
+def simulation_verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
+    """The proof by a simulation of `steps` steps."""
+    findings = found.findings
+    if found.failed or not found.agreed:
+        return Proof(method="serial-simulation", passed=False, detail=failure(found))
+    gradients = [finding for finding in findings if finding.of == "gradient"]
+    if findings and not gradients:
+        return weaker(
+            cell, found.agreed, "the loss scaler left out every step of the simulation: gradients overflowed"
+        )
+    if not found.exercised:
+        return weaker(cell, found.agreed, "no step that was checked ended in an average of parameters")
+    where = ", one on a device of each" if found.shared else " on one device"
+    return Proof(
+        method="serial-simulation",
+        passed=True,
+        detail=f"{steps} steps of {_replicas(cell)} recomputed{where}; {_rule(cell)}"
+        + ("; gradients of an input that blocks share are added block by block" if found.by_blocks else ""),
+        max_difference=max((finding.difference for finding in gradients), default=None),
+        max_bound=max((finding.bound for finding in gradients), default=None),
+    )
+
+
+def sampled_verdict(cell: Cell, found: Examined, obstacle: str) -> Proof:
+    """The proof by projections of the gradients of some steps, of which `obstacle` says why they were not
+    simulated; the weakest one where nothing was sampled, or too little is seen so."""
+    if found.failed or (found.sampled and not found.agreed):
+        return Proof(method="sampled-gradients", passed=False, detail=failure(found))
+    if not found.sampled or found.smallest > 1:
+        return weaker(cell, found.agreed, obstacle)
+    steps = "1 step" if found.sampled == 1 else f"{found.sampled} steps"
+    return Proof(
+        method="sampled-gradients",
+        passed=True,
+        detail=f"{steps} of {_replicas(cell)}: {PROJECTIONS} projections and {ELEMENTS} elements of each "
+        f"parameter's gradient are the mean of the replicas' within their rounding; a defect of "
+        f"{found.smallest:.2g} of such a gradient is missed with a probability of at most {MISSED:g}; "
+        f"the replicas' parameters are equal bit for bit after the update; {obstacle}",
+    )
+
+
+def weaker(cell: Cell, agreed: bool, obstacle: str) -> Proof:
+    """The proof that needs no reference: that those replicas are equal which the strategy promises to keep
+    equal. On one device, and where no replicas need be equal, it says nothing but that the loss is finite."""
+    promise, found = _promise(cell), "are equal bit for bit" if agreed else "differ"
+    compared = f"the replicas' parameters {found} after the update"
+    if not promise.equal:
+        compared = f"the loss is finite; {cell.strategy} keeps no replicas equal, so that none were compared"
+    elif not promise.all_equal:
+        compared = f"the parameters of replicas that average together {found} after the update"
+    return Proof(method="replica-agreement", passed=agreed, detail=f"{compared}; {obstacle}")
+
+
+def failure(found: Examined) -> str:
+    """What this rank knows of a failed examination: rank 0 compares gradients and updates of a common step.
+
+    Of several differences the first: the others may follow from it.
+    """
+    if not found.agreed:
+        return "replicas differ after the update"
+    otherwise = "another rank found a difference: its record says which"
+    if found.stale:
+        otherwise = "a replica's buffers differ from the serial simulation"
+    return next((finding.what for finding in found.findings if not finding.passed), otherwise)
+
+
+def _replicas(cell: Cell) -> str:
+    return "1 replica" if cell.replicas == 1 else f"{cell.replicas} replicas"
+
+
+def _promise(cell: Cell) -> Promise:
+    return STRATEGIES.facts(cell.strategy).promise
+
+
+def _rule(cell: Cell) -> str:
+    if cell.compresses:
+        return (
+            f"what was applied and what {cell.compression} kept back add up to their gradients within "
+            f"{law_tolerance(cell):.2g} of their L2 norm"
+        )
+    if not exact_arithmetic(cell):
+        each = ", parameter by parameter" if cell.model_parallel > 1 else ""
+        return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm{each}"
+    promise = _promise(cell)
+    if promise.of == "parameters":
+        means = "averaged parameters" if promise.all_equal else "parameters averaged with its partners'"
+        return f"each rank's own gradients are equal bit for bit, {means} within their rounding"
+    few = summed_terms(cell, len(promise.partners(0, cell.replicas))) <= 2
+    if few and exact_update(cell):
+        return "gradients, buffers and updates are equal bit for bit"
+    sums = "are equal bit for bit" if few else "agree within the rounding of a sum in another order"
+    updates = (
+        "are equal bit for bit" if exact_update(cell) else "agree within the rounding of a norm over shards"
+    )
+    return f"gradients {sums}; updates {updates}"

@@ -1,0 +1,1 @@
+"""Training runs: the loop, its rules, and one run on a rank."""

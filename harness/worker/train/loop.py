@@ -1,0 +1,471 @@
+"""The loop of a training run: steps, rows of its log, validation, checkpoints, and when it ends.
+
+Between two agreements ranks only train. They agree at the end of each row of steps, validation and
+checkpoint; what follows (an end, the length of the next row) follows from figures that all of them have.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from harness.worker.measure.blocks import DivergedError
+from harness.worker.measure.scalars import Scalars
+from harness.worker.rank.log import HEARTBEAT_S
+from harness.worker.run import RankContext
+from harness.worker.train.rules import (
+    is_best,
+    out_of_patience,
+    rate_at,
+    require_steps_after_warm_up,
+    row_steps,
+    total_steps,
+)
+from results.cell import Cell
+from results.errors import StoreError, UsageError
+from results.launch import Slot
+from results.store import utc_now
+from results.train_order import MetricName, TrainOrder, larger_is_better
+from results.training_log import (
+    Best,
+    Ended,
+    EndReason,
+    Row,
+    SavedCheckpoint,
+    Started,
+    Steps,
+    TrainingLog,
+    TrainingLogWriter,
+    Validated,
+)
+from strategies.saving.attachable import require_attachable
+from strategies.saving.checkpoints import Saving
+from strategies.saving.run_folder import RunFolder
+from strategies.training.evaluation import evaluate
+from strategies.training.trainer import Trainer
+from workloads.batch import Batch
+from workloads.data import DataRequest
+from workloads.training_data import HeldOut, TrainingData, held_out
+
+_ENDS: tuple[EndReason, ...] = ("epochs", "steps", "target", "patience")
+Figures = Mapping[str, float]
+
+
+class TrainingDivergedError(DivergedError):
+    """As a DivergedError, with what is left and what can be done; raised on all ranks."""
+
+    def __init__(self, words: str) -> None:
+        Exception.__init__(self, words)
+
+
+class Rate:
+    """The rates of an optimizer at each step: those that it was built with, or of its schedule, times a
+    factor."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        self._schedule: LRScheduler | None = None
+        self._stepped = 0
+        self.factor: Callable[[int], float] = lambda step: 1.0
+
+    def follow(self, make: Callable[[Optimizer, int], LRScheduler], total: int) -> None:
+        """Take the rates from a schedule that `make` returns for this optimizer and `total` steps.
+
+        Every launch steps the schedule from the beginning, so that checkpoints need not contain it, and an
+        order for more steps makes it longer. Raises UsageError if `make` returns anything else.
+        """
+        self._put_rates()
+        for group in self._optimizer.param_groups:
+            # An earlier launch's schedule has left its own value in the checkpoint.
+            group.pop("initial_lr", None)
+        schedule = make(self._optimizer, total)
+        if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+            raise UsageError(
+                f"schedule= made a {type(schedule).__name__}: it is called with an optimizer and a number of "
+                f"steps, and makes a schedule of torch.optim.lr_scheduler other than ReduceLROnPlateau"
+            )
+        require_attachable("schedule=", schedule, self._optimizer)
+        self._schedule, self._rates = schedule, [group["lr"] for group in self._optimizer.param_groups]
+
+    def put(self, step: int) -> float:
+        """Set the rates of a step, counted from 0. Returns that of the first group."""
+        self._put_rates()
+        if self._schedule is not None:
+            with warnings.catch_warnings():
+                # This optimizer has not counted the steps of earlier launches.
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+                while self._stepped < step:
+                    self._schedule.step()
+                    self._stepped += 1
+            self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * self.factor(step)
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def _put_rates(self) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """What a loop works with on this rank."""
+
+    around: RankContext
+    slot: Slot
+    cell: Cell
+    """As it is trained: on the workers of this launch."""
+    trainer: Trainer
+    data: TrainingData
+    request: DataRequest
+    scalars: Scalars
+    scale: float = 1.0
+    """Factor of all rates."""
+
+    @property
+    def order(self) -> TrainOrder:
+        order = self.around.launch.training
+        assert order is not None
+        return order
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.around.study.checkpoints_folder(self.slot.cell_id)
+
+
+class TrainingLoop:
+    """Trains until an end that was ordered."""
+
+    def __init__(self, parts: LoopParts) -> None:
+        """Before the trainer resumes: the rates are those that its optimizer was built with.
+
+        Raises UsageError on all ranks where the order asks for figures that cannot be had.
+        """
+        self._parts, self._order = parts, parts.order
+        self._trainer, self._data = parts.trainer, parts.data
+        self._rate = Rate(parts.trainer.optimizer)
+        self._held_out = _held_out(parts)
+        self._records = _Records(parts) if parts.around.rank.rank == 0 else None
+        self._total = 0
+        self._loss = torch.zeros((), dtype=torch.float64, device=parts.around.device)
+        self._row_began = self._next_row = 0
+        """Steps."""
+        self._mark = 0.0
+        self._learning_rate = 0.0
+        self._pending: tuple[Saving, SavedCheckpoint] | None = None
+        """The last checkpoint, and its row, until it is known how it ended."""
+
+    def train(self, resumed_step: int | None) -> None:
+        """Collective. Raises TrainingDivergedError, UsageError for a warm-up without steps behind it, and
+        StoreError where the log or the last checkpoint cannot be written."""
+        order, trainer, data = self._order, self._trainer, self._data
+        self._total = total_steps(
+            order,
+            step=trainer.steps,
+            samples=data.samples,
+            per_epoch=data.samples_per_epoch,
+            per_step=self._parts.cell.global_batch,
+        )
+        require_steps_after_warm_up(order, self._total)
+        self._rate.factor = rate_at(order, self._total, self._parts.scale)
+        own = self._parts.request.workload.schedule
+        if own is not None and order.schedule != "none":
+            raise UsageError(
+                f"--schedule {order.schedule}: the workload gives a schedule= as well; leave one of them out"
+            )
+        if own is not None:
+            self._rate.follow(own, self._total)
+        self._row_began, self._next_row = trainer.steps, trainer.steps + 1
+        if self._records is not None:
+            self._records.start(resumed_step, self._total)
+        self._parts.around.log.event("train", step=trainer.steps, total=self._total)
+        self._mark = time.perf_counter()
+        end, _ = self._decided({})
+        while end is None:
+            self._learning_rate = self._rate.put(trainer.steps)
+            epochs = data.epoch
+            self._loss += trainer.step(data).detach().double()
+            self._parts.around.log.heartbeat()
+            end = self._after_step(epoch_ended=data.epoch > epochs)
+        self._end(end)
+
+    def _after_step(self, *, epoch_ended: bool) -> EndReason | None:
+        """What is due after a step; collective where something is."""
+        step, order = self._trainer.steps, self._order
+        saves, last = step % order.checkpoint_every == 0, step >= self._total
+        validates = self._held_out is not None and (
+            last or self._is_validated(step, epoch_ended, saves=saves)
+        )
+        if not (saves or last or validates or step >= self._next_row):
+            return None
+        figures = {"loss": self._row()} | (self._validate() if validates else {})
+        end, best = self._decided(figures, at_row=not (saves or last or validates))
+        if saves or best or end is not None:
+            self._save(figures, best=best)
+        self._mark = time.perf_counter()
+        return end
+
+    def _is_validated(self, step: int, epoch_ended: bool, *, saves: bool) -> bool:
+        if self._order.validate_every is not None:
+            return step % self._order.validate_every == 0
+        return epoch_ended if self._data.samples_per_epoch is not None else saves
+
+    def _row(self) -> float:
+        """End a row of steps. Returns its mean loss over all ranks; collective.
+
+        Raises TrainingDivergedError on all ranks if that of one is not finite.
+        """
+        control, steps = self._parts.around.control, self._trainer.steps - self._row_began
+        own = float(self._loss)
+        seconds = time.perf_counter() - self._mark
+        every = control.of_all([own, seconds])
+        loss = sum(total for total, _ in every) / len(every) / steps
+        longest = max(took for _, took in every)
+        if not math.isfinite(loss):
+            raise TrainingDivergedError(self._diverged())
+        if self._records is not None:
+            norm = self._trainer.gradient_norm
+            self._records.add_steps(
+                Steps(
+                    at=utc_now(),
+                    step=self._trainer.steps,
+                    epoch=self._data.epochs,
+                    samples=self._data.samples,
+                    loss=loss,
+                    seconds=longest,
+                    learning_rate=self._learning_rate,
+                    gradient_norm=None if norm is None else float(norm),
+                ),
+                samples_per_s=steps * self._parts.cell.global_batch / longest,
+            )
+            self._settle_last()
+        self._loss.zero_()
+        self._row_began = self._trainer.steps
+        self._next_row = self._trainer.steps + row_steps(longest / steps)
+        self._mark = time.perf_counter()
+        return loss
+
+    def _diverged(self) -> str:
+        self._await_last()
+        kept = RunFolder(self._parts.checkpoints).kept()
+        left = f"the last good checkpoint is {kept[-1].path}" if kept else "there is no checkpoint before it"
+        return (
+            f"the loss is not finite (NaN or infinity) within steps {self._row_began + 1} to "
+            f"{self._trainer.steps}; {left}: lower the rate (--optimizer), clip (--clip-norm 1) or look at "
+            f"the data"
+        )
+
+    def _validate(self) -> dict[str, float]:
+        began = time.perf_counter()
+        assert self._held_out is not None
+        metrics = self._parts.request.workload.metrics
+        found = evaluate(self._trainer, self._with_signs_of_life(self._held_out), metrics=metrics)
+        figures = {name: value for name, value in found.items() if math.isfinite(value)}
+        if self._records is not None:
+            self._records.add(
+                Validated(
+                    at=utc_now(),
+                    step=self._trainer.steps,
+                    epoch=self._data.epochs,
+                    metrics=figures,
+                    not_finite=tuple(found.keys() - figures),
+                    seconds=time.perf_counter() - began,
+                )
+            )
+        return figures
+
+    def _with_signs_of_life(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            yield batch
+            self._parts.around.log.heartbeat()
+
+    def _decided(self, figures: Figures, *, at_row: bool = False) -> tuple[EndReason | None, bool]:
+        """Why training ends now, and whether a metric is the best so far: rank 0 knows what came before."""
+        code = 0
+        if self._records is not None:
+            end, best = self._records.judge(figures, at_row=at_row)
+            if end is None and self._trainer.steps >= self._total:
+                end = "epochs" if self._order.epochs is not None else "steps"
+            code = 2 * (0 if end is None else 1 + _ENDS.index(end)) + best
+        agreed = int(self._parts.around.control.from_first(float(code)))
+        return (_ENDS[agreed // 2 - 1] if agreed > 1 else None), bool(agreed % 2)
+
+    def _save(self, figures: Figures, *, best: bool) -> None:
+        """Write a checkpoint beside training, when the one before has come to its end; collective."""
+        began, metric = time.perf_counter(), self._order.best
+        value = None if metric is None else figures.get(metric)
+        least = -value if value is not None and metric is not None and larger_is_better(metric) else value
+        self._await_last()
+        saving = self._trainer.save(
+            self._parts.checkpoints,
+            keep=self._order.keep,
+            metric=least,
+            metric_name=metric,
+            asynchronous=True,
+        )
+        row = SavedCheckpoint(at="", step=self._trainer.steps, seconds=time.perf_counter() - began, best=best)
+        self._pending = saving, row
+        self._parts.around.log.heartbeat()
+
+    def _await_last(self) -> str | None:
+        """Wait for the checkpoint under way. Returns why it was not written; None if it was, or if there is
+        none. Not collective."""
+        if self._pending is None:
+            return None
+        saving, _ = self._pending
+        while not saving.ends_within(HEARTBEAT_S):
+            self._parts.around.log.heartbeat()
+        saving.wait()
+        self._settle_last()
+        return saving.failure
+
+    def _settle_last(self) -> None:
+        """Write the row of a checkpoint of which it is known how it ended. Not collective."""
+        if self._pending is None or not self._pending[0].done:
+            return
+        (saving, row), self._pending = self._pending, None
+        if self._records is not None:
+            failed = saving.failure
+            best = row.best and failed is None
+            self._records.add(msgspec.structs.replace(row, at=utc_now(), failed=failed, best=best))
+
+    def _end(self, why: EndReason) -> None:
+        """The last checkpoint counts before training is said to have ended; collective.
+
+        Raises StoreError on all ranks if it could not be written.
+        """
+        if self._trainer.steps and self._pending is None:
+            self._save({}, best=False)
+        failed = self._await_last()
+        if failed is not None:
+            raise StoreError(
+                f"training came to its end at step {self._trainer.steps}, and its last checkpoint was not "
+                f"written: {failed}; the same command goes on from the one before"
+            )
+        if self._records is not None:
+            self._records.end(why, self._trainer.steps)
+        self._parts.around.log.event("trained", why=why, step=self._trainer.steps)
+
+
+def _held_out(parts: LoopParts) -> HeldOut | None:
+    """What there is to validate on, if the model can. Raises UsageError if it lacks and is asked for."""
+    order = parts.order
+    order.require_metrics(parts.request.workload.metrics)
+    found, alone = held_out(parts.request), parts.trainer.model.forward_alone
+    if order.validates and found is None:
+        raise UsageError(
+            f"{' and '.join(_asking(order))} needs held-out samples, and dataset {parts.cell.dataset} of "
+            f"{parts.cell.workload} has none: use real data (--dataset digits), give the workload held_out=, "
+            f"or ask for the metric loss"
+        )
+    if order.validates and not alone:
+        raise UsageError(
+            f"{' and '.join(_asking(order))} needs validation, which {parts.cell.strategy} cannot do: it has "
+            f"no forward pass alone; use another strategy, or the metric loss"
+        )
+    return found if alone else None
+
+
+def _asking(order: TrainOrder) -> list[str]:
+    return [flag for flag, metric in order.asked.items() if metric != "loss"]
+
+
+class _Records:
+    """Rank 0's log of the run, and what it says of ends."""
+
+    def __init__(self, parts: LoopParts) -> None:
+        self._parts, self._order = parts, parts.order
+        self._rows: list[Row] = []
+        self._writer: TrainingLogWriter | None = None
+
+    def start(self, resumed_step: int | None, total: int) -> None:
+        around, slot = self._parts.around, self._parts.slot
+        path = around.study.training_log_path(slot.cell_id)
+        self._rows = list(TrainingLog.read(path).rows)
+        self._writer = TrainingLogWriter(path)
+        self.add(
+            Started(
+                at=utc_now(),
+                run_id=slot.run_id,
+                launch_id=around.launch.launch_id,
+                gpus=around.rank.gpus,
+                replicas=self._parts.cell.replicas,
+                resumed_step=resumed_step,
+                order=self._order,
+                total_steps=total,
+                unit=self._parts.request.workload.unit,
+                units_per_sample=self._parts.request.workload.units_per_sample,
+            )
+        )
+        self._rows = list(TrainingLog(tuple(self._rows)).counted)
+
+    def add(self, row: Row) -> None:
+        assert self._writer is not None
+        self._rows.append(row)
+        self._writer.write(row)
+        if isinstance(row, Validated):
+            self._parts.scalars.point(row.step, row.metrics)
+
+    def add_steps(self, row: Steps, *, samples_per_s: float) -> None:
+        self.add(row)
+        figures = {"loss": row.loss, "learning_rate": row.learning_rate, "samples_per_s": samples_per_s}
+        norm = {} if row.gradient_norm is None else {"gradient_norm": row.gradient_norm}
+        self._parts.scalars.point(row.step, figures | norm)
+
+    def judge(self, figures: Figures, *, at_row: bool) -> tuple[EndReason | None, bool]:
+        """Whether target or patience end training with these figures, and whether they have the best value.
+
+        Without figures: those of the checkpoint that training goes on from.
+        """
+        log = TrainingLog(tuple(self._rows))
+        figures = figures or log.figures_at(self._parts.trainer.steps)
+        goal, watched, best = self._order.goal, self._order.watched, not at_row and self._is_best(log)
+        if goal is not None and goal.metric in figures and goal.reached(figures[goal.metric]):
+            return "target", best
+        if at_row or watched is None:
+            return None, best
+        values = [point.value for point in self._points(log, watched)]
+        return ("patience" if out_of_patience(values, watched, self._order.patience) else None), best
+
+    def _points(self, log: TrainingLog, metric: MetricName) -> list[Best]:
+        """A metric at each validation; the loss at each checkpoint."""
+        if metric == "loss":
+            every = self._order.checkpoint_every
+            return [Best(row.step, row.loss) for row in log.steps if row.step % every == 0]
+        return [
+            Best(row.step, row.metrics.get(metric, math.nan))
+            for row in log.validations
+            if metric in (*row.metrics, *row.not_finite)
+        ]
+
+    def _is_best(self, log: TrainingLog) -> bool:
+        """Whether the last point, if it is of this step, is as good as the best under this metric."""
+        metric = self._order.best
+        points = [] if metric is None else self._points(log.since_best_by(metric), metric)
+        if metric is None or not points or points[-1].step != self._parts.trainer.steps:
+            return False
+        return is_best(points[-1].value, [point.value for point in points], metric)
+
+    def end(self, why: EndReason, step: int) -> None:
+        self.add(Ended(at=utc_now(), step=step, why=why, words=self._words(why, step)))
+
+    def _words(self, why: EndReason, step: int) -> str:
+        match why:
+            case "epochs":
+                return f"{self._order.epochs} epochs, {step} steps"
+            case "steps":
+                return f"{step} steps"
+            case "target":
+                return f"{self._order.target} was reached at step {step}"
+            case "patience":
+                return f"{self._order.patience} validations in a row had no better {self._order.watched}"
