@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.commands.check import can_check, check, check_request, count_own_parts
+from harness.launch.check import can_check, check, check_request, count_own_parts
 from harness.launch.machine import Machine
 from harness.launch.preflight import link_obstacle, require_room, require_tensorboard
 from harness.launch.supervise import ending_signals

@@ -110,8 +110,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variables that were set of those that change what a step costs: NCCL's, torch's for
     NCCL and for its allocator, and some of CUDA (`harness.machine.device.nccl_settings`)."""
     settings: dict[str, str] | None = None
-    """The same of other libraries (`harness.machine.device.other_settings`); None in records from before the field
-    existed."""
+    """The same of other libraries (`harness.machine.device.other_settings`); None in records from before the
+    field existed."""
     process_group: str = ""
     """torch's class that moved the exchange, such as ProcessGroupNCCL; empty in records that lack it."""
     transports: tuple[str, ...] = ()

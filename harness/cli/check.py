@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from harness.commands.check import CheckReport, CheckRequest, check, check_request
+from harness.launch.check import check, check_request
 from harness.plan.options import read_names
 from harness.terminal.console import Console
+from harness.worker.check_report import CheckReport, CheckRequest
 from reports.text import duration, si, size
 
 

@@ -17,14 +17,8 @@ from results.errors import MachineError
 
 PACKAGES = ("results", "workloads", "strategies", "slurm", "reports", "harness")
 _MEASURED = (
-    *(
-        "results",
-        "workloads",
-        "strategies",
-        "harness/worker",
-        "harness/machine/device.py",
-        "harness/machine/kernel.py",
-    ),
+    *("results", "workloads", "strategies"),
+    *("harness/worker", "harness/machine/device.py", "harness/machine/kernel.py"),
     # The network between virtual nodes is measured with them.
     "harness/launch/virtual_network.py",
 )

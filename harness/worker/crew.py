@@ -20,6 +20,7 @@ from harness.machine.code import checkout, code_hash
 from harness.machine.device import gpu_faults, gpu_warnings, visible_gpus
 from harness.machine.packages import require_planned_packages
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.rank.context import RankContext
 from harness.worker.rank.control import Control
 from harness.worker.rank.environment import device_uuid, nccl_version
 from harness.worker.rank.flight import write_recording
@@ -31,7 +32,7 @@ from harness.worker.rank.output import bound_output, mark_run, output_files
 from harness.worker.rank.rank import Rank
 from harness.worker.rank.teardown import fragmented, keep_imports, tear_down
 from harness.worker.rank.watchdog import Watchdog
-from harness.worker.run import RankContext, RunInProgress
+from harness.worker.run import RunInProgress
 from harness.worker.train.run import TrainingRun
 from results.errors import MachineError
 from results.launch import Launch, Slot

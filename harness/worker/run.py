@@ -6,22 +6,18 @@ import platform
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
 
-from harness.machine.device import GpuFaults
 from harness.worker.cell.agreement import parameters_hash
 from harness.worker.cell.memory_limit import MemoryLimit
 from harness.worker.cell.program import program_of
 from harness.worker.cell.sampler import Draws
 from harness.worker.cell.seeds import seed_step
 from harness.worker.cell.setup import CellSetup
-from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.exchange.recorder import TooManyOperationsError
 from harness.worker.measure.blocks import Measured, Stopwatch
 from harness.worker.measure.clock import FirstStep, step_clock
@@ -48,13 +44,9 @@ from harness.worker.proof.uses import (
     other_traffic,
     whole_state,
 )
-from harness.worker.rank.context import PartialRecord
-from harness.worker.rank.control import Control
-from harness.worker.rank.environment import probe
+from harness.worker.rank.context import Ending, PartialRecord, RankContext
 from harness.worker.rank.failure import ProofFailedError, classify
-from harness.worker.rank.log import RankLog
 from harness.worker.rank.network_log import read_transports, unused_fabric
-from harness.worker.rank.rank import Rank
 from harness.worker.rank.teardown import free_memory, tune_kernels
 from harness.worker.rank.usage import ForeignCpu, reset_rss_peak
 from harness.worker.turns import PROTOCOL, Turns
@@ -62,12 +54,12 @@ from results.cell import Cell
 from results.environment import Program, unlike_facts
 from results.errors import BenchError
 from results.groups import GroupLayout
-from results.launch import Launch, Slot
-from results.outcome import Evidence, Outcome
+from results.launch import Slot
+from results.outcome import Outcome
 from results.proof_limits import LATE_SHARE, LONGEST_S
 from results.record import Proof, ProofMethod, RankRecord, Work
 from results.recorded import KernelTimes
-from results.store import Study, utc_now
+from results.store import utc_now
 from results.training import Training
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.devices import device_of
@@ -82,86 +74,6 @@ FEWER_WARM_UP_STEPS = 10
 """Most steps of the warm-up on CPU in a run that a driver wants for its blocks. On a busy machine no two
 blocks are alike, so that each run would take all of the policy's steps."""
 ONLY_TIMED = "a later pair of a paired comparison: only its blocks are timed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a run ended on this rank."""
-
-    outcome: Outcome
-    reason: str | None
-    started_at: str
-    transports: Sequence[str] = ()
-    """What the ranks' backend connected by, where it says so."""
-    warnings: Sequence[str] = ()
-    """Of this run on this rank."""
-    program: Program | None = None
-    """The program that was built; None if the run ended before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankContext:
-    """What stays the same for all runs of a launch on this rank."""
-
-    study: Study
-    launch: Launch
-    evidence: Evidence
-    rank: Rank
-    device: torch.device
-    cores: tuple[int, ...]
-    """The cores of all ranks on this host."""
-    pinned: tuple[int, ...]
-    exchange: ExchangeGroup
-    control: Control
-    log: RankLog
-    warnings: tuple[str, ...] = ()
-    """Of this rank, beside those of the launch."""
-    forked: bool = False
-    """Whether this process is for one run alone."""
-    faults: GpuFaults | None = None
-    """Of this rank's GPU."""
-    network_log: Path | None = None
-    """What NCCL writes of how it connects; None where it writes none, or to a file of the user's."""
-
-    @property
-    def source_folder(self) -> Path | None:
-        """Where `py:` workloads are imported from."""
-        return Path(self.launch.source_folder) if self.launch.source_folder else None
-
-    def record(
-        self, slot: Slot, cell: Cell, ending: Ending, found: PartialRecord, absent: dict[str, str]
-    ) -> RankRecord:
-        """What this rank keeps of a run of `cell`, as it ended and as far as it came."""
-        launch, rank = self.launch, self.rank
-        faults = [] if self.faults is None else self.faults.take()
-        return RankRecord(
-            cell_id=slot.cell_id,
-            run_id=slot.run_id,
-            launch_id=launch.launch_id,
-            repeat=slot.repeat,
-            gpus=rank.gpus,
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            node_rank=rank.node_rank,
-            outcome=ending.outcome,
-            reason=ending.reason,
-            evidence=self.evidence,
-            started_at=ending.started_at,
-            ended_at=utc_now(),
-            environment=msgspec.structs.replace(
-                probe(launch, rank, self.device, self.pinned, cell, ending.transports),
-                process_group=self.exchange.class_name,
-                program=ending.program,
-            ),
-            warnings=[
-                *launch.warnings,
-                *self.warnings,
-                *(f"rank {rank.rank}: {words}" for words in faults),
-                *ending.warnings,
-            ],
-            absent=absent,
-            **found,
-        )
 
 
 class RunInProgress:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from harness.cli import run
-from harness.commands.check import check, check_request, count_own_parts
+from harness.launch.check import check, check_request, count_own_parts
 from results.errors import MachineError
 from results.unknown import Unknown
 from workloads.catalog import WORKLOADS, facts
@@ -160,7 +160,7 @@ def test_a_check_that_took_too_long_says_so_beside_the_last_printed_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "harness.commands.check._run", lambda folder, **given: (None, f"reading\nstep 1{'.' * 900}\n\n")
+        "harness.launch.check._run", lambda folder, **given: (None, f"reading\nstep 1{'.' * 900}\n\n")
     )
     with pytest.raises(MachineError) as raised:
         check(check_request("mlp", micro_batch=None, folder=tmp_path))

@@ -612,13 +612,9 @@ def test_a_comment_in_a_strategy_makes_no_other_hash(tmp_path: Path) -> None:
     hashes = []
     for text in ("x = 1\n", "# Why.\nx = 1  # what\n", "x = 2\n"):
         file.write_text(text)
-        for name in (
-            "harness/machine/device.py",
-            "harness/machine/kernel.py",
-            "harness/launch/virtual_network.py",
-        ):
-            (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-            (tmp_path / name).touch()
+        for name in ("machine/device.py", "machine/kernel.py", "launch/virtual_network.py"):
+            (tmp_path / "harness" / name).parent.mkdir(exist_ok=True, parents=True)
+            (tmp_path / "harness" / name).touch()
         hashes.append(code_hash(tmp_path))
     assert hashes[0] == hashes[1] != hashes[2]
 

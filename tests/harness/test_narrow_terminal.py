@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from harness.cli import run
-from harness.commands.check import CheckReport, StrategyWord
+from harness.worker.check_report import CheckReport, StrategyWord
 from results.store import Study
 
 Small = tuple[Study, subprocess.CompletedProcess[str]]

@@ -19,8 +19,7 @@ from torch import nn
 
 from harness.worker.crew import STARTS_AFRESH
 from harness.worker.exchange.group import open_exchange
-from harness.worker.measure.blocks import DivergedError
-from harness.worker.rank.failure import ProofFailedError, classify
+from harness.worker.rank.failure import DivergedError, ProofFailedError, classify
 from results.errors import StoreError
 from results.outcome import Outcome
 from strategies import Trainer, TrainSettings

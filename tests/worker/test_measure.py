@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from harness.worker.measure import blocks as measure
-from harness.worker.measure.blocks import DivergedError, Stopwatch
+from harness.worker.measure.blocks import Stopwatch
 from harness.worker.measure.clock import step_clock
 from harness.worker.rank.control import Control
+from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import RankLog
 from harness.worker.rank.watchdog import Watchdog
 from results.cell import StepPolicy

@@ -23,11 +23,12 @@ from harness.worker.measure import link_peak as link_peak_module
 from harness.worker.measure.clock import FirstStep
 from harness.worker.measure.kernels import Kernel, attach_profiler, kernel_times, kernels_on
 from harness.worker.measure.link_peak import measure_link_peak, peak_payload_bytes
+from harness.worker.rank.context import RankContext
 from harness.worker.rank.control import Control
 from harness.worker.rank.log import RankLog
 from harness.worker.rank.rank import Rank
 from harness.worker.rank.watchdog import Watchdog
-from harness.worker.run import RankContext, RunInProgress
+from harness.worker.run import RunInProgress
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
 from results.launch import Launch, Slot

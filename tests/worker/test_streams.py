@@ -23,11 +23,12 @@ from harness.worker.exchange.group import open_exchange
 from harness.worker.exchange.recorder import Recorder
 from harness.worker.exchange.staged import StagedGroup
 from harness.worker.measure.blocks import Stopwatch
+from harness.worker.rank.context import RankContext
 from harness.worker.rank.control import Control
 from harness.worker.rank.log import RankLog
 from harness.worker.rank.rank import Rank
 from harness.worker.rank.watchdog import Watchdog
-from harness.worker.run import RankContext, RunInProgress
+from harness.worker.run import RunInProgress
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
 from results.launch import Launch, Slot

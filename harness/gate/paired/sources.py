@@ -22,6 +22,7 @@ WORKING_TREE = "."
 """What names the working tree as it is, in place of a revision."""
 IMPORT_S = 120.0
 """For the import of a side's `bench`."""
+# `harness.worker.turns` and `harness.matrix` are at these places in all revisions.
 _PROBE = (
     "from harness.worker import turns; import harness.matrix; "
     "print(turns.PROTOCOL, int(getattr(turns, 'FORKS', False)))"

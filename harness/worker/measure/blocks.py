@@ -33,6 +33,7 @@ from harness.worker.exchange.recorder import Recorder, steps_to_record
 from harness.worker.measure.clock import StepClock, joined_steps
 from harness.worker.measure.kernels import PROFILED_STEPS, kernel_times, profiled_kernels
 from harness.worker.rank.control import Control
+from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import RankLog
 from results.cell import GPU_LONGEST_WARM_UP_S, GPU_WARM_UP_S, StepPolicy
 from results.record import Quads, StepColumns
@@ -56,13 +57,6 @@ class Wait(Protocol):
 
     def __call__(self, at: str, **told: object) -> int:
         """Where the run is. Returns the steps of the block to time; 0: no more of them."""
-
-
-class DivergedError(Exception):
-    """The loss of a rank is not a finite number; raised on all ranks."""
-
-    def __init__(self) -> None:
-        super().__init__("the loss is not a finite number (NaN or infinity)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

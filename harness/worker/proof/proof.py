@@ -33,7 +33,6 @@ import msgspec
 from harness.worker.cell.sampler import Draws
 from harness.worker.cell.seeds import seed_step
 from harness.worker.cell.setup import CellSetup
-from harness.worker.measure.blocks import DivergedError
 from harness.worker.measure.clock import FirstStep
 from harness.worker.proof.exactness import exact_arithmetic
 from harness.worker.proof.examination import Examination
@@ -44,6 +43,7 @@ from harness.worker.proof.room import no_room
 from harness.worker.proof.sampled import cannot_sample
 from harness.worker.proof.verdict import failure, sampled_verdict, simulation_verdict
 from harness.worker.rank.control import Control
+from harness.worker.rank.failure import DivergedError
 from results.cell import Cell
 from results.proof_limits import COPIES, LATE_STEPS, LONGEST_S, STEPS
 from results.record import Proof

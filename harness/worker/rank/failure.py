@@ -8,7 +8,6 @@ import re
 
 import torch
 
-from harness.worker.measure.blocks import DivergedError
 from results.errors import StoreError
 from results.files import FULL
 from results.foreign_text import shortened
@@ -38,6 +37,13 @@ _NOBODY_CAME = re.compile(
     r"Timed out waiting \d+ ?ms for|Watchdog caught collective operation timeout|NCCL operation timed out",
     re.IGNORECASE,
 )
+
+
+class DivergedError(Exception):
+    """The loss of a rank is not a finite number; raised on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__("the loss is not a finite number (NaN or infinity)")
 
 
 class ProofFailedError(Exception):

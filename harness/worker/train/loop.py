@@ -18,10 +18,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from harness.worker.measure.blocks import DivergedError
 from harness.worker.measure.scalars import Scalars
+from harness.worker.rank.context import RankContext
+from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import HEARTBEAT_S
-from harness.worker.run import RankContext
 from harness.worker.train.rules import (
     is_best,
     out_of_patience,

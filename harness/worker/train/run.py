@@ -14,9 +14,8 @@ from harness.worker.cell.memory_limit import MemoryLimit
 from harness.worker.cell.seeds import seed_step
 from harness.worker.cell.setup import CellSetup
 from harness.worker.measure.scalars import Scalars, live_scalars
-from harness.worker.rank.context import PartialRecord
+from harness.worker.rank.context import Ending, PartialRecord, RankContext
 from harness.worker.rank.failure import classify
-from harness.worker.run import Ending, RankContext
 from harness.worker.train.loop import LoopParts, TrainingLoop
 from harness.worker.train.rules import cell_on, rate_scale
 from results.cell import Cell

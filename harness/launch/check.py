@@ -1,7 +1,7 @@
 """`bench check`: what a workload does before anything is planned with it, found by two ranks of its own.
 
 The ranks (`harness.worker.check`) build the workload, take steps and prove them; what they found comes
-back as a file. Here is what is asked and found, and the start of the ranks. Nothing here imports torch.
+back as a file. This module starts the ranks; it does not import torch.
 """
 
 from __future__ import annotations
@@ -13,95 +13,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from harness.machine.exits import exit_words
 from harness.machine.kernel import die_with_parent
 from harness.machine.temporary import temporary_folder
+from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest
 from results.errors import MachineError
-from results.parts import ModelParts
 from results.unknown import Unknown
 from strategies.catalog import STRATEGIES
 from strategies.facts import StrategyFacts
 from workloads.catalog import MEMBERS, WORKLOADS, learn
 
-RANKS = 2
-LONGEST_S = 600.0
-"""All of a check; then its ranks are ended."""
 LONGEST_COUNT_S = 120.0
 """The same, where planning waits for parts alone."""
 LONGEST_LINE = 300
 """Characters of a printed line that are told."""
-
-Verdict = Literal["proven", "runs", "refused", "failed"]
-
-
-class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is checked."""
-
-    workload: str
-    """Spec text."""
-    micro_batch: int
-    optimizer: str
-    source_folder: str
-    strategies: tuple[str, ...]
-    """The strategies that are asked. They are proven one after another while that takes little time, and the
-    first that can in any case."""
-    parts: bool = False
-    """Whether planning asks: the parts of the model are counted without memory, and nothing is trained."""
-
-
-class StrategyWord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a strategy says of a workload."""
-
-    strategy: str
-    verdict: Verdict
-    words: str
-
-
-class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks found, as far as they came."""
-
-    failure: str | None = None
-    """Why the workload does not train; what comes after it is not known."""
-    module: str = ""
-    parameters: int = 0
-    trained: int = 0
-    """Parameters that are trained."""
-    parameter_bytes: int = 0
-    trained_bytes: int = 0
-    """Of the parameters that are trained: as many as their gradients have."""
-    blocks: tuple[str, ...] = ()
-    """Units of sharding and activation checkpointing, by the layout or as they are found."""
-    batch: tuple[str, ...] = ()
-    """Each tensor of a batch, with its type and shape."""
-    loss: float | None = None
-    step_s: float | None = None
-    """Of one rank, on CPU: its second step."""
-    activation_bytes: int | None = None
-    """That autograd keeps of one micro-batch."""
-    optimizer_bytes: int | None = None
-    flops: int | None = None
-    """Of forward and backward of one sample."""
-    parts: ModelParts | None = None
-    splits: bool | None = None
-    """Whether a layout names layers that tensor parallelism can split; None: the model could not be built to
-    count its parts."""
-    notes: tuple[str, ...] = ()
-    """Sentences that a user of this workload should read."""
-    uncut: str | None = None
-    """Why no pipeline can be made of the model; None: one can, or it is not known."""
-    absent: dict[str, str] = msgspec.field(default_factory=dict)
-    """What is not known, with the reason."""
-    strategies: tuple[StrategyWord, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        """Whether it trains, and no strategy that goes on fails."""
-        return self.failure is None and all(word.verdict != "failed" for word in self.strategies)
 
 
 def check_request(
