@@ -14,7 +14,7 @@ WORKERS ?= 4
 PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: demo test quick compat planted soak resume lint types contracts perf perf-gate gpu \
-  reference format constraints clean
+  reference docs format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
@@ -99,6 +99,10 @@ perf-gate: $(VENV)/.installed-dev
 reference: $(VENV)/.installed
 	$(BIN)/python -m harness.commands.reference > docs/options.md
 
+# Build the docs as a site in site/; a warning is an error.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -128,4 +132,4 @@ $(VENV)-gpu/.installed: pyproject.toml tests/gpu/environment.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-gpu $(COMPAT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage*
+	rm -rf $(VENV) $(VENV)-gpu $(COMPAT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage* site
