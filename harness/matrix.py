@@ -18,21 +18,18 @@ from harness.launch.supervise import ending_signals
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.registry import launcher, launchers
-from harness.machine.code import code_version
-from harness.machine.packages import with_packages
+from harness.machine.code import code_version, with_packages
 from harness.plan.auto import AUTO
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
-from harness.plan.limit import Limit
 from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_counts, read_duration_s
 from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
-from harness.plan.surroundings import MIB, Devices, devices_here
-from harness.reporting.costs import CostFlags, assumptions
+from harness.plan.surroundings import MIB, Devices, Limit, devices_here
 from harness.reporting.report import write_report
-from harness.reporting.studies import place_words, warn_of_losses
+from harness.reporting.studies import CostFlags, assumptions, place_words, warn_of_losses
 from harness.terminal.console import Console
 from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse

@@ -30,7 +30,7 @@ _OPTIONS = (
 
 
 def cost_options(function: Function) -> Function:
-    """Decorate a command with the flags of `harness.reporting.costs.CostFlags` (None: not given)."""
+    """Decorate a command with the flags of `harness.reporting.studies.CostFlags` (None: not given)."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function

@@ -40,8 +40,7 @@ def command(
 
     Markdown, JSON and LaTeX, and one --table of CSV, go to stdout where no --output is given.
     """
-    from harness.reporting.costs import CostFlags
-    from harness.reporting.studies import compared_over, read_figures
+    from harness.reporting.studies import CostFlags, compared_over, read_figures
     from harness.terminal.console import Console
 
     over = others.pop("compare_over")

@@ -45,9 +45,8 @@ def command(
     setting side by side, with their loss. --figures writes drawings into STUDY/figures, with
     --output FILE.html into FILE.figures.
     """
-    from harness.reporting.costs import CostFlags
     from harness.reporting.report import figure_forms, write_figures, write_joint_report, write_report
-    from harness.reporting.studies import compared_over, read_figures
+    from harness.reporting.studies import CostFlags, compared_over, read_figures
     from harness.terminal.console import Console
     from results.errors import UsageError
     from results.files import is_stream

@@ -15,8 +15,7 @@ from harness.jobs.progress import CellProgress, progress
 from harness.jobs.words import STATUS_HEADS, STATUS_NUMERIC, status_rows
 from harness.launch.tally import Conditions
 from harness.launchers.study_jobs import job_statuses, kept_job_statuses
-from harness.machine.code import code_version
-from harness.machine.packages import with_packages
+from harness.machine.code import code_version, with_packages
 from harness.reporting.studies import warn_of_losses
 from harness.terminal.console import Console
 from results.errors import BenchError, SchedulerError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.launchers.campaign_call import INTERRUPTED
 from harness.machine.device import usable_cores, visible_gpus
-from harness.machine.temporary import temporary_folder
+from harness.machine.processes import temporary_folder
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.reporting.studies import read_results

@@ -10,14 +10,13 @@ from harness.launch.training import lost_checkpoints, trained_cells
 from harness.launchers.launcher import JobLauncher
 from harness.launchers.registry import launcher, launchers
 from harness.matrix import Matrix
-from harness.plan import split
 from harness.plan.launchers import DEFAULT
 from harness.plan.naming import plain_name
 from harness.plan.points import workloads_of
 from harness.plan.study_file import OPTIONS, StudyFile
-from harness.reporting.costs import CostFlags
+from harness.plan.unfit import unsplittable
 from harness.reporting.report import write_report
-from harness.reporting.studies import read_figures
+from harness.reporting.studies import CostFlags, read_figures
 from harness.worker.train.rules import cell_on
 from reports.analysis.trained import told_not_finite
 from reports.text import count
@@ -174,7 +173,7 @@ def _require_elastic(plan: Plan) -> None:
 def _require_trainable(cell: Cell, gpus: int, order: TrainOrder) -> None:
     """Raise UsageError if a cell cannot be trained on so many workers as it is told by the order."""
     fitted = cell_on(cell, gpus, order.batch_rule)
-    refused = untrainable(fitted) or split.refusal(fitted)
+    refused = untrainable(fitted) or unsplittable(fitted)
     if refused is not None:
         raise UsageError(
             f"{cell.id} cannot go on on {count(gpus, 'worker')} (micro-batch {fitted.micro_batch}, "

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from harness.launchers.study_jobs import job_statuses
-from harness.machine.temporary import temporary_folder
+from harness.machine.processes import temporary_folder
 from harness.plan.naming import fresh_studies
 from results.errors import NightBusyError, StudyBusyError
 from results.lock import study_lock

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from harness.machine.exits import exit_words
 from harness.machine.kernel import die_with_parent
-from harness.machine.temporary import temporary_folder
+from harness.machine.processes import exit_words, temporary_folder
 from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest
 from results.errors import MachineError
 from results.unknown import Unknown

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine.exits import signal_name
+from harness.machine.processes import signal_name
 from results.foreign_text import shortened
 from results.launch import RankExit
 from results.launch_files import rank_log_paths, rank_output_paths

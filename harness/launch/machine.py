@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.machine.device import usable_cores, visible_gpus
 from harness.plan.estimate import Hardware
-from harness.plan.limit import Limit
+from harness.plan.surroundings import Limit
 from results.cell import Device
 from results.outcome import Evidence
 from results.plan import Placement

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.launch.ending import Signs, Stopped, inferred_outcome
 from harness.launch.rank_output import rank_output
 from harness.launch.starter import LogWords
-from harness.machine.exits import exit_words
+from harness.machine.processes import exit_words
 from results.launch import Launch, RankExit
 from results.outcome import Outcome
 

@@ -12,9 +12,9 @@ from harness.plan.estimate import Estimate
 from harness.plan.expand import auto_choices
 from harness.plan.points import MatrixPoint
 from harness.plan.schedule import PlannedLaunch
-from harness.plan.split import unchecked
 from harness.plan.study_file import SETTINGS
 from harness.plan.surroundings import MIB, SHARE
+from harness.plan.unfit import unchecked
 from harness.terminal.console import Console
 from harness.terminal.group_text import group_lines
 from reports.analysis.series import told_settings

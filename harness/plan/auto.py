@@ -13,8 +13,8 @@ from functools import cached_property
 
 import msgspec
 
+from harness.plan.points import Reason
 from harness.plan.predict import StepTimes, offloaded_bytes, predicted_times
-from harness.plan.reason import Reason
 from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
 from results.parts import ModelParts

@@ -8,14 +8,20 @@ from pathlib import Path
 
 import msgspec
 
-from harness.plan import network, split
 from harness.plan.auto import AUTO, Choice, choose
-from harness.plan.batch import GlobalBatches, strong_micro_batch, weak_micro_batch
-from harness.plan.limit import Limit
-from harness.plan.points import MatrixPoint, included_points, points, workloads_of
+from harness.plan.points import (
+    GlobalBatches,
+    MatrixPoint,
+    Reason,
+    included_points,
+    points,
+    strong_micro_batch,
+    weak_micro_batch,
+    workloads_of,
+)
 from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
-from harness.plan.reason import Reason
-from harness.plan.surroundings import MIB, Devices, devices_of
+from harness.plan.surroundings import MIB, Devices, Limit, devices_of
+from harness.plan.unfit import misplaced, unlinkable, unsplittable
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
 from results.link import read_link
@@ -225,11 +231,11 @@ class _Matrix:
 
     def _misfit(self, cell: Cell) -> Reason | None:
         try:
-            misplaced = network.misplaced(cell, self._request.gpus_per_node)
+            why = misplaced(cell, self._request.gpus_per_node)
         except UsageError as error:
-            misplaced = str(error)
-        if misplaced is not None:
-            return Reason("nodes", misplaced)
+            why = str(error)
+        if why is not None:
+            return Reason("nodes", why)
         if cell.link_mbit_per_s is not None and self._limit.link is not None:
             return Reason("link", self._limit.link)
         beyond = self._limit.reason(cell.gpus)
@@ -267,9 +273,9 @@ def _base(request: Request, workload: str) -> Cell:
 
 
 _REFUSALS: tuple[tuple[Rule, Callable[[Cell], str | None]], ...] = (
-    ("network", network.refusal),
+    ("network", unlinkable),
     ("workload", workloads.refusal),
-    ("split", split.refusal),
+    ("split", unsplittable),
 )
 
 

@@ -1,4 +1,7 @@
-"""Reads and analyses the studies that a command names, for reports and exports."""
+"""Reads and analyses the studies that a command names, for reports and exports.
+
+What a report assumes (prices, times) comes from flags, a price file and the profile of the site.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
-from harness.reporting.costs import CostFlags, assumptions
+from harness.plan.options import read_duration_s
 from harness.terminal.console import Console
-from reports.analysis.assumptions import Assumptions
+from reports.analysis.assumptions import Assumptions, site_price
+from reports.analysis.effect import SMALLEST_EFFECT
+from reports.analysis.goal import KNEE, Goal, GoalKind
 from reports.analysis.over import comparing_over
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
@@ -20,12 +26,94 @@ from reports.analysis.trained import TrainedCell
 from reports.redaction import Redactor, Told, redactor
 from reports.text import count
 from results.baseline import Baseline
+from results.catalogue.prices import Price, checked_usd, read_prices
 from results.errors import SchemaError, UsageError
 from results.history import read_nights
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.run import RunResult
 from results.store import Study, study_names
+from workloads.datasets.facts import DATASETS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostFlags:
+    """The flags as they were given."""
+
+    price: float | None = None
+    prices: str | None = None
+    epoch_samples: int | None = None
+    within: str | None = None
+    goal: str | None = None
+    smallest_effect: str | None = None
+
+
+GOALS = "knee, throughput, cost, time:24h or efficiency:80%"
+
+
+def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions:
+    """What the flags and the study's own jobs say. Raises UsageError that names the flag and the rule."""
+    if flags.epoch_samples is not None and flags.epoch_samples < 1:
+        raise UsageError(f"--epoch-samples is at least 1, not {flags.epoch_samples}")
+    told = flags.smallest_effect
+    smallest = SMALLEST_EFFECT if told is None else _share(told, "--smallest-effect", "2% or 0.02")
+    within_s = None if flags.within is None else _seconds(flags.within, "--within")
+    return Assumptions(
+        price=None if flags.price is None else _flag(flags.price),
+        prices=read_prices(Path(flags.prices)) if flags.prices is not None else {},
+        site=_site(study, console),
+        epoch_samples=flags.epoch_samples,
+        dataset_samples={
+            facts.name: facts.samples for facts in DATASETS.all_facts if facts.samples is not None
+        },
+        within_s=within_s,
+        goal=replace(KNEE if flags.goal is None else read_goal(flags.goal), smallest=smallest),
+        smallest_effect=smallest,
+    )
+
+
+def _seconds(text: str, flag: str) -> float:
+    """Of an epoch, with a unit: it takes hours, and a bare number would be seconds."""
+    seconds = read_duration_s(text, flag, readings="hm")
+    if not seconds:
+        raise UsageError(f"{flag} is more than 0, not {text!r}")
+    return seconds
+
+
+def read_goal(text: str) -> Goal:
+    """What `--goal` asks for. Raises UsageError for any other text."""
+    kind, colon, limit = text.strip().partition(":")
+    if not colon and kind in ("knee", "throughput", "cost"):
+        return Goal(kind=cast("GoalKind", kind))
+    if kind == "time" and limit:
+        return Goal(kind="time", limit=_seconds(limit, "--goal time:"))
+    if kind == "efficiency" and limit:
+        return Goal(kind="efficiency", limit=_share(limit, "--goal efficiency:", "80% or 0.8"))
+    raise UsageError(f"--goal is {GOALS}, not {text!r}")
+
+
+def _share(text: str, flag: str, like: str) -> float:
+    """A fraction of 1, of `80%` or `0.8`."""
+    number, percent, _ = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UsageError(f"{flag} takes more than 0 and at most 100 %, like {like}, not {text!r}")
+    return share
+
+
+def _flag(usd: float) -> Price:
+    return Price(usd_per_gpu_hour=checked_usd(usd, "--price"), source="given by --price")
+
+
+def _site(study: Study, console: Console) -> Price | None:
+    try:
+        return site_price(JobStore(study.root).jobs())
+    except SchemaError as error:
+        console.warn(f"no price of the site, since a job cannot be read: {error}")
+        return None
 
 
 @dataclass(frozen=True, slots=True)

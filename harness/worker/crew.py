@@ -16,9 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from harness.machine.code import checkout, code_hash
+from harness.machine.code import checkout, code_hash, require_planned_packages
 from harness.machine.device import gpu_faults, gpu_warnings, visible_gpus
-from harness.machine.packages import require_planned_packages
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.rank.context import RankContext
 from harness.worker.rank.control import Control

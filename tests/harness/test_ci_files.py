@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from harness.gate.nights import night
-from harness.gate.paired.accepted import ACCEPTED
+from harness.gate.paired.sources import ACCEPTED
 from harness.plan.study_file import read_study_file
 
 CI = Path(__file__).parents[2] / "docs" / "ci"

@@ -10,7 +10,7 @@ from builders import a_cell
 from packages import install
 
 from harness.launch.tally import Conditions
-from harness.machine.packages import packages_of, require_planned_packages, with_packages
+from harness.machine.code import packages_of, require_planned_packages, with_packages
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.extensions import forget_packages

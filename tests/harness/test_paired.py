@@ -40,7 +40,7 @@ from harness.gate.paired.pair import (
 )
 from harness.gate.paired.seat import LostError, Seat, Told
 from harness.gate.paired.sources import Repository, Source
-from harness.machine.temporary import temporary_folder
+from harness.machine.processes import temporary_folder
 from harness.terminal.console import Console
 from harness.worker.turns import Turns
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict
@@ -676,7 +676,7 @@ def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused_with_the_fix(tm
 
 HOLDER = """
 import sys, time
-from harness.machine.temporary import temporary_folder
+from harness.machine.processes import temporary_folder
 with temporary_folder("bench-ab-") as (folder, held):
     (folder / "file").write_text("x")
     print(folder, flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.machine.code import _MEASURED, PACKAGES
 
 ROOT = Path(__file__).parents[2]
-NOT_IN_STEPS = {"harness/machine/code.py", "harness/machine/packages.py"}
+NOT_IN_STEPS = {"harness/machine/code.py"}
 """Modules that name the code of a rank, and run before its first cell."""
 
 

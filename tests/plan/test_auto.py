@@ -17,7 +17,7 @@ from harness.launchers.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_r
 from harness.plan import surroundings
 from harness.plan.auto import Choice, StrategyCandidate, candidate_rows, choose
 from harness.plan.expand import auto_choices
-from harness.plan.reason import Reason
+from harness.plan.points import Reason
 from harness.plan.surroundings import MIB, Devices
 from results.cell import Cell
 from results.errors import SpecError

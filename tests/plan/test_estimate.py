@@ -4,8 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.plan.estimate import Earlier, Hardware, StepTime, estimate, estimated_step_time, run_seconds
-from harness.plan.run_parts import run_parts
+from harness.plan.estimate import (
+    Earlier,
+    Hardware,
+    StepTime,
+    estimate,
+    estimated_step_time,
+    run_parts,
+    run_seconds,
+)
 from harness.plan.schedule import schedule
 from results.cell import Cell, StepPolicy
 from results.unknown import Unknown

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from harness.plan.expand import expand
-from harness.plan.limit import Limit
-from harness.plan.surroundings import Devices
+from harness.plan.surroundings import Devices, Limit
 from results.errors import UsageError
 from results.plan import Pattern, Plan, Request
 from workloads.catalog import MEMBERS

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.plan.expand import expand
-from harness.plan.limit import Limit
 from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
+from harness.plan.surroundings import Limit
 from results.cell import Cell
 from results.plan import Pattern, Plan, Request, Series, Skip, has_virtual_nodes, placement_of
 

@@ -11,8 +11,7 @@ import pytest
 
 from harness.launchers.plan_text import plan_header
 from harness.plan import surroundings
-from harness.plan.limit import Limit
-from harness.plan.surroundings import Devices
+from harness.plan.surroundings import Devices, Limit
 from results.plan import Plan
 
 MakePlan = Callable[..., Plan]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.plan.split import refusal
+from harness.plan.unfit import unsplittable
 from results.cell import Cell
 
 CellOf = Callable[..., Cell]
@@ -45,7 +45,7 @@ CellOf = Callable[..., Cell]
 def test_what_does_not_divide_is_refused_with_the_numbers(
     cell_of: CellOf, fields: dict[str, object], reason: str
 ) -> None:
-    found = refusal(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields)))
+    found = unsplittable(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields)))
     assert found is not None
     assert reason in found
 
@@ -69,4 +69,4 @@ def test_what_does_not_divide_is_refused_with_the_numbers(
     ],
 )
 def test_what_divides_is_not(cell_of: CellOf, fields: dict[str, object]) -> None:
-    assert refusal(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields))) is None
+    assert unsplittable(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields))) is None

@@ -15,8 +15,7 @@ import pytest
 from html_page import Page
 from packages import install
 
-from harness.reporting.costs import CostFlags
-from harness.reporting.studies import read_figures
+from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures, analyse
 from reports.page import render as page

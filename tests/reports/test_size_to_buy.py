@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.reporting.costs import read_goal
+from harness.reporting.studies import read_goal
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.goal import Goal
 from reports.analysis.next_run import next_run

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from builders import a_cell
 
-from harness.reporting.costs import CostFlags
-from harness.reporting.studies import read_figures
+from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.analysis.recovery import Recovery, recoveries
 from reports.analysis.study import analyse

@@ -10,10 +10,10 @@ import torch
 from builders import a_cell
 from torch import Tensor
 
-from harness.plan import network, split
 from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
+from harness.plan.unfit import misplaced, unsplittable
 from results.cell import Cell
 from results.spec import Catalog, Entry
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
@@ -253,7 +253,7 @@ def test_what_makes_no_sense_is_refused_with_its_reason(fields: dict[str, object
 )
 def test_what_the_model_or_the_nodes_do_not_allow_is_refused(fields: dict[str, object], reason: str) -> None:
     cell = cell_of(**{"workload": "gpt-nano", **fields})
-    assert reason in str(refusal(cell) or split.refusal(cell) or network.misplaced(cell, None))
+    assert reason in str(refusal(cell) or unsplittable(cell) or misplaced(cell, None))
 
 
 @pytest.mark.parametrize(

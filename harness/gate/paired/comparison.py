@@ -12,10 +12,15 @@ from pathlib import Path
 import msgspec
 
 from harness.gate.baselines import require_figures
-from harness.gate.paired.accepted import is_accepted_file, resolve_base
 from harness.gate.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
-from harness.gate.paired.sources import WORKING_TREE, IncomparableError, Repository
-from harness.machine.temporary import temporary_folder
+from harness.gate.paired.sources import (
+    WORKING_TREE,
+    IncomparableError,
+    Repository,
+    is_accepted_file,
+    resolve_base,
+)
+from harness.machine.processes import temporary_folder
 from harness.matrix import RUNS, signals_are_ctrl_c
 from harness.reporting.studies import read_results
 from harness.terminal.console import Console

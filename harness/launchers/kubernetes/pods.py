@@ -21,7 +21,7 @@ from harness.launch.node_exit import say_left
 from harness.launch.starter import Starter
 from harness.launchers.kubernetes.profile import PORTS
 from harness.machine.code import checkout
-from harness.machine.exits import exit_words
+from harness.machine.processes import exit_words
 from results.errors import NewerSchemaError, StoreError
 from results.job import Job
 from results.job_store import JobStore

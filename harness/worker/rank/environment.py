@@ -10,8 +10,8 @@ import psutil
 import torch
 from torch.nn.attention import _cur_sdpa_kernel_backends
 
+from harness.machine.code import with_packages
 from harness.machine.device import cpu_model, driver_version, nccl_settings, other_settings
-from harness.machine.packages import with_packages
 from harness.worker.rank.rank import Rank
 from harness.worker.rank.usage import started_by
 from results.cell import Cell

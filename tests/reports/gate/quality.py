@@ -46,7 +46,7 @@ from harness.gate.paired.comparison import PairedRequest, SideRequest, paired_sa
 from harness.gate.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs, SideCall
 from harness.gate.paired.sources import Repository
 from harness.machine.device import cpu_model
-from harness.machine.temporary import temporary_folder
+from harness.machine.processes import temporary_folder
 from harness.matrix import signals_are_ctrl_c
 from reports.gate.effect import ALPHA, Change, judge, relative_effect
 from reports.gate.paired import (

@@ -1,9 +1,10 @@
-"""A temporary folder that a killed process does not leave behind."""
+"""Processes: how one ended, in words, and a temporary folder that a killed process does not leave behind."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -39,3 +40,16 @@ def temporary_folder(prefix: str) -> Iterator[tuple[Path, int]]:
     finally:
         os.close(held)
         sweeper.wait()
+
+
+def exit_words(code: int) -> str:
+    """How a process ended, by its return code: below zero a signal's number."""
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+
+
+def signal_name(number: int) -> str:
+    """A signal's name, such as SIGKILL; a number without one as it is."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
