@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. The home of click; one command a file, imported when it is called."""
+"""The command line: parse, call, print. The home of click; a command is imported when it is called."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ COMMANDS = {
     "schema": "Print the JSON Schema of a study file or a profile, for editors.",
     "doctor": "Check whether this machine can run studies, and how well.",
 }
+_HOMES = {
+    "train": "matrix",
+    "export": "report",
+    "prune": "study",
+    "collect": "study",
+    "status": "study",
+    "cancel": "study",
+    "show": "logs",
+    "schema": "list",
+}
+"""Modules of commands that share one; the module of any other command has its name."""
 _GENERAL = {
     "-q": "quiet",
     "--quiet": "quiet",
@@ -46,6 +57,14 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 NOBODY_READS = 141
 """Exit code after `| head` has had enough, as shells have it: 128 + SIGPIPE."""
+
+
+def command_of(name: str) -> click.Command:
+    """Import the command of this name."""
+    command: click.Command = getattr(
+        import_module(f"harness.cli.{_HOMES.get(name, name)}"), f"{name}_command"
+    )
+    return command
 
 
 class _Commands(click.Group):
@@ -65,10 +84,7 @@ class _Commands(click.Group):
         return super().resolve_command(context, arguments)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"harness.cli.{name}").command
-        return command
+        return command_of(name) if name in COMMANDS else None
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -140,7 +156,7 @@ def _with_defaults(arguments: list[str]) -> list[str]:
     given = {name: os.environ.pop(name) for name in sorted(os.environ) if _DEFAULT.match(name)}
     if not arguments or arguments[0] not in COMMANDS:
         return arguments
-    command = import_module(f"harness.cli.{arguments[0]}").command
+    command = command_of(arguments[0])
     prefix = f"BENCH_{arguments[0].upper()}_"
     options = {
         prefix + param.opts[-1].lstrip("-").replace("-", "_").upper(): param for param in command.params
@@ -191,11 +207,11 @@ def _flags_of(param: click.Parameter) -> tuple[str, ...]:
 
 def _home(name: str, path: str) -> str:
     """Say where an option belongs that the command at `path` lacks; empty if no other command plans by it."""
-    if path == "bench compare" and name in _flags(import_module("harness.cli.matrix").command):
+    if path == "bench compare" and name in _flags(command_of("matrix")):
         return (
             f": it is one of bench matrix, which stand after --, such as bench compare --ab A B -- {name} ..."
         )
-    if path == "bench matrix" and name in _flags(import_module("harness.cli.train").command):
+    if path == "bench matrix" and name in _flags(command_of("train")):
         return ": bench train has it"
     return ""
 

@@ -16,14 +16,14 @@ _FOLDER = click.option(
 
 
 @click.group(name="baseline")
-def command() -> None:
+def baseline_command() -> None:
     """Baselines are small JSON files, tracked beside the code: figures, facts of the machine, a commit.
 
     `bench compare NAME runs/new` holds a study against one.
     """
 
 
-@command.command(name="save")
+@baseline_command.command(name="save")
 @click.argument("name")
 @click.argument("side", metavar="STUDY")
 @_FOLDER
@@ -41,7 +41,7 @@ def _save(name: str, side: str, folder: Path) -> int:
     return 0
 
 
-@command.command(name="list")
+@baseline_command.command(name="list")
 @_FOLDER
 def _list(folder: Path) -> int:
     """List the baselines, with commit, age and number of cells."""
@@ -77,7 +77,7 @@ def _list(folder: Path) -> int:
     return int(damaged > 0)
 
 
-@command.command(name="show")
+@baseline_command.command(name="show")
 @click.argument("name")
 @_FOLDER
 def _show(name: str, folder: Path) -> int:
@@ -95,7 +95,7 @@ def _show(name: str, folder: Path) -> int:
     return 0
 
 
-@command.command(name="promote")
+@baseline_command.command(name="promote")
 @click.argument("name")
 @click.argument("side", metavar="STUDY")
 @click.option("--reason", required=True, help="why the change is right")

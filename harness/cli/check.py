@@ -17,7 +17,7 @@ from reports.text import duration, si, size
 @click.argument("workload")
 @click.option("--batch-size", type=click.IntRange(min=1), help="samples of a batch [default: the workload's]")
 @click.option("--strategy", metavar="TEXT,...", help="what is asked what it says [default: all strategies]")
-def command(workload: str, *, batch_size: int | None, strategy: str | None) -> int:
+def check_command(workload: str, *, batch_size: int | None, strategy: str | None) -> int:
     """Check a workload before anything is planned with it: a step, a proof, every strategy.
 
     Two ranks on the CPU of this machine build it (py:MODULE:FUNCTION from this folder), take steps alone and

@@ -84,7 +84,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.option(
     "--baselines", type=click.Path(path_type=Path), default=Path("baselines"), help="folder of kept baselines"
 )
-def command(
+def compare_command(
     sides: tuple[str, ...], *, fail_above: tuple[str, ...], across: str, baselines: Path, **given: Any
 ) -> int:
     """Compare NEW with BASE: studies, runs, kept baselines, or files of pytest-benchmark (docs/gate.md).

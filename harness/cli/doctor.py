@@ -47,7 +47,7 @@ _HEADS = ("what", "found")
     help="Where --noise writes thresholds/MACHINE.json.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The tables as JSON.")
-def command(site: str | None, *, noise: bool, budget: str, baselines: Path, as_json: bool) -> int:
+def doctor_command(site: str | None, *, noise: bool, budget: str, baselines: Path, as_json: bool) -> int:
     """Check whether this machine can run studies, and how well. Exit code 1 if it cannot run one.
 
     With --site, studies run elsewhere: the exit code is 1 if something in the profile is wrong.

@@ -12,11 +12,11 @@ _FOLDER = click.option(
 
 
 @click.group(name="history")
-def command() -> None:
+def history_command() -> None:
     """Nights of the same study on the same machine, and on which of them a figure changed (docs/gate.md)."""
 
 
-@command.command(name="add")
+@history_command.command(name="add")
 @click.argument("side", metavar="[STUDY]", default="@latest")
 @click.option(
     "--on-regression",
@@ -65,7 +65,7 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
     return 0
 
 
-@command.command(name="show")
+@history_command.command(name="show")
 @click.option("--metric", "metrics", multiple=True, metavar="METRIC", help="default: step_time and time")
 @click.option(
     "--cell", "words", default="", metavar="WORDS", help="only cells with these words in their name"

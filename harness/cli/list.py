@@ -1,19 +1,26 @@
-"""`bench list`: print the names that options take."""
+"""`bench list` and `bench schema`: the names that options take, and the JSON Schema by which an editor checks
+a study file or a profile.
+"""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
-from harness.cli.catalogs import CATALOGS
-from harness.plan.launchers import launcher_entries
+from harness.cli.options import catalogs
+from harness.launchers.registry import launcher
+from harness.plan.launchers import launcher_entries, launcher_names
+from harness.plan.study_file import STUDY_FILE
 from harness.terminal.console import Console
+from results.errors import UsageError
 from results.extensions import GROUPS, Extension, extensions, stray_groups
 from results.spec import Entry, Option
+from results.strict_yaml import FileKind
 
 _CATALOGS = {
-    f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s": catalog for kind, catalog in CATALOGS.items()
+    f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s": catalog for kind, catalog in catalogs().items()
 }
 _HEADS = ("name", "default", "meaning")
 _KINDS = (*_CATALOGS, "launchers", "sections")
@@ -22,7 +29,7 @@ _KINDS = (*_CATALOGS, "launchers", "sections")
 @click.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="the same as JSON, by kind")
 @click.argument("kinds", nargs=-1, type=click.Choice(_KINDS, case_sensitive=False), metavar="[KIND]...")
-def command(kinds: tuple[str, ...], *, as_json: bool) -> int:
+def list_command(kinds: tuple[str, ...], *, as_json: bool) -> int:
     """List the workloads, data sets, strategies, compressors, collectives and optimizers there are.
 
     Launchers and the sections that other packages add to the report follow, each with its package. With
@@ -76,3 +83,22 @@ def _rows(entry: Entry, extension: Extension | None) -> list[tuple[str, str, str
 
 def _default(option: Option) -> str:
     return "" if option.default is None else str(option.default).lower()
+
+
+@click.command(name="schema")
+@click.argument("kind", type=click.Choice(["study", *launcher_names()]))
+def schema_command(kind: str) -> int:
+    """Print the JSON Schema of a study file, or of the profile (--site) that a launcher reads.
+
+    Editors complete and check a YAML file that names its schema in the first line:
+    # yaml-language-server: $schema=study.schema.json
+    """
+    click.echo(json.dumps(_file_kind(kind).schema(), indent=2))
+    return 0
+
+
+def _file_kind(kind: str) -> FileKind[Any]:
+    found = STUDY_FILE if kind == "study" else launcher(kind).site_file
+    if found is None:
+        raise UsageError(f"--launcher {kind} reads no profile; name study, or a launcher that has --site")
+    return found

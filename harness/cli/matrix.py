@@ -1,13 +1,17 @@
-"""`bench matrix`: plan, launch, collect, report."""
+"""`bench matrix` and `bench train`: plan, launch, collect, report; cells are measured, or trained to
+completion.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from harness.cli.options import PlanCommand, plan_options, study_path
+from harness.cli.options import PlanCommand, options_but, plan_options, study_path
+from results.train_order import CHECKPOINT_EVERY, KEEP, METRICS, RESTARTS, BatchRule, Schedule
 
 
 @click.command(cls=PlanCommand, name="matrix", short_help="Plan, launch, collect, report.")
@@ -17,7 +21,7 @@ from harness.cli.options import PlanCommand, plan_options, study_path
 @click.option("--fresh", is_flag=True, help="measure again: in a new study, named after the time of day")
 @click.option("--no-report", is_flag=True, help="leave the report for later: bench report STUDY")
 @click.pass_obj
-def command(
+def matrix_command(
     arguments: tuple[str, ...],
     /,
     study_file: str | None,
@@ -51,3 +55,94 @@ def command(
         return 0
     with night(fresh_base(str(options.name)), RUNS) if fresh else nullcontext():
         return matrix.run(report=not no_report)
+
+
+Function = Callable[..., Any]
+NOT_OF_TRAINING = (
+    *("budget", "target", "warmup_steps", "block_steps", "quads", "repeats", "baseline", "trace"),
+    *("isolation", "prune", "rerun", "report_job"),
+)
+"""Options of a measurement."""
+_ORDER = (
+    click.option("--epochs", type=int, help="passes over the data; this or --steps"),
+    click.option("--steps", type=int, help="updates of the optimizer"),
+    click.option("--checkpoint-every", type=int, default=CHECKPOINT_EVERY, show_default=True, help="steps"),
+    click.option("--keep", type=int, default=KEEP, show_default=True, help="last checkpoints that stay"),
+    click.option(
+        "--best",
+        metavar="METRIC",
+        help=f"keep the best checkpoint by {', '.join(METRICS)} or one of the workload's metrics",
+    ),
+    click.option("--patience", type=int, help="validations without a better value after which it ends"),
+    click.option("--target", help="end when a validation reaches it: 'val_accuracy>=0.97'"),
+    click.option("--validate-every", type=int, help="steps [default: each epoch, else each checkpoint]"),
+    click.option(
+        "--schedule",
+        type=click.Choice(get_args(Schedule)),
+        default="none",
+        show_default=True,
+        help="of the rate, over the ordered steps",
+    ),
+    click.option("--warmup-steps", type=int, default=0, help="steps in which the schedule raises the rate"),
+    click.option(
+        "--restarts", type=int, default=RESTARTS, show_default=True, help="launches that follow failed ones"
+    ),
+    click.option(
+        "--elastic", metavar="MIN:MAX", help="go on on fewer nodes, at least MIN, where one was lost"
+    ),
+    click.option(
+        "--batch-rule",
+        type=click.Choice(get_args(BatchRule)),
+        default="global",
+        show_default=True,
+        help="on fewer nodes keep the global batch, or scale the rate with the replicas",
+    ),
+)
+
+
+def _order_options(function: Function) -> Function:
+    for option in reversed(_ORDER):
+        function = option(function)
+    return function
+
+
+@click.command(
+    cls=PlanCommand, name="train", short_help="Train cells to an end, through crashes and restarts."
+)
+@click.argument("subject", required=False, metavar="[CELL|STUDY.yaml]")
+@_order_options
+@options_but(*NOT_OF_TRAINING)
+@click.option("--dry-run", is_flag=True, help="print the plan and the commands, and run nothing")
+@click.option("--no-report", is_flag=True, help="leave the page for later: bench report STUDY")
+@click.pass_obj
+def train_command(
+    arguments: tuple[str, ...], /, subject: str | None, *, dry_run: bool, no_report: bool, **flags: Any
+) -> int:
+    """Train cells to an end: those of a matrix, as `bench matrix` has it, or one CELL of a study.
+
+    CELL is a folder such as runs/demo/cells/NAME. A launch that crashes, hangs or is preempted is started
+    again and goes on from its last checkpoint; so does the same command. docs/training.md says more.
+    """
+    from harness.commands.train import Train
+    from harness.plan.study_file import StudyFile, merge, read_study_file
+    from results.train_order import TrainOrder, read_elastic
+
+    fields = {name: flags.pop(name) for name in _order_fields() if name in flags}
+    if fields["elastic"] is not None:
+        fields["elastic"] = read_elastic(fields["elastic"])
+    order, given = TrainOrder(**fields), StudyFile(**flags)
+    path = study_path(subject) if subject else None
+    cell = path if path is not None and path.is_dir() else None
+    file = path if path is not None and cell is None else None
+    options = merge(read_study_file(file), given) if file else given
+    train = Train(options, order, study_file=file, cell=cell, arguments=arguments)
+    if dry_run:
+        train.show()
+        return 0
+    return train.run(report=not no_report)
+
+
+def _order_fields() -> tuple[str, ...]:
+    from results.train_order import TrainOrder
+
+    return TrainOrder.__struct_fields__

@@ -13,6 +13,7 @@ import click
 from harness.plan.options import PlanOption
 from harness.plan.study_file import OPTIONS
 from results.errors import UsageError
+from results.spec import Catalog
 
 Function = Callable[..., Any]
 _BARE = tuple(option.flag for option in OPTIONS if option.kind.bare)
@@ -68,12 +69,20 @@ class _Whole(click.types.IntParamType):
         return int(super().convert(value, param, ctx))
 
 
+def catalogs() -> dict[str, Catalog]:
+    """The names that options take, by option: for `bench list` and for the completion of a shell."""
+    from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
+    from workloads.catalog import WORKLOADS
+    from workloads.datasets.facts import DATASETS
+
+    known: tuple[Catalog, ...] = (WORKLOADS, DATASETS, STRATEGIES, COMPRESSIONS, COLLECTIVES, OPTIMIZERS)
+    return {catalog.kind: catalog for catalog in known}
+
+
 def study_path(text: str) -> Path:
     """The path of a study file. Raises UsageError if `text` is the name of a workload or the like instead."""
-    from harness.cli.catalogs import CATALOGS
-
     name, path = text.partition(":")[0], Path(text)
-    option = next((option for option, catalog in CATALOGS.items() if name in catalog.entries), None)
+    option = next((option for option, catalog in catalogs().items() if name in catalog.entries), None)
     if option is not None and not path.exists():
         raise UsageError(f"there is no study file {text} (did you mean --{option} {text}?)")
     return path
@@ -94,9 +103,7 @@ def _flag(option: PlanOption) -> Callable[[Function], Function]:
 
 def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """The names a shell offers for the last of `incomplete`, texts joined by commas."""
-    from harness.cli.catalogs import CATALOGS
-
     before, comma, begun = incomplete.rpartition(",")
-    catalog = CATALOGS.get(parameter.name or "")
+    catalog = catalogs().get(parameter.name or "")
     names = sorted({*catalog.entries, *catalog.offered}) if catalog else []
     return [f"{before}{comma}{name}" for name in names if name.startswith(begun)]

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from harness.cli import COMMANDS, run
-from harness.cli.matrix import command as matrix
+from harness.cli.matrix import matrix_command as matrix
 from harness.launch.machine import Machine
 from harness.matrix import Matrix
 from harness.plan.options import PRECISIONS

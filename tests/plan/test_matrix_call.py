@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.matrix import command
+from harness.cli.matrix import matrix_command as command
 from harness.plan.expand import expand
 from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.matrix import command
+from harness.cli.matrix import matrix_command as command
 from harness.plan.expand import expand
 from harness.plan.naming import default_name, study_name
 from harness.plan.request import make_request, make_requests

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.cli.matrix import command
+from harness.cli.matrix import matrix_command as command
 from harness.plan.options import COUNTS, DURATION, GPUS, JOB_TIME, LIMITS, NAMES, PlanOption
 from harness.plan.request import make_request
 from harness.plan.study_file import (

@@ -1,4 +1,6 @@
-"""`bench status`: print the state of the cells and jobs of a study."""
+"""`bench status`, `collect`, `cancel` and `prune`: where studies stand, and what is done with them
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ CELL_HEADS = ("cell", "state", "ok", "planned", "others")
 @click.argument("study")
 @click.option("--watch", is_flag=True, help="say it again every 10 seconds, until no job is live")
 @click.option("--json", "as_json", is_flag=True, help="the same as JSON")
-def command(study: str, *, watch: bool, as_json: bool) -> int:
+def status_command(study: str, *, watch: bool, as_json: bool) -> int:
     """Say where the cells of STUDY stand, and its jobs, if a scheduler has some.
 
     The scheduler is asked once for all jobs. Runs of other code or versions than the present ones are
@@ -125,3 +127,115 @@ def _json(cells: list[CellProgress], jobs: list[JobStatus]) -> dict[str, Any]:
         "jobs": [dict(zip(STATUS_HEADS, row, strict=True)) for row in status_rows(jobs)],
         "cells": [{name: getattr(cell, name) for name in CELL_HEADS} for cell in cells],
     }
+
+
+@click.command(name="collect")
+@click.argument("study")
+def collect_command(study: str) -> int:
+    """Delete what was derived in STUDY and derive it anew from the rank records, which are never touched.
+
+    Jobs that have ended without a word are closed first, in the scheduler's words.
+    """
+    from harness.launchers.study_jobs import job_statuses
+    from harness.reporting.studies import warn_of_losses
+    from harness.terminal.console import Console
+    from reports.text import count
+    from results.errors import SchedulerError
+    from results.lock import study_lock
+    from results.store import Study
+
+    folder, console = Study.existing(Path(study)), Console()
+    with study_lock(folder.root):
+        try:
+            job_statuses(folder)
+        except SchedulerError as error:
+            # A study that was copied here has jobs that this machine cannot ask about.
+            console.warn(f"the scheduler was not asked: {error}")
+        warn_of_losses(folder, console)
+        folder.forget_derived()
+        results = folder.collect()
+    console.result(f"{count(len(results), 'run')} in {folder.root / 'index.jsonl'}")
+    return 0
+
+
+@click.command(name="cancel")
+@click.argument("study")
+@click.option("--forget", is_flag=True, help="close the jobs without asking the scheduler: it has lost them")
+def cancel_command(study: str, *, forget: bool) -> int:
+    """End all jobs of STUDY that wait or run. What they have measured stays; `bench matrix` goes on later."""
+    from harness.launchers import study_jobs
+    from harness.terminal.console import Console
+    from reports.text import count
+    from results.lock import study_lock
+    from results.store import Study
+
+    folder, console = Study.existing(Path(study)), Console()
+    with study_lock(folder.root):
+        if forget:
+            console.result(f"{count(study_jobs.forget(folder), 'job')} closed")
+            return 0
+        done = study_jobs.cancel(folder)
+    told = f": {', '.join(done.told)}" if done.told else ""
+    console.result(f"{count(len(done.told) + len(done.by_hand), 'job')} cancelled{told}")
+    for line in done.by_hand:
+        console.result(line)
+    return 0
+
+
+@click.command(name="prune")
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--keep", required=True, metavar="TIME", help="studies younger than this stay, such as 30d")
+@click.option("--yes", is_flag=True, help="remove them; without it they are only listed")
+@click.option(
+    "--baselines",
+    type=click.Path(path_type=Path),
+    help="kept baselines; baselines/ here and beside FOLDER if left out",
+)
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path),
+    help="kept nights; history/ here and beside FOLDER if left out",
+)
+def prune_command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, history: Path | None) -> int:
+    """List the studies in FOLDER (runs/) that are older than --keep, and remove them with --yes.
+
+    A study that a baseline or a night was made from stays, and so does one that works, has a live job or has
+    checkpoints of training. A paired comparison (ab-TIME) goes or stays with all of its studies.
+    """
+    from harness.gate.prune import (
+        DAY_S,
+        candidates,
+        finish_removals,
+        kept_folders,
+        named_studies,
+        remove,
+    )
+    from harness.plan.options import read_duration_s
+    from harness.terminal.console import Console
+    from reports.text import size
+
+    console = Console()
+    named = named_studies(
+        kept_folders(baselines, "baselines", folder), kept_folders(history, "history", folder)
+    )
+    keep_s = read_duration_s(keep, "--keep", readings="d")
+    if yes:
+        finish_removals(folder)
+    found = candidates(folder, keep_s=keep_s, named=named)
+    rows = []
+    for one in found:
+        if one.kept is None and yes:
+            remove(one.root)
+        fate = f"stays: {one.kept}" if one.kept else "removed" if yes else "would be removed"
+        rows.append((one.root.name, f"{one.age_s / DAY_S:.1f}", size(one.size_bytes), fate))
+    console.table(("study", "days", "size", "what"), rows, numeric=[False, True, True, False])
+    going = [one for one in found if one.kept is None]
+    if not going:
+        console.result(f"nothing goes: each is younger than {keep.strip()}, or is needed")
+    if going and not yes:
+        freed = size(sum(one.size_bytes for one in going))
+        console.result(
+            f"{len(going)} of {len(found)} studies would go, older than {keep.strip()}, {freed}: add --yes "
+            f"to remove them"
+        )
+    return 0
