@@ -1,4 +1,4 @@
-"""What `bench matrix` does: from options to a plan, from a plan to runs, from runs to a report."""
+"""`bench matrix`: from options to a plan, from a plan to runs, from runs to a report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.launch.supervise import ending_signals
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.registry import launcher, launchers
-from harness.machine.code import code_version, with_packages
+from harness.machine.code import planned_code
 from harness.plan.auto import AUTO
 from harness.plan.expand import expand
 from harness.plan.launchers import DEFAULT
@@ -35,7 +35,6 @@ from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse
 from reports.text import count
 from results.cell import BASELINE_STRATEGY
-from results.environment import CodeVersion
 from results.errors import MachineError, UsageError, bench_call
 from results.job import RETRIES, SILENCE_S, RunOptions
 from results.lock import study_lock
@@ -47,23 +46,22 @@ from workloads.catalog import WORKLOADS, facts
 
 RUNS = Path("runs")
 _WORK = ("request", "cells", "series", "skips", "training")
-"""What a plan asks for."""
+"""Fields of a plan that say what is to be run."""
 
 
 class Matrix:
     """One `bench matrix` call."""
 
     order: TrainOrder | None = None
-    """How the cells are trained; None: they are measured."""
+    """How the cells are trained; None if they are measured."""
 
     def __init__(
         self, options: StudyFile, *, study_file: Path | None, arguments: tuple[str, ...] = ()
     ) -> None:
-        """`arguments` are those of the command line, for the plan and for a job that calls again."""
+        """`arguments` are those of the command line: the plan and jobs that repeat the call keep them."""
         self._options = options
         self._arguments = arguments
         self._launcher = launcher(options.launcher or DEFAULT)
-        self._machine = Machine.here()
         self._console = Console()
         self._run_options = _run_options(options)
         call = MatrixCall(
@@ -73,13 +71,12 @@ class Matrix:
         folder = study_file.parent if study_file else Path()
         self._requests = self._requested(options, folder.resolve())
         self._request = self._requests[0]
-        """What all of them have in common, whatever the setting."""
+        """The first request, for the fields that are equal in the requests of all settings."""
         self._name = options.name or (plain_name(study_file.stem) if study_file else None)
         self._root = Path(options.out) if options.out else RUNS / self._folder_name()
         self._counted = False
-        """Whether own models have been built to count their parts."""
+        """Whether the parts of the user's models have been counted."""
         self._check()
-        self._check_extras()
 
     def _folder_name(self) -> str:
         return study_name(*self._requests, name=self._name)
@@ -95,17 +92,37 @@ class Matrix:
         return tuple(msgspec.structs.replace(one, **known) for one in requests)
 
     def _check(self) -> None:
-        """Refuse what the launcher cannot do, and tell what it has no use for."""
-        unused = self._unused_options()
+        """Refuse options that the launcher or this installation lacks, and warn of those without effect."""
+        readers: dict[str, list[str]] = {}
+        for each in launchers():
+            for name in each.options - self._launcher.options:
+                readers.setdefault(name, []).append(each.name)
+        unused = [
+            f"{option.flag} (for {' and '.join(readers[option.name])})"
+            for option in OPTIONS
+            if option.name in readers and getattr(self._options, option.name) is not None
+        ]
         if unused:
             self._console.warn(f"no effect with --launcher {self._launcher.name}: {', '.join(unused)}")
+        self._check_hosts()
+        if self._run_options.tensorboard and self._call.hosts.same_python:
+            require_tensorboard()
+        for rank in self._run_options.trace:
+            if rank >= min(self._request.gpus):
+                self._console.note(
+                    f"--trace {rank}: cells of fewer than {rank + 1} workers have no such rank, and keep no "
+                    f"trace of it"
+                )
+
+    def _check_hosts(self) -> None:
+        """Refuse numbers of hosts, links and devices that the launcher does not offer."""
         request, several = self._request, self._launcher.several_hosts
         most, per_node = max(request.gpus), request.gpus_per_node
         if per_node is not None and per_node < most and not several:
             others = [each.name for each in launchers() if each.several_hosts]
             raise UsageError(
                 f"--gpus-per-node {per_node} puts {most} workers on several hosts, and --launcher "
-                f"{self._launcher.name} has this one alone: use --launcher {' or '.join(others)}, or leave "
+                f"{self._launcher.name} has only this one: use --launcher {' or '.join(others)}, or leave "
                 f"--gpus-per-node out"
             )
         if several and request.has_links:
@@ -119,40 +136,15 @@ class Matrix:
                 f"one rank a GPU; leave it out, and sizes beyond this machine are skipped with a reason"
             )
 
-    def _unused_options(self) -> list[str]:
-        """Flags that were given and that other launchers alone read, with the names of these."""
-        readers: dict[str, list[str]] = {}
-        for each in launchers():
-            for name in each.options - self._launcher.options:
-                readers.setdefault(name, []).append(each.name)
-        return [
-            f"{option.flag} (for {' and '.join(readers[option.name])})"
-            for option in OPTIONS
-            if option.name in readers and getattr(self._options, option.name) is not None
-        ]
-
-    def _check_extras(self) -> None:
-        """What is kept beside the records: refuse what cannot be, and tell where it will not be."""
-        if self._run_options.tensorboard and self._call.hosts.same_python:
-            require_tensorboard()
-        smallest = min(self._request.gpus)
-        for rank in self._run_options.trace:
-            if rank >= smallest:
-                self._console.note(
-                    f"--trace {rank}: cells of fewer than {rank + 1} workers have no such rank, and keep no "
-                    f"trace of it"
-                )
-
     def show(self) -> None:
-        """`--dry-run`: the plan and its commands on stdout; nothing is written."""
+        """`--dry-run`: print the plan and its commands on stdout, and write nothing."""
         study = Study.for_planning(self._root)
         warn_of_losses(study, self._console)
         self._warn_of_other_work(study)
         plans = self._plans(study)
         plan = _as_one(plans)
-        self._warn_of_tight(study, plan)
-        self._tell_baselines(plans)
-        code = with_packages(code_version(), plan.cells)
+        self._tell_of_plans(study, plans)
+        code = planned_code([plan])
         here = self._call.hosts.same_python and not self._launcher.several_hosts
         conditions = Conditions.here(code) if here else Conditions.elsewhere(code)
         for sentence in uncounted(study.results(), plan, conditions):
@@ -166,9 +158,10 @@ class Matrix:
         self._check_own_code(plan)
 
     def _check_own_code(self, plan: Plan) -> None:
-        """Build the user's own workloads of a plan and take steps on the CPU, where torch is.
+        """Build the user's own workloads of a plan and take steps on the CPU, if torch is installed.
 
-        Raises UsageError for one that does not train, unless it is planned for GPUs: it may need one.
+        Raises UsageError for a workload that does not train. One that is planned for GPUs may need a GPU:
+        it gets a warning instead.
         """
         if not (self._call.hosts.same_python and can_check()):
             return
@@ -193,17 +186,15 @@ class Matrix:
             )
 
     def run(self, *, report: bool) -> int:
-        """Run or submit what is left. Returns the exit code: 0 if all is well, 130 after Ctrl-C.
+        """Run or submit the launches that are left. Returns the exit code: 0 for success, 130 after Ctrl-C.
 
         1 says that a cell lacks a run, that nothing could be measured, or that `require` is not met.
         """
-        # Once before anything is written: a wrong call leaves no folder behind.
+        # Planned once before anything is written, so that a wrong call leaves no folder behind.
         study = Study.for_planning(self._root)
         plans = self._plans(study)
-        self._warn_of_tight(study, _as_one(plans))
-        self._tell_baselines(plans)
-        folder = self._request.source_folder
-        code = with_packages(code_version(Path(folder) if folder else None), _as_one(plans).cells)
+        self._tell_of_plans(study, plans)
+        code = planned_code([_as_one(plans)])
         self._call.check_all(study, self._to_run(plans), code)
         with study_lock(self._root) as lock, signals_are_ctrl_c():
             require_room(self._root)
@@ -223,7 +214,7 @@ class Matrix:
         return [_as_one(plans)] if self._call.runs_plans_as_one else plans
 
     def _plans(self, study: Study) -> list[Plan]:
-        """Of each setting."""
+        """Make the plan of each setting."""
         earlier = study.plans()
         if self._name is not None and earlier and earlier[0].study != self._name:
             raise UsageError(
@@ -233,22 +224,23 @@ class Matrix:
         self._require_one_kind(study)
         self._count_own_models()
         made: list[Plan] = []
+        limit = self._limit()
         for request in self._requests:
             plan = expand(
                 request,
                 study=earlier[0].study if earlier else self._name or study.name,
                 created_at=utc_now(),
                 earlier=(*earlier, *made),
-                limit=self._limit(),
+                limit=limit,
                 baseline=self._plans_baselines(earlier),
             )
             made.append(msgspec.structs.replace(plan, command=self._arguments, training=self.order))
         return made
 
     def _plans_baselines(self, earlier: Sequence[Plan]) -> bool:
-        """Whether baselines are added (`expand`): by default in a new study, and again where it has some.
+        """Whether `expand` adds baselines: by default in a new study, and in one that has some already.
 
-        Training runs and the sides of a paired comparison do without them.
+        Training runs and the sides of a paired comparison have no baselines.
         """
         if self.order is not None or VARIABLE in os.environ:
             return False
@@ -257,7 +249,20 @@ class Matrix:
         points = [pattern for plan in earlier for pattern in plan.request.include]
         return not earlier or any((one.strategy, one.gpus) == (BASELINE_STRATEGY, 1) for one in points)
 
-    def _tell_baselines(self, plans: Sequence[Plan]) -> None:
+    def _tell_of_plans(self, study: Study, plans: Sequence[Plan]) -> None:
+        """Print which baselines are added, and warn of new cells whose predicted memory exceeds a GPU's."""
+        memory = Limit(gpus=self._gpus()).gpu_bytes
+        planned = {cell.id for plan in study.plans() for cell in plan.cells} if memory else set()
+        over = [
+            f"{cell.workload} with {cell.strategy} on {cell.gpus} ({size / MIB:,.0f})"
+            for plan in plans
+            for cell in plan.cells
+            if memory and (size := plan.predicted_bytes.get(cell.id, 0)) > memory and cell.id not in planned
+        ]
+        if memory and over:
+            named = ", ".join([*over[:3], *["..."] * (len(over) > 3)])
+            what = f"{count(len(over), 'cell')} may need more than a GPU's {memory / MIB:,.0f} MiB"
+            self._console.warn(f"{what}, by prediction: {named}")
         asked = {pattern for one in self._requests for pattern in one.include}
         added = [one for plan in plans for one in plan.request.include if one not in asked]
         if workloads := dict.fromkeys(str(one.workload) for one in added):
@@ -267,18 +272,20 @@ class Matrix:
             )
 
     def _require_one_kind(self, study: Study) -> None:
-        """Raise UsageError if the study measures and this call trains, or the other way round."""
+        """Raise UsageError if the study measures and this call trains, or the reverse."""
         if any((plan.training is None) != (self.order is None) for plan in study.plans()):
             what, other = ("measured", "trained") if self.order else ("trained", "measured")
             raise UsageError(
-                f"the cells in {study.root} are {what}, and a study has no others that are {other}: give "
-                f"another folder with --name or --out"
+                f"the cells in {study.root} are {what}, and a study cannot also have cells that are {other}: "
+                f"give another folder with --name or --out"
             )
 
     def _count_own_models(self) -> None:
-        """Build the user's own models without memory, where torch is, and count their parts: for `auto`, and
-        for predictions of memory, which nobody asks for of a training run, or of a side of a paired
-        comparison."""
+        """Build the user's own models without memory, if torch is installed, and count their parts.
+
+        `auto` and predictions of memory need them. A training run and a side of a paired comparison predict
+        no memory.
+        """
         predicted = self.order is None and VARIABLE not in os.environ
         weighed = any(AUTO in one.every_strategy for one in self._requests)
         if self._counted or not (predicted or weighed) or not (self._call.hosts.same_python and can_check()):
@@ -290,19 +297,22 @@ class Matrix:
                 count_own_parts(workload, folder)
 
     def _warn_of_other_work(self, study: Study) -> None:
-        """Tell that the study has other workloads than this call: a name that was taken already."""
+        """Warn that the study has other workloads than this call, as its name was taken already."""
         kept = {workload for plan in study.plans() for workload in plan.request.workloads}
         if kept and not kept & set(self._request.workloads):
             asked, known = (", ".join(sorted(texts)) for texts in (self._request.workloads, kept))
             self._console.warn(
-                f"{study.root} holds the study of {known}: {asked} will stand beside it in one report; "
-                f"another --name makes a study of its own"
+                f"{study.root} holds the study of {known}, and {asked} will be in the same report; another "
+                f"--name makes a separate study"
             )
 
     def _limit(self) -> Limit:
         """Return the limit on devices, for launchers that use only this host, and the limit on GPU memory."""
-        limited = not self._launcher.several_hosts and not self._run_options.oversubscribe
-        limit = self._machine.limit(self._request.device, _offer()) if limited else Limit()
+        limit = Limit()
+        if not self._launcher.several_hosts and not self._run_options.oversubscribe:
+            # The first offer of a launcher says how to run what is too large for this machine.
+            offer = next((offer for each in launchers() if (offer := each.offer()) is not None), None)
+            limit = Machine.here().limit(self._request.device, offer)
         limit = replace(limit, link=link_obstacle() if self._request.has_links else None)
         return limit if self._options.keep_unfit else replace(limit, gpus=self._gpus())
 
@@ -314,24 +324,10 @@ class Matrix:
         here = not self._launcher.several_hosts and model is None
         return devices_here() if here else Devices(gpu_name=model)
 
-    def _warn_of_tight(self, study: Study, plan: Plan) -> None:
-        """Warn about new cells that need more memory than a GPU has, by prediction."""
-        memory = Limit(gpus=self._gpus()).gpu_bytes
-        planned = {cell.id for plan in study.plans() for cell in plan.cells}
-        over = [
-            f"{cell.workload} with {cell.strategy} on {cell.gpus} ({size / MIB:,.0f})"
-            for cell in plan.cells
-            if memory and (size := plan.predicted_bytes.get(cell.id, 0)) > memory and cell.id not in planned
-        ]
-        if memory and over:
-            named = ", ".join([*over[:3], *["..."] * (len(over) > 3)])
-            what = f"{count(len(over), 'cell')} may need more than a GPU's {memory / MIB:,.0f} MiB"
-            self._console.warn(f"{what}, by prediction: {named}")
-
     def _without_cells(self, plan: Plan) -> int:
-        """The exit code for points that were skipped: 1 if nothing is left, or all were required.
+        """The exit code for skipped points: 1 if no cell is left, or if `require` asks for all points.
 
-        A point that no machine could run, or that was excluded, is not required.
+        `require` does not ask for points that no machine could run, or that were excluded.
         """
         if not plan.cells:
             self._console.note(
@@ -347,18 +343,19 @@ class Matrix:
         return 1
 
     def _kept_plans(self, study: Study) -> list[Plan]:
-        """The plans of this call: those that are kept already, where nothing new was asked for."""
-        return [self._kept(study, plan) for plan in self._plans(study)]
-
-    def _kept(self, study: Study, plan: Plan) -> Plan:
-        for kept in reversed(study.plans()):
-            if all(getattr(kept, name) == getattr(plan, name) for name in _WORK):
-                for cell in kept.cells:
-                    # A cell's file that was lost is written again.
-                    study.add_cell(cell)
-                return kept
-        study.add_plan(plan)
-        return plan
+        """Add the plans of this call to the study, or return the plans of equal work that it has already."""
+        plans: list[Plan] = []
+        for plan in self._plans(study):
+            work = [getattr(plan, name) for name in _WORK]
+            earlier = reversed(study.plans())
+            kept = next((one for one in earlier if [getattr(one, name) for name in _WORK] == work), None)
+            if kept is None:
+                study.add_plan(plan)
+            for cell in kept.cells if kept else ():
+                # A lost file of a cell is written again.
+                study.add_cell(cell)
+            plans.append(kept or plan)
+        return plans
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         granted = assumptions(study, CostFlags(), self._console)
@@ -369,7 +366,8 @@ class Matrix:
         )
         if report:
             write_report(study, figures, self._console)
-        missing = _unfinished(plan, results, with_packages(code_version(), plan.cells))
+        done = tally(results, plan, Conditions.here(planned_code([plan])), rerun_failed=True).ok_runs
+        missing = sum(done.get(cell.id, 0) < plan.request.repeats for cell in plan.cells)
         if missing:
             incomplete = f"{count(missing, 'cell')} of {len(plan.cells)} without all runs"
             self._console.note(f"{incomplete}: {bench_call('status', study.root)}")
@@ -377,8 +375,7 @@ class Matrix:
 
 
 def _as_one(plans: Sequence[Plan]) -> Plan:
-    """Everything of the plans of one call, by the request of the first, with the folder of those that read
-    the user's files."""
+    """Join the plans of one call under the request of the first, with the folder of the user's files."""
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
     requests = [plan.request for plan in plans]
     folder = next((one.source_folder for one in requests if one.source_folder is not None), None)
@@ -408,19 +405,9 @@ def _run_options(options: StudyFile) -> RunOptions:
     )
 
 
-def _offer() -> str | None:
-    """How to run what is too large for this machine."""
-    return next((offer for each in launchers() if (offer := each.offer()) is not None), None)
-
-
-def _unfinished(plan: Plan, results: list[RunResult], code: CodeVersion) -> int:
-    done = tally(results, plan, Conditions.here(code), rerun_failed=True).ok_runs
-    return sum(done.get(cell.id, 0) < plan.request.repeats for cell in plan.cells)
-
-
 @contextmanager
 def signals_are_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a study as Ctrl-C does: workers first, nothing lost."""
+    """Let SIGTERM and SIGHUP end a study as Ctrl-C does: the workers end first, and no record is lost."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

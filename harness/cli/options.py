@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from harness.plan.options import PlanOption
-from harness.plan.study_file import OPTIONS
+from harness.plan.study_file import OPTIONS, by_heading
 from results.errors import UsageError
 from results.spec import Catalog
 
@@ -45,6 +45,19 @@ class PlanCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*_spelled(args)])
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options under the headings of their declaration, and those of the command itself last."""
+        headings = {option.name: heading for heading, options in by_heading().items() for option in options}
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in headings.values()}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                sections.setdefault(headings.get(param.name or "", "Options"), []).append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 def _spelled(arguments: Sequence[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from harness.jobs.progress import CellProgress, progress
 from harness.jobs.words import STATUS_HEADS, STATUS_NUMERIC, status_rows
 from harness.launch.tally import Conditions
 from harness.launchers.study_jobs import job_statuses, kept_job_statuses
-from harness.machine.code import code_version, with_packages
+from harness.machine.code import planned_code
 from harness.reporting.studies import warn_of_losses
 from harness.terminal.console import Console
 from results.errors import BenchError, SchedulerError, UsageError
@@ -110,7 +110,7 @@ def _jobs(study: Study, console: Console) -> list[JobStatus]:
 
 def _conditions(study: Study) -> Conditions:
     """A study of jobs ran on other machines than this one."""
-    code = with_packages(code_version(), [cell for plan in study.told_plans() for cell in plan.cells])
+    code = planned_code(study.told_plans())
     return Conditions.elsewhere(code) if JobStore(study.root).jobs() else Conditions.here(code)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.launchers.registry import launchers
 from harness.plan.launchers import launchers_help, own_launchers
 from harness.plan.options import MOST, PlanOption
-from harness.plan.study_file import OPTIONS
+from harness.plan.study_file import by_heading
 from results.value_types import takes
 
 _HEAD = """\
@@ -17,7 +17,8 @@ of texts or numbers joined by commas; false is `--no-...` as a flag. `bench list
 number may be above 1000000000. The last column names the launchers that read an option, if not all do.
 
 `make reference` writes this page from `harness/plan/study_file.py`.
-
+"""
+_COLUMNS = """\
 | flag | takes | meaning | launchers |
 |---|---|---|---|
 """
@@ -25,7 +26,11 @@ number may be above 1000000000. The last column names the launchers that read an
 
 def reference() -> str:
     """The page as Markdown."""
-    return _HEAD + "".join(_row(option) for option in OPTIONS)
+    sections = (
+        f"\n## {heading}\n\n{_COLUMNS}{''.join(map(_row, options))}"
+        for heading, options in by_heading().items()
+    )
+    return _HEAD + "".join(sections)
 
 
 def _row(option: PlanOption) -> str:

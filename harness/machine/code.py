@@ -11,7 +11,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +21,7 @@ import msgspec
 from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
+from results.plan import Plan
 from results.spec import split
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from workloads.catalog import WORKLOADS
@@ -179,6 +180,17 @@ def packages_of(cells: Collection[Cell]) -> dict[str, str]:
 def with_packages(code: CodeVersion, cells: Collection[Cell]) -> CodeVersion:
     """The code with what these cells use of other packages."""
     return msgspec.structs.replace(code, extensions=packages_of(cells) or msgspec.UNSET)
+
+
+def planned_code(plans: Sequence[Plan]) -> CodeVersion:
+    """The version of the code that would run the cells of these plans now.
+
+    The user's commit is that of the folder from which the plans read the user's files, else of the working
+    folder.
+    """
+    folders = (plan.request.source_folder for plan in plans)
+    folder = next((Path(folder) for folder in folders if folder is not None), None)
+    return with_packages(code_version(folder), [cell for plan in plans for cell in plan.cells])
 
 
 def require_planned_packages(code: CodeVersion, cells: Collection[Cell]) -> None:

@@ -169,23 +169,18 @@ def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
     forward = facts(WORKLOADS.parse(cell.workload)).forward_flops
     if isinstance(forward, Unknown):
         return Unknown(f"the FLOPs of {cell.workload} are {forward}")
-    rate = _rate(cell, hardware)
-    if isinstance(rate, Unknown):
-        return rate
-    return BACKWARD_AND_FORWARD * forward * cell.batch_per_replica / rate
-
-
-def _rate(cell: Cell, hardware: Hardware) -> float | Unknown:
-    """FLOP/s of one worker's share of the machine."""
+    # FLOP/s of one worker's share of the machine.
     if cell.device == "cpu":
         crowd = max(1.0, cell.gpus / (hardware.cores or cell.gpus))
-        return CPU_CORE_FLOPS_PER_S / crowd
-    if hardware.gpu_name is None:
+        rate = CPU_CORE_FLOPS_PER_S / crowd
+    elif hardware.gpu_name is None:
         return Unknown("the kind of GPU is unknown")
-    peak = peak_flops_per_s(hardware.gpu_name, cell.precision)
-    if peak is None:
-        return Unknown(f"the GPU catalogue has no peak of {hardware.gpu_name} in {cell.precision}")
-    return PEAK_SHARE * peak
+    else:
+        peak = peak_flops_per_s(hardware.gpu_name, cell.precision)
+        if peak is None:
+            return Unknown(f"the GPU catalogue has no peak of {hardware.gpu_name} in {cell.precision}")
+        rate = PEAK_SHARE * peak
+    return BACKWARD_AND_FORWARD * forward * cell.batch_per_replica / rate
 
 
 def run_seconds(cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[str, float]) -> float:
@@ -194,7 +189,12 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[st
     A step of which nothing is known counts as the longest that the measuring budget has room for; a model of
     an unknown number of parameters as a small one.
     """
-    step_s = longest_unknown_step_s(cell) if isinstance(step.seconds, Unknown) else step.seconds
+    if isinstance(step.seconds, Unknown):
+        # The longest step for which the measuring budget has room for the fewest blocks.
+        period = STRATEGIES.facts(cell.strategy).promise.every
+        step_s = cell.steps.budget_s / (cell.steps.min_blocks * cell.steps.steps_of_block(period))
+    else:
+        step_s = step.seconds
     counted = facts(WORKLOADS.parse(cell.workload)).parameters
     parameters = 0 if isinstance(counted, Unknown) else counted
     parts = run_parts(cell, step_s, parameters=parameters, proves=proves)
@@ -212,13 +212,6 @@ HASHED_BYTES_PER_S = 1.1e9
 COPIED_BYTES_PER_S = 2.5e9
 """Into new host memory: 2.6 to 5.5 GB/s on the same machine. Assumed from a GPU too."""
 QUAD_BLOCKS = 4
-
-
-def longest_unknown_step_s(cell: Cell) -> float:
-    """The longest step of which the measuring budget holds the fewest blocks: for a step that nothing is
-    known of."""
-    period = STRATEGIES.facts(cell.strategy).promise.every
-    return cell.steps.budget_s / (cell.steps.min_blocks * cell.steps.steps_of_block(period))
 
 
 def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> dict[str, float]:
@@ -243,9 +236,13 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
     parts = {"build": SETUP_S + parameters / VALUES_PER_S, "proof" if proves else "first steps": first_s}
     parts |= measured_s
     if cell.gpus > 1:
-        undone_s = 2 * _held_bytes(cell, parameters) / COPIED_BYTES_PER_S
+        # A snapshot copies the parameters and the optimizer state of one rank.
+        ranks = cell.gpus if STRATEGIES.facts(cell.strategy).shards else cell.model_parallel
+        values = 1 + OPTIMIZERS.facts(cell.optimizer).state_values
+        undone_s = 2 * (VALUE_BYTES * values * parameters / ranks) / COPIED_BYTES_PER_S
         parts["exposed"] = policy.quads * (QUAD_BLOCKS * block_s + undone_s)
-        parts["recording"] = _recorded_steps(cell) * step_s
+        # Whole periods are recorded, with the one before them.
+        parts["recording"] = (max(1, RECORDED_STEPS // period) + 1) * period * step_s
     parts["hash"] = hash_s
     parts["late proof"] = _late_s(cell, step_s, parameters, sum(measured_s.values())) + hash_s
     return parts
@@ -285,16 +282,3 @@ def _simulated_s(cell: Cell, step_s: float) -> float:
 def _compared_s(parameters: int) -> float:
     """Beside the simulation of a step: all is copied."""
     return COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
-
-
-def _held_bytes(cell: Cell, parameters: int) -> float:
-    """Of parameters and optimizer state on one rank: what a snapshot copies."""
-    ranks = cell.gpus if STRATEGIES.facts(cell.strategy).shards else cell.model_parallel
-    values = 1 + OPTIMIZERS.facts(cell.optimizer).state_values
-    return VALUE_BYTES * values * parameters / ranks
-
-
-def _recorded_steps(cell: Cell) -> int:
-    """Whole periods, with the one before them."""
-    steps = STRATEGIES.facts(cell.strategy).promise.every
-    return (max(1, RECORDED_STEPS // steps) + 1) * steps

@@ -14,9 +14,8 @@ from harness.plan.points import (
     MatrixPoint,
     Reason,
     included_points,
+    micro_batch_of,
     points,
-    strong_micro_batch,
-    weak_micro_batch,
     workloads_of,
 )
 from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
@@ -27,7 +26,7 @@ from results.errors import SpecError, UsageError
 from results.link import read_link
 from results.plan import EXCLUDED, Pattern, Plan, Request, Rule, Series, SeriesId, Skip
 from strategies.catalog import OPTIMIZERS, group_layout
-from strategies.refusal import Refusal, refusal
+from strategies.refusal import refusal
 from workloads import catalog as workloads
 from workloads.datasets.facts import DATASETS
 from workloads.source import file_hash, source_hash
@@ -45,7 +44,7 @@ def expand(
     limit: Limit | None = None,
     baseline: bool = False,
 ) -> Plan:
-    """The plan of a request.
+    """Make the plan of a request.
 
     With `baseline`, the plan and its request include `single` on one worker where that size was asked for,
     no point names `single`, and the strategies need more workers.
@@ -73,9 +72,9 @@ def expand(
 
 
 def auto_choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
-    """What was weighed for each point of `auto`, anew; without those that are skipped for other reasons.
+    """Choose again for each point of `auto`, except points that are skipped for other reasons.
 
-    The same as when the plan was made, on the same machine.
+    On the same machine the choices equal those that the plan was made by.
     """
     if AUTO not in plan.request.every_strategy:
         return []
@@ -109,11 +108,9 @@ class _Matrix:
     def add(self, point: MatrixPoint) -> None:
         if point.key.strategy == AUTO and point.excluded_by is None:
             choice = self.choice(point)
-            if isinstance(choice, Reason):
-                self.skips.append(point.skip(choice))
-                return
-            if choice.chosen is None:
-                self.skips.append(point.skip(Reason("auto", choice.reason)))
+            if isinstance(choice, Reason) or choice.chosen is None:
+                why = choice if isinstance(choice, Reason) else Reason("auto", choice.reason)
+                self.skips.append(point.skip(why))
                 return
             point = replace(point, key=replace(point.key, strategy=choice.chosen.strategy))
         cell = self._cell(point)
@@ -155,20 +152,19 @@ class _Matrix:
 
     def _what_fits(self, point: MatrixPoint) -> str:
         """Name the options that fit by prediction, for the first size of a series that does not fit."""
-        if point.key not in self._fitting:
-            self._fitting[point.key] = "give more workers, and a strategy that shards"
-            for gpus in (point.gpus << doubled for doubled in range(_DOUBLINGS)):
-                options = self._lightest(replace(point, key=replace(point.key, strategy=AUTO), gpus=gpus))
-                if options is not None:
-                    self._fitting[point.key] = f"{options} --gpus {gpus} fits by prediction"
-                    break
-        return self._fitting[point.key]
-
-    def _lightest(self, point: MatrixPoint) -> str | None:
-        if point not in self._weighed:
-            choice = self.choice(point, self._limit.gpus)
-            self._weighed[point] = choice.lightest if isinstance(choice, Choice) else None
-        return self._weighed[point]
+        if point.key in self._fitting:
+            return self._fitting[point.key]
+        advice = "give more workers, and a strategy that shards"
+        for gpus in (point.gpus << doubled for doubled in range(_DOUBLINGS)):
+            larger = replace(point, key=replace(point.key, strategy=AUTO), gpus=gpus)
+            if larger not in self._weighed:
+                choice = self.choice(larger, self._limit.gpus)
+                self._weighed[larger] = choice.lightest if isinstance(choice, Choice) else None
+            if (options := self._weighed[larger]) is not None:
+                advice = f"{options} --gpus {gpus} fits by prediction"
+                break
+        self._fitting[point.key] = advice
+        return advice
 
     def choice(self, point: MatrixPoint, gpus: Devices | None = None) -> Choice | Reason:
         """Return what `auto` chooses for a point on `gpus` (default: the request's), or why it cannot."""
@@ -194,7 +190,7 @@ class _Matrix:
             )
 
     def _cell(self, point: MatrixPoint) -> Cell | Reason:
-        """The cell of a point, or why there is none: first what makes no sense, last what does not fit."""
+        """Return the cell of a point, or why it has none: first what makes no sense, last what is unfit."""
         if point.excluded_by is not None:
             named = msgspec.to_builtins(point.excluded_by)
             return Reason("excluded", f"{EXCLUDED}: " + ", ".join(f"{key} {named[key]}" for key in named))
@@ -204,15 +200,23 @@ class _Matrix:
         except SpecError as error:
             return Reason("groups", str(error))
         probe = msgspec.structs.replace(probe, model_parallel=groups.model_parallel)
-        micro_batch = self._micro_batch(point.key, probe)
+        if point.key.scaling == "weak":
+            micro_batch = micro_batch_of(point.key.batch_size, accumulation=probe.accumulation)
+        else:
+            micro_batch = micro_batch_of(
+                self._global_batches.of(point.key), accumulation=probe.accumulation, replicas=probe.replicas
+            )
         if isinstance(micro_batch, str):
-            refused = refusal(probe)
-            return _said(refused) if refused else Reason("batch", micro_batch)
+            return _refused_by_strategy(probe) or Reason("batch", micro_batch)
         cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
-        return _refusal(cell) or self._misfit(cell) or cell
+        if (refused := _refused_by_strategy(cell)) is not None:
+            return refused
+        found = ((rule, refuse(cell)) for rule, refuse in _REFUSALS)
+        senseless = next((Reason(rule, text) for rule, text in found if text is not None), None)
+        return senseless or self._misfit(cell) or cell
 
     def _probe(self, point: MatrixPoint) -> Cell:
-        """The cell of a point, but for its micro-batch and the ranks of a replica."""
+        """Return the cell of a point without its micro-batch and the ranks of a replica."""
         return msgspec.structs.replace(
             self._bases[point.key.workload],
             strategy=point.key.strategy,
@@ -220,13 +224,6 @@ class _Matrix:
             collective=point.key.collective,
             link_mbit_per_s=read_link(point.key.link),
             gpus=point.gpus,
-        )
-
-    def _micro_batch(self, key: SeriesId, cell: Cell) -> int | str:
-        if key.scaling == "weak":
-            return weak_micro_batch(key.batch_size, accumulation=cell.accumulation)
-        return strong_micro_batch(
-            self._global_batches.of(key), replicas=cell.replicas, accumulation=cell.accumulation
         )
 
     def _misfit(self, cell: Cell) -> Reason | None:
@@ -243,7 +240,7 @@ class _Matrix:
 
 
 def _base(request: Request, workload: str) -> Cell:
-    """What all cells of one workload have in common; its strategy, gpus and batch are still to be set."""
+    """Return what all cells of one workload share. Strategy, gpus and batch are still to be set."""
     spec = workloads.WORKLOADS.parse(workload)
     known = workloads.facts(spec)
     folder = Path(request.source_folder or ".")
@@ -279,13 +276,6 @@ _REFUSALS: tuple[tuple[Rule, Callable[[Cell], str | None]], ...] = (
 )
 
 
-def _said(by_strategy: Refusal) -> Reason:
-    return Reason("strategy", by_strategy.text, by_strategy.predicate)
-
-
-def _refusal(cell: Cell) -> Reason | None:
-    """Why a cell makes no sense wherever it runs; what is wrong for more reasons than one says the first."""
-    if (by_strategy := refusal(cell)) is not None:
-        return _said(by_strategy)
-    found = ((rule, refused(cell)) for rule, refused in _REFUSALS)
-    return next((Reason(rule, text) for rule, text in found if text is not None), None)
+def _refused_by_strategy(cell: Cell) -> Reason | None:
+    refused = refusal(cell)
+    return None if refused is None else Reason("strategy", refused.text, refused.predicate)

@@ -72,21 +72,19 @@ def plain_name(stem: str) -> str:
 
 
 def default_name(request: Request, *others: Request) -> str:
-    """Such as `gpt-nano+resnet18-32px-g1-2-3fa9c1`: workloads and counts, which the requests have in common,
-    and 6 hex digits over all of them."""
+    """Name such as `gpt-nano+resnet18-32px-g1-2-3fa9c1`: workloads and counts, and 6 hex digits of a hash.
+
+    The requests have workloads and counts in common. The hash is over the fields of all requests that differ
+    from their defaults, so that a new field does not rename old calls.
+    """
     workloads = "+".join(sorted(_slug(text) for text in request.workloads))[:60].rstrip("+-.")
     first, last = min(request.gpus), max(request.gpus)
     counts = f"g{first}" if first == last else f"g{first}-{last}"
-    return f"{workloads}-{counts}-{_digest(request, *others)}"
-
-
-def _digest(*requests: Request) -> str:
-    """Over the fields that differ from their default, so that a new field does not rename old calls."""
-    texts = []
-    for request in requests:
-        given = {key: value for key, value in differing_fields(request).items() if key not in _NOT_WORK}
-        texts.append(msgspec.json.encode(given, order="sorted"))
-    return hashlib.sha256(b"".join(texts)).hexdigest()[:6]
+    digest = hashlib.sha256()
+    for one in (request, *others):
+        given = {key: value for key, value in differing_fields(one).items() if key not in _NOT_WORK}
+        digest.update(msgspec.json.encode(given, order="sorted"))
+    return f"{workloads}-{counts}-{digest.hexdigest()[:6]}"
 
 
 def _slug(text: str) -> str:

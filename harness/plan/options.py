@@ -174,10 +174,16 @@ Number = Annotated[float | None, Kind("a number", "X", float)]
 Switch = Annotated[bool | None, Kind("true or false", flag_type=bool)]
 
 
-def option(help: str, *, ge: float | None = None, gt: float | None = None, le: float = MOST) -> Meta:
-    """The declaration of an option: its meaning, and the bounds of its numbers, if `ge` or `gt` gives one."""
+def option(
+    help: str, *, ge: float | None = None, gt: float | None = None, le: float = MOST, heading: str = ""
+) -> Meta:
+    """Declare an option: its meaning, and the bounds of its numbers if `ge` or `gt` gives one.
+
+    With `heading`, it and the options after it are listed under that heading.
+    """
     rule = {} if ge is gt else {"minimum": ge, "exclusiveMinimum": gt, "maximum": le}
-    return Meta(description=help, extra_json_schema={name: v for name, v in rule.items() if v is not None})
+    schema = {name: v for name, v in rule.items() if v is not None}
+    return Meta(description=help, extra_json_schema=schema, extra={"heading": heading})
 
 
 def _outside(limits: Mapping[str, float], item: Any) -> bool:
@@ -200,6 +206,13 @@ class PlanOption:
     @property
     def help(self) -> str:
         return "".join(note.description or "" for note in notes(self.type) if isinstance(note, Meta))
+
+    @property
+    def heading(self) -> str:
+        """The heading that begins with this option; empty if it is under that of an earlier one."""
+        return "".join(
+            note.extra["heading"] for note in notes(self.type) if isinstance(note, Meta) and note.extra
+        )
 
     @property
     def kind(self) -> Kind:

@@ -6,14 +6,14 @@ scaling.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.errors import UsageError
 from results.link import NO_LINK
-from results.plan import Pattern, Plan, Request, Rule, Scaling, SeriesId, Skip
+from results.plan import Pattern, Plan, Request, Rule, SeriesId, Skip
 from workloads.catalog import MEMBERS, WORKLOADS
 
 
@@ -65,20 +65,6 @@ def points(request: Request) -> Iterator[MatrixPoint]:
     pattern that names what no point has.
     """
     keys = list(_keys(request))
-    _require_excludable(request, keys)
-    count = len(keys) * len(request.gpus) + len(request.include)
-    if count > MOST_POINTS:
-        raise UsageError(f"the matrix has {count} points, at most {MOST_POINTS} are planned; narrow an axis")
-    included = dict.fromkeys(included_points(request))
-    for key in keys:
-        for gpus in request.gpus:
-            point = MatrixPoint(key=key, gpus=gpus)
-            if point not in included:
-                yield MatrixPoint(key=key, gpus=gpus, excluded_by=_excluding(point, request.exclude))
-    yield from included
-
-
-def _require_excludable(request: Request, keys: Sequence[SeriesId]) -> None:
     axes: dict[str, list[object]] = {
         name: list(dict.fromkeys(getattr(key, name) for key in keys)) for name in _AXES
     }
@@ -91,6 +77,17 @@ def _require_excludable(request: Request, keys: Sequence[SeriesId]) -> None:
                     f"exclude[{number}]: no point of the matrix has {name} {wanted}; "
                     f"it has {', '.join(map(str, values))}"
                 )
+    count = len(keys) * len(request.gpus) + len(request.include)
+    if count > MOST_POINTS:
+        raise UsageError(f"the matrix has {count} points, at most {MOST_POINTS} are planned; narrow an axis")
+    included = dict.fromkeys(included_points(request))
+    for key in keys:
+        for gpus in request.gpus:
+            point = MatrixPoint(key=key, gpus=gpus)
+            if point not in included:
+                excluding = (pattern for pattern in request.exclude if _matches(pattern, point))
+                yield MatrixPoint(key=key, gpus=gpus, excluded_by=next(excluding, None))
+    yield from included
 
 
 def workloads_of(request: Request) -> tuple[str, ...]:
@@ -102,8 +99,9 @@ def workloads_of(request: Request) -> tuple[str, ...]:
 def _keys(request: Request) -> Iterator[SeriesId]:
     axes = (request.strategies, request.compressions, request.collectives, request.links, request.scalings)
     for workload in request.workloads:
+        own = request.batch_sizes or (MEMBERS[WORKLOADS.parse(workload).name].batch,)
         for strategy, compression, collective, link, scaling in product(*axes):
-            for batch_size in _batches(request, workload, scaling):
+            for batch_size in (scaling == "strong" and request.global_batch_sizes) or own:
                 yield SeriesId(
                     workload=workload,
                     strategy=strategy,
@@ -113,12 +111,6 @@ def _keys(request: Request) -> Iterator[SeriesId]:
                     scaling=scaling,
                     batch_size=batch_size,
                 )
-
-
-def _batches(request: Request, workload: str, scaling: Scaling) -> Sequence[int]:
-    if scaling == "strong" and request.global_batch_sizes:
-        return request.global_batch_sizes
-    return request.batch_sizes or (MEMBERS[WORKLOADS.parse(workload).name].batch,)
 
 
 def included_points(request: Request) -> Iterator[MatrixPoint]:
@@ -141,10 +133,6 @@ def included_points(request: Request) -> Iterator[MatrixPoint]:
             yield MatrixPoint(key=key, gpus=pattern.gpus)
 
 
-def _excluding(point: MatrixPoint, patterns: Sequence[Pattern]) -> Pattern | None:
-    return next((pattern for pattern in patterns if _matches(pattern, point)), None)
-
-
 def _matches(pattern: Pattern, point: MatrixPoint) -> bool:
     return pattern.gpus in (None, point.gpus) and all(
         getattr(pattern, axis) in (None, getattr(point.key, axis)) for axis in _AXES
@@ -154,14 +142,19 @@ def _matches(pattern: Pattern, point: MatrixPoint) -> bool:
 class GlobalBatches:
     """The constant global batch of each strong series.
 
-    The request's own `global_batch_sizes`, else the batch size times the largest count of workers; the
+    The request's own `global_batch_sizes`, else the batch size times the largest count of workers. The
     study's first plan decides for good, so that a larger matrix later extends its series.
     """
 
     def __init__(self, request: Request, earlier: Sequence[Plan]) -> None:
         self._own = frozenset(request.global_batch_sizes)
         self._largest = max(request.gpus)
-        self._earlier = _fixed_by(earlier)
+        self._earlier: dict[tuple[str, int], int] = {}
+        for plan in earlier:
+            # Series of global batch sizes are named by their global batch, not by a batch size.
+            for series in () if plan.request.global_batch_sizes else plan.series:
+                if series.global_batch is not None:
+                    self._earlier.setdefault((series.workload, series.batch_size), series.global_batch)
 
     def of(self, key: SeriesId) -> int:
         """Samples of one update over all replicas."""
@@ -171,32 +164,18 @@ class GlobalBatches:
         return key.batch_size * self._largest if fixed is None else fixed
 
 
-def _fixed_by(plans: Sequence[Plan]) -> Mapping[tuple[str, int], int]:
-    fixed: dict[tuple[str, int], int] = {}
-    for plan in plans:
-        if plan.request.global_batch_sizes:
-            continue  # Its series are named by their global batch, not by a batch size.
-        for series in plan.series:
-            if series.global_batch is not None:
-                fixed.setdefault((series.workload, series.batch_size), series.global_batch)
-    return fixed
+def micro_batch_of(batch: int, *, accumulation: int, replicas: int | None = None) -> int | str:
+    """Samples of one micro-batch of one replica, or why there is none.
 
-
-def weak_micro_batch(batch_size: int, *, accumulation: int) -> int | str:
-    """Samples of one micro-batch of one replica, or why there is none."""
-    if batch_size % accumulation:
+    `batch` is the batch per replica, or with `replicas` the global batch.
+    """
+    parts = accumulation * (replicas or 1)
+    if batch % parts == 0:
+        return batch // parts
+    if replicas is None:
         return (
-            f"{batch_size} samples of a replica do not divide into {accumulation} equal micro-batches "
+            f"{batch} samples of a replica do not divide into {accumulation} equal micro-batches "
             f"(accumulation {accumulation})"
         )
-    return batch_size // accumulation
-
-
-def strong_micro_batch(global_batch: int, *, replicas: int, accumulation: int) -> int | str:
-    """Samples of one micro-batch of one replica, or why there is none."""
-    if global_batch % (replicas * accumulation):
-        shares = f"{replicas} replicas"
-        if accumulation > 1:
-            shares += f" x {accumulation} micro-batches"
-        return f"a global batch of {global_batch} samples does not divide over {shares}"
-    return global_batch // (replicas * accumulation)
+    shares = f"{replicas} replicas" + (f" x {accumulation} micro-batches" if accumulation > 1 else "")
+    return f"a global batch of {batch} samples does not divide over {shares}"

@@ -1,14 +1,14 @@
-"""From the options of a call to a request: defaults filled in, every spec in its canonical form."""
+"""From the options of a call to requests: defaults filled in, every spec in its canonical form."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
-from harness.plan.options import Counts, Gpus, Names, read_counts, read_duration_s, read_gpus, read_names
+from harness.plan.options import read_duration_s
 from harness.plan.study_file import BY_NAME, StudyFile, check_values, combinations
 from results.cell import (
     BASELINE_STRATEGY,
@@ -16,21 +16,28 @@ from results.cell import (
     REFERENCE_STRATEGY,
     SYNTHETIC,
     UNCOMPRESSED,
-    Backend,
     Checkpointing,
-    Device,
     StepPolicy,
 )
 from results.errors import UsageError
 from results.link import NO_LINK, link_text, read_link
-from results.plan import Pattern, Request, Scaling
-from results.spec import Catalog
+from results.plan import Pattern, Request
 from results.unknown import Unknown
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import WORKLOADS, default_workloads, facts
 from workloads.datasets.facts import DATASETS
 
-DEFAULT_STRATEGIES = (BASELINE_STRATEGY, REFERENCE_STRATEGY)
+_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "strategy": (BASELINE_STRATEGY, REFERENCE_STRATEGY),
+    "compression": (UNCOMPRESSED,),
+    "collective": (DEFAULT_COLLECTIVE,),
+    "link": (NO_LINK,),
+    "scaling": ("weak",),
+    "batch_size": (),
+    "global_batch_size": (),
+}
+"""Values of the axes that the options leave out; workloads depend on the device."""
+_AXES = ("workload", "gpus", *_DEFAULTS)
 _NEEDED = ("workload", "strategy", "gpus", "batch_size")
 _AS_THEY_ARE = (
     "repeats",
@@ -43,7 +50,7 @@ _AS_THEY_ARE = (
     "gpus_per_node",
     "node_size",
 )
-"""Options that a request holds under the same name and with the same default."""
+"""Options that a request has under the same name and with the same default."""
 _CATALOGS = {
     "workload": WORKLOADS,
     "strategy": STRATEGIES,
@@ -53,100 +60,72 @@ _CATALOGS = {
 
 
 def make_requests(options: StudyFile, *, machine_has_cuda: bool, source_folder: Path) -> tuple[Request, ...]:
-    """A request for each setting that `options` name: one value each of those of `SETTINGS`, in every
-    combination. Raises as `make_request` does."""
+    """Make a request for each setting that `options` name: every combination of the values of `SETTINGS`.
+
+    Options that are left out get their defaults. `source_folder` is the folder of the study file, or of the
+    call. Raises UsageError, naming the flag, the value and the rule, and SpecError and GpuCountsError, which
+    are UsageErrors.
+    """
     check_values(options, lambda name: BY_NAME[name].flag)
-    made = (
-        make_request(one, machine_has_cuda=machine_has_cuda, source_folder=source_folder)
-        for one in combinations(options)
-    )
+    made = (_request(one, machine_has_cuda, source_folder) for one in combinations(options))
     return tuple(dict.fromkeys(made))
 
 
-def make_request(options: StudyFile, *, machine_has_cuda: bool, source_folder: Path) -> Request:
-    """What `options` ask for, with the defaults of everything they leave out.
-
-    `source_folder` is the folder of the study file, or of the call. Raises UsageError, naming the flag,
-    the value and the rule, and SpecError and GpuCountsError, which are UsageErrors.
-    """
-    check_values(options, lambda name: BY_NAME[name].flag)
-    options, *others = combinations(options)
-    assert not others, "of several settings make_requests makes several"
-    device = _device(options, machine_has_cuda)
-    workloads = _canonical(WORKLOADS, options.workload, default_workloads(device))
+def _request(options: StudyFile, machine_has_cuda: bool, source_folder: Path) -> Request:
+    """Make the request of one setting."""
+    device = options.device or "auto"
+    if device == "auto":
+        device = "cuda" if machine_has_cuda else "cpu"
+    if options.backend == "nccl" and device == "cpu":
+        raise UsageError("--backend nccl needs --device cuda; use gloo on CPU")
+    if options.gpus is None:
+        raise UsageError(
+            "--gpus is missing: how many workers? such as --gpus 1..8, or gpus: 1..8 in a study file"
+        )
+    given = {name: value for name in _AXES if (value := getattr(options, name)) is not None}
+    values = {name: tuple(BY_NAME[name].kind.items(given[name], BY_NAME[name].flag)) for name in given}
+    axes = {**_DEFAULTS, "workload": default_workloads(device), **values}
+    axes |= {
+        name: tuple(dict.fromkeys(catalog.parse(text).text for text in axes[name]))
+        for name, catalog in _CATALOGS.items()
+    }
     include, exclude = _patterns("include", options.include), _patterns("exclude", options.exclude)
-    dataset = DATASETS.parse(cast(str, options.dataset or SYNTHETIC)).text
-    named = [*workloads, *(pattern.workload for pattern in include if pattern.workload is not None)]
+    dataset = DATASETS.parse(options.dataset or SYNTHETIC).text  # type: ignore[arg-type]
+    named = [*axes["workload"], *(pattern.workload for pattern in include if pattern.workload is not None)]
     _require_fit(dataset, named)
-    given = {name: getattr(options, name) for name in _AS_THEY_ARE}
+    reads_files = DATASETS.facts(dataset).file is not None
+    reads_files |= any(facts(WORKLOADS.parse(text)).own_code for text in named)
+    others = {name: value for name in _AS_THEY_ARE if (value := getattr(options, name)) is not None}
     request = Request(
-        workloads=workloads,
-        gpus=_gpus(options.gpus),
-        strategies=_canonical(STRATEGIES, options.strategy, DEFAULT_STRATEGIES),
-        compressions=_canonical(COMPRESSIONS, options.compression, (UNCOMPRESSED,)),
-        collectives=_canonical(COLLECTIVES, options.collective, (DEFAULT_COLLECTIVE,)),
-        links=_links(options.link),
-        batch_sizes=_counts(options.batch_size, "batch_size"),
-        global_batch_sizes=_counts(options.global_batch_size, "global_batch_size"),
-        scalings=_scalings(options.scaling),
+        workloads=axes["workload"],
+        gpus=axes["gpus"],
+        strategies=axes["strategy"],
+        compressions=axes["compression"],
+        collectives=axes["collective"],
+        links=tuple(dict.fromkeys(link_text(read_link(text)) for text in axes["link"])),
+        batch_sizes=axes["batch_size"],
+        global_batch_sizes=axes["global_batch_size"],
+        scalings=axes["scaling"],
         dataset=dataset,
         device=device,
-        backend=_backend(options, device),
+        backend=options.backend or ("nccl" if device == "cuda" else "gloo"),
         activation_checkpointing=_checkpointing(options),
-        optimizer=OPTIMIZERS.parse(cast(str, options.optimizer)).text if options.optimizer else None,
+        optimizer=OPTIMIZERS.parse(str(options.optimizer)).text if options.optimizer else None,
         steps=_steps(options),
         # A float whatever was given: 1 and 1.0 are the same work and must have the same id.
         clip_norm=None if options.clip_norm is None else float(cast(float, options.clip_norm)),
         include=include,
         exclude=exclude,
-        source_folder=_source_folder(named, dataset, source_folder),
-        **{name: value for name, value in given.items() if value is not None},
+        # A plan names no path that it does not need.
+        source_folder=str(source_folder.absolute()) if reads_files else None,
+        **others,
     )
     _check_nodes(request)
     return request
 
 
-def _device(options: StudyFile, machine_has_cuda: bool) -> Device:
-    if options.device is None or options.device == "auto":
-        return "cuda" if machine_has_cuda else "cpu"
-    return options.device
-
-
-def _backend(options: StudyFile, device: Device) -> Backend:
-    if options.backend == "nccl" and device == "cpu":
-        raise UsageError("--backend nccl moves data between CUDA devices alone; use gloo on CPU")
-    return options.backend or ("nccl" if device == "cuda" else "gloo")
-
-
-def _canonical(catalog: Catalog, given: Names, default: Sequence[str]) -> tuple[str, ...]:
-    texts = default if given is None else read_names(given)
-    return tuple(dict.fromkeys(catalog.parse(text).text for text in texts))
-
-
-def _gpus(given: Gpus) -> tuple[int, ...]:
-    if given is None:
-        raise UsageError(
-            "--gpus is missing: how many workers? such as --gpus 1..8, or gpus: 1..8 in a study file"
-        )
-    return read_gpus(given, "--gpus")
-
-
-def _counts(given: Counts, name: str) -> tuple[int, ...]:
-    return () if given is None else read_counts(given, BY_NAME[name].flag)
-
-
-def _scalings(given: Names) -> tuple[Scaling, ...]:
-    # The option's own check has let weak and strong through and nothing else.
-    return ("weak",) if given is None else cast("tuple[Scaling, ...]", read_names(given))
-
-
-def _links(given: Names) -> tuple[str, ...]:
-    texts = (NO_LINK,) if given is None else read_names(given)
-    return tuple(dict.fromkeys(link_text(read_link(text)) for text in texts))
-
-
 def _check_nodes(request: Request) -> None:
-    """Refuse virtual nodes that are at odds with the real ones."""
+    """Refuse virtual nodes that contradict the real ones."""
     per_node, size = request.gpus_per_node, request.node_size
     if per_node is None:
         return
@@ -205,16 +184,8 @@ def _pattern(pattern: Pattern, where: str) -> Pattern:
     return msgspec.structs.replace(pattern, **specs)
 
 
-def _source_folder(workloads: Sequence[str], dataset: str, folder: Path) -> str | None:
-    """`folder` where something is read from it, else None: a plan names no path that it does not need."""
-    reads = DATASETS.facts(dataset).file is not None or any(
-        facts(WORKLOADS.parse(text)).own_code for text in workloads
-    )
-    return str(folder.absolute()) if reads else None
-
-
 def _require_fit(dataset: str, workloads: Sequence[str]) -> None:
-    """Raise UsageError if no workload takes the data set; where some do, or may, the others become skips."""
+    """Raise UsageError if no workload takes the data set. If some do or may, the others become skips."""
     name = DATASETS.parse(dataset).name
     takes = {workload: facts(WORKLOADS.parse(workload)).datasets for workload in workloads}
     refusing = {

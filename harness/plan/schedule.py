@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -79,8 +79,17 @@ def schedule(
     launches: list[PlannedLaunch] = []
     for repeat in range(1, repeats + 1):
         for group in _ordered(_grouped(cells, gpus_per_node), seed=seed, repeat=repeat):
-            pending = [cell for cell in group if _is_pending(cell, repeat, so_far)]
-            launches += _launches(pending, repeat=repeat, gpus_per_node=gpus_per_node, isolation=isolation)
+            pending = [
+                cell
+                for cell in group
+                if cell.id not in so_far.closed and so_far.ok_runs.get(cell.id, 0) < repeat
+            ]
+            shares = [(cell,) for cell in pending] if isolation == "cell" else [tuple(pending)]
+            launches += [
+                PlannedLaunch(placement=placement_of(share[0], gpus_per_node), repeat=repeat, cells=share)
+                for share in shares
+                if share
+            ]
     return _forking(launches) if isolation == "fork" else launches
 
 
@@ -97,10 +106,6 @@ def _forking(launches: list[PlannedLaunch]) -> list[PlannedLaunch]:
         replace(launch, cells=tuple(cell for each in launches for cell in each.cells), forks=True)
         for launch in launches[:1]
     ]
-
-
-def _is_pending(cell: Cell, repeat: int, progress: Progress) -> bool:
-    return cell.id not in progress.closed and progress.ok_runs.get(cell.id, 0) < repeat
 
 
 def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
@@ -134,13 +139,3 @@ def _work(cell: Cell) -> str:
     if cell.source_hash is None and cell.dataset_hash is None and cell.steps == steps:
         return cell.id
     return with_fields(cell, source_hash=None, dataset_hash=None, steps=steps).id
-
-
-def _launches(
-    cells: list[Cell], *, repeat: int, gpus_per_node: int | None, isolation: Isolation
-) -> Iterator[PlannedLaunch]:
-    if not cells:
-        return
-    placement = placement_of(cells[0], gpus_per_node)
-    for share in [[cell] for cell in cells] if isolation == "cell" else [cells]:
-        yield PlannedLaunch(placement=placement, repeat=repeat, cells=tuple(share))

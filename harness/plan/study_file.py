@@ -40,15 +40,16 @@ else:
 
 
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a study file or the flags give; None is what they leave out."""
+    """The options that a study file or the flags give; None if they leave one out.
 
-    name: Annotated[Text, option("name of the study: its folder under runs/")] = None
-    workload: Annotated[Names, option("what is trained: resnet18,gpt-nano,py:MODULE:FUNCTION")] = None
+    An option with a heading is the first under it, in --help and in docs/options.md.
+    """
+
+    workload: Annotated[
+        Names, option("what is trained: resnet18,gpt-nano,py:MODULE:FUNCTION", heading="What is run")
+    ] = None
     gpus: Annotated[Gpus, option("numbers of workers: 1..256 (doubling), 8..64:8 (steps), 1,2,96")] = None
     strategy: Annotated[Names, option("how a step is distributed: single,ddp:bucket_mb=50")] = None
-    compression: Annotated[Names, option("how gradients are compressed: none,bf16,topk:0.01")] = None
-    collective: Annotated[Names, option("how gradients are summed: default,ring,hierarchical")] = None
-    link: Annotated[Names, option("network between virtual nodes of CPU ranks: none,100mbit,2.5gbit")] = None
     batch_size: Annotated[Counts, option("batch per replica: samples of one update", ge=1)] = None
     global_batch_size: Annotated[
         Counts,
@@ -61,10 +62,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "plan single on 1 for strategies that need more, as their baseline; the default in a new study"
         ),
     ] = None
-    repeats: Annotated[Whole, option("runs of each cell", ge=1, le=1000)] = None
     dataset: Annotated[Names, option("synthetic, digits, text[:PATH] or own")] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"] | None, option("where it runs")] = None
-    backend: Annotated[Backend | None, option("what moves gradients")] = None
     precision: Annotated[Precisions, option("arithmetic of forward and backward; fp32 means no TF32")] = None
     accumulation: Annotated[Counts, option("micro-batches added up before one update", ge=1)] = None
     optimizer: Annotated[Names, option("such as sgd:lr=0.1 or adamw; the workload's own if left out")] = None
@@ -76,15 +74,30 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Switch,
         option("the same as --activation-checkpointing selective: not matrix products and attention"),
     ] = None
+    compile: Annotated[Switches, option("compile the model with torch.compile")] = None
+    memory_format: Annotated[MemoryFormats, option("layout of images in memory")] = None
+    seed: Annotated[Counts, option("seed of parameters, data and order", ge=0, le=2**32 - 1)] = None
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"] | None, option("where it runs", heading="Where it runs")
+    ] = None
+    gpus_per_node: Annotated[Whole, option("devices of one node; all on one if left out", ge=1)] = None
+    node_size: Annotated[Whole, option("ranks of one virtual node; under a link 1 if left out", ge=1)] = None
     memory_limit_mb: Annotated[
         Whole,
         option("MiB that each rank may take beyond the idle worker: a smaller device than there is", ge=1),
     ] = None
-    compile: Annotated[Switches, option("compile the model with torch.compile")] = None
-    memory_format: Annotated[MemoryFormats, option("layout of images in memory")] = None
-    seed: Annotated[Counts, option("seed of parameters, data and order", ge=0, le=2**32 - 1)] = None
-    gpus_per_node: Annotated[Whole, option("devices of one node; all on one if left out", ge=1)] = None
-    node_size: Annotated[Whole, option("ranks of one virtual node; under a link 1 if left out", ge=1)] = None
+    keep_unfit: Annotated[
+        Switch, option("measure also cells that certainly need more memory than a GPU has")
+    ] = None
+    isolation: Annotated[
+        Literal["launch", "cell", "fork"] | None,
+        option("cells of a placement share one launch, or each has its own, or on CPU each run is forked"),
+    ] = None
+    oversubscribe: Annotated[Switch, option("run more workers than there are devices, as emulated")] = None
+    require: Annotated[
+        Literal["all"] | None, option("exit with 1 if this machine cannot hold a point of the matrix")
+    ] = None
+    repeats: Annotated[Whole, option("runs of each cell", ge=1, le=1000, heading="How long it runs")] = None
     budget: Annotated[Duration, option("time after which a run stops measuring: 20s, 2m", ge=0)] = None
     target: Annotated[
         Number, option("relative half-width of the interval at which a run stops measuring", ge=0, le=1)
@@ -108,7 +121,24 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Whole,
         option("sync-on, off, off, on quads that measure exposed communication; 0 for none", ge=0, le=1000),
     ] = None
-    launcher: Annotated[Launcher | None, option(launchers_help())] = None
+    max_time: Annotated[Duration, option("stop after this, the run in flight is lost: 30m, 2h", gt=0)] = None
+    hang_after: Annotated[
+        Duration, option("time without progress after which a launch is ended as hung: 15m", ge=10)
+    ] = None
+    retries: Annotated[
+        Whole, option("times a launch is tried again when the cluster failed, not the program", ge=0, le=100)
+    ] = None
+    rerun: Annotated[Literal["failed"] | None, option("run again what failed for good")] = None
+    prune: Annotated[
+        Switch, option("leave out cells whose smaller batch ran out of memory (the default)")
+    ] = None
+    compression: Annotated[
+        Names, option("how gradients are compressed: none,bf16,topk:0.01", heading="Exchange")
+    ] = None
+    collective: Annotated[Names, option("how gradients are summed: default,ring,hierarchical")] = None
+    backend: Annotated[Backend | None, option("what moves gradients")] = None
+    link: Annotated[Names, option("network between virtual nodes of CPU ranks: none,100mbit,2.5gbit")] = None
+    launcher: Annotated[Launcher | None, option(launchers_help(), heading="Cluster")] = None
     site: Annotated[Text, option("profile of the cluster: a YAML file, see docs/clusters.md")] = None
     partition: Annotated[Text, option("Slurm partition, instead of the profile's")] = None
     account: Annotated[Text, option("Slurm account, instead of the profile's")] = None
@@ -130,33 +160,12 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kind: Annotated[
         Literal["job", "statefulset"] | None, option("what is made on Kubernetes; job if left out")
     ] = None
-    isolation: Annotated[
-        Literal["launch", "cell", "fork"] | None,
-        option("cells of a placement share one launch, or each has its own, or on CPU each run is forked"),
-    ] = None
-    oversubscribe: Annotated[Switch, option("run more workers than there are devices, as emulated")] = None
-    max_time: Annotated[Duration, option("stop after this, the run in flight is lost: 30m, 2h", gt=0)] = None
-    hang_after: Annotated[
-        Duration, option("time without progress after which a launch is ended as hung: 15m", ge=10)
-    ] = None
-    retries: Annotated[
-        Whole, option("times a launch is tried again when the cluster failed, not the program", ge=0, le=100)
-    ] = None
-    prune: Annotated[
-        Switch, option("leave out cells whose smaller batch ran out of memory (the default)")
-    ] = None
-    keep_unfit: Annotated[
-        Switch, option("measure also cells that certainly need more memory than a GPU has")
-    ] = None
-    rerun: Annotated[Literal["failed"] | None, option("run again what failed for good")] = None
-    require: Annotated[
-        Literal["all"] | None, option("exit with 1 if this machine cannot hold a point of the matrix")
-    ] = None
+    name: Annotated[Text, option("name of the study: its folder under runs/", heading="Output")] = None
+    out: Annotated[Text, option("folder of the study, instead of runs/NAME")] = None
     trace: Annotated[
         Counts, option("ranks that keep the profiler's trace of 3 steps after each run: 0,3", ge=0)
     ] = None
     tensorboard: Annotated[Switch, option("write each rank's loss and step times while it runs")] = None
-    out: Annotated[Text, option("folder of the study, instead of runs/NAME")] = None
     include: Annotated[
         list[Pattern] | None,
         option("points beside the matrix; each names at least workload, strategy, gpus and batch_size"),
@@ -169,7 +178,7 @@ OPTIONS = tuple(
     for field in msgspec.structs.fields(StudyFile)
     if field.name not in ("include", "exclude")
 )
-"""The options that are flags as well."""
+"""The options that are flags as well, those under one heading together."""
 SETTINGS = (
     "dataset",
     "precision",
@@ -183,6 +192,16 @@ SETTINGS = (
 )
 """Options of which several values make several settings: a plan for each combination of them."""
 BY_NAME = {known.name: known for known in OPTIONS}
+
+
+def by_heading() -> dict[str, list[PlanOption]]:
+    """The options under each heading, in the order of their declaration."""
+    found: dict[str, list[PlanOption]] = {}
+    heading = ""
+    for known in OPTIONS:
+        heading = known.heading or heading
+        found.setdefault(heading, []).append(known)
+    return found
 
 
 def combinations(options: StudyFile) -> Iterator[StudyFile]:

@@ -38,7 +38,11 @@ def unsplittable(cell: Cell) -> str | None:
         return f"BatchNorm of {cell.workload} needs at least {least} samples in a microbatch"
     tensor = strategy.groups(cell.gpus, cell.node_size).tensor
     if tensor > 1 and not isinstance(known.heads, Unknown):
-        return _divide(cell, tensor, known.heads)
+        if not known.heads:
+            return f"{cell.workload} has no layers that tensor parallelism knows how to split"
+        uneven = next((count for count in known.heads if count % tensor), None)
+        if uneven is not None:
+            return f"{uneven} attention heads of {cell.workload} do not divide by {tensor}"
     return None
 
 
@@ -52,39 +56,19 @@ def unchecked(cell: Cell) -> str | None:
     return f"whether {cell.strategy} can split {cell.workload} is {asked}; its ranks find out"
 
 
-def _divide(cell: Cell, parts: int, heads: tuple[int, ...]) -> str | None:
-    if not heads:
-        return f"{cell.workload} has no layers that tensor parallelism knows how to split"
-    for count in heads:
-        if count % parts:
-            return f"{count} attention heads of {cell.workload} do not divide by {parts}"
-    return None
-
-
 def misplaced(cell: Cell, gpus_per_node: int | None) -> str | None:
-    """Why a cell makes no sense on its nodes, real or virtual; None if it does, or does not go by them.
+    """Why a cell makes no sense on its nodes, real or virtual; None if it does, or does not go by nodes.
 
     Raises UsageError if the workers do not fill whole nodes.
     """
     real = placement_of(cell, gpus_per_node).gpus_per_node
     size = min(cell.node_size or real, real)
-    return _flat(cell, size) or _grouped(cell, size)
-
-
-def _flat(cell: Cell, size: int) -> str | None:
-    """Why nodes of `size` give an exchange by nodes nothing to do."""
-    collective = COLLECTIVES.facts(cell.collective)
-    if not collective.by_nodes or 1 < size < cell.gpus:
-        return None
-    here = "here every rank is a node" if size == 1 else f"{cell.gpus} ranks are one node"
-    # Two nodes of two ranks are the least that have both.
-    way_out = "give --node-size" if cell.gpus >= 4 else "use at least 4 ranks"
-    return f"{collective.name} goes inside of nodes and across them, and {here}; {way_out}"
-
-
-def _grouped(cell: Cell, size: int) -> str | None:
-    """Why nodes of `size` give the strategy's groups nothing to do."""
-    strategy = STRATEGIES.facts(cell.strategy)
+    collective, strategy = COLLECTIVES.facts(cell.collective), STRATEGIES.facts(cell.strategy)
+    if collective.by_nodes and not 1 < size < cell.gpus:
+        here = "here every rank is a node" if size == 1 else f"{cell.gpus} ranks are one node"
+        # Two nodes of two ranks are the fewest that have both.
+        way_out = "give --node-size" if cell.gpus >= 4 else "use at least 4 ranks"
+        return f"{collective.name} exchanges within nodes and across them, and {here}; {way_out}"
     try:
         return strategy.misplaced(strategy.groups(cell.gpus, size), size)
     except SpecError as error:

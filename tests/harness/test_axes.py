@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from builders import a_request
 
 from harness import matrix
 from harness.cli import run
@@ -15,7 +16,6 @@ from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
 from harness.launchers.manual.launches import write_launches
 from harness.plan.expand import expand
-from harness.plan.request import make_request
 from harness.plan.schedule import PlannedLaunch, schedule
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
@@ -40,7 +40,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan_of(**options: object) -> Plan:
     file = StudyFile(workload="mlp", batch_size=8, device="cpu", strategy="ddp", **options)  # type: ignore[arg-type]
-    request = make_request(file, machine_has_cuda=False, source_folder=Path())
+    request = a_request(file)
     return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
 
 

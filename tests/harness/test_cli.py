@@ -20,7 +20,6 @@ import yaml
 
 from harness.cli import COMMANDS, run
 from harness.cli.matrix import matrix_command as matrix
-from harness.launch.machine import Machine
 from harness.matrix import Matrix
 from harness.plan.options import PRECISIONS
 from harness.plan.study_file import OPTIONS, StudyFile
@@ -241,7 +240,7 @@ def test_work_that_joins_another_study_by_its_name_is_told(
 ) -> None:
     study, _ = small_study
     run(["matrix", "--gpus", "1", "--workload", "gpt-nano", "--out", str(study.root), "--dry-run"])
-    assert "holds the study of mlp: gpt-nano will stand beside it in one report" in capsys.readouterr().err
+    assert "holds the study of mlp, and gpt-nano will be in the same report" in capsys.readouterr().err
     run(["matrix", "--gpus", "1", "--workload", "mlp", "--out", str(study.root), "--dry-run"])
     assert "stand beside it" not in capsys.readouterr().err
 
@@ -349,7 +348,6 @@ def test_all_points_that_a_machine_could_hold_may_be_required(
     )
     for given, expected in ((options, code), (msgspec.structs.replace(options, require=None), 0)):
         matrix = Matrix(given, study_file=None)
-        matrix._machine = Machine(cores=2, gpu_names=())
         assert matrix._without_cells(*matrix._plans(Study(tmp_path))) == expected
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import a_request
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness import matrix
@@ -25,7 +26,6 @@ from harness.launchers.manual.launches import write_launches
 from harness.launchers.slurm.documents import SlurmDocuments
 from harness.plan.estimate import Hardware
 from harness.plan.expand import expand
-from harness.plan.request import make_request
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, StudyFile, read_study_file
 from harness.terminal.console import Console
@@ -50,7 +50,7 @@ FIXED = ("--budget", "0", "--block-steps", "2", "--warmup-steps", "2", "--quads"
 
 def plan_of() -> Plan:
     file = StudyFile(workload="mlp", gpus=2, batch_size=8, device="cpu", strategy="ddp", repeats=1)
-    request = make_request(file, machine_has_cuda=False, source_folder=Path())
+    request = a_request(file)
     return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from builders import a_request
 
 from harness.jobs.baseline import baseline_of
 from harness.jobs.closing import close_launches, close_lost_launches
@@ -36,7 +37,6 @@ from harness.launchers.study_jobs import forget, kept_job_statuses
 from harness.machine.code import checkout, code_hash
 from harness.plan.estimate import Hardware, estimate
 from harness.plan.expand import expand
-from harness.plan.request import make_request
 from harness.plan.schedule import schedule
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
@@ -57,7 +57,7 @@ CODE = CodeVersion(code_hash="c0de")
 
 def plan_of(**options: object) -> Plan:
     file = StudyFile(**{"workload": "mlp", "batch_size": 8, "device": "cpu"} | options)  # type: ignore[arg-type]
-    request = make_request(file, machine_has_cuda=False, source_folder=Path())
+    request = a_request(file)
     return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
 
 

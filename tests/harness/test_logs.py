@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from builders import a_request
 
 from harness.cli import logs, run
 from harness.launch.rank_output import LEFT_OUT, OutputFile, OutputTail
 from harness.plan.expand import expand
-from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.launch import Attempt, Launch, Slot
@@ -29,7 +29,7 @@ class Printed:
 
     def __init__(self, root: Path, nodes: int = 2) -> None:
         file = StudyFile(workload="mlp", batch_size=8, device="cpu", gpus=2, strategy="ddp,scratch-ddp")
-        request = make_request(file, machine_has_cuda=False, source_folder=Path())
+        request = a_request(file)
         plan = expand(request, study="s", created_at="2026-01-01T00:00:00Z")
         self.study = Study(root)
         self.study.add_plan(plan)

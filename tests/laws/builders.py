@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from harness.plan.request import make_requests
+from harness.plan.study_file import StudyFile
 from results.cell import Cell
 from results.environment import CodeVersion, Environment
+from results.plan import Request
 
 _CELL = {
     **{"workload": "mlp", "dataset": "synthetic", "strategy": "ddp", "gpus": 2, "micro_batch": 8},
@@ -35,3 +39,9 @@ def a_cell(**fields: Any) -> Cell:
 def an_environment(**facts: Any) -> Environment:
     """One rank of a CPU host, or what `facts` make of it."""
     return msgspec.structs.replace(_ENVIRONMENT, **facts)
+
+
+def a_request(options: StudyFile, *, machine_has_cuda: bool = False, source_folder: Path = Path()) -> Request:
+    """The request of options that name one setting, on a machine without GPUs."""
+    [request] = make_requests(options, machine_has_cuda=machine_has_cuda, source_folder=source_folder)
+    return request

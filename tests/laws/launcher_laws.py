@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from builders import a_request
 
 from harness.cli import run
 from harness.launchers.launcher import JobLauncher, Launcher
 from harness.launchers.registry import launcher, launchers
 from harness.plan.expand import expand
 from harness.plan.launchers import launcher_entry
-from harness.plan.request import make_request
 from harness.plan.study_file import BY_NAME, StudyFile
 from results.job_store import JobStore
 from results.outcome import Outcome
@@ -162,7 +162,7 @@ class LauncherLaws:
         # The cells of a study are the same whoever runs it.
         [plan] = self.study.plans()
         given = StudyFile(**WORK, **STEPS, gpus=self.gpus)  # type: ignore[arg-type]
-        request = make_request(given, machine_has_cuda=False, source_folder=self.folder)
+        request = a_request(given, source_folder=self.folder)
         expected = expand(request, study="s", created_at="").cells
         assert [cell.id for cell in plan.cells] == [cell.id for cell in expected]
         assert {result.cell_id for result in results} == {cell.id for cell in plan.cells}

@@ -49,7 +49,7 @@ def main() -> None:
         deepest = max(deepest, depth)
 
     with contextlib.redirect_stdout(io.StringIO()):
-        run([*CALL])
+        assert run([*CALL]) == 0
         sys.setprofile(enter)
         run([*CALL])
         sys.setprofile(None)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import cProfile
 import pstats
-from pathlib import Path
 
 import pytest
+from builders import a_request
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.plan.expand import expand
-from harness.plan.request import make_request
 from harness.plan.schedule import schedule
 from harness.plan.study_file import StudyFile
 from results.plan import Plan, Request
@@ -29,7 +28,7 @@ def request_of(cells: int, strategy: str = STRATEGIES[0]) -> Request:
         gpus=f"2..{cells // 8 + 1}:1",
         batch_size="8,16",
     )
-    return make_request(options, machine_has_cuda=False, source_folder=Path())
+    return a_request(options)
 
 
 def planned(request: Request) -> Plan:

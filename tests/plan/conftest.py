@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from builders import a_cell
+from builders import a_cell, a_request
 
 from harness.plan.expand import expand
-from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
 from results.cell import Cell
 from results.plan import Plan, Request
@@ -21,7 +20,7 @@ MakePlan = Callable[..., Plan]
 @pytest.fixture
 def request_of(tmp_path: Path) -> MakeRequest:
     def make(*, machine_has_cuda: bool = False, **options: object) -> Request:
-        return make_request(
+        return a_request(
             StudyFile(**options),  # type: ignore[arg-type]
             machine_has_cuda=machine_has_cuda,
             source_folder=tmp_path,

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import msgspec
+from builders import a_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.plan.expand import expand
-from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
 from harness.plan.surroundings import Limit
 from results.cell import Cell
@@ -47,7 +46,7 @@ REQUESTS = st.builds(
     gpus_per_node=st.none() | st.integers(1, 4),
     node_size=st.none() | st.integers(1, 4),
     exclude=st.lists(st.builds(Pattern, gpus=st.integers(1, 9)), max_size=2),
-).map(lambda options: make_request(_allowed(options), machine_has_cuda=False, source_folder=Path()))
+).map(lambda options: a_request(_allowed(options)))
 LIMITS = st.none() | st.integers(1, 9).map(lambda devices: Limit(devices=devices, word="cores", hint="h"))
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 import pytest
+from builders import a_request
 
 from harness.cli.matrix import matrix_command as command
 from harness.plan.expand import expand
-from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
 from reports.analysis.matrix_call import matrix_call
 from reports.analysis.study import analyse
@@ -33,7 +32,7 @@ CALLS = [
 def planned(words: list[str], earlier: tuple[Plan, ...] = ()) -> Plan:
     params = command.make_context("matrix", words).params
     given = {name: params[name] for name in StudyFile.__struct_fields__ if name in params}
-    request = make_request(StudyFile(**given), machine_has_cuda=False, source_folder=Path())
+    request = a_request(StudyFile(**given))
     return expand(request, study="s", created_at="2026-01-02T03:04:05.000Z", earlier=earlier)
 
 

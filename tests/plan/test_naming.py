@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders import a_request
 
 from harness.plan.naming import default_name, study_name
-from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
 from results.errors import UsageError
 from results.plan import Request
@@ -43,8 +43,8 @@ def test_more_repeats_go_on_in_the_same_study(request_of: MakeRequest) -> None:
 
 def test_a_study_keeps_its_name_when_its_sources_move() -> None:
     options = StudyFile(workload="py:mine:build", gpus=1)
-    here = make_request(options, machine_has_cuda=False, source_folder=Path("here"))
-    there = make_request(options, machine_has_cuda=False, source_folder=Path("there"))
+    here = a_request(options, source_folder=Path("here"))
+    there = a_request(options, source_folder=Path("there"))
     assert here.source_folder != there.source_folder
     assert default_name(here) == default_name(there)
 

@@ -32,7 +32,7 @@ def test_hierarchical_needs_something_inside_of_nodes_and_something_across(
 ) -> None:
     point = {"workload": "mlp", "strategy": "ddp", "collective": "hierarchical", "gpus": 4, **options}
     plan = plan_of(**point)
-    assert reason_of(plan) == f"hierarchical goes inside of nodes and across them, {reason}"
+    assert reason_of(plan) == f"hierarchical exchanges within nodes and across them, {reason}"
 
 
 @pytest.mark.parametrize("options", [{"node_size": 2}, {"node_size": 2, "link": "1gbit"}])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from builders import a_request
 
 from harness.plan.points import points
-from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
 from results.errors import UsageError
 from results.plan import Pattern
@@ -16,7 +15,7 @@ from results.plan import Pattern
 
 def test_an_exclude_that_no_point_has_is_refused_with_what_there_is() -> None:
     options = StudyFile(workload="mlp", gpus="1,2", device="cpu", exclude=[Pattern(workload="resnet101")])
-    request = make_request(options, machine_has_cuda=False, source_folder=Path())
+    request = a_request(options)
     with pytest.raises(UsageError, match=r"exclude\[0\]: no point .* workload resnet101; it has mlp"):
         list(points(request))
 
@@ -30,7 +29,7 @@ def test_an_exclude_that_no_point_has_is_refused_with_what_there_is() -> None:
 )
 def test_collectives_and_links_can_be_excluded_where_they_are(pattern: Pattern, message: str) -> None:
     options = StudyFile(gpus=2, device="cpu", collective="default,ring", link="none,1gbit", exclude=[pattern])
-    request = make_request(options, machine_has_cuda=False, source_folder=Path())
+    request = a_request(options)
     with pytest.raises(UsageError, match=re.escape(message)):
         list(points(request))
 
@@ -47,7 +46,7 @@ def test_the_points_of_a_series_stand_together_one_axis_inside_the_other() -> No
         link="none,1gbit",
         exclude=[Pattern(collective="ring", link="1gbit"), Pattern(compression="bf16", gpus=4)],
     )
-    request = make_request(options, machine_has_cuda=False, source_folder=Path())
+    request = a_request(options)
     found = [
         (point.key.compression, point.key.collective, point.key.link, point.gpus, point.excluded_by is None)
         for point in points(request)
@@ -76,7 +75,7 @@ def test_an_included_point_is_plain_unless_it_says_otherwise() -> None:
     base = {"workload": "mlp", "strategy": "ddp", "gpus": 3, "batch_size": 8}
     include = [Pattern(**base), Pattern(**base, collective="ring", link="1gbit", compression="bf16")]
     options = StudyFile(workload="mlp", gpus=2, strategy="ddp", batch_size=8, device="cpu", include=include)
-    request = make_request(options, machine_has_cuda=False, source_folder=Path())
+    request = a_request(options)
     keys = [point.key for point in points(request) if point.gpus == 3]
     assert [(key.compression, key.collective, key.link) for key in keys] == [
         ("none", "default", "none"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from builders import a_request
 
 from harness.cli.matrix import matrix_command as command
 from harness.plan.expand import expand
 from harness.plan.naming import default_name, study_name
-from harness.plan.request import make_request, make_requests
+from harness.plan.request import make_requests
 from harness.plan.study_file import SETTINGS, StudyFile
 from reports.analysis.series import told_settings
 from results.errors import UsageError
@@ -51,7 +52,7 @@ def test_each_setting_takes_a_text_with_commas_or_a_list(
 def test_one_value_is_the_request_that_it_always_was() -> None:
     options = StudyFile(workload="mlp", gpus=1, device="cpu", precision="bf16", accumulation="2")
     [one] = make_requests(options, machine_has_cuda=False, source_folder=Path())
-    assert one == make_request(options, machine_has_cuda=False, source_folder=Path())
+    assert one == a_request(options)
     assert (one.precision, one.accumulation) == ("bf16", 2)
 
 

@@ -7,12 +7,12 @@ import jsonschema
 import msgspec
 import pytest
 import yaml
+from builders import a_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.cli.matrix import matrix_command as command
 from harness.plan.options import COUNTS, DURATION, GPUS, JOB_TIME, LIMITS, NAMES, PlanOption
-from harness.plan.request import make_request
 from harness.plan.study_file import (
     BY_NAME,
     OPTIONS,
@@ -47,7 +47,7 @@ def refusal(folder: Path, text: str | bytes) -> str:
 
 
 def requested(folder: Path, text: str) -> Request:
-    return make_request(read_study_file(written(folder, text)), machine_has_cuda=False, source_folder=folder)
+    return a_request(read_study_file(written(folder, text)), source_folder=folder)
 
 
 def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     """
     options = read_study_file(written(tmp_path, text))
     assert [key for key in StudyFile.__struct_fields__ if getattr(options, key) is None] == []
-    request = make_request(options, machine_has_cuda=False, source_folder=tmp_path)
+    request = a_request(options, source_folder=tmp_path)
     assert request.workloads == ("resnet18", "gpt-nano")
     assert request.gpus == (1, 2, 4)
     assert request.strategies == ("single", "ddp:bucket_mb=50.0")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
-from builders import a_cell
+from builders import a_cell, a_request
 from torch import Tensor
 
 from harness.plan.expand import expand
-from harness.plan.request import make_request
 from harness.plan.study_file import StudyFile
 from harness.plan.unfit import misplaced, unsplittable
 from results.cell import Cell
@@ -358,7 +356,7 @@ def test_the_whole_product_is_cells_and_reasons() -> None:
         compression=[_written(entry) for entry in COMPRESSIONS],
         collective=[_written(entry) for entry in COLLECTIVES],
     )
-    request = make_request(options, machine_has_cuda=False, source_folder=Path())
+    request = a_request(options)
     plan = expand(request, study="s", created_at="t")
     cells = {
         (
