@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
-from builders import a_cell
+from builders import a_cell, a_request
 from packages import install
 
 from harness.launch.tally import Conditions
-from harness.machine.code import packages_of, require_planned_packages, with_packages
+from harness.machine.code import (
+    code_version,
+    packages_of,
+    planned_code,
+    require_planned_packages,
+    with_packages,
+)
+from harness.plan.expand import expand
+from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.extensions import forget_packages
@@ -57,3 +67,20 @@ def test_what_was_edited_after_the_plan_is_not_run(module: Path) -> None:
 def test_conditions_have_the_code_of_other_packages(module: Path) -> None:
     assert Conditions.elsewhere(with_packages(CODE, [OTHER])).packages == packages_of([OTHER])
     assert Conditions.here(CODE).packages == {}
+
+
+def test_the_users_commit_is_that_of_the_folder_that_a_plan_reads_files_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BENCH_COMMIT", raising=False)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
+    request = a_request(StudyFile(workload="mlp", gpus=1))
+    plain, reading = (
+        expand(msgspec.structs.replace(request, source_folder=folder), study="s", created_at="")
+        for folder in (None, str(tmp_path))
+    )
+    assert planned_code([plain, reading]).user_commit == head.strip()
+    assert planned_code([plain]).user_commit == code_version().user_commit != head.strip()

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import jsonschema
 import msgspec
 import pytest
@@ -12,12 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.cli.matrix import matrix_command as command
+from harness.commands.reference import reference
 from harness.plan.options import COUNTS, DURATION, GPUS, JOB_TIME, LIMITS, NAMES, PlanOption
 from harness.plan.study_file import (
     BY_NAME,
     OPTIONS,
     STUDY_FILE,
     StudyFile,
+    by_heading,
     check_values,
     merge,
     read_study_file,
@@ -48,6 +51,16 @@ def refusal(folder: Path, text: str | bytes) -> str:
 
 def requested(folder: Path, text: str) -> Request:
     return a_request(read_study_file(written(folder, text)), source_folder=folder)
+
+
+def test_help_and_the_page_of_options_list_each_option_under_its_heading() -> None:
+    shown = command.get_help(click.Context(command))
+    for text, title in ((shown, "{}:\n"), (reference(), "## {}\n")):
+        at = [text.index(title.format(heading)) for heading in by_heading()]
+        for options, begin, end in zip(by_heading().values(), at, [*at[1:], len(text)], strict=True):
+            assert [one.flag for one in options if f"{one.flag}" not in text[begin:end]] == []
+        assert at == sorted(at)
+    assert shown.index("--dry-run") > shown.index("\nOptions:\n") > shown.index("--tensorboard")
 
 
 def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
@@ -229,7 +242,7 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes, me
 def test_an_unknown_key_names_the_nearest_and_all(tmp_path: Path) -> None:
     message = refusal(tmp_path, "batchsize: 8")
     assert message.startswith(
-        ", line 1: batchsize is not an option (did you mean 'batch_size'?); there are: name, "
+        ", line 1: batchsize is not an option (did you mean 'batch_size'?); there are: workload, "
     )
     assert message.endswith("out, include, exclude")
 

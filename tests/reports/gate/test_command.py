@@ -166,7 +166,10 @@ def test_faces_go_to_files_or_one_of_them_to_stdout(
     before, after = study("before", [10.0, 10.05, 10.1]), study("after", [11.0, 11.05, 11.1])
     code = run(["compare", before, after, "--format", "junit=gate.xml", "--format", "json"])
     assert code == 1
-    assert json.loads(capsys.readouterr().out)["exit_code"] == 1
+    printed = capsys.readouterr().out
+    assert json.loads(printed)["exit_code"] == 1
+    assert run(["compare", before, after, "--json"]) == 1
+    assert capsys.readouterr().out == printed
     assert 'failures="1"' in Path("gate.xml").read_text()
 
 
