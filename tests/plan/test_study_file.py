@@ -244,7 +244,7 @@ def test_an_unknown_key_names_the_nearest_and_all(tmp_path: Path) -> None:
     assert message.startswith(
         ", line 1: batchsize is not an option (did you mean 'batch_size'?); there are: workload, "
     )
-    assert message.endswith("out, include, exclude")
+    assert message.endswith("tensorboard, include, exclude")
 
 
 @pytest.mark.parametrize(
