@@ -1,4 +1,4 @@
-"""`bench check`: what a workload does, before anything is planned with it."""
+"""`bench check`: try a workload before anything is planned with it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_command(workload: str, *, batch_size: int | None, strategy: str | None
 
 
 def workload_rows(request: CheckRequest, report: CheckReport) -> list[tuple[str, str]]:
-    """What is known of the workload alone."""
+    """Rows about the workload itself, whatever the strategy."""
     rows: list[tuple[str, str]] = []
     if report.module:
         frozen = report.parameters - report.trained
@@ -54,21 +54,15 @@ def workload_rows(request: CheckRequest, report: CheckReport) -> list[tuple[str,
     rows += [("batch" if not place else "", words) for place, words in enumerate(report.batch)]
     if report.loss is not None and report.step_s is not None:
         rows.append(("step", f"loss {report.loss:.4g}, {duration(report.step_s * 1e9)} on one core"))
-        rows.append(("memory", _memory(request, report)))
+        parts = {
+            "parameters": report.parameter_bytes,
+            "gradients": report.trained_bytes,
+            f"state of {request.optimizer.partition(':')[0]}": report.optimizer_bytes or 0,
+            f"activations of {request.micro_batch} samples": report.activation_bytes or 0,
+        }
+        named = ", ".join(f"{name} {size(part)}" for name, part in parts.items())
+        rows.append(("memory", f"{size(sum(parts.values()))}: {named}"))
         counted = None if report.flops is None else f"{si(report.flops, 'FLOP')}, forward and backward"
         unknown = report.absent.get("flops", "the check ended before they were counted")
         rows.append(("a sample", counted or f"FLOPs unknown: {unknown}"))
     return rows + [("note", note) for note in report.notes]
-
-
-def _memory(request: CheckRequest, report: CheckReport) -> str:
-    state, kept = report.optimizer_bytes or 0, report.activation_bytes or 0
-    parts = {
-        "parameters": report.parameter_bytes,
-        "gradients": report.trained_bytes,
-        f"state of {request.optimizer.partition(':')[0]}": state,
-        f"activations of {request.micro_batch} samples": kept,
-    }
-    return f"{size(sum(parts.values()))}: " + ", ".join(
-        f"{name} {size(each)}" for name, each in parts.items()
-    )

@@ -24,7 +24,7 @@ OF_PAIRS = (
 )
 """Options of a paired comparison."""
 DECIDES_AGAIN = ("looks", "others_above")
-"""Those of them that --again takes."""
+"""Options of a paired comparison that --again takes."""
 FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benchmark")
 
 
@@ -97,6 +97,7 @@ def compare_command(
     """
     from dataclasses import replace
 
+    from harness.cli import reading
     from harness.gate.nights import set_off
     from harness.terminal.console import Console
     from reports.gate.comparison import Rules
@@ -119,11 +120,14 @@ def compare_command(
         found = replace(found, strict=given["strict"])
         _show(found, targets, every=given["every"])
     except BrokenPipeError:
-        # Who reads no more has no need of a verdict.
+        # A reader that has closed the pipe needs no verdict.
         raise
     except Exception as error:
-        # Whatever it is: a 1 would be read as a regression.
-        raise UsageError(_no_verdict(error)) from error
+        # Whatever the error: exit code 1 would be read as a regression.
+        text = reading(error)[0]
+        if isinstance(error, OSError):
+            text = f"{error}: make room, or name a folder that can be written; there is no verdict"
+        raise UsageError(text) from error
     if found.exit_code == 1 and given["on_regression"] is not None:
         wrong = set_off(given["on_regression"], json_text(found))
         if wrong:
@@ -131,16 +135,8 @@ def compare_command(
     return found.exit_code
 
 
-def _no_verdict(error: Exception) -> str:
-    from harness.cli import reading
-
-    if isinstance(error, OSError):
-        return f"{error}: make room, or name a folder that can be written; there is no verdict"
-    return reading(error)[0]
-
-
 def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
-    """Of what was measured before."""
+    """Compare two saved measurements."""
     from dataclasses import replace
 
     from harness.gate.baselines import machine_margins, read_side, require_figures
@@ -168,7 +164,9 @@ def _kept(sides: Sequence[str], rules: Rules, baselines: Path) -> Comparison:
 
 
 def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Comparison:
-    """Of two revisions that are measured now, or of the records of such a comparison."""
+    """Compare two revisions by measuring them now, or by the records of such a comparison."""
+    from shlex import split
+
     from harness.gate.paired.comparison import PairedComparison, PairedRequest, SideRequest, decide_again
     from harness.plan.options import read_duration_s
     from harness.terminal.console import Console
@@ -187,17 +185,16 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
     if len(words) < 2:
         raise UsageError("--ab takes two revisions: bench compare --ab BASE NEW -- MATRIX OPTIONS")
     base, new, *options = words
+    own = {}
+    for side in ("base", "new"):
+        try:
+            own[side] = split(given[f"{side}_options"])
+        except ValueError as error:
+            flag = f"--{side}-options {given[f'{side}_options']}"
+            raise UsageError(f"{flag}: {str(error).lower()}; close the quotation") from error
     request = PairedRequest(
-        base=SideRequest(
-            revision=base,
-            python=given["base_python"],
-            options=(*options, *_own_options(given, "base_options")),
-        ),
-        new=SideRequest(
-            revision=new,
-            python=given["new_python"],
-            options=(*options, *_own_options(given, "new_options")),
-        ),
+        base=SideRequest(revision=base, python=given["base_python"], options=(*options, *own["base"])),
+        new=SideRequest(revision=new, python=given["new_python"], options=(*options, *own["new"])),
         looks=given["looks"] or LOOKS,
         alternation=given["alternate"] or "blocks",
         spoiled_above=spoiled_above or SPOILED_ABOVE,
@@ -215,7 +212,7 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
 
 
 def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
-    """Raises UsageError for the first of these options that was given: it would have no effect."""
+    """Raises UsageError for the first of these options that was given, as it would have no effect."""
     from results.errors import UsageError
 
     for name in names:
@@ -223,21 +220,8 @@ def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
-def _own_options(given: Mapping[str, Any], name: str) -> list[str]:
-    """The matrix options of one side alone."""
-    from shlex import split
-
-    from results.errors import UsageError
-
-    try:
-        return split(given[name])
-    except ValueError as error:
-        flag = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{flag} {given[name]}: {str(error).lower()}; close the quotation") from error
-
-
 def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, every: bool) -> None:
-    """On stdout the form that has no file, else for people."""
+    """Write the forms, and print the comparison for people unless one of the forms goes to stdout."""
     from harness.terminal.console import Console
     from reports.gate.faces import FACES
     from reports.gate.text import HEADS, comparison_headline, finding_rows, finding_sentence, method_text

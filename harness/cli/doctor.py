@@ -103,7 +103,7 @@ def _measure_noise(budget: str, baselines: Path) -> int:
 
 
 def _site_checks(path: Path) -> Sequence[SiteCheck]:
-    """What the first launcher that can check profiles of clusters says of this one."""
+    """Check a profile by the first launcher that can check profiles of clusters."""
     for each in launchers():
         found = each.check_site(path)
         if found is not None:
@@ -113,13 +113,31 @@ def _site_checks(path: Path) -> Sequence[SiteCheck]:
 
 def _machine() -> list[tuple[str, str]]:
     """Rows of `_HEADS`: what this machine has, and what would spoil figures."""
-    rows = [("packages", f"{', '.join(PACKAGES)} from {checkout()}"), ("torch", _torch())]
-    rows += _host() + _gpus() + _rdma()
-    device = "cuda" if visible_gpus() else "cpu"
-    found = [*_obstacle(), *unknown_name(), *rdma_warnings(rdma_devices())]
-    found += warnings("cuda" if device == "cuda" else "cpu")
-    rows += [("warning", warning) for warning in found] or [("state", "nothing that would spoil figures")]
-    return rows
+    quota, gpus = cgroup_quota(), visible_gpus()
+    cpus = "no quota" if quota is None else f"a quota of {quota:g} CPUs"
+    rows = [
+        ("packages", f"{', '.join(PACKAGES)} from {checkout()}"),
+        ("torch", _torch()),
+        ("CPU", f"{cpu_model()}, {len(usable_cores())} usable cores ({cpus})"),
+    ]
+    for gpu in gpus:
+        memory = "memory unknown" if gpu.memory_bytes is None else f"{gpu.memory_bytes / 2**30:.0f} GiB"
+        mfu = "its peak is known, MFU is reported" if catalogue_name(gpu.name) else "no MFU: peak unknown"
+        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {memory}; {mfu}"))
+    if not gpus:
+        rows.append(("GPUs", "none that NVML shows: studies run on CPU ranks"))
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    locked = "no limit" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.3g} MiB"
+    rows.append(("RDMA", f"{', '.join(rdma_devices()) or 'no device is up'}; ulimit -l: {locked}"))
+    found = [
+        *_obstacle(),
+        *unknown_name(),
+        *rdma_warnings(rdma_devices()),
+        *warnings("cuda" if gpus else "cpu"),
+    ]
+    return rows + (
+        [("warning", warning) for warning in found] or [("state", "nothing that would spoil figures")]
+    )
 
 
 def _obstacle() -> list[str]:
@@ -132,10 +150,6 @@ def _obstacle() -> list[str]:
     return []
 
 
-def _gib(size: int | None) -> str:
-    return "memory unknown" if size is None else f"{size / 2**30:.0f} GiB"
-
-
 def _torch() -> str:
     version = torch_version()
     if version is None:
@@ -145,30 +159,3 @@ def _torch() -> str:
     found = ask_torch()
     built = "built without CUDA" if found.cuda is None else f"CUDA {found.cuda}, uses {found.devices} GPUs"
     return f"{version}, {found.error or built}"
-
-
-def _host() -> list[tuple[str, str]]:
-    quota = cgroup_quota()
-    limit = "no quota" if quota is None else f"a quota of {quota:g} CPUs"
-    cores = usable_cores()
-    return [("CPU", f"{cpu_model()}, {len(cores)} usable cores ({limit})")]
-
-
-def _rdma() -> list[tuple[str, str]]:
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    locked = "no limit" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.3g} MiB"
-    return [("RDMA", f"{', '.join(rdma_devices()) or 'no device is up'}; ulimit -l: {locked}")]
-
-
-def _gpus() -> list[tuple[str, str]]:
-    gpus = visible_gpus()
-    if not gpus:
-        return [("GPUs", "none that NVML shows: studies run on CPU ranks")]
-    return [
-        (
-            f"GPU {gpu.index}",
-            f"{gpu.name}, {_gib(gpu.memory_bytes)}; "
-            + ("its peak is known, MFU is reported" if catalogue_name(gpu.name) else "no MFU: peak unknown"),
-        )
-        for gpu in gpus
-    ]

@@ -93,12 +93,8 @@ def schema_command(kind: str) -> int:
     Editors complete and check a YAML file that names its schema in the first line:
     # yaml-language-server: $schema=study.schema.json
     """
-    click.echo(json.dumps(_file_kind(kind).schema(), indent=2))
-    return 0
-
-
-def _file_kind(kind: str) -> FileKind[Any]:
-    found = STUDY_FILE if kind == "study" else launcher(kind).site_file
+    found: FileKind[Any] | None = STUDY_FILE if kind == "study" else launcher(kind).site_file
     if found is None:
         raise UsageError(f"--launcher {kind} reads no profile; name study, or a launcher that has --site")
-    return found
+    click.echo(json.dumps(found.schema(), indent=2))
+    return 0

@@ -44,7 +44,7 @@ def show_command(study: str, cell: str) -> int:
 
 
 def one_cell(study: Study, beginning: str) -> str:
-    """The cell whose id begins so. Raises UsageError if none or several do."""
+    """The id that begins with `beginning`. Raises UsageError if no cell or several cells have such an id."""
     found = [cell_id for cell_id in study.cell_ids() if cell_id.startswith(beginning)]
     if len(found) == 1:
         return found[0]

@@ -10,13 +10,13 @@ from typing import Any, get_args
 
 import click
 
-from harness.cli.options import PlanCommand, options_but, plan_options, study_path
+from harness.cli.options import PlanCommand, plan_options, study_path
 from results.train_order import CHECKPOINT_EVERY, KEEP, METRICS, RESTARTS, BatchRule, Schedule
 
 
 @click.command(cls=PlanCommand, name="matrix", short_help="Plan, launch, collect, report.")
 @click.argument("study_file", required=False, metavar="[STUDY.yaml]")
-@plan_options
+@plan_options()
 @click.option("--dry-run", is_flag=True, help="print the plan and the commands, and run nothing")
 @click.option("--fresh", is_flag=True, help="measure again: in a new study, named after the time of day")
 @click.option("--no-report", is_flag=True, help="leave the report for later: bench report STUDY")
@@ -62,7 +62,7 @@ NOT_OF_TRAINING = (
     *("budget", "target", "warmup_steps", "block_steps", "quads", "repeats", "baseline", "trace"),
     *("isolation", "prune", "rerun", "report_job"),
 )
-"""Options of a measurement."""
+"""Options of a measurement, which training lacks."""
 _ORDER = (
     click.option("--epochs", type=int, help="passes over the data; this or --steps"),
     click.option("--steps", type=int, help="updates of the optimizer"),
@@ -100,7 +100,8 @@ _ORDER = (
 )
 
 
-def _order_options(function: Function) -> Function:
+def _with_order(function: Function) -> Function:
+    """Decorate a command with the options of a training order."""
     for option in reversed(_ORDER):
         function = option(function)
     return function
@@ -110,8 +111,8 @@ def _order_options(function: Function) -> Function:
     cls=PlanCommand, name="train", short_help="Train cells to an end, through crashes and restarts."
 )
 @click.argument("subject", required=False, metavar="[CELL|STUDY.yaml]")
-@_order_options
-@options_but(*NOT_OF_TRAINING)
+@_with_order
+@plan_options(without=NOT_OF_TRAINING)
 @click.option("--dry-run", is_flag=True, help="print the plan and the commands, and run nothing")
 @click.option("--no-report", is_flag=True, help="leave the page for later: bench report STUDY")
 @click.pass_obj
@@ -127,7 +128,7 @@ def train_command(
     from harness.plan.study_file import StudyFile, merge, read_study_file
     from results.train_order import TrainOrder, read_elastic
 
-    fields = {name: flags.pop(name) for name in _order_fields() if name in flags}
+    fields = {name: flags.pop(name) for name in TrainOrder.__struct_fields__ if name in flags}
     if fields["elastic"] is not None:
         fields["elastic"] = read_elastic(fields["elastic"])
     order, given = TrainOrder(**fields), StudyFile(**flags)
@@ -140,9 +141,3 @@ def train_command(
         train.show()
         return 0
     return train.run(report=not no_report)
-
-
-def _order_fields() -> tuple[str, ...]:
-    from results.train_order import TrainOrder
-
-    return TrainOrder.__struct_fields__

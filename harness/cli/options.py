@@ -23,17 +23,15 @@ _ANSWERS = re.compile(f"{_ANSWER}(,{_ANSWER})*", re.IGNORECASE)
 """Values of bare switches: what else follows one is an argument of its own, such as the study file."""
 
 
-def plan_options(function: Function) -> Function:
-    """Decorate a command with a flag for every option of a study file, None where it is not given."""
-    return options_but()(function)
+def plan_options(*, without: Sequence[str] = ()) -> Callable[[Function], Function]:
+    """Decorate a command with a flag for each option of a study file, except those `without`.
 
-
-def options_but(*names: str) -> Callable[[Function], Function]:
-    """Decorate a command with a flag for every option of a study file but the named ones."""
+    The value of a flag that is not given is None.
+    """
 
     def decorated(function: Function) -> Function:
         for option in reversed(OPTIONS):
-            if option.name not in names:
+            if option.name not in without:
                 function = _flag(option)(function)
         return function
 

@@ -4,7 +4,7 @@ form.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from harness.cli.options import Function
-    from harness.terminal.console import Console
     from reports.analysis.study import StudyFigures
 
 _OPTIONS = (
@@ -159,21 +158,24 @@ def export_command(
     """
     from harness.reporting.studies import CostFlags, compared_over, read_figures
     from harness.terminal.console import Console
+    from results import files
 
     over = others.pop("compare_over")
-    _check(form, table, output)
-    _check_over(form, over)
+    _check(form, table, output, over)
     console = Console()
     figures = read_figures(studies, CostFlags(**others), console, redact=redact)
     figures = compared_over(figures, over)
-    if form in ("csv", "parquet"):
-        _tables(figures, form, table, output, console)
-    else:
-        _text(figures, form, output, console)
+    for path, data in _exported(figures, form, table, output):
+        if path is None:
+            # As it is, without rich.
+            click.echo(data, nl=False)
+        else:
+            files.replace(Path(path), data)
+            console.result(path)
     return 0
 
 
-def _check(form: str, table: str | None, output: str | None) -> None:
+def _check(form: str, table: str | None, output: str | None, compare_over: str | None) -> None:
     """Refuse a call that does not say where its output goes, before anything is read."""
     from results.errors import UsageError
 
@@ -184,41 +186,22 @@ def _check(form: str, table: str | None, output: str | None) -> None:
         raise UsageError("parquet is no text: give --output FOLDER, or --table NAME and --output FILE")
     elif output is None and table is None:
         raise UsageError(f"csv is {len(TABLES)} tables: give --output FOLDER, or --table {'|'.join(TABLES)}")
-
-
-def _check_over(form: str, compare_over: str | None) -> None:
-    from results.errors import UsageError
-
     if compare_over is not None and form not in ("markdown", "json"):
         raise UsageError(
             f"--compare-over {compare_over} is for markdown and json; {form} has every cell with its settings"
         )
 
 
-def _text(studies: Sequence[StudyFigures], form: Any, output: str | None, console: Console) -> None:
-    from reports.page.export import export_text
-
-    _put(export_text(studies, form).encode(), output, console)
-
-
-def _tables(
-    studies: Sequence[StudyFigures], form: Any, table: str | None, output: str | None, console: Console
-) -> None:
+def _exported(
+    studies: Sequence[StudyFigures], form: Any, table: str | None, output: str | None
+) -> Iterator[tuple[str | None, bytes]]:
+    """Each file of an export with its path; without a path it goes to stdout."""
     from reports.page import export
 
-    if table is not None or output is None:
-        _put(export.export_table(studies, table or TABLES[0], form), output, console)
-        return
-    for name in TABLES:
-        _put(export.export_table(studies, name, form), str(Path(output) / f"{name}.{form}"), console)
-
-
-def _put(data: bytes, output: str | None, console: Console) -> None:
-    """To stdout as it is, without rich; or to a file, whose name is told."""
-    from results import files
-
-    if output is None:
-        click.echo(data, nl=False)
+    if form not in ("csv", "parquet"):
+        yield output, export.export_text(studies, form).encode()
+    elif table is not None or output is None:
+        yield output, export.export_table(studies, table or TABLES[0], form)
     else:
-        files.replace(Path(output), data)
-        console.result(output)
+        for name in TABLES:
+            yield str(Path(output) / f"{name}.{form}"), export.export_table(studies, name, form)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from harness.jobs.job_status import JobStatus
-from harness.jobs.progress import CellProgress, progress
+from harness.jobs.progress import progress
 from harness.jobs.words import STATUS_HEADS, STATUS_NUMERIC, status_rows
 from harness.launch.tally import Conditions
 from harness.launchers.study_jobs import job_statuses, kept_job_statuses
@@ -27,7 +27,7 @@ from results.store import Study
 
 WATCH_S = 10.0
 CELL_HEADS = ("cell", "state", "ok", "planned", "others")
-"""The fields of `CellProgress`: heads of the table and keys of the JSON."""
+"""Fields of `CellProgress` that are the heads of the table and the keys of the JSON."""
 
 
 @click.command(name="status")
@@ -58,9 +58,17 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
         jobs = _jobs(folder, console)
         cells = progress(folder, folder.told_plans(), _conditions(folder), jobs)
         if as_json:
-            console.result(json.dumps(_json(cells, jobs)))
+            found = {
+                "jobs": [dict(zip(STATUS_HEADS, row, strict=True)) for row in status_rows(jobs)],
+                "cells": [{name: getattr(cell, name) for name in CELL_HEADS} for cell in cells],
+            }
+            console.result(json.dumps(found))
         else:
-            _show(console, cells, jobs)
+            if jobs:
+                console.table(STATUS_HEADS, status_rows(jobs), numeric=STATUS_NUMERIC)
+                console.result()
+            rows = [[cell.cell, cell.state, str(cell.ok), str(cell.planned), cell.others] for cell in cells]
+            console.table(CELL_HEADS, rows, numeric=[False, False, True, True, False])
         if not watch or not any(status.is_live for status in jobs):
             return int(any(cell.ok < cell.planned for cell in cells))
         time.sleep(WATCH_S)
@@ -68,7 +76,7 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
 
 
 def _list(studies: list[Study], console: Console, *, as_json: bool) -> int:
-    """A line a study, by what is written down: no scheduler is asked. One that cannot be read is named."""
+    """Print a line for each study from its files, without asking a scheduler; warn of unreadable studies."""
     rows: list[dict[str, Any]] = []
     damaged = 0
     for study in studies:
@@ -109,24 +117,9 @@ def _jobs(study: Study, console: Console) -> list[JobStatus]:
 
 
 def _conditions(study: Study) -> Conditions:
-    """A study of jobs ran on other machines than this one."""
+    """The conditions of new runs; a study with jobs runs on other machines than this one."""
     code = planned_code(study.told_plans())
     return Conditions.elsewhere(code) if JobStore(study.root).jobs() else Conditions.here(code)
-
-
-def _show(console: Console, cells: list[CellProgress], jobs: list[JobStatus]) -> None:
-    if jobs:
-        console.table(STATUS_HEADS, status_rows(jobs), numeric=STATUS_NUMERIC)
-        console.result()
-    rows = [[cell.cell, cell.state, str(cell.ok), str(cell.planned), cell.others] for cell in cells]
-    console.table(CELL_HEADS, rows, numeric=[False, False, True, True, False])
-
-
-def _json(cells: list[CellProgress], jobs: list[JobStatus]) -> dict[str, Any]:
-    return {
-        "jobs": [dict(zip(STATUS_HEADS, row, strict=True)) for row in status_rows(jobs)],
-        "cells": [{name: getattr(cell, name) for name in CELL_HEADS} for cell in cells],
-    }
 
 
 @click.command(name="collect")

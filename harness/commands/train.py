@@ -20,7 +20,6 @@ from harness.reporting.studies import CostFlags, read_figures
 from harness.worker.train.rules import cell_on
 from reports.analysis.trained import told_not_finite
 from reports.text import count
-from results.cell import Cell
 from results.errors import UsageError, bench_call
 from results.plan import Plan, Request, placement_of
 from results.rebuild import rebuilt_plan
@@ -55,8 +54,16 @@ class Train(Matrix):
         _require_launcher(order, options)
         self.order = order
         self._one = None if cell is None else _plan_of(cell)
-        if cell is not None:
-            _require_bare(options)
+        given = [
+            option.flag
+            for option in OPTIONS
+            if option.name not in OF_THE_CALL and getattr(options, option.name) is not None
+        ]
+        if cell is not None and given:
+            raise UsageError(
+                f"a cell is trained as it is: leave out {', '.join(given)}, or give the flags of a matrix "
+                f"and no CELL"
+            )
         if study_file is not None and options.name is None and options.out is None:
             # The study of the same file that is measured has its name.
             options = msgspec.structs.replace(options, name=f"{plain_name(study_file.stem)}-train")
@@ -64,8 +71,7 @@ class Train(Matrix):
 
     def _folder_name(self) -> str:
         if self._name is not None or self._one is None:
-            name = super()._folder_name()
-            return name if self._name is not None else f"train-{name}"
+            return f"{'' if self._name else 'train-'}{super()._folder_name()}"
         return f"train-{self._one.cells[0].id}"
 
     def _requested(self, options: StudyFile, folder: Path) -> tuple[Request, ...]:
@@ -73,20 +79,21 @@ class Train(Matrix):
         return tuple(msgspec.structs.replace(request, repeats=1) for request in asked)
 
     def _plans(self, study: Study) -> list[Plan]:
-        plans = super()._plans(study) if self._one is None else [self._of_one(study, self._one)]
+        if self._one is None:
+            plans = super()._plans(study)
+        else:
+            self._require_one_kind(study)
+            plan = msgspec.structs.replace(
+                self._one,
+                study=self._name or study.name,
+                request=self._request,
+                command=self._arguments,
+                training=self.order,
+            )
+            plans = [plan]
         for plan in plans:
             _require_elastic(plan)
         return plans
-
-    def _of_one(self, study: Study, one: Plan) -> Plan:
-        self._require_one_kind(study)
-        return msgspec.structs.replace(
-            one,
-            study=self._name or study.name,
-            request=self._request,
-            command=self._arguments,
-            training=self.order,
-        )
 
     def _check(self) -> None:
         super()._check()
@@ -166,19 +173,15 @@ def _require_elastic(plan: Plan) -> None:
                 f"begins on all of its nodes, at least 2: give --elastic MIN:{max(2, placement.nodes)}; the "
                 f"nodes of this host are virtual ones, such as --gpus 2 --link 1gbit has"
             )
-        for nodes in range(least, most):
-            _require_trainable(cell, nodes * placement.gpus_per_node, order)
-
-
-def _require_trainable(cell: Cell, gpus: int, order: TrainOrder) -> None:
-    """Raise UsageError if a cell cannot be trained on so many workers as it is told by the order."""
-    fitted = cell_on(cell, gpus, order.batch_rule)
-    refused = untrainable(fitted) or unsplittable(fitted)
-    if refused is not None:
-        raise UsageError(
-            f"{cell.id} cannot go on on {count(gpus, 'worker')} (micro-batch {fitted.micro_batch}, "
-            f"accumulation {fitted.accumulation}): {refused}; leave --elastic out, or give a larger MIN"
-        )
+        for gpus in range(least * placement.gpus_per_node, cell.gpus, placement.gpus_per_node):
+            fitted = cell_on(cell, gpus, order.batch_rule)
+            refused = untrainable(fitted) or unsplittable(fitted)
+            if refused is not None:
+                raise UsageError(
+                    f"{cell.id} cannot continue on {count(gpus, 'worker')} (micro-batch "
+                    f"{fitted.micro_batch}, accumulation {fitted.accumulation}): {refused}; leave --elastic "
+                    f"out, or give a larger MIN"
+                )
 
 
 def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
@@ -203,20 +206,6 @@ def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
         lines.append(f"  {len(failed)} checkpoints were not written, the last one: {failed[-1].failed}")
     lines.append(f"  checkpoints: {study.checkpoints_folder(cell_id)}")
     return lines
-
-
-def _require_bare(options: StudyFile) -> None:
-    """Raise UsageError for options that would make another cell."""
-    given = [
-        option.flag
-        for option in OPTIONS
-        if option.name not in OF_THE_CALL and getattr(options, option.name) is not None
-    ]
-    if given:
-        raise UsageError(
-            f"a cell is trained as it is: leave out {', '.join(given)}, or give the flags of a matrix and no "
-            f"CELL"
-        )
 
 
 def _plan_of(folder: Path) -> Plan:

@@ -43,7 +43,9 @@ def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) 
     if path.is_dir():
         return _of_folder(path, console, kept)
     if path.is_file():
-        return _of_file(path)
+        if b'"bench/baseline"' in path.read_bytes()[:200]:
+            return schemas.BASELINE.read(path)
+        return read_pytest_benchmark(path.stem, [path])
     if kept.is_file():
         return schemas.BASELINE.read(kept)
     names = [path.stem for path in baseline_paths(folder)]
@@ -84,12 +86,6 @@ def _of_folder(path: Path, console: Console | None, kept: Path) -> Baseline:
         hint = f"; the baseline of that name is {kept}" if kept.is_file() else ""
         raise UsageError(f"{path} is no study (no plan-0001.json), no run, and holds no JSON file{hint}")
     return read_pytest_benchmark(path.name, found)
-
-
-def _of_file(path: Path) -> Baseline:
-    if b'"bench/baseline"' in path.read_bytes()[:200]:
-        return schemas.BASELINE.read(path)
-    return read_pytest_benchmark(path.stem, [path])
 
 
 def require_figures(side: Baseline) -> None:

@@ -32,18 +32,18 @@ def night(base: str, runs: Path) -> Iterator[None]:
                 f"another night measures on this host ({lock}): both would be slower; nothing was started, "
                 f"start the next one when it has ended"
             ) from error
-        _refuse_live_jobs(base, runs)
+        for path in fresh_studies(base, runs):
+            if live := _live_jobs(path):
+                raise NightBusyError(
+                    f"the night {path.name} still has live jobs ({live}): nothing was started; wait "
+                    f"(bench status {path}), or end them with bench cancel {path}"
+                )
         yield
 
 
-def _refuse_live_jobs(base: str, runs: Path) -> None:
-    for path in fresh_studies(base, runs):
-        live = [status.job.job_id for status in job_statuses(Study(path)) if status.is_live]
-        if live:
-            raise NightBusyError(
-                f"the night {path.name} still has live jobs ({', '.join(live)}): nothing was started; wait "
-                f"(bench status {path}), or end them with bench cancel {path}"
-            )
+def _live_jobs(root: Path) -> str:
+    """Ids of the live jobs of a study, joined by commas."""
+    return ", ".join(status.job.job_id for status in job_statuses(Study(root)) if status.is_live)
 
 
 def require_ended(root: Path) -> None:
@@ -54,9 +54,8 @@ def require_ended(root: Path) -> None:
     if os.access(root, os.W_OK):
         with study_lock(root):
             pass
-    live = [status.job.job_id for status in job_statuses(Study(root)) if status.is_live]
-    if live:
-        raise StudyBusyError(f"{root} has live jobs ({', '.join(live)}): add it when they have ended")
+    if live := _live_jobs(root):
+        raise StudyBusyError(f"{root} has live jobs ({live}): add it when they have ended")
 
 
 def set_off(command: str, verdict: str) -> str | None:

@@ -52,24 +52,14 @@ def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCand
     now = time.time()
     found = [
         _candidate(root, now, keep_s, named)
-        for root in _folders(folder)
+        for root in sorted(folder.glob("*/"))
+        # A link is not followed: what it leads to is elsewhere, and is not removed.
+        if not root.name.startswith(".") and not root.is_symlink()
         if (root / CALL).is_file() or Study(root).plan_paths()
     ]
     if not found:
         raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
     return sorted(found, key=lambda one: one.age_s, reverse=True)
-
-
-def _folders(root: Path) -> list[Path]:
-    """Those in `root`; what a link leads to lies elsewhere, and is not removed."""
-    found = sorted(root.glob("*/"))
-    return [path for path in found if not path.name.startswith(".") and not path.is_symlink()]
-
-
-def _studies(root: Path, *, paired: bool) -> list[Study]:
-    """The study in `root`, or if it is a paired comparison the studies of all its pairs."""
-    sides = [*root.glob("[0-9]*/base"), *root.glob("[0-9]*/new")] if paired else [root]
-    return [Study(path) for path in sides if Study(path).plan_paths()]
 
 
 def named_studies(baselines: Sequence[Path], histories: Sequence[Path]) -> Origins:
@@ -120,13 +110,11 @@ def remove(root: Path) -> None:
         shutil.rmtree(gone)
 
 
-def _has_checkpoint(study: Study) -> bool:
-    return any(any(study.checkpoints_folder(cell).glob("step-*")) for cell in study.cell_ids())
-
-
 def _candidate(root: Path, now: float, keep_s: float, named: Origins) -> PruneCandidate:
     paired = (root / CALL).is_file()
-    studies = _studies(root, paired=paired)
+    # The studies of a paired comparison are those of all its pairs.
+    places = [*root.glob("[0-9]*/base"), *root.glob("[0-9]*/new")] if paired else [root]
+    studies = [Study(path) for path in places if Study(path).plan_paths()]
     written = [root / CALL] if paired else []
     for study in studies:
         written += [*study.plan_paths(), *study.root.glob("launches/*")]
@@ -143,7 +131,8 @@ def _reasons(
         yield "a baseline or a night was made from it"
     if age_s < keep_s:
         yield f"written {age_s / DAY_S:.1f} days ago"
-    if any(_has_checkpoint(study) for study in studies):
+    checkpoints = (study.checkpoints_folder(cell) for study in studies for cell in study.cell_ids())
+    if any(any(folder.glob("step-*")) for folder in checkpoints):
         yield "it has checkpoints of training, which no measurement gives again: remove the folder yourself"
     for study in studies:
         store = JobStore(study.root)

@@ -117,18 +117,14 @@ def what_runs(source: bytes) -> bytes:
         depth += (kind == "open") - (kind == "close")
         if kind in ("open", "close"):
             code.append(token[0])
-        elif kind == "string" and (depth or not _stands_alone(source, token)):
-            code.append(b"\0")
-            strings.append(token[0])
+        elif kind == "string":
+            before = source[source.rfind(b"\n", 0, token.start()) + 1 : token.start()]
+            stands_alone = not before.strip() and _REST_OF_LINE.match(source, end) is not None
+            if depth or not stands_alone:
+                code.append(b"\0")
+                strings.append(token[0])
     code.append(source[end:])
     return b"\0".join([_LINE_BREAKS.sub(b"\n", b"".join(code)).strip(b"\n"), *strings])
-
-
-def _stands_alone(source: bytes, token: re.Match[bytes]) -> bool:
-    """Whether nothing but blanks and a comment is on its lines."""
-    before = source[source.rfind(b"\n", 0, token.start()) + 1 : token.start()]
-    after = _REST_OF_LINE.match(source, token.end())
-    return not before.strip() and after is not None
 
 
 def _installed_commit(folder: Path) -> str | None:

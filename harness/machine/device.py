@@ -91,20 +91,14 @@ def lost_gpus() -> list[LostGpu]:
 
 def driver_version() -> str | None:
     with _nvml() as ready:
-        try:
-            return str(pynvml.nvmlSystemGetDriverVersion()) if ready else None
-        except pynvml.NVMLError:
-            return None
+        version = _answer(pynvml.nvmlSystemGetDriverVersion) if ready else None
+        return None if version is None else str(version)
 
 
 def _devices() -> Iterator[Gpu | LostGpu]:
     """All devices of this machine, by NVML's index."""
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-    except pynvml.NVMLError:
-        return
     denied = 0
-    for index in range(count):
+    for index in range(_answer(pynvml.nvmlDeviceGetCount) or 0):
         try:
             yield _gpu(index - denied, pynvml.nvmlDeviceGetHandleByIndex(index))
         except pynvml.NVMLError as error:
@@ -152,16 +146,20 @@ def _instance(place: int, uuid: str) -> Gpu:
 def _gpu(index: int, handle: object) -> Gpu:
     """Raises NVMLError for a device that does not answer."""
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    processes = _answer(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    reasons = _answer(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    words = (max(os.sched_getaffinity(0)) // 64) + 1
+    mask = _answer(pynvml.nvmlDeviceGetCpuAffinity, handle, words) or ()
     return Gpu(
         index=index,
         name=str(pynvml.nvmlDeviceGetName(handle)),
         uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
         memory_bytes=int(memory.total),
         used_bytes=int(memory.used),
-        processes=_processes(handle),
-        throttled=_throttled(handle),
+        processes=None if processes is None else len(processes),
+        throttled=None if reasons is None else bool(reasons & THROTTLING),
         ecc_errors=_ecc_errors(handle),
-        near_cores=_near_cores(handle),
+        near_cores=tuple(64 * w + bit for w, word in enumerate(mask) for bit in range(64) if word >> bit & 1),
     )
 
 
@@ -182,38 +180,18 @@ def gpu_warnings(gpus: Iterable[Gpu]) -> list[str]:
     return found
 
 
-def _processes(handle: object) -> int | None:
+def _answer(question: Callable[..., Any], *arguments: object) -> Any:
+    """The answer of NVML to a question; None if it gives none."""
     try:
-        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    except pynvml.NVMLError:
-        return None
-
-
-def _throttled(handle: object) -> bool | None:
-    try:
-        return bool(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & THROTTLING)
+        return question(*arguments)
     except pynvml.NVMLError:
         return None
 
 
 def _ecc_errors(handle: object) -> int | None:
-    try:
-        return int(
-            pynvml.nvmlDeviceGetTotalEccErrors(
-                handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-            )
-        )
-    except pynvml.NVMLError:
-        return None
-
-
-def _near_cores(handle: object) -> tuple[int, ...]:
-    words = (max(os.sched_getaffinity(0)) // 64) + 1
-    try:
-        mask = pynvml.nvmlDeviceGetCpuAffinity(handle, words)
-    except pynvml.NVMLError:
-        return ()
-    return tuple(64 * w + bit for w, word in enumerate(mask) for bit in range(64) if word >> bit & 1)
+    kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    errors: int | None = _answer(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
+    return errors
 
 
 class NoReadingError(Exception):
@@ -228,15 +206,15 @@ class GpuReader:
 
     def read(self, name: str) -> float:
         """A value of `GPU_READINGS` now. Raises NoReadingError."""
-        try:
-            return GPU_READINGS[name](self._handle)
-        except pynvml.NVMLError as error:
-            raise NoReadingError(str(error)) from error
+        return self._read(GPU_READINGS[name])
 
     def energy_j(self) -> float:
-        """What the GPU has used since its driver was loaded. Raises NoReadingError."""
+        """Energy that the GPU has used since its driver was loaded. Raises NoReadingError."""
+        return self._read(pynvml.nvmlDeviceGetTotalEnergyConsumption) / 1e3
+
+    def _read(self, question: Callable[[Any], float]) -> float:
         try:
-            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
+            return float(question(self._handle))
         except pynvml.NVMLError as error:
             raise NoReadingError(str(error)) from error
 
@@ -272,9 +250,6 @@ _XIDS = {
 """What the numbers mean by NVIDIA's catalogue of Xid errors (docs.nvidia.com/deploy/xid-errors)."""
 
 
-_OTHER_XID = "see the catalogue of Xid errors"
-
-
 class GpuFaults:
     """What one GPU reports of itself: Xid errors and uncorrected ECC errors."""
 
@@ -287,7 +262,8 @@ class GpuFaults:
     def take(self) -> list[str]:
         """A sentence of each kind since the last call."""
         found = [
-            f"the GPU reported Xid {number} during the run: {_XIDS.get(number, _OTHER_XID)}"
+            f"the GPU reported Xid {number} during the run: "
+            + _XIDS.get(number, "see the catalogue of Xid errors")
             for number in dict.fromkeys(self._xids())
         ]
         before, self._ecc = self._ecc, _ecc_errors(self._handle)
@@ -315,15 +291,10 @@ def gpu_faults(uuid: str) -> Iterator[GpuFaults | None]:
             with suppress(pynvml.NVMLError):
                 handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
                 events = pynvml.nvmlEventSetCreate()
-                stack.callback(_free, events)
+                stack.callback(_answer, pynvml.nvmlEventSetFree, events)
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
                 faults = GpuFaults(handle, events)
         yield faults
-
-
-def _free(events: object) -> None:
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlEventSetFree(events)
 
 
 def _pcie_bytes_per_s(handle: Any, counter: int) -> float:
@@ -479,10 +450,7 @@ def cgroup_quota(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
     Sources: cgroup-v2.rst, cpu.max; scheduler/sched-bwc.rst, cpu.cfs_quota_us and cpu.cfs_period_us.
     """
-    return min(_quotas(proc, cgroups), default=None)
-
-
-def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
+    quotas = []
     for line in (_read(proc / "self" / "cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         root, own, files = cgroups, Path(path.lstrip("/")), ["cpu.max"]
@@ -495,7 +463,8 @@ def _quotas(proc: Path, cgroups: Path) -> Iterator[float]:
         for folder in (root / part for part in (own, *own.parents)):
             quota, *period = " ".join(_read(folder / name) or "" for name in files).split() or [""]
             if quota.isdigit() and period:
-                yield int(quota) / int(period[0])
+                quotas.append(int(quota) / int(period[0]))
+    return min(quotas, default=None)
 
 
 def cpu_model() -> str:

@@ -27,7 +27,7 @@ from strategies.closed_form.footprint import footprint
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Term
 from strategies.closed_form.traffic import traffic
-from strategies.facts import AutoPoint, Proposal
+from strategies.facts import AutoPoint
 from workloads.catalog import WORKLOADS, facts
 
 AUTO = Auto.name
@@ -106,10 +106,17 @@ class Choice:
         """One clause: why this one, or why none."""
         chosen = self.chosen
         if chosen is None:
-            return self._nothing()
+            if not self.candidates:
+                [(why, _)] = Counter(why.text for _, why in self.refused).most_common(1)
+                return f"auto: no strategy goes with this point: {why}"
+            nearest = min(self.candidates, key=lambda candidate: candidate.memory.total)
+            return f"auto: nothing fits: the nearest, {_need(nearest)}; {self._help()}"
         if (wanted := self._missed(chosen)) is not None:
             return f"because {_need(wanted)}{self._faster_with_less(chosen)}"
-        others = [other for other in self.candidates if other.fits and not _alike(other, chosen)]
+        # A strategy of equal time and memory is not an alternative.
+        equal = (chosen.sample_s, chosen.memory.total)
+        fitting = [other for other in self.candidates if other.fits]
+        others = [other for other in fitting if (other.sample_s, other.memory.total) != equal]
         if not others:
             return "which alone fits" if len(self.candidates) > 1 else "which alone there is to choose"
         second = min(others, key=lambda candidate: candidate.sample_s)
@@ -126,14 +133,6 @@ class Choice:
 
         without = [candidate for candidate in self.candidates if not candidate.fits]
         return _best([missed for missed in without if _best(with_it(missed)) is not chosen])
-
-    def _nothing(self) -> str:
-        """What is nearest, and what would help."""
-        if not self.candidates:
-            [(why, _)] = Counter(why.text for _, why in self.refused).most_common(1)
-            return f"auto: no strategy goes with this point: {why}"
-        nearest = min(self.candidates, key=lambda candidate: candidate.memory.total)
-        return f"auto: nothing fits: the nearest, {_need(nearest)}; {self._help()}"
 
     def _help(self) -> str:
         if not self._checkpointed:
@@ -177,21 +176,10 @@ def _need(candidate: StrategyCandidate) -> str:
     return f"{candidate.strategy} needs {need / MIB:,.0f} MiB of its host's {there / MIB:,.0f}"
 
 
-def _alike(one: StrategyCandidate, other: StrategyCandidate) -> bool:
-    """Equal in time and memory: there is nothing to choose between them."""
-    return (one.sample_s, one.memory.total) == (other.sample_s, other.memory.total)
-
-
 def _best(candidates: Sequence[StrategyCandidate]) -> StrategyCandidate | None:
     """The simplest of those that are as fast as the fastest."""
     most = (1 + TIE) * min((candidate.sample_s for candidate in candidates), default=0.0)
     return next((candidate for candidate in candidates if candidate.sample_s <= most), None)
-
-
-def proposals(point: AutoPoint) -> list[Proposal]:
-    """What may be chosen, from the simplest on."""
-    every = (proposal for facts in STRATEGIES.all_facts for proposal in facts.proposals(point))
-    return sorted(every, key=lambda proposal: proposal.complexity)
 
 
 def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | None) -> Choice | Reason:
@@ -220,7 +208,8 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
     candidates = []
     broken = STRATEGIES.admit_all()
     refused = [(name, Reason("strategy", str(error))) for name, error in broken.items()]
-    for proposal in proposals(point):
+    proposals = (proposal for facts in STRATEGIES.all_facts for proposal in facts.proposals(point))
+    for proposal in sorted(proposals, key=lambda proposal: proposal.complexity):
         strategy = STRATEGIES.parse(proposal.strategy).text
         there = Reason("strategy", proposal.refused) if proposal.refused else made(strategy)
         if isinstance(there, Reason):

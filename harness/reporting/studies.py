@@ -23,7 +23,7 @@ from reports.analysis.over import comparing_over
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.trained import TrainedCell
-from reports.redaction import Redactor, Told, redactor
+from reports.redaction import Told, redactor
 from reports.text import count
 from results.baseline import Baseline
 from results.catalogue.prices import Price, checked_usd, read_prices
@@ -57,11 +57,18 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
         raise UsageError(f"--epoch-samples is at least 1, not {flags.epoch_samples}")
     told = flags.smallest_effect
     smallest = SMALLEST_EFFECT if told is None else _share(told, "--smallest-effect", "2% or 0.02")
+    site = None
+    try:
+        site = site_price(JobStore(study.root).jobs())
+    except SchemaError as error:
+        console.warn(f"no price of the site, since a job cannot be read: {error}")
     within_s = None if flags.within is None else _seconds(flags.within, "--within")
     return Assumptions(
-        price=None if flags.price is None else _flag(flags.price),
+        price=None
+        if flags.price is None
+        else Price(usd_per_gpu_hour=checked_usd(flags.price, "--price"), source="given by --price"),
         prices=read_prices(Path(flags.prices)) if flags.prices is not None else {},
-        site=_site(study, console),
+        site=site,
         epoch_samples=flags.epoch_samples,
         dataset_samples={
             facts.name: facts.samples for facts in DATASETS.all_facts if facts.samples is not None
@@ -104,18 +111,6 @@ def _share(text: str, flag: str, like: str) -> float:
     return share
 
 
-def _flag(usd: float) -> Price:
-    return Price(usd_per_gpu_hour=checked_usd(usd, "--price"), source="given by --price")
-
-
-def _site(study: Study, console: Console) -> Price | None:
-    try:
-        return site_price(JobStore(study.root).jobs())
-    except SchemaError as error:
-        console.warn(f"no price of the site, since a job cannot be read: {error}")
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class _Read:
     study: Study
@@ -136,7 +131,11 @@ def read_figures(
     Writes nothing but what is derived, and that only where the study may be written. Nights name commits and
     settings that a redaction of the studies does not know: with `redact` there are none.
     """
-    nights = {} if history is None or redact else _nights(history, console)
+    nights: dict[str, list[Baseline]] = {}
+    if history is not None and not redact:
+        nights, damaged = read_nights(history)
+        for sentence in damaged:
+            console.warn(sentence)
     studies = [Study.existing(Path(path)) for path in paths]
     for study in studies:
         warn_of_losses(study, console)
@@ -189,13 +188,6 @@ def place_words(study: Study) -> tuple[str, ...]:
     return ("--out", str(study.root), *(("--launcher", launchers[-1]) if launchers else ()))
 
 
-def _nights(folder: Path, console: Console) -> dict[str, list[Baseline]]:
-    nights, damaged = read_nights(folder)
-    for sentence in damaged:
-        console.warn(sentence)
-    return nights
-
-
 def warn_of_losses(study: Study, console: Console) -> None:
     """Tell which plans and cells of a study are lost, and how they come back."""
     unplanned = study.unplanned_cells()
@@ -246,29 +238,28 @@ def compared_over(studies: list[StudyFigures], setting: str | None) -> list[Stud
 
 
 def _redacted(read: Sequence[_Read]) -> list[_Read]:
-    """With the plain folder's name, numbered where several have it: a parent may be somebody's home."""
+    """Redact the studies, each under its folder's name: a parent folder may be named after a user.
+
+    Folders of the same name are numbered.
+    """
     roots = [one.study.root for one in read]
-    hosts = {host for one in read for host in _job_hosts(one.study)}
+    users: set[str] = set()
+    # In a container the number of the user may have no name.
+    with suppress(KeyError, OSError):
+        users.add(getpass.getuser())
     made = redactor(
         [one.told for one in read],
-        hosts={platform.node(), *hosts},
-        users=_users(),
+        hosts={platform.node(), *(host for one in read for host in _job_hosts(one.study))},
+        users=users,
         paths={str(path) for root in roots for path in (root, root.resolve())},
     )
-    return [_one_redacted(one, roots[:place], made) for place, one in enumerate(read)]
-
-
-def _one_redacted(one: _Read, earlier: Sequence[Path], made: Redactor) -> _Read:
-    same = sum(root.resolve().name == one.study.name for root in earlier)
-    name = f"{one.study.name} ({same + 1})" if same else one.study.name
-    return replace(one, told=made.study(replace(one.told, name=name)), granted=made.value(one.granted))
-
-
-def _users() -> set[str]:
-    with suppress(KeyError, OSError):
-        return {getpass.getuser()}
-    # In a container the number of the user may have no name.
-    return set()
+    redacted = []
+    for place, one in enumerate(read):
+        same = sum(root.resolve().name == one.study.name for root in roots[:place])
+        name = f"{one.study.name} ({same + 1})" if same else one.study.name
+        told = made.study(replace(one.told, name=name))
+        redacted.append(replace(one, told=told, granted=made.value(one.granted)))
+    return redacted
 
 
 def _job_hosts(study: Study) -> set[str]:

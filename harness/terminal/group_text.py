@@ -65,11 +65,12 @@ def drawing(groups: GroupLayout) -> list[str]:
     titles = [""] if len(bands) == 1 else [f"{_noun(groups, rows)} {row}" for row in range(len(bands))]
     table = [_row(title, band, groups.tensor) for title, band in zip(titles, bands, strict=True)]
     width = len(bands[0]) // groups.tensor
+    if len(table) > _MOST:
+        table = [*table[:_FIRST], [_ELIDED, *[""] * (len(table[0]) - 1)], table[-1]]
     if width > 1:
         noun = _noun(groups, "shard" if groups.shard > 1 else "replicate")
-        head = ["", *(f"{noun} {column}" for column in range(width))]
-        return _aligned([head, *_short_rows(table)])
-    return _aligned(_short_rows(table))
+        table.insert(0, ["", *(f"{noun} {column}" for column in range(width))])
+    return _aligned(table)
 
 
 def _noun(groups: GroupLayout, dimension: Dimension) -> str:
@@ -85,12 +86,6 @@ def _row(title: str, band: Sequence[int], tensor: int) -> list[str]:
 
 def _short(words: list[str], most: int = _MOST) -> list[str]:
     return words if len(words) <= most else [*words[:_FIRST], _ELIDED, words[-1]]
-
-
-def _short_rows(rows: list[list[str]]) -> list[list[str]]:
-    if len(rows) <= _MOST:
-        return rows
-    return [*rows[:_FIRST], [_ELIDED, *[""] * (len(rows[0]) - 1)], rows[-1]]
 
 
 def _aligned(table: list[list[str]]) -> list[str]:

@@ -364,7 +364,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
     ("strategy", "told"),
     [
         # On 2 nodes the accumulation grows to 2, which this option excludes.
-        ("ddp:static_graph=true", r"cannot go on on 2 workers \(micro-batch 8, accumulation 2\): ddp:static"),
+        ("ddp:static_graph=true", r"continue on 2 workers \(micro-batch 8, accumulation 2\): ddp:static"),
         ("ddp", r"32 cannot be divided over 3 replicas"),
     ],
 )

@@ -137,7 +137,11 @@ class PairedComparison:
                 side: SideCall(source=source, options=request.options)
                 for side, source, request in zip(SIDES, sources, named, strict=True)
             }
-            self._require_own_folder()
+            there = {path.name for path in self.folder.glob("*")} - {".lock"}
+            if there and CALL not in there:
+                raise UsageError(
+                    f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
+                )
             most = self._request.looks * PAIRS_A_LOOK + MOST_LOST + 1
             context = PairContext(
                 sides=calls,
@@ -215,7 +219,9 @@ class PairedComparison:
     def _add_pair(self, source: Pairs) -> None:
         number = max((int(path.name) for path in self.folder.glob("[0-9][0-9][0-9][0-9]")), default=0) + 1
         pair = source.run(number, self._alternation)
-        if self._alternation == "blocks" and self._out_of_memory(pair):
+        runs = [run for side in SIDES for run in runs_of(pair, study_of(self.folder, pair, side).results())]
+        lacks_memory = any(run.outcome is Outcome.OUT_OF_MEMORY for run in runs)
+        if self._alternation == "blocks" and lacks_memory:
             source.close()
             self._alternation = "launches"
             self._console.warn(
@@ -224,13 +230,6 @@ class PairedComparison:
             )
             return
         files.write_once(self.folder / f"{number:04d}" / "pair.json", schemas.PAIR.encode(pair))
-        self._tell(pair)
-
-    def _out_of_memory(self, pair: Pair) -> bool:
-        found = [runs_of(pair, study_of(self.folder, pair, side).results()) for side in SIDES]
-        return any(result.outcome is Outcome.OUT_OF_MEMORY for results in found for result in results)
-
-    def _tell(self, pair: Pair) -> None:
         for cell in pair.cells:
             log = pair_log(cell, pair.alternation, self._request.spoiled_above) if cell.blocks else None
             shares = [block.foreign for block in cell.blocks if block.foreign is not None]
@@ -238,20 +237,21 @@ class PairedComparison:
             what = "no value" if log is None else f"{log:+.2%}"
             self._console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
 
-    def _require_own_folder(self) -> None:
-        """Raises UsageError if the folder holds something that is no comparison."""
-        there = {path.name for path in self.folder.glob("*")} - {".lock"}
-        if there and CALL not in there:
-            raise UsageError(
-                f"{self.folder} is not empty and holds no comparison: name a new folder with --out"
-            )
-
     def _claim(self, calls: Mapping[Side, SideCall]) -> None:
         """Keep what is compared, and how it is judged now.
 
         Raises UsageError if the folder holds another comparison.
         """
-        base, new = (_kept(calls[side]) for side in SIDES)
+        base, new = (
+            PairedSide(
+                revision=call.source.revision,
+                commit=call.source.commit,
+                python=call.source.python,
+                options=call.options,
+                files=call.source.files,
+            )
+            for call in (calls["base"], calls["new"])
+        )
         path = self.folder / CALL
         if path.exists():
             there = schemas.PAIRED_CALL.read(path)
@@ -401,17 +401,6 @@ def _renamed(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
             f"the sides run the cells of {folder} in different orders: compare one cell at a time"
         )
     return found
-
-
-def _kept(call: SideCall) -> PairedSide:
-    source = call.source
-    return PairedSide(
-        revision=source.revision,
-        commit=source.commit,
-        python=source.python,
-        options=call.options,
-        files=source.files,
-    )
 
 
 def _incomparable(base: str, new: str, reason: str) -> Comparison:

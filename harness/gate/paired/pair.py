@@ -17,7 +17,6 @@ from statistics import stdev
 
 import msgspec
 import psutil
-from msgspec.structs import replace
 
 from harness.gate.paired.seat import LostError, Seat, Told
 from harness.gate.paired.sources import Source
@@ -87,45 +86,37 @@ class Pairs:
         Raises UsageError if a side refuses its options or its files were edited meanwhile, MachineError if
         one ends without a run.
         """
-        pair = self._run(number, alternation)
-        for call in self._context.sides.values():
-            call.source.require_unedited()
-        return pair
-
-    def _run(self, number: int, alternation: Alternation) -> Pair:
         first: Side = "base" if number % 2 else "new"
         order: tuple[Side, Side] = (first, "new" if first == "base" else "base")
         started = utc_now()
         if alternation == "launches":
             self.close()
-            cells = _by_launches(self._context, number, order)
-            return _pair(number, order, alternation, started, cells)
-        if self._session is None or not self._session.goes_on:
-            self.close()
-            self._session = Session(self._context, number, order)
-        cells, repeat, forked = self._session.run(order)
-        pair = _pair(number, order, alternation, started, cells)
-        since = self._session.number
-        return replace(pair, launched_with=None if since == number else since, repeat=repeat, forked=forked)
+            cells, repeat, forked, since = _by_launches(self._context, number, order), 1, False, number
+        else:
+            if self._session is None or not self._session.goes_on:
+                self.close()
+                self._session = Session(self._context, number, order)
+            cells, repeat, forked = self._session.run(order)
+            since = self._session.number
+        for call in self._context.sides.values():
+            call.source.require_unedited()
+        return Pair(
+            number=number,
+            first=first,
+            alternation=alternation,
+            started_at=started,
+            ended_at=utc_now(),
+            cells=tuple(cells),
+            launched_with=None if since == number else since,
+            repeat=repeat,
+            forked=forked,
+        )
 
     def close(self) -> None:
         """End what still lives."""
         if self._session is not None:
             self._session.close()
             self._session = None
-
-
-def _pair(
-    number: int, order: tuple[Side, Side], alternation: Alternation, started: str, cells: list[PairedCell]
-) -> Pair:
-    return Pair(
-        number=number,
-        first=order[0],
-        alternation=alternation,
-        started_at=started,
-        ended_at=utc_now(),
-        cells=tuple(cells),
-    )
 
 
 def study_of(folder: Path, pair: Pair, side: Side) -> Study:
@@ -324,11 +315,29 @@ def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) ->
         for side in ("base", "new")
     )
     planned = _study(context.folder, number, "base")
-    return [
-        _launched_pair(planned.cell(one), {"base": base[one], "new": new[other]}, order)
-        for one, other in sorted(_counterparts(context, number).items())
-        if one in base and other in new
-    ]
+    cells = []
+    for one, other in sorted(_counterparts(context, number).items()):
+        if one not in base or other not in new:
+            continue
+        runs: dict[Side, RunResult] = {"base": base[one], "new": new[other]}
+        on_cpu = planned.cell(one).device == "cpu"
+        blocks = [
+            PairedBlock(
+                side=side, steps=1, ns=round(step.value), foreign=share_of_others(runs[side], on_cpu=on_cpu)
+            )
+            for side in order
+            if (step := runs[side].step_ns) is not None
+        ]
+        cells.append(
+            PairedCell(
+                base_cell=one,
+                base_run=base[one].run_id,
+                new_cell=other,
+                new_run=new[other].run_id,
+                blocks=tuple(blocks) if len(blocks) == len(order) else (),
+            )
+        )
+    return cells
 
 
 def _counterparts(context: PairContext, number: int) -> dict[str, str]:
@@ -339,28 +348,6 @@ def _counterparts(context: PairContext, number: int) -> dict[str, str]:
     )
     alike = context.sides["base"].options == context.sides["new"].options
     return counterparts(base, new, same_options=alike)
-
-
-def _launched_pair(cell: Cell, results: Mapping[Side, RunResult], order: tuple[Side, Side]) -> PairedCell:
-    """What both sides measured of `cell`, as BASE has it."""
-    base, new = results["base"], results["new"]
-    blocks = [
-        PairedBlock(
-            side=side,
-            steps=1,
-            ns=round(step.value),
-            foreign=share_of_others(results[side], on_cpu=cell.device == "cpu"),
-        )
-        for side in order
-        if (step := results[side].step_ns) is not None
-    ]
-    return PairedCell(
-        base_cell=base.cell_id,
-        base_run=base.run_id,
-        new_cell=new.cell_id,
-        new_run=new.run_id,
-        blocks=tuple(blocks) if len(blocks) == len(order) else (),
-    )
 
 
 def share_of_others(run: RunResult, *, on_cpu: bool) -> float | None:
@@ -375,10 +362,6 @@ def share_of_others(run: RunResult, *, on_cpu: bool) -> float | None:
 
 def _study(folder: Path, number: int, side: Side) -> Study:
     return Study(folder / f"{number:04d}" / side)
-
-
-def _has_runs(study: Study) -> bool:
-    return any(study.run_ids(cell) for cell in study.cell_ids())
 
 
 @contextmanager
@@ -429,7 +412,8 @@ def _log_path(context: PairContext, number: int, side: Side) -> Path:
 
 def _require_runs(context: PairContext, number: int, side: Side, exit_code: int) -> None:
     """Raises an error with the side's own words if it has ended without a run."""
-    if exit_code != 2 and _has_runs(_study(context.folder, number, side)):
+    study = _study(context.folder, number, side)
+    if exit_code != 2 and any(study.run_ids(cell) for cell in study.cell_ids()):
         return
     path = _log_path(context, number, side)
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()

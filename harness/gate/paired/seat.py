@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,18 @@ class _Rank:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._received = b""
+        self._lines = connection.makefile("rb")
         self.at = ""
         """Where it waits; empty while it runs."""
 
     def told(self) -> Told:
         """Its next line. Raises LostError if it has ended."""
-        while b"\n" not in self._received:
-            try:
-                data = self._connection.recv(65536)
-            except ConnectionError:
-                data = b""
-            if not data:
-                raise LostError
-            self._received += data
-        line, _, self._received = self._received.partition(b"\n")
+        try:
+            line = self._lines.readline()
+        except ConnectionError:
+            line = b""
+        if not line.endswith(b"\n"):
+            raise LostError
         told: Told = json.loads(line)
         self.at = told["at"]
         return told
@@ -51,13 +49,12 @@ class _Rank:
     def answer(self, steps: int, *, only_timed: bool = False) -> None:
         self.at = ""
         told = {"steps": steps} | ({"only_timed": True} if only_timed else {})
-        try:
+        # The end of a rank is noticed where its next line is read.
+        with suppress(ConnectionError):
             self._connection.sendall(json.dumps(told).encode() + b"\n")
-        except ConnectionError:
-            # Its end is seen where it is asked for its next line.
-            pass
 
     def close(self) -> None:
+        self._lines.close()
         self._connection.close()
 
 
