@@ -28,7 +28,7 @@ from harness.launch.host_memory import kills_told, out_of_memory_kills
 from harness.launch.node_exit import who_left
 from harness.launch.starter import Starter
 from harness.launch.startup import allocation_over, never_started, startup_outcome
-from harness.worker.rank.watchdog import MARGIN_S
+from harness.worker.rank.log import MARGIN_S
 from results.files import no_follow
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.launch import Attempt, Launch, RankExit

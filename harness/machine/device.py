@@ -355,7 +355,7 @@ LOGGING_OF_NCCL = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET"}
 _SET_IN_RANKS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **LOGGING_OF_NCCL}
 """By torchrun and by the worker, where the user set nothing; whoever plans does not see it."""
 GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-"""Both are set by the worker where the user set nothing (`harness.worker.rank.interface`)."""
+"""Both are set by the worker where the user set nothing (`harness.worker.rank.network`)."""
 _NO_CONDITION = "NCCL_DEBUG_FILE"
 """A path, which is another one in every launch."""
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from harness.machine.device import Gpu, physical_cores, usable_cores, visible_gpus
 from harness.machine.kernel import die_with_parent
-from harness.worker.rank.leave import leave_after
-from harness.worker.rank.rank import Rank
+from harness.worker.rank.rank import Rank, leave_after
 from results.foreign_text import escape_unprintable
 from results.launch import Launch
 from results.schemas import LAUNCH

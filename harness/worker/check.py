@@ -26,15 +26,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from harness.worker.cell.model_parts import built_on_meta, parts_of
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup, layout_of
+from harness.worker.cell.setup import CellSetup, layout_of, seed_step
 from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord
 from harness.worker.exchange.group import open_exchange
 from harness.worker.proof.proof import prove
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import classify
-from harness.worker.rank.leave import leave_after
-from harness.worker.rank.rank import Rank
+from harness.worker.rank.rank import Rank, leave_after
 from results.cell import BASELINE_STRATEGY, SYNTHETIC, Cell
 from results.errors import BenchError, SpecError, UsageError
 from results.layout import ModelLayout

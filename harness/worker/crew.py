@@ -19,18 +19,20 @@ from torch.distributed.rendezvous import rendezvous
 from harness.machine.code import checkout, code_hash, require_planned_packages
 from harness.machine.device import gpu_faults, gpu_warnings, visible_gpus
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
-from harness.worker.rank.context import RankContext
+from harness.worker.rank.context import RankContext, device_uuid, nccl_version
 from harness.worker.rank.control import Control
-from harness.worker.rank.environment import device_uuid, nccl_version
-from harness.worker.rank.flight import write_recording
-from harness.worker.rank.forks import STOPPED, fork_obstacle, import_for, run_of_this_process
-from harness.worker.rank.interface import name_interface
-from harness.worker.rank.log import RankLog
-from harness.worker.rank.network_log import log_network
-from harness.worker.rank.output import bound_output, mark_run, output_files
+from harness.worker.rank.log import RankLog, Watchdog, bound_output, mark_run, output_files
+from harness.worker.rank.network import log_network, name_interface, write_recording
+from harness.worker.rank.process import (
+    STOPPED,
+    fork_obstacle,
+    fragmented,
+    import_for,
+    keep_imports,
+    run_of_this_process,
+    tear_down,
+)
 from harness.worker.rank.rank import Rank
-from harness.worker.rank.teardown import fragmented, keep_imports, tear_down
-from harness.worker.rank.watchdog import Watchdog
 from harness.worker.run import RunInProgress
 from harness.worker.train.run import TrainingRun
 from results.errors import MachineError

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from harness.worker.cell.agreement import parameters_hash
 from harness.worker.cell.setup import CellSetup
 from harness.worker.exchange.group import open_exchange
+from harness.worker.rank.control import parameters_hash
+from harness.worker.rank.process import tear_down
 from harness.worker.rank.rank import Rank
-from harness.worker.rank.teardown import tear_down
 from results.cell import Cell
 from strategies.catalog import group_layout
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from harness.worker.measure.clock import step_clock
-from harness.worker.rank.teardown import tune_kernels
+from harness.worker.rank.process import tune_kernels
 from strategies.devices import device_of
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.optimizer import build_optimizer

@@ -29,7 +29,7 @@ from harness.plan.expand import expand
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, StudyFile, read_study_file
 from harness.terminal.console import Console
-from harness.worker.rank.environment import allocation
+from harness.worker.rank.context import allocation
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import RunOptions

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from harness.launch.follow import LaunchState, Pulse
 from harness.launch.hang import Issued, hang_reason, heartbeats, issues, laggard
-from harness.worker.rank import flight
-from harness.worker.rank.flight import flight_recording, write_recording
+from harness.worker.rank import network
+from harness.worker.rank.network import flight_recording, write_recording
 from results.launch_files import rank_log_path
 from results.plan import Placement
 
@@ -181,7 +181,7 @@ def test_a_recording_that_cannot_be_had_or_written_hurts_nobody(
     (tmp_path / "file").write_text("")
     write_recording(tmp_path / "file" / "flight-00000.json", "gloo")
     assert "Traceback" in capfd.readouterr().err
-    monkeypatch.setitem(flight._DUMPS, "gloo", "_no_such_name")
+    monkeypatch.setitem(network._DUMPS, "gloo", "_no_such_name")
     assert flight_recording("gloo") is None
     write_recording(tmp_path / "flight-00000.json", "gloo")
     assert capfd.readouterr().err == "this torch has no flight recorder of gloo\n"

@@ -39,7 +39,7 @@ from harness.machine.torch_devices import TorchDevices, ask_torch, torch_version
 from harness.plan.estimate import Earlier, LaunchEstimate
 from harness.terminal.console import Standing
 from harness.worker.__main__ import _near
-from harness.worker.rank.environment import device_uuid
+from harness.worker.rank.context import device_uuid
 from harness.worker.rank.rank import Rank
 from results.environment import CodeVersion
 from results.errors import MachineError

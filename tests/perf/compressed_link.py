@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
-from harness.worker.rank.leave import leave_after
+from harness.worker.rank.rank import leave_after
 from strategies import ExchangeSettings, GradientExchange
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.scratch_ddp.reducer import Bucketing, fill_buckets

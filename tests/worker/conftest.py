@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from harness.worker.cell.memory_limit import MemoryLimit
+from harness.worker.cell.memory import MemoryLimit
 from harness.worker.cell.setup import CellSetup
 from harness.worker.exchange.group import open_exchange
 from harness.worker.proof import proof
 from harness.worker.rank.context import RankContext
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
-from harness.worker.rank.log import RankLog
+from harness.worker.rank.log import RankLog, Watchdog
 from harness.worker.rank.rank import Rank
-from harness.worker.rank.watchdog import Watchdog
 from harness.worker.run import RunInProgress
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion

@@ -25,8 +25,7 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.measure.blocks import Stopwatch
 from harness.worker.measure.clock import MonotonicClock
 from harness.worker.rank.control import Control
-from harness.worker.rank.log import RankLog
-from harness.worker.rank.watchdog import Watchdog
+from harness.worker.rank.log import RankLog, Watchdog
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
 

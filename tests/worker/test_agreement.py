@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker.cell import agreement
-from harness.worker.cell.agreement import hash_number
-from harness.worker.rank.teardown import keep_imports, tear_down, tune_kernels
+from harness.worker.rank import control
+from harness.worker.rank.control import hash_number
+from harness.worker.rank.process import keep_imports, tear_down, tune_kernels
 from strategies.devices import KINDS, Host
 
 
@@ -28,7 +28,7 @@ def hashed(*values: Tensor) -> float:
 @pytest.fixture(params=[Host, Queues])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "cpu", request.param)
-    monkeypatch.setattr(agreement, "PIECE", 8)
+    monkeypatch.setattr(control, "PIECE", 8)
 
 
 @pytest.mark.usefixtures("kind")
@@ -55,15 +55,15 @@ def test_what_is_empty_or_a_single_number_has_a_hash() -> None:
 def test_words_are_multiplied_by_odd_numbers_and_added_up_modulo_2_to_the_64(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agreement, "PIECE", 4)
+    monkeypatch.setattr(control, "PIECE", 4)
     words = [1, -2, 2**31 - 1, -(2**31), 5, 6]
     octets = torch.tensor(words, dtype=torch.int32).view(torch.uint8)
-    factors = agreement._odd_numbers(4, torch.device("cpu")).tolist()
+    factors = control._odd_numbers(4, torch.device("cpu")).tolist()
     assert all(factor % 2 for factor in factors)
     assert len(set(factors)) == 4
     pieces = [words[:4], words[4:]]
     expected = [sum(a * b for a, b in zip(piece, factors, strict=False)) % 2**64 for piece in pieces]
-    assert [value % 2**64 for value in agreement._device_sums(octets).tolist()] == expected
+    assert [value % 2**64 for value in control._device_sums(octets).tolist()] == expected
 
 
 def test_what_the_process_has_imported_is_in_no_later_collection() -> None:

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from harness.machine.code import code_version
 from harness.machine.device import nccl_settings
 from harness.worker.crew import nccl_name, require_one_nccl, work
-from harness.worker.rank.environment import probe
-from harness.worker.rank.interface import interface_towards, name_interface
+from harness.worker.rank.context import probe
+from harness.worker.rank.network import interface_towards, name_interface
 from harness.worker.rank.rank import Rank
 from results.cell import Cell
 from results.errors import MachineError
@@ -119,7 +119,7 @@ def test_gloo_and_nccl_use_the_interface_that_leads_to_the_master() -> None:
         return gloo
 
     with (
-        patch("harness.worker.rank.interface.interface_towards", {"master": "eth7", "127.0.0.1": "lo"}.get),
+        patch("harness.worker.rank.network.interface_towards", {"master": "eth7", "127.0.0.1": "lo"}.get),
         patch("psutil.net_if_addrs", lambda: {"lo": [], "eth7": []}),
     ):
         assert named(2, MASTER_ADDR="master") == "eth7"

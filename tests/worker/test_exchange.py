@@ -17,13 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.cell.agreement import hash_number, parameters_hash
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.measure.blocks import Stopwatch
 from harness.worker.measure.clock import step_clock
-from harness.worker.rank.control import Control
-from harness.worker.rank.log import RankLog
-from harness.worker.rank.watchdog import Watchdog
+from harness.worker.rank.control import Control, hash_number, parameters_hash
+from harness.worker.rank.log import RankLog, Watchdog
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
 from strategies.training.snapshot import Snapshot

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import os, sys, threading
-from harness.worker.rank.forks import STOPPED, fork_obstacle, run_of_this_process
+from harness.worker.rank.process import STOPPED, fork_obstacle, run_of_this_process
 from harness.worker.rank.usage import _starter
 
 def codes(*asked):

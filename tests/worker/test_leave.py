@@ -12,7 +12,7 @@ import pytest
 RANK = """
 import atexit
 import threading
-from harness.worker.rank.leave import leave_after
+from harness.worker.rank.rank import leave_after
 
 atexit.register(print, "the interpreter's farewell")
 

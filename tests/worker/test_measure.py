@@ -17,8 +17,7 @@ from harness.worker.measure.blocks import Stopwatch
 from harness.worker.measure.clock import step_clock
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
-from harness.worker.rank.log import RankLog
-from harness.worker.rank.watchdog import Watchdog
+from harness.worker.rank.log import RankLog, Watchdog
 from results.cell import StepPolicy
 from results.record import StepColumns
 from strategies import Trainer, TrainSettings, devices

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.worker.cell import memory_limit
-from harness.worker.cell.memory_limit import MIB, HostMemory, MemoryLimit
+from harness.worker.cell import memory
+from harness.worker.cell.memory import MIB, HostMemory, MemoryLimit
 from harness.worker.proof.promised import Witness
 from harness.worker.rank.failure import classify
 from results.errors import UsageError
@@ -172,7 +172,7 @@ class Purse:
 @pytest.fixture
 def purse(monkeypatch: pytest.MonkeyPatch) -> Purse:
     purse = Purse()
-    monkeypatch.setattr(memory_limit, "HostMemory", lambda: purse)
+    monkeypatch.setattr(memory, "HostMemory", lambda: purse)
     return purse
 
 
@@ -217,7 +217,7 @@ def test_on_cuda_it_is_a_fraction_of_the_device(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_a_number_nothing_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_limit, "HostMemory", None)
+    monkeypatch.setattr(memory, "HostMemory", None)
     limit = MemoryLimit(None, torch.device("cpu"))
     with limit.kept(), limit.lifted():
         pass
@@ -225,13 +225,13 @@ def test_without_a_number_nothing_is_asked_of_the_system(monkeypatch: pytest.Mon
 
 def test_a_kernel_that_only_nods_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostMemory, "cap", lambda *_: None)
-    monkeypatch.setattr(memory_limit.ctypes, "CDLL", lambda _: type("", (), {"mallopt": lambda *_: 1}))
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: type("", (), {"mallopt": lambda *_: 1}))
     with pytest.raises(UsageError, match="does not hold a process to RLIMIT_DATA"):
         MemoryLimit(64)
 
 
 def test_a_c_library_without_the_call_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_limit.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
     with pytest.raises(UsageError, match="does not hold a process to RLIMIT_DATA"):
         MemoryLimit(64)
 

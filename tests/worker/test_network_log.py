@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.machine.device import nccl_settings
-from harness.worker.rank.network_log import SOCKETS, log_network, read_transports, transports, unused_fabric
+from harness.worker.rank.network import SOCKETS, log_network, read_transports, transports, unused_fabric
 
 RING = "n [0] NCCL INFO Pattern 4, crossNic 0, nChannels 24, bw 20.000000/20.000000, type {}, sameChannels 1"
 P2P = "node:1:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.worker.rank import output
-from harness.worker.rank.output import KEPT_BYTES, MOST_BYTES
+from harness.worker.rank import log as rank_log
+from harness.worker.rank.log import KEPT_BYTES, MOST_BYTES
 
 NOTE = re.compile(rb"--- (\d+) bytes were left out here ---\n")
 PRINTS = """
 import os, sys, time
-from harness.worker.rank.output import MOST_BYTES, bound_output
+from harness.worker.rank.log import MOST_BYTES, bound_output
 bound_output(look_s=0.01)
 print("--- run first", file=sys.stderr, flush=True)
 print("the first words", file=sys.stderr, flush=True)
@@ -93,7 +93,7 @@ def test_what_comes_after_the_last_look_for_more_is_kept(
 
         monkeypatch.setattr(os, "pread", read_and_crash)
         log.write(b"more\n")
-        output._Output._rewrite(file.fileno(), len(b"head\n"), b"tail\n", size)
+        rank_log._Output._rewrite(file.fileno(), len(b"head\n"), b"tail\n", size)
     assert path.read_bytes() == b"head\ntail\nmore\n" + last
 
 
@@ -113,13 +113,13 @@ def test_a_process_that_prints_without_pause_is_cut_all_the_same(
             return read(*arguments)
 
         monkeypatch.setattr(os, "pread", print_more)
-        output._Output._rewrite(file.fileno(), len(b"head\n"), b"tail\n", size)
+        rank_log._Output._rewrite(file.fileno(), len(b"head\n"), b"tail\n", size)
     assert path.read_bytes() == b"head\ntail\n" + b"more\n" * prints
 
 
 MARKS = """
 import sys
-from harness.worker.rank.output import mark_run
+from harness.worker.rank.log import mark_run
 mark_run("a")
 print("no end", end="")
 print("an end", file=sys.stderr)
@@ -143,7 +143,7 @@ def test_what_is_short_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["pipe", "null"])
 def test_what_is_no_plain_file_is_left_alone(target: str) -> None:
     code = (
-        "import threading, harness.worker.rank.output as output; output.bound_output();"
+        "import threading, harness.worker.rank.log as log; log.bound_output();"
         "assert threading.active_count() == 1"
     )
     done = subprocess.run(

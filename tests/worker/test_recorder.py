@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn import functional as F
 
-from harness.worker.cell.agreement import parameters_hash
 from harness.worker.exchange import recorder as recorder_module
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.exchange.recorder import (
@@ -34,9 +33,8 @@ from harness.worker.exchange.recorder import (
 )
 from harness.worker.measure.blocks import Stopwatch
 from harness.worker.measure.clock import MonotonicClock
-from harness.worker.rank.control import Control
-from harness.worker.rank.log import RankLog
-from harness.worker.rank.watchdog import Watchdog
+from harness.worker.rank.control import Control, parameters_hash
+from harness.worker.rank.log import RankLog, Watchdog
 from results.layout import ModelLayout
 from results.record import StepColumns
 from results.recorded import POINT_TO_POINT, Operations

@@ -16,18 +16,18 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
 from harness.worker import run as run_module
+from harness.worker.cell import memory
 from harness.worker.exchange.group import open_exchange
 from harness.worker.measure import clock as clock_module
-from harness.worker.measure import kernels, memory_use
 from harness.worker.measure import link_peak as link_peak_module
+from harness.worker.measure import profiler
 from harness.worker.measure.clock import FirstStep
-from harness.worker.measure.kernels import Kernel, attach_profiler, kernel_times, kernels_on
 from harness.worker.measure.link_peak import measure_link_peak, peak_payload_bytes
+from harness.worker.measure.profiler import Kernel, attach_profiler, kernel_times, kernels_on
 from harness.worker.rank.context import RankContext
 from harness.worker.rank.control import Control
-from harness.worker.rank.log import RankLog
+from harness.worker.rank.log import RankLog, Watchdog
 from harness.worker.rank.rank import Rank
-from harness.worker.rank.watchdog import Watchdog
 from harness.worker.run import RunInProgress
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion
@@ -279,7 +279,7 @@ def first_acts(rank: int, folder: str) -> list[str]:
     with (
         patch.object(around.exchange, "reset", lambda: acts.append("reset")),
         patch.object(run_module, "attach_profiler", lambda device: acts.append(f"profiler on {device}")),
-        patch.object(memory_use, "rss_bytes", look),
+        patch.object(memory, "rss_bytes", look),
     ):
         RunInProgress(around, Slot(cell_id=cell.id, run_id="r", repeat=1), cell).execute()
     around.log.close()
@@ -352,7 +352,7 @@ def test_groups_are_gone_and_the_profiler_is_there_before_all_else(ranks: Ranks,
 
 
 def test_the_profiler_is_attached_once_in_a_process_on_cuda() -> None:
-    with patch.object(kernels, "profiled_kernels") as profiled:
+    with patch.object(profiler, "profiled_kernels") as profiled:
         for device in (CPU, torch.device("cuda", 1), torch.device("cuda", 1)):
             attach_profiler(device)
     attach_profiler.cache_clear()

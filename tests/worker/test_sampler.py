@@ -12,8 +12,7 @@ from torch import nn
 
 from harness.worker.cell.plain_optimizer import STATED, plain_optimizer
 from harness.worker.cell.sampler import Sampler, _Row, batch_print
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
+from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.proof.fingerprints import expected_random_print, random_print
 from harness.worker.rank.rank import Rank
 from results.errors import UsageError

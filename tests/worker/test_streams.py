@@ -25,9 +25,8 @@ from harness.worker.exchange.staged import StagedGroup
 from harness.worker.measure.blocks import Stopwatch
 from harness.worker.rank.context import RankContext
 from harness.worker.rank.control import Control
-from harness.worker.rank.log import RankLog
+from harness.worker.rank.log import RankLog, Watchdog
 from harness.worker.rank.rank import Rank
-from harness.worker.rank.watchdog import Watchdog
 from harness.worker.run import RunInProgress
 from results.cell import Cell, StepPolicy
 from results.environment import CodeVersion

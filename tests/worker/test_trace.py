@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from harness.worker.cell.agreement import parameters_hash
 from harness.worker.exchange.group import open_exchange
 from harness.worker.measure.clock import step_clock
-from harness.worker.measure.trace import traced_steps, write_trace
-from harness.worker.rank.control import Control
+from harness.worker.measure.profiler import traced_steps, write_trace
+from harness.worker.rank.control import Control, parameters_hash
 from strategies import Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]

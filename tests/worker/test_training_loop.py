@@ -21,9 +21,8 @@ from harness.worker.exchange.group import open_exchange
 from harness.worker.rank import log as rank_log
 from harness.worker.rank.context import RankContext
 from harness.worker.rank.control import Control
-from harness.worker.rank.log import RankLog
+from harness.worker.rank.log import RankLog, Watchdog
 from harness.worker.rank.rank import Rank
-from harness.worker.rank.watchdog import Watchdog
 from harness.worker.train import loop as training_loop
 from harness.worker.train.run import TrainingRun
 from results.cell import Cell

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.worker.rank.watchdog import Watchdog
+from harness.worker.rank.log import Watchdog
 
 SILENCE_S = 1.2
 """Half of it, 0.6 s, is a rank's patience: the margin of 2 s is more than there is."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
-from harness.worker.cell.agreement import hash_number
+from harness.worker.rank.control import hash_number
 from results.cell import Cell
 from results.errors import UsageError
 from workloads.batch import Batch, named_tensors

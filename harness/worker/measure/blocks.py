@@ -31,7 +31,7 @@ from harness.worker.exchange.buckets import BucketCounter
 from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.exchange.recorder import Recorder, steps_to_record
 from harness.worker.measure.clock import StepClock, joined_steps
-from harness.worker.measure.kernels import PROFILED_STEPS, kernel_times, profiled_kernels
+from harness.worker.measure.profiler import PROFILED_STEPS, kernel_times, profiled_kernels
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import RankLog

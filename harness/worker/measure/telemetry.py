@@ -44,7 +44,7 @@ import psutil
 import torch
 
 from harness.machine.device import GPU_READINGS, THROTTLING, GpuReader, NoReadingError, gpu_reader
-from harness.worker.rank.environment import device_uuid
+from harness.worker.rank.context import device_uuid
 from harness.worker.rank.rank import Rank
 from harness.worker.rank.usage import rss_bytes
 from results.cell import GPU_WARM_UP_S

@@ -15,10 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.worker.cell.agreement import hash_number
 from harness.worker.cell.sampler import Draws, batch_print
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
+from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.exchange.group import OwnCollectiveError, no_collectives
 from harness.worker.measure.clock import FirstStep
 from harness.worker.proof.conservation import (
@@ -66,7 +64,7 @@ from harness.worker.proof.reference import (
 from harness.worker.proof.room import no_room
 from harness.worker.proof.sampled import Sampled, Sampling, averages_whole_gradients
 from harness.worker.proof.shares import HALVINGS, NO_MEMORY, Shares, summed_s, too_long
-from harness.worker.rank.control import Control
+from harness.worker.rank.control import Control, hash_number
 from harness.worker.rank.failure import DivergedError, out_of_memory
 from results.proof_limits import COPIES, SHARED_COPIES
 from strategies.catalog import COMPRESSIONS, STRATEGIES

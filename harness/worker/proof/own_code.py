@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from harness.worker.cell.sampler import batch_print
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
+from harness.worker.cell.setup import CellSetup, seed_step
 from workloads.catalog import WORKLOADS, facts
 from workloads.data import POOL
 from workloads.datasets.facts import DATASETS, Own

@@ -31,8 +31,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from harness.worker.cell.sampler import Draws
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
+from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.measure.clock import FirstStep
 from harness.worker.proof.exactness import exact_arithmetic
 from harness.worker.proof.examination import Examination

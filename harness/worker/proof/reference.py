@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from harness.worker.cell.agreement import hash_number
 from harness.worker.cell.plain_optimizer import plain_optimizer
 from harness.worker.cell.sampler import Sampler
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
+from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.proof.exactness import sizes_matter, summed_terms
+from harness.worker.rank.control import hash_number
 from results.cell import Cell, Precision
 from results.parts import ALIGNED_BYTES
 from strategies.catalog import STRATEGIES

@@ -1,14 +1,31 @@
-"""A rank's log: one JSON object a line, for people with `jq` and for the supervisor, which follows it."""
+"""What a rank writes: its log, its stacks when it stops getting on, and what it prints.
+
+The log has one JSON object a line, for people with `jq` and for the supervisor, which follows it. A watchdog
+inside the rank shows where it stands when the log does not grow.
+
+torchrun gives each rank a file for stdout and one for stderr, and a model that prints in each step would fill
+the disk. The words before a crash matter most, and must be in the file whoever ends the process. So nothing
+is held back: a thread looks at the sizes, and cuts the middle out of a file that is too long. The beginning
+and the end of each file are kept.
+"""
 
 from __future__ import annotations
 
+import faulthandler
+import fcntl
 import json
 import os
+import stat
+import sys
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from harness.worker.rank.watchdog import Watchdog
 from results.files import FULL, no_follow
+from results.launch_files import RUN_MARK
 from results.store import utc_now
 
 HEARTBEAT_S = 5.0
@@ -46,3 +63,149 @@ class RankLog:
     def close(self) -> None:
         self._watchdog.end()
         self._file.close()
+
+
+MARGIN_S = 10.0
+"""Before the supervisor ends a silent launch, its ranks have this long to say where they stand."""
+
+
+class Watchdog:
+    """Has a rank say where it stands when nothing has happened for too long.
+
+    Every thread's stack goes to stderr: that wait is in C, beside Python, so that a rank prints whatever it
+    is stuck in. `record` is called by a thread that sleeps until then, so that a measured step pays for
+    neither; it is called again with every further silence of that length, and must not raise.
+    """
+
+    def __init__(self, silence_s: float, record: Callable[[], None] | None = None) -> None:
+        self._patience_s = max(silence_s - MARGIN_S, silence_s / 2)
+        self._due = time.monotonic() + self._patience_s
+        self._over = threading.Event()
+        if record is not None:
+            threading.Thread(target=self._keep, args=(record,), name="watchdog", daemon=True).start()
+
+    def progress(self) -> None:
+        """Something has happened: begin to wait anew."""
+        faulthandler.dump_traceback_later(self._patience_s, file=2)
+        self._due = time.monotonic() + self._patience_s
+
+    def end(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        self._over.set()
+
+    def _keep(self, record: Callable[[], None]) -> None:
+        while not self._over.wait(max(self._due - time.monotonic(), 0)):
+            # Progress moves the moment on and wakes nobody.
+            if time.monotonic() >= self._due:
+                record()
+                self._due = time.monotonic() + self._patience_s
+
+
+MOST_BYTES = 8 * 2**20
+"""A file is cut when it is longer than this."""
+KEPT_BYTES = 2 * 2**20
+"""What is kept of its beginning, and of its end."""
+LOOK_S = 0.05
+_ROUNDS = 4
+
+
+def bound_output(descriptors: tuple[int, ...] = (1, 2), *, look_s: float = LOOK_S) -> None:
+    """Keep the files that these descriptors of this process write to in bounds from now on.
+
+    Others than plain files (a terminal, a pipe) are left alone.
+    """
+    outputs = [_Output(each) for each in descriptors if stat.S_ISREG(os.fstat(each).st_mode)]
+    if outputs:
+        threading.Thread(target=_watch, args=(outputs, look_s), name="bound-output", daemon=True).start()
+
+
+def output_files(folder: Path) -> dict[str, str]:
+    """The files in `folder` that this process prints to, as paths below it, by `stdout` and `stderr`."""
+    found = {
+        name: Path(f"/proc/self/fd/{number}").resolve() for number, name in ((1, "stdout"), (2, "stderr"))
+    }
+    root = folder.resolve()
+    return {name: str(path.relative_to(root)) for name, path in found.items() if path.is_relative_to(root)}
+
+
+def mark_run(run_id: str) -> None:
+    """Print where the output of this run begins: `bench show` and `bench logs` print the lines after it."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        stream.flush()
+        # The run before it may have ended within a line.
+        before = "" if _at_line_start(number) else "\n"
+        print(f"{before}{RUN_MARK}{run_id}", file=stream, flush=True)
+
+
+def _at_line_start(descriptor: int) -> bool:
+    """Whether a new line begins at the end of the plain file that this descriptor writes to."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return True
+    with Path(f"/proc/self/fd/{descriptor}").open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() in (b"", b"\n")
+
+
+def _watch(outputs: list[_Output], look_s: float) -> None:
+    pause = threading.Event()
+    while not pause.wait(look_s):
+        for output in outputs:
+            # A file system that will not have it: the log grows, and the run goes on.
+            with suppress(OSError):
+                output.cut()
+
+
+class _Output:
+    """One file that this process and its children write to."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._head: int | None = None
+        """Where the beginning that is kept ends; None while nothing was cut."""
+        self._left_out = 0
+        self._mark = b""
+        """The last line among those left out that says which run the next words are of."""
+        self._noted = 0
+        """Bytes of the note, which comes after the beginning."""
+        # Whoever writes goes on at the new end when the file gets shorter; torchrun opens it otherwise.
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
+
+    def cut(self) -> None:
+        """Take the middle out of the file if it is too long."""
+        size = os.fstat(self._descriptor).st_size
+        if size <= MOST_BYTES:
+            return
+        # Through a descriptor of its own, because one that appends cannot write elsewhere.
+        with Path(f"/proc/self/fd/{self._descriptor}").open("r+b", buffering=0) as file:
+            with mmap(file.fileno(), size, access=ACCESS_READ) as text:
+                if self._head is None:
+                    self._head = text.rfind(b"\n", 0, KEPT_BYTES) + 1 or KEPT_BYTES
+                first = self._head + self._noted
+                end = text.find(b"\n", size - KEPT_BYTES) + 1 or size - KEPT_BYTES
+                mark = text.rfind(RUN_MARK.encode(), first, end)
+                if mark >= 0:
+                    self._mark = text[mark : text.find(b"\n", mark) + 1]
+                tail = text[end:]
+            self._left_out += end - first
+            note = b"--- %d bytes were left out here ---\n" % self._left_out + self._mark
+            self._rewrite(file.fileno(), self._head, note + tail, size)
+            self._noted = len(note)
+
+    @staticmethod
+    def _rewrite(file: int, at: int, data: bytes, size: int) -> None:
+        """Put `data` in the place of what lies between `at` and `size`, the file's end.
+
+        What is appended meanwhile is moved with it, in `_ROUNDS` reads at most: no copy catches up with a
+        process that prints without pause. What is appended between the last look and the cut is lost: no call
+        does both, and whoever writes is not held up.
+        """
+        at += os.pwrite(file, data, at)
+        for _ in range(_ROUNDS):
+            more = os.pread(file, KEPT_BYTES, size)
+            if not more and os.fstat(file).st_size <= size:
+                break
+            size += len(more)
+            at += os.pwrite(file, more, at)
+        os.ftruncate(file, at)

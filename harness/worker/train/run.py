@@ -9,12 +9,11 @@ from pathlib import Path
 
 import torch
 
-from harness.worker.cell.agreement import parameters_hash
-from harness.worker.cell.memory_limit import MemoryLimit
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
+from harness.worker.cell.memory import MemoryLimit
+from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.measure.scalars import Scalars, live_scalars
 from harness.worker.rank.context import Ending, PartialRecord, RankContext
+from harness.worker.rank.control import parameters_hash
 from harness.worker.rank.failure import classify
 from harness.worker.train.loop import LoopParts, TrainingLoop
 from harness.worker.train.rules import cell_on, rate_scale

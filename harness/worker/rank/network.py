@@ -1,7 +1,7 @@
-"""Which network NCCL uses, by its own log of how it connects.
+"""The network of a rank: the interface that Gloo and NCCL use, NCCL's connections, the last collectives.
 
-What is read of it, as public logs of NCCL 2.10 to 2.31 and aws-ofi-nccl 1.7 to 1.16 have it (written in
-transport/p2p.cc, shm.cc, net.cc, net_ib.cc and graph/search.cc):
+NCCL logs how it connects. These lines are read, as public logs of NCCL 2.10 to 2.31 and aws-ofi-nccl 1.7 to
+1.16 have them (written in transport/p2p.cc, shm.cc, net.cc, net_ib.cc and graph/search.cc):
 
     Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
     Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
@@ -9,15 +9,25 @@ transport/p2p.cc, shm.cc, net.cc, net_ib.cc and graph/search.cc):
     NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
     NET/OFI Selected provider is efa, fabric is efa-direct (found 8 nics)
     Pattern 4, crossNic 0, nChannels 24, bw 20.000000/20.000000, type NVL/PIX, sameChannels 1
+
+The flight recorder is torch's: its backends keep the last collectives that a rank has issued.
 """
 
 from __future__ import annotations
 
 import re
+import socket
+import sys
+import traceback
 from collections.abc import Iterable, MutableMapping
 from pathlib import Path
 
-from harness.machine.device import INFINIBAND, LOGGING_OF_NCCL, rdma_devices
+import psutil
+import torch
+
+from harness.machine.device import GLOO_INTERFACE, INFINIBAND, LOGGING_OF_NCCL, NCCL_INTERFACE, rdma_devices
+from results.cell import Backend
+from results.files import replace
 
 _CHANNEL = re.compile(
     r"Channel \d+(?:/\d+)? ?: \d+\[\w+\] (?:->|<-) \d+\[\w+\] (?:\[(?:send|receive)\] )?via (\S.*)"
@@ -97,3 +107,67 @@ def unused_fabric(found: Iterable[str], folder: Path = INFINIBAND) -> str | None
         f"NCCL exchanges over TCP sockets, and {', '.join(devices[:4])} (RDMA, {len(devices)} active) stood "
         f"unused: see the launch's nccl-*.log, and NCCL_IB_HCA, NCCL_IB_DISABLE and NCCL_NET"
     )
+
+
+def name_interface(environment: MutableMapping[str, str], nodes: int) -> None:
+    """Have Gloo and NCCL use the interface by which this node reaches the master, unless one is named.
+
+    Gloo takes the address that the node's own name resolves to, and many distributions resolve it to the
+    loopback. NCCL takes interfaces that are neither the loopback nor Docker's, and a bridge or the board's
+    controller may be among them. Other nodes cannot connect to either. NCCL is left alone where the node has
+    interfaces of InfiniBand, which it takes first. On one node any address will do.
+    """
+    master = environment.get("MASTER_ADDR")
+    if nodes == 1 or master is None:
+        return
+    if GLOO_INTERFACE not in environment:
+        interface = interface_towards(master)
+        if interface is None or interface == interface_towards("127.0.0.1"):
+            return
+        environment[GLOO_INTERFACE] = interface
+    if not any(name.startswith("ib") for name in psutil.net_if_addrs()):
+        # NCCL takes a name without the sign for the beginning of a name.
+        environment.setdefault(NCCL_INTERFACE, f"={environment[GLOO_INTERFACE]}")
+
+
+def interface_towards(host: str) -> str | None:
+    """The name of the interface by which this node sends to `host`; None if the host is not known."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Of datagrams this sends none: the kernel looks up the route.
+            probe.connect(address)
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == own for entry in addresses):
+            return name
+    return None
+
+
+_DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
+"""Private names of torch (2.13 to 2.15): they may be missing. ProcessGroupNCCL records its own operations."""
+
+
+def flight_recording(backend: Backend) -> bytes | None:
+    """The backend's recording as JSON; None if this torch keeps none."""
+    dump = getattr(torch._C._distributed_c10d, _DUMPS[backend], None)
+    if dump is None:
+        return None
+    # With finished collectives and not active ones alone: how many there were is what ranks differ in.
+    recording: bytes = dump(True, False)
+    return recording
+
+
+def write_recording(path: Path, backend: Backend) -> None:
+    """Write the recording to `path`, over an older one. A failure is printed: the run goes on."""
+    try:
+        recording = flight_recording(backend)
+        if recording is None:
+            print(f"this torch has no flight recorder of {backend}", file=sys.stderr, flush=True)
+            return
+        replace(path, recording)
+    except Exception:
+        # It is called beside the run, which may still come to a good end.
+        traceback.print_exc()

@@ -1,13 +1,14 @@
-"""A limit on what a rank may take, so that a machine can stand for smaller devices (`memory_limit_mb`).
+"""The memory of a run on this rank: what it uses, and a limit that makes a machine stand for smaller devices.
 
-On CPU it is RLIMIT_DATA (getrlimit(2)): the kernel refuses private writable memory beyond it, and the
-allocator raises as a full device would. What counts is address space as VmData of /proc/self/status has it
-(proc(5)), so that the stack of a thread that a strategy starts counts whole, 8 MiB as a rule. The C library
-is asked to take each block of 128 KiB or more from the kernel and to give it back when it is freed
-(mallopt(3), M_MMAP_THRESHOLD), else its heap would hide what is free and what is not: steps under a limit pay
-for fresh pages. On CUDA it is the fraction of the device that torch's allocator may reserve.
+The limit (`memory_limit_mb`) is RLIMIT_DATA (getrlimit(2)) on CPU: the kernel refuses private writable memory
+beyond it, and the allocator raises as a full device would. What counts is address space as VmData of
+/proc/self/status has it (proc(5)), so that the stack of a thread that a strategy starts counts whole, 8 MiB
+as a rule. The C library is asked to take each block of 128 KiB or more from the kernel and to give it back
+when it is freed (mallopt(3), M_MMAP_THRESHOLD), else its heap would hide what is free and what is not: steps
+under a limit pay for fresh pages. On CUDA it is the fraction of the device that torch's allocator may
+reserve.
 
-The limit is the strategy's alone. What the proof adds, whole replicas and gathered states, is not of the
+Only the strategy is limited. What the proof adds, complete replicas and gathered states, is not of the
 cell: `lifted` lets it be taken, and leaves the strategy as much room as it had before.
 """
 
@@ -24,7 +25,9 @@ from typing import Protocol
 
 import torch
 
+from harness.worker.rank.usage import rss_bytes, rss_peak_bytes
 from results.errors import UsageError
+from results.record import Memory
 from strategies.devices import DeviceKind, MemoryFigures, device_of
 
 MIB = 2**20
@@ -159,3 +162,23 @@ class DeviceMemory:
 def _gauge(device: torch.device) -> Gauge:
     on = device_of(device)
     return HostMemory() if on.memory() is None else DeviceMemory(on)
+
+
+class MemoryUse:
+    """Made before a model is built, when the worker is idle."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device_of(device)
+        self._idle_rss = rss_bytes()
+        self._idle = self._device.memory()
+
+    def record(self) -> Memory:
+        """The peaks so far; those of a device are None on a CPU."""
+        figures = self._device.memory()
+        return Memory(
+            rss_peak_bytes=rss_peak_bytes(),
+            rss_idle_bytes=self._idle_rss,
+            device_allocated_peak_bytes=None if figures is None else figures.allocated_peak,
+            device_reserved_peak_bytes=None if figures is None else figures.reserved_peak,
+            device_idle_bytes=None if self._idle is None else self._idle.allocated,
+        )
