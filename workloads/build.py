@@ -39,7 +39,9 @@ def import_builder(text: str, *, source_folder: Path | None = None) -> None:
     spec = WORKLOADS.parse(text)
     known = facts(spec)
     if known.own_code:
-        _import(split_positional(known.builder)[0], folder=(source_folder or Path.cwd()).resolve())
+        folder = (source_folder or Path.cwd()).resolve()
+        with noting_opens(known.builder, folder):
+            _import(split_positional(known.builder)[0], folder=folder)
     else:
         importlib.import_module(shape_of(spec).facts().builder.partition(":")[0])
 

@@ -62,11 +62,11 @@ class WorkloadFacts:
         """Of one sample, as the module's docstring counts them."""
         return self.parts if isinstance(self.parts, Unknown) else self.parts.flops
 
-    def contradicted(self, *, parameters: int, forward_flops: float | None) -> list[str]:
+    def contradicted(self, *, parameters: int | None = None, forward_flops: float | None = None) -> list[str]:
         """Return a sentence for each stated figure that the built model contradicts.
 
         These are the parameters, and, if they differ by more than 1 %, the FLOPs of the forward pass of one
-        sample (None: not counted).
+        sample. None: not counted.
         """
         stated = {"parameters": (self.parameters, parameters), "FLOPs": (self.forward_flops, forward_flops)}
         return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import hashlib
+import inspect
 import io
 import os
 import re
@@ -25,6 +26,8 @@ _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _HASHED_BYTES, _MOST_FILES = 64 * 2**20, 100
 _opened: dict[tuple[str, Path], set[str]] = {}
 """Files that were opened while a workload was built, by its positional and folder."""
+_opened_by_import: dict[str, set[str]] = {}
+"""Files that were opened while a module in the same folder was imported, by the path of its source."""
 _OURS = ("results", "workloads", "strategies", "slurm", "reports", "harness")
 
 
@@ -86,6 +89,7 @@ def file_hash(path: Path) -> str:
 def noting_opens(positional: str, folder: Path) -> Iterator[None]:
     """Note which files in `folder` are opened to be read meanwhile, for `opened_files`.
 
+    A module is imported once, by the first of several workloads: what it opens then is noted for the module.
     Python's functions that open files are wrapped meanwhile. An audit hook would see more, and cannot be
     removed, so that it would slow down the steps that are timed.
     """
@@ -96,7 +100,9 @@ def noting_opens(positional: str, folder: Path) -> Iterator[None]:
         if isinstance(path, str | bytes | os.PathLike):
             name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - resolving would follow links
             if name.startswith(f"{folder}/"):
-                found.add(name.removeprefix(f"{folder}/"))
+                importing = _importing(folder)
+                noted_for = found if importing is None else _opened_by_import.setdefault(importing, set())
+                noted_for.add(name.removeprefix(f"{folder}/"))
 
     def noted(path: Any, mode: str = "r", *others: Any, **named: Any) -> Any:
         if not set(mode) & set("wax+"):
@@ -118,12 +124,27 @@ def noting_opens(positional: str, folder: Path) -> Iterator[None]:
         os.open = open_descriptor
 
 
+def _importing(folder: Path) -> str | None:
+    """The source in `folder` that this thread is importing; the innermost of several."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        source = frame.f_code.co_filename
+        if frame.f_code.co_name == "<module>" and source.startswith(f"{folder}/"):
+            return source
+        frame = frame.f_back
+    return None
+
+
 def opened_files(positional: str, folder: Path) -> dict[str, str]:
     """Hashes of the files that a `py:` workload opened in `folder` while this process built it, by path from
-    there; of a file of more than `_HASHED_BYTES` its size. Sources, hidden folders and what is installed
-    there are left out, and of more than `_MOST_FILES` all but the first by name: they are a data set."""
+    there; of a file of more than `_HASHED_BYTES` its size. Files that its modules opened when they were
+    imported count, whichever workload imported them. Sources, hidden folders and what is installed there are
+    left out, and of more than `_MOST_FILES` all but the first by name: they are a data set."""
+    sources = _sources(split_positional(positional)[0], folder)
+    opened = [_opened.get((positional, folder), set())]
+    opened += [_opened_by_import.get(str(source), set()) for source in sources]
     found = {}
-    for name in sorted(_opened.get((positional, folder), ())):
+    for name in sorted(set().union(*opened)):
         path, parts = folder / name, Path(name).parts
         installed = "site-packages" in parts or any(part.startswith((".", "__")) for part in parts)
         if not installed and path.suffix not in (".py", ".pyc", ".so") and path.is_file():

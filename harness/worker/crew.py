@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from harness.machine.code import checkout, code_hash, require_planned_packages
 from harness.machine.device import gpu_faults, gpu_warnings, visible_gpus
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
-from harness.worker.rank.context import RankContext, device_uuid, nccl_version
+from harness.worker.rank.context import RankContext, Run, device_uuid, nccl_version
 from harness.worker.rank.control import Control
 from harness.worker.rank.log import RankLog, Watchdog, bound_output, mark_run, output_files
 from harness.worker.rank.network import log_network, name_interface, write_recording
@@ -33,8 +33,8 @@ from harness.worker.rank.process import (
     tear_down,
 )
 from harness.worker.rank.rank import Rank
-from harness.worker.run import RunInProgress
-from harness.worker.train.run import TrainingRun
+from harness.worker.run import measure_cell
+from harness.worker.train.run import train_cell
 from results.errors import MachineError
 from results.launch import Launch, Slot
 from results.launch_files import flight_path, nccl_log_path, rank_log_path
@@ -198,9 +198,8 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     mark_run(slot.run_id)
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
     study.start_run(slot.cell_id, slot.run_id)
-    cell, order = study.cell(slot.cell_id), around.launch.training
-    run = RunInProgress(around, slot, cell) if order is None else TrainingRun(around, slot, cell, order)
-    record = run.execute()
+    run, order = Run(around, slot, study.cell(slot.cell_id)), around.launch.training
+    record = run.execute(measure_cell if order is None else partial(train_cell, order=order))
     study.add_rank_record(record)
     around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)
     if record.outcome in STARTS_AFRESH:

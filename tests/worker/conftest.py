@@ -11,28 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from rank_builders import CPU, Ranks, a_context, a_rank
 
 from harness.worker.cell.memory import MemoryLimit
 from harness.worker.cell.setup import CellSetup
 from harness.worker.exchange.group import open_exchange
 from harness.worker.proof import proof
-from harness.worker.rank.context import RankContext
+from harness.worker.rank.context import Run
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
-from harness.worker.rank.log import RankLog, Watchdog
-from harness.worker.rank.rank import Rank
-from harness.worker.run import RunInProgress
+from harness.worker.run import measure_cell
 from results.cell import Cell, StepPolicy
-from results.environment import CodeVersion
-from results.launch import Launch, Slot
-from results.outcome import Evidence
-from results.plan import Placement
-from results.store import Study
+from results.launch import Slot
 from strategies.catalog import group_layout
 from strategies.training.gathered import CopiesDifferError
 
 Fields = dict[str, Any]
-Ranks = Callable[..., list[Any]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,8 +53,6 @@ def _cell(size: int, fields: Fields) -> Cell:
 def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None) -> Fields:
     """On a rank: the fields of the cell's Proof; `broken` names a file and a context manager in it."""
     size = torch.distributed.get_world_size()
-    who = Rank(rank=rank, local_rank=rank, node_rank=0, gpus=size, local_gpus=size)
-    device = torch.device("cpu")
     with ExitStack() as stack:
         if broken is not None:
             path, name = broken
@@ -68,16 +60,16 @@ def prove(rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None
         cell = _cell(size, fields)
         setup = CellSetup(
             cell=cell,
-            rank=who,
-            device=device,
+            rank=a_rank(rank, size),
+            device=CPU,
             source_folder=Path(folder),
-            memory=MemoryLimit(cell.memory_limit_mb, device),
+            memory=MemoryLimit(cell.memory_limit_mb, CPU),
         )
         stack.enter_context(setup.memory.kept())
         workload = setup.workload()
         trainer = setup.trainer(workload, open_exchange())
         try:
-            found = proof.prove(setup, trainer, setup.batches(workload, setup.replica), Control(device))
+            found = proof.prove(setup, trainer, setup.batches(workload, setup.replica), Control(CPU))
         except DivergedError as error:
             return {"diverged": str(error)}
         except CopiesDifferError as error:
@@ -93,38 +85,16 @@ def run_cell(
 ) -> Fields:
     """On a rank: the record of a whole run of the cell."""
     size = torch.distributed.get_world_size()
-    launch = Launch(
-        launch_id="l",
-        placement=Placement(nodes=1, gpus_per_node=size),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=(),
-        code=CodeVersion(code_hash="h"),
-        source_folder=str(Path(__file__).parent),
-    )
     with ExitStack() as stack:
         if broken is not None:
             path, name = broken
             stack.enter_context(runpy.run_path(path)[name](rank, size))
         cell = _cell(size, {"steps": POLICY} | fields)
-        log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
-        stack.callback(log.close)
-        around = RankContext(
-            study=Study(Path(folder)),
-            launch=launch,
-            evidence=Evidence.MEASURED,
-            rank=Rank(rank=rank, local_rank=rank, node_rank=0, gpus=size, local_gpus=size),
-            device=torch.device("cpu"),
-            cores=(0,),
-            pinned=(),
-            exchange=open_exchange(),
-            control=Control(torch.device("cpu")),
-            log=log,
-        )
+        launch = {"source_folder": str(Path(__file__).parent)}
+        around = stack.enter_context(a_context(rank, folder, launch))
         slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
         with redirect_stderr(io.StringIO()):
-            record = RunInProgress(around, slot, cell).execute()
+            record = Run(around, slot, cell).execute(measure_cell)
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 

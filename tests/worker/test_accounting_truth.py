@@ -11,28 +11,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 import torch
+from rank_builders import CPU, MS, Ranks, a_stopwatch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.measure.blocks import Stopwatch
-from harness.worker.measure.clock import MonotonicClock
-from harness.worker.rank.control import Control
-from harness.worker.rank.log import RankLog, Watchdog
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
 
-Ranks = Callable[..., list[Any]]
 Millis = list[float]
-CPU = torch.device("cpu")
-MS = 1_000_000
 
 BYTES_PER_MS = 4096
 SLACK_MS = 10.0
@@ -124,7 +118,7 @@ def batches() -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.zeros(1), torch.zeros(1)
 
 
-def stopwatch(rank: int, folder: str, model: Planted, exchange: ExchangeGroup, strategy: str) -> Stopwatch:
+def stopwatch(model: Planted, exchange: ExchangeGroup, strategy: str) -> Stopwatch:
     """After two steps, in which strategies lay out their buckets; transfers are slow from then on."""
     settings = TrainSettings(strategy=strategy, optimizer="sgd:lr=0")
     trainer = Trainer(model, lambda y, t: (y - t).sum(), device=CPU, settings=settings, group=exchange)
@@ -132,8 +126,7 @@ def stopwatch(rank: int, folder: str, model: Planted, exchange: ExchangeGroup, s
     for _ in range(2):
         trainer.step(data)
     exchange._mover = SleepingTransport(exchange._mover)
-    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
-    return Stopwatch(trainer, data, clock=MonotonicClock(), control=Control(CPU), log=log)
+    return a_stopwatch(trainer, data)
 
 
 def ms(durations_ns: Sequence[int]) -> Millis:
@@ -149,10 +142,10 @@ def beyond_ms(last_arrived_ns: list[int], computed_ns: list[int]) -> Millis:
 QUADS = 4
 
 
-def exposed(rank: int, folder: str, strategy: str, planted: dict[str, float]) -> dict[str, Any]:
+def exposed(rank: int, strategy: str, planted: dict[str, float]) -> dict[str, Any]:
     """On a rank: what quads and a recorded block find, and what was planted in their steps."""
     exchange, model = open_exchange(), Planted(**planted)
-    watch = stopwatch(rank, folder, model, exchange, strategy)
+    watch = stopwatch(model, exchange, strategy)
     transport: Any = exchange._mover
     computation = model.computation
     computation.forget()
@@ -247,11 +240,9 @@ def missed_exposed(case: str, results: list[dict[str, Any]]) -> list[str]:
     ("case", "strategy"),
     [("hidden", DDP), ("exposed", DDP), *((case, SCRATCH) for case in PLANTED)],
 )
-def test_on_off_quads_and_the_recorder_find_the_exposed_time(
-    ranks: Ranks, tmp_path: Path, case: str, strategy: str
-) -> None:
+def test_on_off_quads_and_the_recorder_find_the_exposed_time(ranks: Ranks, case: str, strategy: str) -> None:
     def attempt() -> list[dict[str, Any]]:
-        return ranks(2, exposed, str(tmp_path), strategy, PLANTED[case])
+        return ranks(2, exposed, strategy, PLANTED[case])
 
     assert together(attempt, lambda found: missed_exposed(case, found)) == []
 
@@ -259,11 +250,11 @@ def test_on_off_quads_and_the_recorder_find_the_exposed_time(
 TRANSFER_MS, DELAY_MS = 30.0, 50.0
 
 
-def delayed(rank: int, folder: str, strategy: str, slow_rank: int | None, how: str) -> dict[str, Any]:
+def delayed(rank: int, strategy: str, slow_rank: int | None, how: str) -> dict[str, Any]:
     """On a rank: in each recorded step the duration in ms of its large collective, and the planted delay."""
     exchange = open_exchange()
     model = Planted(early_ms=TRANSFER_MS, late_ms=0, compute_ms=0)
-    watch = stopwatch(rank, folder, model, exchange, strategy)
+    watch = stopwatch(model, exchange, strategy)
     delays: Millis = []
 
     def delay() -> None:
@@ -295,13 +286,13 @@ def delayed(rank: int, folder: str, strategy: str, slow_rank: int | None, how: s
     ],
 )
 def test_a_late_rank_is_a_wait_of_the_others_and_leaves_the_transfer_alone(
-    ranks: Ranks, tmp_path: Path, slow_rank: int | None, how: str, strategy: str
+    ranks: Ranks, slow_rank: int | None, how: str, strategy: str
 ) -> None:
     """The least transfer of the steps is held to a third; waits, by their medians, to half of the delay."""
     size = 2 if how == "burn" else 3
 
     def attempt() -> list[dict[str, Any]]:
-        return ranks(size, delayed, str(tmp_path), strategy, slow_rank, how)
+        return ranks(size, delayed, strategy, slow_rank, how)
 
     assert together(attempt, lambda found: missed_delay(slow_rank, found)) == []
 

@@ -5,31 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from builders import a_cell
+from rank_builders import Ranks, a_context, a_launch, a_rank
 
 from harness.machine.code import code_version
 from harness.machine.device import nccl_settings
 from harness.worker.crew import nccl_name, require_one_nccl, work
-from harness.worker.rank.context import probe
 from harness.worker.rank.network import interface_towards, name_interface
-from harness.worker.rank.rank import Rank
-from results.cell import Cell
 from results.errors import MachineError
-from results.launch import Launch
 from results.outcome import Evidence
-from results.plan import Placement
 from results.store import Study
-
-Ranks = Callable[..., list[Any]]
 
 
 def start_on_cuda(rank: int, folder: str) -> tuple[int, list[str]]:
@@ -39,18 +33,9 @@ def start_on_cuda(rank: int, folder: str) -> tuple[int, list[str]]:
     """
     dist.destroy_process_group()
     study = Study(Path(folder))
-    launch = Launch(
-        launch_id="l",
-        placement=Placement(nodes=1, gpus_per_node=1),
-        device="cuda",
-        backend="gloo",
-        evidence=Evidence.EMULATED,
-        slots=(),
-        code=code_version(),
-    )
+    launch = a_launch(device="cuda", evidence=Evidence.EMULATED, code=code_version())
     study.add_launch(launch)
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
-    who = Rank(rank=0, local_rank=0, node_rank=0, gpus=1, local_gpus=1)
     with (
         patch.dict("os.environ", meeting),
         patch("torch.cuda.set_device"),
@@ -58,7 +43,7 @@ def start_on_cuda(rank: int, folder: str) -> tuple[int, list[str]]:
         patch("torch.accelerator.current_accelerator", lambda: torch.device("cuda")),
         patch("torch.accelerator.device_count", lambda: 1),
     ):
-        code = work(study.launch_folder("l") / "launch.json", who, pinned=(), cores=(0,))
+        code = work(study.launch_folder("l") / "launch.json", a_rank(), pinned=(), cores=(0,))
     log = (study.launch_folder("l") / "rank-00000.jsonl").read_text(encoding="utf-8")
     return code, [json.loads(line)["event"] for line in log.splitlines()]
 
@@ -69,22 +54,15 @@ def test_nodes_with_different_versions_of_nccl_are_refused_before_they_connect()
         require_one_nccl([("node-a", "2.27.5"), ("node-b", "2.29.2"), ("node-c", "2.27.5")])
 
 
-def test_settings_are_those_that_the_process_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def settings_set_late(rank: int, folder: str) -> Mapping[str, str] | None:
+    """On a rank: the settings of its environment, after a library has set another one."""
+    with patch.dict("os.environ", KMP_INIT_AT_FORK="FALSE"), a_context(rank, folder, {}) as around:
+        return around.environment(a_cell(strategy="single", gpus=1)).settings
+
+
+def test_settings_are_those_that_the_process_was_given(ranks: Ranks, tmp_path: Path) -> None:
     # As scikit-learn does when a workload imports it: whoever plans the next call does not see it.
-    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
-    launch = Launch(
-        launch_id="l",
-        placement=Placement(nodes=1, gpus_per_node=1),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.EMULATED,
-        slots=(),
-        code=code_version(),
-    )
-    who = Rank(rank=0, local_rank=0, node_rank=0, gpus=1, local_gpus=1)
-    setting = {"device": "cpu", "backend": "gloo", "optimizer": "sgd", "dataset": "synthetic"}
-    cell = Cell(workload="mlp", strategy="single", gpus=1, micro_batch=1, **setting)
-    settings = probe(launch, who, torch.device("cpu"), (), cell).settings
+    [settings] = ranks(1, settings_set_late, str(tmp_path))
     assert settings is not None
     assert "KMP_INIT_AT_FORK" not in settings
 

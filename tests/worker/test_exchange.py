@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -14,20 +13,15 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from rank_builders import CPU, Ranks, a_stopwatch, batches, network
+from torch import Tensor
 from torch.nn import functional as F
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
-from harness.worker.measure.blocks import Stopwatch
-from harness.worker.measure.clock import step_clock
 from harness.worker.rank.control import Control, hash_number, parameters_hash
-from harness.worker.rank.log import RankLog, Watchdog
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
 from strategies.training.snapshot import Snapshot
-
-Ranks = Callable[..., list[Any]]
-CPU = torch.device("cpu")
 
 # Linear(8, 48): 8 * 48 + 48 = 432; BatchNorm1d(48): 96; Linear(48, 5): 48 * 5 + 5 = 245 floats.
 GRADIENT_BYTES = 4 * (432 + 96 + 245)
@@ -35,22 +29,10 @@ GRADIENT_BYTES = 4 * (432 + 96 + 245)
 BUFFER_BYTES = 4 * 96 + 8
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    layers = (nn.Linear(8, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Dropout(0.3), nn.Linear(48, 5))
-    return nn.Sequential(*layers)
-
-
-def batches(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(rank)
-    while True:
-        yield torch.randn(4, 8, generator=generator), torch.randint(5, (4,), generator=generator)
-
-
 def trainer_of(exchange: ExchangeGroup, rank: int, **settings: Any) -> Trainer:
     """A trainer, each replica's dropout with a seed of its own."""
     chosen = TrainSettings(**{"strategy": "ddp", "optimizer": "sgd:lr=0.05", **settings})
-    trainer = Trainer(network(), F.cross_entropy, device=CPU, settings=chosen, group=exchange)
+    trainer = Trainer(network(dropout=0.3), F.cross_entropy, device=CPU, settings=chosen, group=exchange)
     torch.manual_seed(100 + rank)
     return trainer
 
@@ -180,15 +162,12 @@ def quads_or_none(rank: int, settings: dict[str, Any], folder: str, disturbed: b
     trainer, data = trainer_of(exchange, rank, **settings), batches(rank)
     trainer.step(data)
     policy = StepPolicy(block_steps=2, quads=2)
-    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
     if disturbed:
-        watch = Stopwatch(trainer, data, clock=step_clock(CPU), control=Control(CPU), log=log)
-        quads = watch.measure_exposed(exchange, policy)
+        quads = a_stopwatch(trainer, data).measure_exposed(exchange, policy)
         assert len(quads.off_second_ns) == policy.quads
     else:
         for _ in range(2 * policy.quads * policy.block_steps):
             trainer.step(data)
-    log.close()
     loss = trainer.step(data).item()
     return {"loss": loss, **end_state(trainer, data)}
 
@@ -385,6 +364,6 @@ def test_the_data_of_the_ranks_differ() -> None:
 
 
 def test_the_network_is_what_the_closed_form_counts() -> None:
-    module = copy.deepcopy(network())
+    module = network(dropout=0.3)
     assert sum(p.numel() * p.element_size() for p in module.parameters()) == GRADIENT_BYTES
     assert sum(b.numel() * b.element_size() for b in module.buffers()) == BUFFER_BYTES

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rank_builders import CPU, MS, Ranks, a_stopwatch
 from torch import Tensor, nn
 
 from harness.worker.measure import blocks as measure
 from harness.worker.measure.blocks import Stopwatch
-from harness.worker.measure.clock import step_clock
-from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
-from harness.worker.rank.log import RankLog, Watchdog
 from results.cell import StepPolicy
 from results.record import StepColumns
 from strategies import Trainer, TrainSettings, devices
-
-Ranks = Callable[..., list[Any]]
-CPU = torch.device("cpu")
-MS = 1_000_000
 
 
 class World:
@@ -292,7 +285,7 @@ def test_each_rank_keeps_its_own_walls_and_stops_by_the_slowest(
 class Quad:
     """A trainer of y = w x, and what it saw: each step's exchange, inputs and the weight it started from."""
 
-    def __init__(self, *, accumulation: int, folder: Path) -> None:
+    def __init__(self, *, accumulation: int) -> None:
         self.exchange: Any = SimpleNamespace(traffic=SimpleNamespace(enabled=True))
         self.seen: list[tuple[bool, float]] = []
         self.weights: list[float] = []
@@ -304,8 +297,7 @@ class Quad:
         self.trainer = trainer = Trainer(self.module, self._loss, device=CPU, settings=settings)
         self.batches = ((torch.tensor([[float(i)]]), torch.tensor(float(i))) for i in range(1, 100))
         control: Any = SimpleNamespace(synchronize=int, begin_together=dict, largest=list, device=CPU)
-        self.log = RankLog(folder / "log.jsonl", 0, Watchdog(900))
-        self.watch = Stopwatch(trainer, self.batches, clock=step_clock(CPU), control=control, log=self.log)
+        self.watch = a_stopwatch(trainer, self.batches, control)
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.seen.append((self.exchange.traffic.enabled, targets.item()))
@@ -315,12 +307,9 @@ class Quad:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_quads_are_on_off_off_on_and_neighbours_share_their_batches(
-    tmp_path: Path, accumulation: int
-) -> None:
-    quad = Quad(accumulation=accumulation, folder=tmp_path)
+def test_quads_are_on_off_off_on_and_neighbours_share_their_batches(accumulation: int) -> None:
+    quad = Quad(accumulation=accumulation)
     quads = quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=2, quads=2))
-    quad.log.close()
     each = 2 * accumulation
     drawn = [[float(1 + block * each + i) for i in range(each)] for block in range(4)]
     order = [(True, drawn[0]), (False, drawn[0]), (False, drawn[1]), (True, drawn[1])]
@@ -333,21 +322,19 @@ def test_quads_are_on_off_off_on_and_neighbours_share_their_batches(
     assert sum(quads.off_step_ns) == sum(quads.off_first_ns + quads.off_second_ns)
 
 
-def test_the_blocks_of_quads_are_whole_periods_too(tmp_path: Path) -> None:
-    quad = Quad(accumulation=2, folder=tmp_path)
+def test_the_blocks_of_quads_are_whole_periods_too() -> None:
+    quad = Quad(accumulation=2)
     quad.trainer.model.period = 3
     quads = quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=2, quads=1))
-    quad.log.close()
     # Three steps of two batches, four times; neighbours share theirs.
     drawn = [[float(value) for value in range(first, first + 6)] for first in (1, 7)]
     assert [value for _, value in quad.seen] == drawn[0] * 2 + drawn[1] * 2
     assert quads.steps == 3
 
 
-def test_the_off_blocks_are_undone_and_the_exchange_is_on_again(tmp_path: Path) -> None:
-    quad = Quad(accumulation=1, folder=tmp_path)
+def test_the_off_blocks_are_undone_and_the_exchange_is_on_again() -> None:
+    quad = Quad(accumulation=1)
     quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
-    quad.log.close()
     # The gradient is -x and the rate 1, so a step adds its batch: on 1; off 1 and 2, undone; on 2.
     assert quad.weights == [0.0, 1.0, 1.0 + 1.0, 1.0]
     assert quad.module.weight.item() == 1.0 + 2.0
@@ -356,50 +343,39 @@ def test_the_off_blocks_are_undone_and_the_exchange_is_on_again(tmp_path: Path) 
     assert next(quad.batches)[1].item() == 3.0
 
 
-def test_a_loss_that_is_not_finite_counts_in_the_on_blocks_alone(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_counts_in_the_on_blocks_alone() -> None:
     # What a replica without exchange comes to is undone.
-    quad = Quad(accumulation=1, folder=tmp_path)
+    quad = Quad(accumulation=1)
     quad.diverges_when = False
     quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
     assert quad.module.weight.item() == 1.0 + 2.0
     quad.diverges_when = True
     with pytest.raises(DivergedError):
         quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
-    quad.log.close()
 
 
-def test_no_quads_draw_no_batch(tmp_path: Path) -> None:
-    quad = Quad(accumulation=1, folder=tmp_path)
+def test_no_quads_draw_no_batch() -> None:
+    quad = Quad(accumulation=1)
     quads = quad.watch.measure_exposed(quad.exchange, StepPolicy(quads=0))
-    quad.log.close()
     assert quads.on_first_ns == []
     assert quad.seen == []
 
 
-def diverging(rank: int, folder: str, bad_rank: int) -> tuple[str, int]:
+def diverging(rank: int, bad_rank: int) -> tuple[str, int]:
     """On a rank: blocks of two steps with a NaN in the third step of one rank; what ends them, and when."""
     module = nn.Linear(1, 1, bias=False)
     settings = TrainSettings(optimizer="sgd:lr=0")
     trainer = Trainer(module, lambda y, t: (y * t).mean(), device=CPU, settings=settings)
     bad = float("nan") if rank == bad_rank else 1.0
     data = ((torch.ones(1, 1), torch.tensor(bad if index == 2 else 1.0)) for index in range(100))
-    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
-    watch = Stopwatch(trainer, data, clock=step_clock(CPU), control=Control(CPU), log=log)
     try:
-        watch.measure(StepPolicy(block_steps=2))
+        a_stopwatch(trainer, data).measure(StepPolicy(block_steps=2))
     except DivergedError as error:
         return str(error), sum(1 for _ in data)
-    finally:
-        log.close()
     return "nothing", 0
 
 
 @pytest.mark.parametrize("bad_rank", [0, 1])
-def test_a_loss_that_is_not_finite_on_one_rank_ends_the_blocks_of_all(
-    ranks: Ranks, tmp_path: Path, bad_rank: int
-) -> None:
+def test_a_loss_that_is_not_finite_on_one_rank_ends_the_blocks_of_all(ranks: Ranks, bad_rank: int) -> None:
     # In the second block of two steps, so that 100 - 4 batches are left.
-    assert (
-        ranks(2, diverging, str(tmp_path), bad_rank)
-        == [("the loss is not a finite number (NaN or infinity)", 96)] * 2
-    )
+    assert ranks(2, diverging, bad_rank) == [("the loss is not a finite number (NaN or infinity)", 96)] * 2

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from harness.worker.rank import log as rank_log
-from harness.worker.rank.log import KEPT_BYTES, MOST_BYTES
+from harness.worker.rank.log import KEPT_BYTES, MOST_BYTES, next_look_s
 
 NOTE = re.compile(rb"--- (\d+) bytes were left out here ---\n")
 PRINTS = """
 import os, sys, time
 from harness.worker.rank.log import MOST_BYTES, bound_output
-bound_output(look_s=0.01)
+bound_output()
 print("--- run first", file=sys.stderr, flush=True)
 print("the first words", file=sys.stderr, flush=True)
 line = b"%07d " + b"x" * {width} + b"\\n"
@@ -133,6 +133,36 @@ def test_the_mark_of_a_run_is_a_line_of_its_own(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", MARKS], stdout=stdout, stderr=stderr, timeout=200, check=True)
     assert out.read_text() == "--- run a\nno end\n--- run b\n"
     assert errors.read_text() == "--- run a\nan end\n--- run b\n"
+
+
+WAKES = """
+import threading, time
+from pathlib import Path
+from harness.worker.rank.log import bound_output
+
+bound_output()
+[thread] = (each for each in threading.enumerate() if each.name == "bound-output")
+time.sleep(2)
+status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+print(next(line.split()[1] for line in status.splitlines() if line.startswith("voluntary_ctxt_switches")))
+"""
+
+
+def test_a_rank_that_prints_nothing_is_woken_about_once_a_second(tmp_path: Path) -> None:
+    with (tmp_path / "stdout.log").open("w+") as stdout:
+        subprocess.run([sys.executable, "-c", WAKES], stdout=stdout, timeout=200, check=True)
+        stdout.seek(0)
+        # Its start and what it waits for of the interpreter, beside two looks.
+        assert int(stdout.read()) < 12
+
+
+@pytest.mark.parametrize(
+    ("grown", "look_s", "expected"),
+    # A file that grows by 8 MiB in a fifth of a second; one that shrank; one that hardly grows, and a flood.
+    [(MOST_BYTES, 0.2, 0.2), (-1, 1.0, 1.0), (1000, 1.0, 1.0), (1000 * MOST_BYTES, 1.0, 0.05)],
+)
+def test_a_file_is_looked_at_before_it_grows_by_its_bound(grown: int, look_s: float, expected: float) -> None:
+    assert next_look_s(grown, look_s) == pytest.approx(expected)
 
 
 def test_what_is_short_is_left_alone(tmp_path: Path) -> None:

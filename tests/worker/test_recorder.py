@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_builders import CPU, MS, Ranks, a_stopwatch, batches, network
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn import functional as F
@@ -31,35 +31,19 @@ from harness.worker.exchange.recorder import (
     group_text,
     steps_to_record,
 )
-from harness.worker.measure.blocks import Stopwatch
 from harness.worker.measure.clock import MonotonicClock
-from harness.worker.rank.control import Control, parameters_hash
-from harness.worker.rank.log import RankLog, Watchdog
+from harness.worker.rank.control import parameters_hash
 from results.layout import ModelLayout
 from results.record import StepColumns
 from results.recorded import POINT_TO_POINT, Operations
 from strategies import Phase, Trainer, TrainSettings
 
-Ranks = Callable[..., list[Any]]
 Row = tuple[int, str, str, int]
-CPU = torch.device("cpu")
-MS = 1_000_000
 
 # Linear(8, 48), BatchNorm1d(48), Linear(48, 5): 384 + 48, 48 + 48 and 240 + 5 floats.
 NUMEL = 773
 # Running mean and variance, and the number of batches, an int64.
 STATISTICS_BYTES, COUNTER_BYTES = 2 * 48 * 4, 8
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 5))
-
-
-def batches(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(rank)
-    while True:
-        yield torch.randn(4, 8, generator=generator), torch.randint(5, (4,), generator=generator)
 
 
 def trainer_of(exchange: ExchangeGroup, **settings: Any) -> Trainer:
@@ -479,17 +463,12 @@ def test_an_exchange_that_is_off_has_nothing_to_record(ranks: Ranks) -> None:
     assert ranks(2, switched_off) == [[]] * 2
 
 
-def stopwatch(rank: int, folder: str, trainer: Trainer, data: Iterator[Any]) -> Stopwatch:
-    log = RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900))
-    return Stopwatch(trainer, data, clock=MonotonicClock(), control=Control(CPU), log=log)
-
-
-def block_or_steps(rank: int, folder: str, settings: dict[str, Any], recording: bool) -> dict[str, Any]:
+def block_or_steps(rank: int, settings: dict[str, Any], recording: bool) -> dict[str, Any]:
     """On a rank: a recorded block, or its steps alone; then what training goes on from."""
     exchange = open_exchange()
     trainer, data = trainer_of(exchange, **settings), batches(rank)
     trainer.step(data)
-    watch = stopwatch(rank, folder, trainer, data)
+    watch = a_stopwatch(trainer, data)
     before, shape = trainer.observer, None
     period = trainer.model.period
     if recording:
@@ -518,10 +497,10 @@ def block_or_steps(rank: int, folder: str, settings: dict[str, Any], recording: 
     ],
 )
 def test_recorded_steps_are_steps_like_any_other(
-    ranks: Ranks, tmp_path: Path, settings: dict[str, Any], steps: int, with_operations: list[int]
+    ranks: Ranks, settings: dict[str, Any], steps: int, with_operations: list[int]
 ) -> None:
-    recorded = ranks(2, block_or_steps, str(tmp_path), settings, True)
-    plain = ranks(2, block_or_steps, str(tmp_path), settings, False)
+    recorded = ranks(2, block_or_steps, settings, True)
+    plain = ranks(2, block_or_steps, settings, False)
     for found, expected in zip(recorded, plain, strict=True):
         assert found["shape"] == (steps, steps, with_operations)
         assert (found["hash"], found["next"]) == (expected["hash"], expected["next"])
@@ -592,7 +571,7 @@ class Pipe(nn.Sequential):
         return y
 
 
-def bubbles(rank: int, folder: str, settings: dict[str, Any]) -> Any:
+def bubbles(rank: int, settings: dict[str, Any]) -> Any:
     """On a rank: idle time and time of each recorded step."""
     exchange = open_exchange()
     trainer = Trainer(
@@ -605,27 +584,27 @@ def bubbles(rank: int, folder: str, settings: dict[str, Any]) -> Any:
     )
     data = batches(0)
     trainer.step(data)
-    recorded = stopwatch(rank, folder, trainer, data).record(exchange, CPU)
+    recorded = a_stopwatch(trainer, data).record(exchange, CPU)
     exchange.reset()
     return recorded.bubble_ns, recorded.step_ns
 
 
-def test_strategies_with_stages_alone_have_a_bubble(ranks: Ranks, tmp_path: Path) -> None:
-    for idle_ns, step_ns in ranks(2, bubbles, str(tmp_path), {"strategy": "pipeline:gpipe"}):
+def test_strategies_with_stages_alone_have_a_bubble(ranks: Ranks) -> None:
+    for idle_ns, step_ns in ranks(2, bubbles, {"strategy": "pipeline:gpipe"}):
         assert len(idle_ns) == len(step_ns) == 20
         assert all(0 < idle < step for idle, step in zip(idle_ns, step_ns, strict=True))
     # A ring receives as well.
-    for idle_ns, _ in ranks(2, bubbles, str(tmp_path), {"strategy": "scratch-ddp", "collective": "ring"}):
+    for idle_ns, _ in ranks(2, bubbles, {"strategy": "scratch-ddp", "collective": "ring"}):
         assert idle_ns is None
 
 
-def limited(rank: int, folder: str, most: int) -> str:
+def limited(rank: int, most: int) -> str:
     """On a rank: what recording comes to if a record holds `most` operations."""
     exchange = open_exchange()
     trainer = trainer_of(exchange, strategy="scratch-ddp", collective="tree")
     for _ in range(2):
         trainer.step(batches(rank))
-    watch = stopwatch(rank, folder, trainer, batches(rank))
+    watch = a_stopwatch(trainer, batches(rank))
     recorder_module.MOST_OPERATIONS = most  # type: ignore[misc]
     try:
         recorded = watch.record(exchange, CPU)
@@ -638,14 +617,14 @@ def limited(rank: int, folder: str, most: int) -> str:
         exchange.reset()
 
 
-def test_ranks_agree_on_the_steps_by_the_one_with_the_most_operations(ranks: Ranks, tmp_path: Path) -> None:
+def test_ranks_agree_on_the_steps_by_the_one_with_the_most_operations(ranks: Ranks) -> None:
     # Of three ranks in a tree each has its own number of operations.
-    found = ranks(3, limited, str(tmp_path), 4000)
+    found = ranks(3, limited, 4000)
     counts = [int(text.rpartition(" ")[2]) for text in found]
     assert min(counts) < max(counts)
-    found = ranks(3, limited, str(tmp_path), 3 * max(counts) + 1)
+    found = ranks(3, limited, 3 * max(counts) + 1)
     assert found == [f"3 steps of {count}" for count in counts]
-    found = ranks(3, limited, str(tmp_path), max(counts) - 1)
+    found = ranks(3, limited, max(counts) - 1)
     assert found == [f"a period has {max(counts)} operations, a record holds {max(counts) - 1}"] * 3
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_builders import CPU, Ranks, a_context
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -24,22 +25,14 @@ from harness.worker.measure import profiler
 from harness.worker.measure.clock import FirstStep
 from harness.worker.measure.link_peak import measure_link_peak, peak_payload_bytes
 from harness.worker.measure.profiler import Kernel, attach_profiler, kernel_times, kernels_on
-from harness.worker.rank.context import RankContext
+from harness.worker.rank.context import Run
 from harness.worker.rank.control import Control
-from harness.worker.rank.log import RankLog, Watchdog
-from harness.worker.rank.rank import Rank
-from harness.worker.run import RunInProgress
+from harness.worker.run import measure_cell
 from results.cell import Cell, StepPolicy
-from results.environment import CodeVersion
-from results.launch import Launch, Slot
-from results.outcome import Evidence
-from results.plan import Placement
+from results.launch import Slot
 from results.recorded import KernelTimes
-from results.store import Study
 from strategies import Trainer
 
-Ranks = Callable[..., list[Any]]
-CPU = torch.device("cpu")
 MIB = 2**20
 
 
@@ -222,54 +215,26 @@ def test_times_are_those_of_counting_moments(
     assert found.overlap_ns == len(busy[0] & busy[1])
 
 
-def surroundings(rank: int, folder: str, size: int) -> RankContext:
-    launch = Launch(
-        launch_id="l",
-        placement=Placement(nodes=1, gpus_per_node=size),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=(),
-        code=CodeVersion(code_hash="h"),
-    )
-    return RankContext(
-        study=Study(Path(folder)),
-        launch=launch,
-        evidence=Evidence.MEASURED,
-        rank=Rank(rank=rank, local_rank=rank, node_rank=0, gpus=size, local_gpus=size),
-        device=CPU,
-        cores=(0,),
-        pinned=(),
-        exchange=open_exchange(),
-        control=Control(CPU),
-        log=RankLog(Path(folder) / f"{rank}.jsonl", rank, Watchdog(900)),
-    )
-
-
 def run_twice(rank: int, folder: str, size: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
     """On a rank: two runs of a cell, the second without a proof, and what is recorded of each."""
     policy = StepPolicy(block_steps=2, warmup_max_steps=2, min_blocks=1, max_blocks=1, quads=1)
     cell = Cell(**fields, gpus=size, device="cpu", backend="gloo", steps=policy)
-    around = surroundings(rank, folder, size)
     found = []
-    for proved_by in (None, "before"):
-        slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
-        began = time.perf_counter_ns()
-        record = RunInProgress(around, slot, cell).execute()
-        took_ns = time.perf_counter_ns() - began
-        assert record.reason is None
-        names = ("parameters_hash", "first_step_ns", "setup_ns", "period", "absent", "recorded", "link_peak")
-        row = {name: getattr(record, name) for name in (*names, "quads", "work", "spent_ns", "blocks_ns")}
-        row["losses"] = record.steps.loss
-        row["took_ns"] = took_ns
-        found.append(row)
-    around.log.close()
+    with a_context(rank, folder, {}) as around:
+        for proved_by in (None, "before"):
+            slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
+            began = time.perf_counter_ns()
+            record = Run(around, slot, cell).execute(measure_cell)
+            took_ns = time.perf_counter_ns() - began
+            assert record.reason is None
+            row = {name: getattr(record, name) for name in record.__struct_fields__}
+            found.append(row | {"losses": record.steps.loss, "took_ns": took_ns})
     return found
 
 
 def first_acts(rank: int, folder: str) -> list[str]:
     """On a rank: what a run does until it has looked at the memory of the idle worker."""
-    around, acts = surroundings(rank, folder, 1), []
+    acts: list[str] = []
 
     def look() -> int:
         acts.append("idle memory")
@@ -277,12 +242,12 @@ def first_acts(rank: int, folder: str) -> list[str]:
 
     cell = Cell(**MLP | {"strategy": "single"}, gpus=1, device="cpu", backend="gloo")
     with (
+        a_context(rank, folder, {}) as around,
         patch.object(around.exchange, "reset", lambda: acts.append("reset")),
         patch.object(run_module, "attach_profiler", lambda device: acts.append(f"profiler on {device}")),
         patch.object(memory, "rss_bytes", look),
     ):
-        RunInProgress(around, Slot(cell_id=cell.id, run_id="r", repeat=1), cell).execute()
-    around.log.close()
+        Run(around, Slot(cell_id=cell.id, run_id="r", repeat=1), cell).execute(measure_cell)
     return acts
 
 
@@ -357,6 +322,22 @@ def test_the_profiler_is_attached_once_in_a_process_on_cuda() -> None:
             attach_profiler(device)
     attach_profiler.cache_clear()
     profiled.assert_called_once_with(torch.device("cuda", 1))
+
+
+def test_a_run_that_leans_on_a_proof_warns_of_batches_that_all_ranks_read(
+    whole_runs: Callable[..., list[dict[str, Any]]],
+) -> None:
+    for name, warned in (("of_a_loader_for_all", True), ("of_a_loader", False)):
+        fields = {
+            "workload": f"py:proof_models:{name}",
+            "dataset": "own",
+            "micro_batch": 4,
+            "optimizer": "sgd",
+        }
+        for record in whole_runs(2, fields, proved_by="an earlier run"):
+            assert (record["outcome"], record["proof"].method) == ("ok", "earlier-run")
+            alike = [each for each in record["warnings"] if "replicas 0 and 1 read the same batches" in each]
+            assert len(alike) == warned
 
 
 def test_one_rank_has_nothing_to_record_and_says_so(ranks: Ranks, tmp_path: Path) -> None:

@@ -18,23 +18,19 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 import torch.distributed as dist
+from rank_builders import Ranks, a_context
 
 from harness.worker.exchange.group import open_exchange
 from harness.worker.exchange.recorder import Recorder
 from harness.worker.exchange.staged import StagedGroup
 from harness.worker.measure.blocks import Stopwatch
-from harness.worker.rank.context import RankContext
+from harness.worker.rank.context import Run
 from harness.worker.rank.control import Control
-from harness.worker.rank.log import RankLog, Watchdog
-from harness.worker.rank.rank import Rank
-from harness.worker.run import RunInProgress
+from harness.worker.run import measure_cell
 from results.cell import Cell, StepPolicy
-from results.environment import CodeVersion
-from results.launch import Launch, Slot
+from results.launch import Slot
 from results.outcome import Evidence
-from results.plan import Placement
 from results.record import StepColumns
-from results.store import Study
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES, group_layout
 from strategies.collectives.link import Link
 from strategies.collectives.scatter import start_reduce_scatter
@@ -45,7 +41,6 @@ from strategies.scratch_fsdp.host_shards import HostShards
 from strategies.training.observer import Phase
 from strategies.training.trainer import Trainer, TrainSettings
 
-Ranks = Callable[..., list[Any]]
 Fields = dict[str, Any]
 DEVICE = torch.device("cpu", 0)
 """`streams` says why."""
@@ -102,36 +97,13 @@ def cell_of(size: int, fields: Fields) -> Cell:
 def _run_cell(rank: int, folder: Path, fields: Fields, exchange: Any, control: Control) -> Any:
     size = dist.get_world_size()
     cell = cell_of(size, fields)
-    folder.mkdir(parents=True, exist_ok=True)
-    launch = Launch(
-        launch_id="l",
-        placement=Placement(nodes=1, gpus_per_node=size),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.EMULATED,
-        slots=(),
-        code=CodeVersion(code_hash="h"),
-        source_folder=str(Path(__file__).parent),
-    )
-    with ExitStack() as stack:
-        log = RankLog(folder / f"{rank}.jsonl", rank, Watchdog(900))
-        stack.callback(log.close)
-        around = RankContext(
-            study=Study(folder),
-            launch=launch,
-            evidence=Evidence.EMULATED,
-            rank=Rank(rank=rank, local_rank=rank, node_rank=0, gpus=size, local_gpus=size),
-            device=DEVICE,
-            cores=(0,),
-            pinned=(),
-            exchange=exchange,
-            control=control,
-            log=log,
-        )
+    launch = {"evidence": Evidence.EMULATED, "source_folder": str(Path(__file__).parent)}
+    given = {"evidence": Evidence.EMULATED, "device": DEVICE, "exchange": exchange, "control": control}
+    with a_context(rank, folder, launch, **given) as around:
         slot = Slot(cell_id=cell.id, run_id="r", repeat=1)
         errors = io.StringIO()
         with redirect_stderr(errors):
-            record = RunInProgress(around, slot, cell).execute()
+            record = Run(around, slot, cell).execute(measure_cell)
         if record.reason is not None:
             print(errors.getvalue()[-3000:], file=sys.stderr)
         return record

@@ -9,41 +9,35 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
-import torch
+from rank_builders import Ranks, a_context
 
-from harness.worker.exchange.group import open_exchange
 from harness.worker.rank import log as rank_log
-from harness.worker.rank.context import RankContext
-from harness.worker.rank.control import Control
+from harness.worker.rank.context import Run
 from harness.worker.rank.log import RankLog, Watchdog
-from harness.worker.rank.rank import Rank
 from harness.worker.train import loop as training_loop
-from harness.worker.train.run import TrainingRun
+from harness.worker.train.run import train_cell
 from results.cell import Cell
-from results.environment import CodeVersion
-from results.launch import Launch, Slot
-from results.outcome import Evidence, Outcome
-from results.plan import Placement
+from results.launch import Slot
+from results.outcome import Outcome
+from results.record import RankRecord
 from results.store import Study
 from results.train_order import TrainOrder
 from results.training_log import Ended, SavedCheckpoint, TrainingLog
 from strategies.saving.run_folder import RunFolder
 
 Train = Callable[..., list[tuple[Outcome, str | None]]]
-CPU = torch.device("cpu")
 PATIENCE_S = 30.0
 
 
-def train(
-    rank: int, folder: str, order: TrainOrder, model: str, fault: str | None
-) -> tuple[Outcome, str | None]:
-    """On a rank: how the training of a cell ends; `fault` is a function below, called for each checkpoint."""
+def record_of(rank: int, folder: str, order: TrainOrder, model: str, fault: str | None) -> RankRecord:
+    """On a rank: the record of a cell's training; `fault` is a function below, called for each checkpoint."""
     cell = Cell(
         workload=f"py:trained:{model}",
         dataset="own",
@@ -54,17 +48,6 @@ def train(
         backend="gloo",
         optimizer="sgd:lr=0.01",
     )
-    launch = Launch(
-        launch_id="l",
-        placement=Placement(nodes=1, gpus_per_node=2),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=(),
-        code=CodeVersion(code_hash="h"),
-        source_folder=str(Path(__file__).parent),
-        training=order,
-    )
     log = Path(folder) / f"{rank}.jsonl"
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
@@ -74,22 +57,10 @@ def train(
             stack.enter_context(patch.object(rank_log, "HEARTBEAT_S", 0.0))
         if fault == "slow":
             stack.enter_context(patch.object(training_loop, "HEARTBEAT_S", 0.01))
-        lines = RankLog(log, rank, Watchdog(900))
-        stack.callback(lines.close)
-        around = RankContext(
-            study=Study(Path(folder)),
-            launch=launch,
-            evidence=Evidence.MEASURED,
-            rank=Rank(rank=rank, local_rank=rank, node_rank=0, gpus=2, local_gpus=2),
-            device=CPU,
-            cores=(0,),
-            pinned=(),
-            exchange=open_exchange(),
-            control=Control(CPU),
-            log=lines,
-        )
-        record = TrainingRun(around, Slot(cell_id="cell", run_id="r", repeat=1), cell, order).execute()
-    return record.outcome, record.reason
+        launch = {"source_folder": str(Path(__file__).parent), "training": order}
+        around = stack.enter_context(a_context(rank, folder, launch))
+        run = Run(around, Slot(cell_id="cell", run_id="r", repeat=1), cell)
+        return run.execute(partial(train_cell, order=order))
 
 
 def _with(fault: Callable[[int, Path], None], log: Path) -> Callable[..., Path]:
@@ -122,9 +93,10 @@ def slow(step: int, log: Path) -> None:
 
 
 @pytest.fixture
-def trains(ranks: Callable[..., list[Any]], tmp_path: Path) -> Train:
+def trains(ranks: Ranks, tmp_path: Path) -> Train:
     def run(order: TrainOrder, *, model: str = "build", fault: str | None = None) -> Any:
-        return ranks(2, train, str(tmp_path), order, model, fault)
+        records = ranks(2, record_of, str(tmp_path), order, model, fault)
+        return [(record.outcome, record.reason) for record in records]
 
     return run
 
@@ -134,6 +106,13 @@ def log_of(folder: Path) -> TrainingLog:
 
 
 ORDER = TrainOrder(steps=6, checkpoint_every=3)
+
+
+def test_replicas_that_train_on_the_same_batches_are_warned_of(ranks: Ranks, tmp_path: Path) -> None:
+    for model, warned in (("alike", True), ("build", False)):
+        for record in ranks(2, record_of, str(tmp_path / model), ORDER, model, None):
+            assert record.outcome is Outcome.OK
+            assert any("replicas 0 and 1 read the same batches" in each for each in record.warnings) is warned
 
 
 def test_training_has_not_ended_before_its_last_checkpoint_is_written(trains: Train, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model that a loop is tried with; of its first validation the loss is NaN, if asked for."""
+"""Models that a training loop is tried with; the loss of the first validation of `bad` is NaN."""
 
 import torch
 from torch import nn
@@ -26,6 +26,15 @@ def samples(count):
 
 def build(bad=False):
     return Workload(module=Point(bad), loss=nn.functional.mse_loss, data=samples(16), held_out=samples(32))
+
+
+def alike():
+    """Every replica is given the same batches: the function forgets its share."""
+
+    def opened(share):
+        return torch.utils.data.DataLoader(samples(16), share.micro_batch)
+
+    return Workload(module=Point(False), loss=nn.functional.mse_loss, data=opened)
 
 
 def bad():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from harness.worker.cell.memory import MemoryLimit
 from harness.worker.cell.sampler import Draws, Sampler
+from harness.worker.rank.context import RankContext
 from harness.worker.rank.rank import Rank
 from results.cell import Cell
 from results.environment import Program
@@ -30,6 +32,7 @@ from strategies.pipeline.chain import chained_layout
 from strategies.training.loss import BatchLoss
 from strategies.training.parallel import Blank
 from strategies.training.trainer import Trainer, TrainSettings
+from workloads.batch import Batch
 from workloads.build import build_workload
 from workloads.catalog import WORKLOADS, facts
 from workloads.data import DataRequest, open_batches
@@ -47,7 +50,18 @@ class CellSetup:
     device: torch.device
     source_folder: Path | None
     memory: MemoryLimit = field(default_factory=MemoryLimit)
-    """What the strategy may take; what a proof adds is not under it."""
+    """Limits what the strategy takes. What a proof adds is not limited."""
+
+    @classmethod
+    def of(cls, around: RankContext, cell: Cell) -> CellSetup:
+        """Set up `cell` on this rank, with its memory limit. Made where the worker is idle."""
+        return cls(
+            cell=cell,
+            rank=around.rank,
+            device=around.device,
+            source_folder=around.source_folder,
+            memory=MemoryLimit(cell.memory_limit_mb, around.device),
+        )
 
     def workload(self) -> Workload:
         """A fresh model to train, with the cell's initial parameters: the same on every rank, every time.
@@ -58,7 +72,7 @@ class CellSetup:
         return self._built(by_unit=STRATEGIES.facts(self.cell.strategy).by_unit)
 
     def whole_workload(self) -> Workload:
-        """As `workload`, with the values of the module in it."""
+        """Build the same model with all its values, whatever the strategy could do."""
         return self._built(by_unit=False)
 
     def _built(self, *, by_unit: bool) -> Workload:
@@ -73,6 +87,21 @@ class CellSetup:
             _require_same(workload.text, self.cell.source_hash, source_hash(str(workload.positional), folder))
         if self.cell.dataset_hash is not None:
             _require_same(dataset.spec.text, self.cell.dataset_hash, file_hash(folder / str(dataset.file)))
+
+    def program(self, module: nn.Module) -> Program:
+        """Describe `module`, as this rank built it, before any strategy changes it."""
+        known = facts(WORKLOADS.parse(self.cell.workload))
+        folder = (self.source_folder or Path.cwd()).resolve()
+        named = chain(module.named_parameters(), module.named_buffers())
+        tensors = {name: _shape(each) for name, each in named}
+        kinds = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in module.modules())
+        return Program(
+            names_hash=hashlib.sha256(repr(sorted(tensors.items())).encode()).hexdigest()[:16],
+            tensors=dict(Counter(tensors.values())),
+            modules=dict(kinds),
+            distributions=imported_distributions(known.builder, folder) if known.own_code else {},
+            files=opened_files(known.builder, folder) if known.own_code else {},
+        )
 
     def data_request(self, workload: Workload, replica: int) -> DataRequest:
         """Which batches a replica is given."""
@@ -101,7 +130,7 @@ class CellSetup:
 
     @property
     def groups(self) -> GroupLayout:
-        """Of all ranks."""
+        """The groups of all ranks, in every dimension."""
         return group_layout(self.cell.strategy, self.cell.gpus, self._node_size)
 
     @property
@@ -126,6 +155,28 @@ class CellSetup:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What a run trains, built for this run."""
+
+    setup: CellSetup
+    workload: Workload
+    trainer: Trainer
+    batches: Draws
+    blocks: Sequence[str]
+    """Names of the modules of the bare model that are its blocks."""
+    parameters: int
+    """Parameters of the complete model."""
+
+
+def keep_first(batches: Iterator[Batch], kept: list[Batch]) -> Iterator[Batch]:
+    """Pass micro-batches on, and append the first one to `kept`."""
+    for batch in batches:
+        if not kept:
+            kept.append(batch)
+        yield batch
+
+
 def layout_of(workload: Workload, micro_batch: int) -> ModelLayout | None:
     """The layout that a pipeline cuts: the workload's, or the one that is found in a chain of modules.
 
@@ -143,20 +194,6 @@ def _require_same(what: str, planned: str, found: str) -> None:
         raise UsageError(
             f"{what} was edited after the cell was planned: run the same command again for a cell of its own"
         )
-
-
-def program_of(module: nn.Module, workload: str, source_folder: Path | None) -> Program:
-    """Describe `module`, which this rank built from the workload's text and no strategy has changed yet."""
-    tensors = {name: _shape(each) for name, each in chain(module.named_parameters(), module.named_buffers())}
-    spec = WORKLOADS.parse(workload)
-    known, folder = facts(spec), (source_folder or Path.cwd()).resolve()
-    return Program(
-        names_hash=hashlib.sha256(repr(sorted(tensors.items())).encode()).hexdigest()[:16],
-        tensors=dict(Counter(tensors.values())),
-        modules=dict(Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in module.modules())),
-        distributions=imported_distributions(known.builder, folder) if known.own_code else {},
-        files=opened_files(known.builder, folder) if known.own_code else {},
-    )
 
 
 def _shape(tensor: Tensor) -> str:

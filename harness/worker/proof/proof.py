@@ -51,6 +51,7 @@ from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
+from workloads.batch import Batch
 
 DIVERGED = "the loss was not finite"
 AFTER_RAMP = 2
@@ -69,7 +70,7 @@ def first_steps(model: ParallelModel) -> list[bool]:
 
 
 def take_first_steps(
-    setup: CellSetup, trainer: Trainer, batches: Draws, beat: Beat, first: FirstStep
+    setup: CellSetup, trainer: Trainer, batches: Iterator[Batch], beat: Beat, first: FirstStep
 ) -> None:
     """The steps that a proof takes, without one: a run that is not proven goes the same way."""
     for step in range(len(first_steps(trainer.model))):

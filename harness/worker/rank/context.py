@@ -1,4 +1,4 @@
-"""The context of a launch on this rank: its process and machine, and the rank records that are made there.
+"""The context of a launch on this rank: its process and machine, and its runs with their rank records.
 
 The facts of process and machine are an allow-list, never the environment as a whole.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Required, TypedDict
+from typing import Literal, NoReturn, Required, TypedDict
 
-import msgspec
 import psutil
 import torch
 from torch.nn.attention import _cur_sdpa_kernel_backends
@@ -20,7 +22,8 @@ from torch.nn.attention import _cur_sdpa_kernel_backends
 from harness.machine.device import GpuFaults, cpu_model, driver_version, nccl_settings, other_settings
 from harness.machine.code import with_packages
 from harness.worker.exchange.group import ExchangeGroup
-from harness.worker.rank.control import Control
+from harness.worker.rank.control import Control, parameters_hash
+from harness.worker.rank.failure import ProofFailedError, classify
 from harness.worker.rank.log import RankLog
 from harness.worker.rank.rank import Rank
 from harness.worker.rank.usage import started_by
@@ -28,14 +31,19 @@ from results.cell import Cell
 from results.environment import Environment, Program
 from results.launch import JobVariables, Launch, Slot
 from results.outcome import Evidence, Outcome
-from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
+from results.record import Memory, Proof, ProofMethod, Quads, RankRecord, StepColumns, Work
 from results.recorded import Buckets, LinkPeak, Recorded, Telemetry
 from results.store import Study, utc_now
 from results.training import Training
+from strategies.catalog import STRATEGIES
+from strategies.training.trainer import Trainer
+
+SETTINGS = other_settings()
+"""The settings that this process was given. Libraries of a workload may set others."""
 
 
 class PartialRecord(TypedDict, total=False):
-    """Fields of `results.record.RankRecord`, by their names there; what is not found has its default."""
+    """Fields of `results.record.RankRecord`, by their names; what is not found keeps its default."""
 
     clock: Required[Literal["monotonic", "cuda-event"]]
     setup_ns: int
@@ -65,23 +73,8 @@ class PartialRecord(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a run ended on this rank."""
-
-    outcome: Outcome
-    reason: str | None
-    started_at: str
-    transports: Sequence[str] = ()
-    """What the ranks' backend connected by, where it says so."""
-    warnings: Sequence[str] = ()
-    """Of this run on this rank."""
-    program: Program | None = None
-    """The program that was built; None if the run ended before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
-    """What stays the same for all runs of a launch on this rank."""
+    """The surroundings of all runs of a launch on this rank."""
 
     study: Study
     launch: Launch
@@ -95,101 +88,166 @@ class RankContext:
     control: Control
     log: RankLog
     warnings: tuple[str, ...] = ()
-    """Of this rank, beside those of the launch."""
+    """Warnings of this rank; the launch has others."""
     forked: bool = False
-    """Whether this process is for one run alone."""
+    """Whether this process runs only one run."""
     faults: GpuFaults | None = None
-    """Of this rank's GPU."""
+    """The faults that this rank's GPU reports; None on CPU."""
     network_log: Path | None = None
-    """What NCCL writes of how it connects; None where it writes none, or to a file of the user's."""
+    """The file in which NCCL logs how it connects; None if it logs nothing, or to a file of the user's."""
 
     @property
     def source_folder(self) -> Path | None:
-        """Where `py:` workloads are imported from."""
+        """The folder that `py:` workloads are imported from."""
         return Path(self.launch.source_folder) if self.launch.source_folder else None
 
-    def record(
-        self, slot: Slot, cell: Cell, ending: Ending, found: PartialRecord, absent: dict[str, str]
-    ) -> RankRecord:
-        """What this rank keeps of a run of `cell`, as it ended and as far as it came."""
-        launch, rank = self.launch, self.rank
-        faults = [] if self.faults is None else self.faults.take()
+    def environment(
+        self, cell: Cell, *, transports: Iterable[str] = (), program: Program | None = None
+    ) -> Environment:
+        """Describe this rank's process and machine for a run of `cell`.
+
+        `transports` is what NCCL moves data by, and `program` the model that was built.
+        """
+        launch, cuda = self.launch, self.device.type == "cuda"
+        properties = torch.cuda.get_device_properties(self.device) if cuda else None
+        return Environment(
+            host=platform.node(),
+            os=f"{platform.system()} {platform.release()}",
+            python=platform.python_version(),
+            torch=str(torch.__version__),
+            device_name=properties.name if properties else cpu_model(),
+            device_memory_bytes=properties.total_memory if properties else psutil.virtual_memory().total,
+            allocation=allocation(launch.job_variables),
+            device_uuid=device_uuid(self.device) if cuda else None,
+            cpu_model=cpu_model(),
+            cores=len(os.sched_getaffinity(started_by().pid)),
+            threads=torch.get_num_threads(),
+            code=with_packages(launch.code, [cell]),
+            driver=driver_version() if cuda else None,
+            cuda=torch.version.cuda if cuda else None,
+            nccl=nccl_version() if launch.backend == "nccl" else None,
+            nodes=launch.placement.nodes,
+            gpus_per_node=launch.placement.gpus_per_node,
+            pinned_cores=self.pinned,
+            nccl_settings=nccl_settings(),
+            settings=SETTINGS,
+            transports=tuple(transports),
+            attention=tuple(attention_kernels()),
+            process_group=self.exchange.class_name,
+            program=program,
+        )
+
+
+class Run:
+    """One run of a cell on this rank: what it has found so far, and its rank record, however it ends."""
+
+    def __init__(self, around: RankContext, slot: Slot, cell: Cell) -> None:
+        self.around = around
+        self.slot = slot
+        self.cell = cell
+        """The cell as it was planned."""
+        self.found = PartialRecord(clock="monotonic", spent_ns={})
+        self.absent: dict[str, str] = {}
+        """Reasons for figures that are missing, by their names."""
+        self.warnings: list[str] = []
+        self.transports: Sequence[str] = ()
+        """What NCCL moves data by, on any rank."""
+        self.program: Program | None = None
+        """The model that was built; None before that."""
+        self.model: weakref.ref[torch.nn.Module] | None = None
+        self._started_at = utc_now()
+        self._part: tuple[str, int] | None = None
+        """The part of the run that is under way, and the clock when it began."""
+
+    def execute(self, work: Callable[[Run], None]) -> RankRecord:
+        """Do `work` and return the record. An exception becomes the record's outcome, never more."""
+        outcome, reason = Outcome.OK, None
+        try:
+            work(self)
+        except (Exception, SystemExit) as error:
+            # The border of a run: whatever a workload or a strategy raises is this cell's outcome.
+            traceback.print_exc()
+            outcome, reason = classify(error)
+            self.around.log.event("failed", outcome=outcome, reason=reason)
+        self._end_part()
+        return self._record(outcome, reason)
+
+    @property
+    def model_is_gone(self) -> bool:
+        """Whether the model of this run has been freed."""
+        return self.model is None or self.model() is None
+
+    def begin(self, part: str) -> None:
+        """Say in the log that a part of the run begins, and end the part before it."""
+        self._end_part()
+        self._part = part, time.perf_counter_ns()
+        self.around.log.event(part)
+
+    def require(self, missed: str | None) -> None:
+        """End the run on all ranks if on one of them a step did not do what the cell asks for; collective."""
+        every = self.around.control.union([] if missed is None else [missed])
+        if every:
+            self.fail(missed or every[0])
+
+    def fail(self, detail: str, method: ProofMethod = "serial-simulation") -> NoReturn:
+        """End the run as one that did not train. All ranks must call it."""
+        self.found["proof"] = Proof(method=method, passed=False, detail=detail)
+        raise ProofFailedError(detail)
+
+    def add_parameters_hash(self, trainer: Trainer) -> None:
+        """Hash the parameters that training ends with; collective."""
+        trainer.model.settle()
+        if STRATEGIES.facts(self.cell.strategy).promise.all_equal:
+            self.found["parameters_hash"] = parameters_hash(trainer)
+        else:
+            self.absent["parameters_hash"] = f"{self.cell.strategy} does not keep all replicas equal"
+
+    @property
+    def scalars_folder(self) -> Path | None:
+        """Where this rank writes scalars for TensorBoard; None if nobody asked for them."""
+        launch, rank = self.around.launch, self.around.rank.rank
+        if not launch.tensorboard:
+            return None
+        return self.around.study.scalars_folder(launch.launch_id, rank, self.slot.cell_id)
+
+    def _end_part(self) -> None:
+        if self._part is not None:
+            part, began = self._part
+            self.found["spent_ns"][part] = time.perf_counter_ns() - began
+
+    def _record(self, outcome: Outcome, reason: str | None) -> RankRecord:
+        around, slot, rank = self.around, self.slot, self.around.rank
+        faults = [] if around.faults is None else around.faults.take()
         return RankRecord(
             cell_id=slot.cell_id,
             run_id=slot.run_id,
-            launch_id=launch.launch_id,
+            launch_id=around.launch.launch_id,
             repeat=slot.repeat,
             gpus=rank.gpus,
             rank=rank.rank,
             local_rank=rank.local_rank,
             node_rank=rank.node_rank,
-            outcome=ending.outcome,
-            reason=ending.reason,
-            evidence=self.evidence,
-            started_at=ending.started_at,
+            outcome=outcome,
+            reason=reason,
+            evidence=around.evidence,
+            started_at=self._started_at,
             ended_at=utc_now(),
-            environment=msgspec.structs.replace(
-                probe(launch, rank, self.device, self.pinned, cell, ending.transports),
-                process_group=self.exchange.class_name,
-                program=ending.program,
-            ),
+            environment=around.environment(self.cell, transports=self.transports, program=self.program),
             warnings=[
-                *launch.warnings,
-                *self.warnings,
+                *around.launch.warnings,
+                *around.warnings,
                 *(f"rank {rank.rank}: {words}" for words in faults),
-                *ending.warnings,
+                *self.warnings,
             ],
-            absent=absent,
-            **found,
+            absent=self.absent,
+            **self.found,
         )
 
 
-SETTINGS = other_settings()
-"""The settings that this process was given. Libraries of a workload may set others."""
-
-
-def probe(
-    launch: Launch,
-    rank: Rank,
-    device: torch.device,
-    cores: tuple[int, ...],
-    cell: Cell,
-    transports: Iterable[str] = (),
-) -> Environment:
-    """What this rank runs on; `cores` are those it is bound to, empty for none; `transports` what NCCL moves
-    data by."""
-    cuda = device.type == "cuda"
-    properties = torch.cuda.get_device_properties(device) if cuda else None
-    return Environment(
-        host=platform.node(),
-        os=f"{platform.system()} {platform.release()}",
-        python=platform.python_version(),
-        torch=str(torch.__version__),
-        device_name=properties.name if properties else cpu_model(),
-        device_memory_bytes=properties.total_memory if properties else psutil.virtual_memory().total,
-        allocation=allocation(launch.job_variables),
-        device_uuid=device_uuid(device) if cuda else None,
-        cpu_model=cpu_model(),
-        cores=len(os.sched_getaffinity(started_by().pid)),
-        threads=torch.get_num_threads(),
-        code=with_packages(launch.code, [cell]),
-        driver=driver_version() if cuda else None,
-        cuda=torch.version.cuda if cuda else None,
-        nccl=nccl_version() if launch.backend == "nccl" else None,
-        nodes=launch.placement.nodes,
-        gpus_per_node=launch.placement.gpus_per_node,
-        pinned_cores=cores,
-        nccl_settings=nccl_settings(),
-        settings=SETTINGS,
-        transports=tuple(transports),
-        attention=tuple(attention_kernels()),
-    )
-
-
 def attention_kernels() -> list[str]:
-    """Those of torch's `scaled_dot_product_attention` that are switched on, the preferred one first.
+    """The kernels of torch's `scaled_dot_product_attention` that are switched on, the preferred one first.
 
-    Of these torch takes for each call the first that can do it: by device, data type, head size and mask.
+    For each call torch takes the first of them that can do it: by device, data type, head size and mask.
     """
     kernels = _cur_sdpa_kernel_backends(with_priority=True)
     return [kernel.name.removesuffix("_ATTENTION").lower() for kernel in kernels]

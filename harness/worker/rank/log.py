@@ -1,12 +1,12 @@
-"""What a rank writes: its log, its stacks when it stops getting on, and what it prints.
+"""Everything that a rank writes: its log, its stacks when it makes no progress, and its output.
 
-The log has one JSON object a line, for people with `jq` and for the supervisor, which follows it. A watchdog
-inside the rank shows where it stands when the log does not grow.
+The log has one JSON object a line, for people with `jq` and for the supervisor, which follows it. When the
+log has not grown for too long, a watchdog inside the rank prints where the rank is stuck.
 
 torchrun gives each rank a file for stdout and one for stderr, and a model that prints in each step would fill
-the disk. The words before a crash matter most, and must be in the file whoever ends the process. So nothing
-is held back: a thread looks at the sizes, and cuts the middle out of a file that is too long. The beginning
-and the end of each file are kept.
+the disk. The words before a crash matter most, and must be in the file whoever ends the process. So output is
+never buffered: a thread looks at the sizes of the files while the rank prints, and cuts the middle out of a
+file that is too long, so that its beginning and its end remain.
 """
 
 from __future__ import annotations
@@ -104,19 +104,21 @@ class Watchdog:
 MOST_BYTES = 8 * 2**20
 """A file is cut when it is longer than this."""
 KEPT_BYTES = 2 * 2**20
-"""What is kept of its beginning, and of its end."""
-LOOK_S = 0.05
+"""Bytes that are kept of its beginning, and of its end."""
+LONGEST_LOOK_S, SHORTEST_LOOK_S = 1.0, 0.05
+"""Between two looks at the sizes. Each look wakes a thread, in timed steps too: files that hardly grow are
+looked at once a second, so that a file may hold what is written in one second beyond its bound."""
 _ROUNDS = 4
 
 
-def bound_output(descriptors: tuple[int, ...] = (1, 2), *, look_s: float = LOOK_S) -> None:
-    """Keep the files that these descriptors of this process write to in bounds from now on.
+def bound_output() -> None:
+    """Keep the files that stdout and stderr of this process write to in bounds from now on.
 
-    Others than plain files (a terminal, a pipe) are left alone.
+    Only plain files are cut; a terminal or a pipe is left as it is.
     """
-    outputs = [_Output(each) for each in descriptors if stat.S_ISREG(os.fstat(each).st_mode)]
+    outputs = [_Output(each) for each in (1, 2) if stat.S_ISREG(os.fstat(each).st_mode)]
     if outputs:
-        threading.Thread(target=_watch, args=(outputs, look_s), name="bound-output", daemon=True).start()
+        threading.Thread(target=_watch, args=(outputs,), name="bound-output", daemon=True).start()
 
 
 def output_files(folder: Path) -> dict[str, str]:
@@ -147,13 +149,21 @@ def _at_line_start(descriptor: int) -> bool:
         return file.read() in (b"", b"\n")
 
 
-def _watch(outputs: list[_Output], look_s: float) -> None:
-    pause = threading.Event()
+def _watch(outputs: list[_Output]) -> None:
+    pause, look_s = threading.Event(), LONGEST_LOOK_S
     while not pause.wait(look_s):
+        grown = 0
         for output in outputs:
-            # A file system that will not have it: the log grows, and the run goes on.
+            # A file system that refuses: the file grows, and the run continues.
             with suppress(OSError):
-                output.cut()
+                grown = max(grown, output.look())
+        look_s = next_look_s(grown, look_s)
+
+
+def next_look_s(grown_bytes: int, look_s: float) -> float:
+    """When a file that grew by `grown_bytes` in `look_s` will have grown by `MOST_BYTES`, within limits."""
+    fills_s = look_s * MOST_BYTES / grown_bytes if grown_bytes > 0 else LONGEST_LOOK_S
+    return min(LONGEST_LOOK_S, max(SHORTEST_LOOK_S, fills_s))
 
 
 class _Output:
@@ -162,7 +172,9 @@ class _Output:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._head: int | None = None
-        """Where the beginning that is kept ends; None while nothing was cut."""
+        """The length of the beginning that is kept; None while nothing was cut."""
+        self._size = 0
+        """Bytes of the file at the last look."""
         self._left_out = 0
         self._mark = b""
         """The last line among those left out that says which run the next words are of."""
@@ -172,12 +184,18 @@ class _Output:
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
 
-    def cut(self) -> None:
-        """Take the middle out of the file if it is too long."""
+    def look(self) -> int:
+        """Cut the file if it is too long. Returns by how many bytes it has grown since the last look."""
         size = os.fstat(self._descriptor).st_size
-        if size <= MOST_BYTES:
-            return
-        # Through a descriptor of its own, because one that appends cannot write elsewhere.
+        grown, self._size = size - self._size, size
+        if size > MOST_BYTES:
+            self._cut(size)
+            self._size = os.fstat(self._descriptor).st_size
+        return grown
+
+    def _cut(self, size: int) -> None:
+        """Take the middle out of the file, which has `size` bytes."""
+        # Through another descriptor, because one that appends cannot write elsewhere.
         with Path(f"/proc/self/fd/{self._descriptor}").open("r+b", buffering=0) as file:
             with mmap(file.fileno(), size, access=ACCESS_READ) as text:
                 if self._head is None:
@@ -195,7 +213,7 @@ class _Output:
 
     @staticmethod
     def _rewrite(file: int, at: int, data: bytes, size: int) -> None:
-        """Put `data` in the place of what lies between `at` and `size`, the file's end.
+        """Replace what lies between `at` and `size`, the file's end, by `data`.
 
         What is appended meanwhile is moved with it, in `_ROUNDS` reads at most: no copy catches up with a
         process that prints without pause. What is appended between the last look and the cut is lost: no call

@@ -18,8 +18,11 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from harness.worker.cell.sampler import batch_print
+from harness.worker.cell.setup import CellSetup, keep_first
 from harness.worker.measure.scalars import Scalars
-from harness.worker.rank.context import RankContext
+from harness.worker.proof.fingerprints import shared_batches
+from harness.worker.rank.context import Run
 from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import HEARTBEAT_S
 from harness.worker.train.rules import (
@@ -30,9 +33,7 @@ from harness.worker.train.rules import (
     row_steps,
     total_steps,
 )
-from results.cell import Cell
 from results.errors import StoreError, UsageError
-from results.launch import Slot
 from results.store import utc_now
 from results.train_order import MetricName, TrainOrder, larger_is_better
 from results.training_log import (
@@ -54,6 +55,7 @@ from strategies.training.evaluation import evaluate
 from strategies.training.trainer import Trainer
 from workloads.batch import Batch
 from workloads.data import DataRequest
+from workloads.datasets.facts import DATASETS, Own
 from workloads.training_data import HeldOut, TrainingData, held_out
 
 _ENDS: tuple[EndReason, ...] = ("epochs", "steps", "target", "patience")
@@ -119,12 +121,12 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """What a loop works with on this rank."""
+    """The parts of a training loop on this rank."""
 
-    around: RankContext
-    slot: Slot
-    cell: Cell
-    """As it is trained: on the workers of this launch."""
+    run: Run
+    order: TrainOrder
+    setup: CellSetup
+    """The cell as it is trained: on the workers of this launch."""
     trainer: Trainer
     data: TrainingData
     request: DataRequest
@@ -133,14 +135,8 @@ class LoopParts:
     """Factor of all rates."""
 
     @property
-    def order(self) -> TrainOrder:
-        order = self.around.launch.training
-        assert order is not None
-        return order
-
-    @property
     def checkpoints(self) -> Path:
-        return self.around.study.checkpoints_folder(self.slot.cell_id)
+        return self.run.around.study.checkpoints_folder(self.run.slot.cell_id)
 
 
 class TrainingLoop:
@@ -151,13 +147,13 @@ class TrainingLoop:
 
         Raises UsageError on all ranks where the order asks for figures that cannot be had.
         """
-        self._parts, self._order = parts, parts.order
+        self._parts, self._order, self._around = parts, parts.order, parts.run.around
         self._trainer, self._data = parts.trainer, parts.data
         self._rate = Rate(parts.trainer.optimizer)
         self._held_out = _held_out(parts)
-        self._records = _Records(parts) if parts.around.rank.rank == 0 else None
+        self._records = _Records(parts) if self._around.rank.rank == 0 else None
         self._total = 0
-        self._loss = torch.zeros((), dtype=torch.float64, device=parts.around.device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._around.device)
         self._row_began = self._next_row = 0
         """Steps."""
         self._mark = 0.0
@@ -174,30 +170,44 @@ class TrainingLoop:
             step=trainer.steps,
             samples=data.samples,
             per_epoch=data.samples_per_epoch,
-            per_step=self._parts.cell.global_batch,
+            per_step=self._parts.setup.cell.global_batch,
         )
         require_steps_after_warm_up(order, self._total)
         self._rate.factor = rate_at(order, self._total, self._parts.scale)
-        own = self._parts.request.workload.schedule
-        if own is not None and order.schedule != "none":
+        schedule = self._parts.request.workload.schedule
+        if schedule is not None and order.schedule != "none":
             raise UsageError(
                 f"--schedule {order.schedule}: the workload gives a schedule= as well; leave one of them out"
             )
-        if own is not None:
-            self._rate.follow(own, self._total)
+        if schedule is not None:
+            self._rate.follow(schedule, self._total)
         self._row_began, self._next_row = trainer.steps, trainer.steps + 1
         if self._records is not None:
             self._records.start(resumed_step, self._total)
-        self._parts.around.log.event("train", step=trainer.steps, total=self._total)
+        self._around.log.event("train", step=trainer.steps, total=self._total)
         self._mark = time.perf_counter()
         end, _ = self._decided({})
+        kept: list[Batch] = []
+        # Only a user's code can give the same samples to several replicas.
+        own = DATASETS.facts(self._parts.request.dataset).takes == Own.takes
+        batches = keep_first(data, kept) if own else data
         while end is None:
             self._learning_rate = self._rate.put(trainer.steps)
             epochs = data.epoch
-            self._loss += trainer.step(data).detach().double()
-            self._parts.around.log.heartbeat()
+            self._loss += trainer.step(batches).detach().double()
+            if kept:
+                self._warn_of_shared(kept.pop())
+                batches = data
+            self._around.log.heartbeat()
             end = self._after_step(epoch_ended=data.epoch > epochs)
         self._end(end)
+
+    def _warn_of_shared(self, batch: Batch) -> None:
+        """Warn where replicas read the same first micro-batch; collective."""
+        prints = self._around.control.of_all([batch_print(batch)])
+        warning = shared_batches(prints, self._parts.setup.groups)
+        if warning is not None:
+            self._parts.run.warnings.append(warning)
 
     def _after_step(self, *, epoch_ended: bool) -> EndReason | None:
         """What is due after a step; collective where something is."""
@@ -225,7 +235,7 @@ class TrainingLoop:
 
         Raises TrainingDivergedError on all ranks if that of one is not finite.
         """
-        control, steps = self._parts.around.control, self._trainer.steps - self._row_began
+        control, steps = self._around.control, self._trainer.steps - self._row_began
         own = float(self._loss)
         seconds = time.perf_counter() - self._mark
         every = control.of_all([own, seconds])
@@ -246,7 +256,7 @@ class TrainingLoop:
                     learning_rate=self._learning_rate,
                     gradient_norm=None if norm is None else float(norm),
                 ),
-                samples_per_s=steps * self._parts.cell.global_batch / longest,
+                samples_per_s=steps * self._parts.setup.cell.global_batch / longest,
             )
             self._settle_last()
         self._loss.zero_()
@@ -287,7 +297,7 @@ class TrainingLoop:
     def _with_signs_of_life(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
             yield batch
-            self._parts.around.log.heartbeat()
+            self._around.log.heartbeat()
 
     def _decided(self, figures: Figures, *, at_row: bool = False) -> tuple[EndReason | None, bool]:
         """Why training ends now, and whether a metric is the best so far: rank 0 knows what came before."""
@@ -297,7 +307,7 @@ class TrainingLoop:
             if end is None and self._trainer.steps >= self._total:
                 end = "epochs" if self._order.epochs is not None else "steps"
             code = 2 * (0 if end is None else 1 + _ENDS.index(end)) + best
-        agreed = int(self._parts.around.control.from_first(float(code)))
+        agreed = int(self._around.control.from_first(float(code)))
         return (_ENDS[agreed // 2 - 1] if agreed > 1 else None), bool(agreed % 2)
 
     def _save(self, figures: Figures, *, best: bool) -> None:
@@ -315,7 +325,7 @@ class TrainingLoop:
         )
         row = SavedCheckpoint(at="", step=self._trainer.steps, seconds=time.perf_counter() - began, best=best)
         self._pending = saving, row
-        self._parts.around.log.heartbeat()
+        self._around.log.heartbeat()
 
     def _await_last(self) -> str | None:
         """Wait for the checkpoint under way. Returns why it was not written; None if it was, or if there is
@@ -324,7 +334,7 @@ class TrainingLoop:
             return None
         saving, _ = self._pending
         while not saving.ends_within(HEARTBEAT_S):
-            self._parts.around.log.heartbeat()
+            self._around.log.heartbeat()
         saving.wait()
         self._settle_last()
         return saving.failure
@@ -354,23 +364,23 @@ class TrainingLoop:
             )
         if self._records is not None:
             self._records.end(why, self._trainer.steps)
-        self._parts.around.log.event("trained", why=why, step=self._trainer.steps)
+        self._around.log.event("trained", why=why, step=self._trainer.steps)
 
 
 def _held_out(parts: LoopParts) -> HeldOut | None:
     """What there is to validate on, if the model can. Raises UsageError if it lacks and is asked for."""
-    order = parts.order
+    order, cell = parts.order, parts.setup.cell
     order.require_metrics(parts.request.workload.metrics)
     found, alone = held_out(parts.request), parts.trainer.model.forward_alone
     if order.validates and found is None:
         raise UsageError(
-            f"{' and '.join(_asking(order))} needs held-out samples, and dataset {parts.cell.dataset} of "
-            f"{parts.cell.workload} has none: use real data (--dataset digits), give the workload held_out=, "
+            f"{' and '.join(_asking(order))} needs held-out samples, and dataset {cell.dataset} of "
+            f"{cell.workload} has none: use real data (--dataset digits), give the workload held_out=, "
             f"or ask for the metric loss"
         )
     if order.validates and not alone:
         raise UsageError(
-            f"{' and '.join(_asking(order))} needs validation, which {parts.cell.strategy} cannot do: it has "
+            f"{' and '.join(_asking(order))} needs validation, which {cell.strategy} cannot do: it has "
             f"no forward pass alone; use another strategy, or the metric loss"
         )
     return found if alone else None
@@ -389,17 +399,17 @@ class _Records:
         self._writer: TrainingLogWriter | None = None
 
     def start(self, resumed_step: int | None, total: int) -> None:
-        around, slot = self._parts.around, self._parts.slot
-        path = around.study.training_log_path(slot.cell_id)
+        run, around = self._parts.run, self._parts.run.around
+        path = around.study.training_log_path(run.slot.cell_id)
         self._rows = list(TrainingLog.read(path).rows)
         self._writer = TrainingLogWriter(path)
         self.add(
             Started(
                 at=utc_now(),
-                run_id=slot.run_id,
+                run_id=run.slot.run_id,
                 launch_id=around.launch.launch_id,
                 gpus=around.rank.gpus,
-                replicas=self._parts.cell.replicas,
+                replicas=self._parts.setup.cell.replicas,
                 resumed_step=resumed_step,
                 order=self._order,
                 total_steps=total,

@@ -1,0 +1,205 @@
+"""Measure a run: warm-up, timed blocks, on-off quads, recorded operations, kernels, and the network."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import msgspec
+
+from harness.worker.cell.setup import Built
+from harness.worker.exchange.recorder import TooManyOperationsError
+from harness.worker.measure.blocks import Measured, Stopwatch
+from harness.worker.measure.clock import step_clock
+from harness.worker.measure.link_peak import measure_link_peak
+from harness.worker.measure.profiler import LONGEST_PERIOD
+from harness.worker.measure.scalars import live_scalars
+from harness.worker.measure.telemetry import sampler
+from harness.worker.proof.compilation import require_compiled
+from harness.worker.proof.uses import Demand, UseCounter, other_collective, other_traffic, whole_state
+from harness.worker.rank.context import Run
+from harness.worker.rank.failure import classify
+from harness.worker.rank.network import read_transports
+from harness.worker.rank.usage import ForeignCpu, reset_rss_peak
+from harness.worker.turns import Turns
+from results.record import Work
+from results.recorded import KernelTimes
+from strategies.devices import device_of
+from workloads.catalog import WORKLOADS, facts
+from workloads.datasets.facts import DATASETS, Own
+from workloads.flops import count_parts
+
+FEWER_WARM_UP_STEPS = 10
+"""Most steps of the warm-up on CPU in a run that a driver wants for its blocks. On a busy machine no two
+blocks are alike, so that each run would take all of the policy's steps."""
+ONLY_TIMED = "a later pair of a paired comparison: only its blocks are timed"
+
+
+class Measurement:
+    """Measures the steps of a model that a run has built; all that is found goes into the run's record."""
+
+    def __init__(self, run: Run, built: Built, uses: UseCounter, turns: Turns | None) -> None:
+        """`uses` counts what the trainer uses, and `turns` is the driver of a paired comparison, if any."""
+        self._run, self._around, self._cell = run, run.around, run.cell
+        self._built, self._uses, self._turns = built, uses, turns
+        clock = step_clock(self._around.device)
+        run.found["clock"] = clock.name
+        self._watch = Stopwatch(
+            built.trainer, built.batches, clock=clock, control=self._around.control, log=self._around.log
+        )
+        self._foreign: ForeignCpu | None = None
+        """CPU that other processes use, from the first timed block to the last recorded one."""
+
+    def time_steps(self) -> None:
+        """Warm up, time blocks of steps, and require that they did what the cell asks for; collective."""
+        with live_scalars(self._run.scalars_folder) as scalars:
+            self._watch.after_block = scalars.write
+            self._warm_up()
+            self._time_blocks()
+        self._run.absent |= scalars.absent
+
+    def _warm_up(self) -> None:
+        run, around, policy = self._run, self._around, self._cell.steps
+        if self._turns is not None and self._turns.only_timed:
+            fewer = min(policy.warmup_max_steps, FEWER_WARM_UP_STEPS)
+            policy = msgspec.structs.replace(policy, warmup_max_steps=fewer)
+        device_of(around.device).reset_memory_peaks()
+        if not reset_rss_peak():
+            run.absent["memory"] = "the kernel does not reset peaks: the peak is the process's, not the run's"
+        run.begin("warm-up")
+        if around.device.type == "cuda":
+            with sampler(around.device, around.rank) as sampling:
+                warmup, steady = self._watch.warm_up(policy, sampling.clock_mhz)
+        else:
+            warmup, steady = self._watch.warm_up(policy)
+        run.found |= {"warmup": warmup, "warmup_steady": steady}
+
+    def _time_blocks(self) -> None:
+        run, around, cell = self._run, self._around, self._cell
+        run.begin("measure")
+        self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
+        traffic, used = around.exchange.traffic, self._uses.so_far
+        before = traffic.payload_bytes, traffic.operations
+        measured = self._blocks()
+        # Not after the warm-up, which may have no step.
+        if cell.compile:
+            require_compiled()
+        steps, uses = len(measured.columns.step_ns), self._uses.so_far.since(used)
+        payload_bytes = (traffic.payload_bytes - before[0]) // steps
+        operations = (traffic.operations - before[1]) / steps
+        workload, trainer = self._built.workload, self._built.trainer
+        run.found |= {
+            "steps": measured.columns,
+            "blocks_ns": measured.blocks_ns,
+            "block_steps": measured.block_steps,
+            "stop": measured.stop,
+            "work": Work(
+                samples=cell.batch_per_replica,
+                units=cell.batch_per_replica * workload.units_per_sample,
+                unit=workload.unit,
+                parameters=self._built.parameters,
+                flops=self._count_flops(),
+                exchange_payload_bytes=payload_bytes,
+                exchange_operations=operations,
+                updates=uses.updates,
+                bubble_ideal=trainer.model.bubble_ideal,
+            ),
+        }
+        sent = around.control.largest([payload_bytes, operations])
+        if around.rank.local_gpus == cell.gpus:
+            run.require(other_traffic(cell, *sent) or whole_state(cell, trainer))
+        demand = Demand(cell=cell, workload=workload, steps=steps)
+        missed = demand.missed(uses, around.control, self._built.setup.groups)
+        if missed is not None:
+            run.fail(missed)
+
+    def _blocks(self) -> Measured:
+        run, turns, foreign = self._run, self._turns, self._foreign
+        if turns is None:
+            with sampler(self._around.device, self._around.rank) as sampling:
+                measured = self._watch.measure(self._cell.steps)
+            run.found["telemetry"] = sampling.telemetry()
+            run.absent |= sampling.absent
+            return measured
+        run.absent["telemetry"] = "between the blocks of a paired comparison the other side works"
+
+        def wait(at: str, **told: object) -> int:
+            with nullcontext() if foreign is None else foreign.paused():
+                return turns.wait(at, **told)
+
+        return self._watch.measure_in_turns(wait, run.found["warmup"])
+
+    def _count_flops(self) -> int | None:
+        cell = self._cell
+        try:
+            flops = count_parts(
+                cell.workload,
+                micro_batch=cell.micro_batch,
+                source_folder=self._around.source_folder,
+                own=DATASETS.facts(cell.dataset).takes == Own.takes,
+            )
+        except Exception as error:
+            # A user's model may do what the meta device can't; the run is good without the count.
+            self._run.absent["flops"] = f"they could not be counted on the meta device: {classify(error)[1]}"
+            return None
+        if self._around.rank.rank == 0:
+            known = facts(WORKLOADS.parse(cell.workload))
+            self._run.warnings += known.contradicted(forward_flops=flops.forward / cell.micro_batch)
+        return cell.accumulation * flops.total
+
+    def measure_rest(self, *, only_timed: bool) -> None:
+        """Measure the exchange unless only timed blocks are wanted, and other processes' CPU; collective."""
+        if only_timed:
+            self._run.absent |= dict.fromkeys(("quads", "recorded", "buckets", "link_peak"), ONLY_TIMED)
+        else:
+            self._measure_exchange()
+        if self._foreign is not None:
+            self._run.found["foreign_cpu_cores"] = self._foreign.cores_used()
+
+    def _measure_exchange(self) -> None:
+        run, around, policy = self._run, self._around, self._cell.steps
+        if around.rank.gpus == 1:
+            nothing = ("quads", "recorded", "buckets", "link_peak")
+            run.absent |= dict.fromkeys(nothing, "one rank exchanges nothing")
+            return
+        if policy.quads:
+            run.begin("exposed")
+            run.found["quads"] = self._watch.measure_exposed(around.exchange, policy)
+        else:
+            run.absent["quads"] = "not asked for (quads: 0)"
+        run.begin("recording")
+        self._record_operations()
+        assert self._watch.buckets is not None
+        run.found["buckets"], unknown = self._watch.buckets.counted(self._built.setup.groups)
+        if unknown is not None:
+            run.absent["buckets"] = unknown
+        run.found["link_peak"] = measure_link_peak(
+            around.control,
+            around.device,
+            ranks=around.rank.gpus,
+            link_mbit_per_s=self._cell.link_mbit_per_s,
+        )
+        if around.launch.backend == "nccl":
+            own = [] if around.network_log is None else read_transports(around.network_log)
+            run.transports = around.control.union(own)
+
+    def _record_operations(self) -> None:
+        run, around = self._run, self._around
+        try:
+            recorded = self._watch.record(around.exchange, around.device)
+        except TooManyOperationsError as error:
+            run.absent["recorded"] = str(error)
+            return
+        node_size = self._cell.node_size or around.rank.local_gpus
+        run.require(other_collective(self._cell, node_size, recorded.operations))
+        kernels = self._kernels() if around.device.type == "cuda" else None
+        run.found["recorded"] = msgspec.structs.replace(recorded, kernels=kernels)
+
+    def _kernels(self) -> KernelTimes | None:
+        period = self._built.trainer.model.period
+        if period > LONGEST_PERIOD:
+            self._run.absent["kernels"] = f"a period of {period} steps is too long to profile"
+            return None
+        kernels = self._watch.profile(self._around.device)
+        if kernels is None:
+            self._run.absent["kernels"] = "the profiler saw no kernel"
+        return kernels
