@@ -51,7 +51,7 @@ def _has_torchrun() -> bool:
 
 
 def _cores(launch: Launch, rank: Rank) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The cores this rank is bound to (none: it is not), and those of all ranks of this node."""
+    """The cores this rank is bound to (none: it is not bound), and the cores of all ranks of this node."""
     usable = usable_cores()
     if not launch.pin:
         return (), tuple(usable)

@@ -34,7 +34,7 @@ from harness.worker.rank.process import (
 )
 from harness.worker.rank.rank import Rank
 from harness.worker.run import measure_cell
-from harness.worker.train.run import train_cell
+from harness.worker.train.loop import train_cell
 from results.errors import MachineError
 from results.launch import Launch, Slot
 from results.launch_files import flight_path, nccl_log_path, rank_log_path
@@ -78,13 +78,15 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
     # Before this process takes a part of it.
     busy = _warnings(launch, rank)
     device = _device(launch, rank)
-    log = _log(launch_path.parent, launch, rank)
+    folder = launch_path.parent
+    record = partial(write_recording, flight_path(folder, rank.rank), launch.backend)
+    log = RankLog(rank_log_path(folder, rank.rank), rank.rank, Watchdog(launch.silence_s, record))
     # From here on ranks wait for each other.
-    log.event("joining", **output_files(launch_path.parent))
+    log.event("joining", **output_files(folder))
     timeout = timedelta(seconds=launch.silence_s + LEEWAY_S)
     network_log = None
     if launch.backend == "nccl":
-        network_log = log_network(os.environ, nccl_log_path(launch_path.parent, rank.rank))
+        network_log = log_network(os.environ, nccl_log_path(folder, rank.rank))
     exchange = _join(launch, device, slots[0].run_id if slots else launch.launch_id, timeout)
     with ExitStack() as stack:
         stack.callback(log.close)
@@ -111,7 +113,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
 
 
 def _warnings(launch: Launch, rank: Rank) -> tuple[str, ...]:
-    """What would distort the figures of this rank's GPU; on the first node the launch has told."""
+    """Warnings of what would distort this rank's figures; the launch itself warns of the first node."""
     if launch.device == "cpu" or rank.node_rank == 0:
         return ()
     own = visible_gpus()[rank.local_rank : rank.local_rank + 1]
@@ -124,7 +126,7 @@ def _join(launch: Launch, device: torch.device, meeting: str, timeout: timedelta
     `meeting` is a name that no earlier processes of this launch have met under: they share torchrun's store.
 
     The default group is Gloo's on every device, so that an agreement takes no memory and no stream of the
-    device, and still works when the device has failed. NCCL moves the exchange alone.
+    device, and still works when the device has failed. NCCL moves only the exchange.
 
     No group is bound to a device (`device_id`). A bound NCCL group is eager: it has one communicator, in
     which a send or a receive waits for all operations that were issued before it, so that two stages of a
@@ -158,8 +160,8 @@ def nccl_name() -> str:
 
 
 def require_one_nccl(versions: Sequence[tuple[str, str]]) -> None:
-    """Raises MachineError if not all have one version: ranks of different ones do not connect, and say so in
-    their logs alone. Of every rank, host and version."""
+    """Raise MachineError if the ranks have several versions: such ranks do not connect, and only their logs
+    say so. `versions` has the host and the version of every rank."""
     hosts: dict[str, set[str]] = {}
     for host, version in versions:
         hosts.setdefault(version, set()).add(host)
@@ -168,11 +170,6 @@ def require_one_nccl(versions: Sequence[tuple[str, str]]) -> None:
         raise MachineError(
             f"the nodes have different versions of NCCL: {found}; install the same torch on all of them"
         )
-
-
-def _log(folder: Path, launch: Launch, rank: Rank) -> RankLog:
-    record = partial(write_recording, flight_path(folder, rank.rank), launch.backend)
-    return RankLog(rank_log_path(folder, rank.rank), rank.rank, Watchdog(launch.silence_s, record))
 
 
 def _run_slots(study: Study, around: RankContext, slots: Sequence[Slot]) -> int:

@@ -9,7 +9,7 @@ import msgspec
 from harness.worker.cell.setup import Built
 from harness.worker.exchange.recorder import TooManyOperationsError
 from harness.worker.measure.blocks import Measured, Stopwatch
-from harness.worker.measure.clock import step_clock
+from harness.worker.measure.clock import StepClock
 from harness.worker.measure.link_peak import measure_link_peak
 from harness.worker.measure.profiler import LONGEST_PERIOD
 from harness.worker.measure.scalars import live_scalars
@@ -41,7 +41,7 @@ class Measurement:
         """`uses` counts what the trainer uses, and `turns` is the driver of a paired comparison, if any."""
         self._run, self._around, self._cell = run, run.around, run.cell
         self._built, self._uses, self._turns = built, uses, turns
-        clock = step_clock(self._around.device)
+        clock = StepClock(self._around.device)
         run.found["clock"] = clock.name
         self._watch = Stopwatch(
             built.trainer, built.batches, clock=clock, control=self._around.control, log=self._around.log
@@ -189,7 +189,7 @@ class Measurement:
         except TooManyOperationsError as error:
             run.absent["recorded"] = str(error)
             return
-        node_size = self._cell.node_size or around.rank.local_gpus
+        node_size = self._built.setup.node_size
         run.require(other_collective(self._cell, node_size, recorded.operations))
         kernels = self._kernels() if around.device.type == "cuda" else None
         run.found["recorded"] = msgspec.structs.replace(recorded, kernels=kernels)

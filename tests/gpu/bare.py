@@ -21,7 +21,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from harness.worker.measure.clock import step_clock
+from harness.worker.measure.clock import StepClock
 from harness.worker.rank.process import tune_kernels
 from strategies.devices import device_of
 from strategies.training.checkpointing import checkpoint_blocks
@@ -59,7 +59,7 @@ def inside(asked: Asked, built: Workload, device: torch.device) -> tuple[Callabl
     names = ("optimizer", "precision", "memory_format", "compile", "activation_checkpointing")
     settings = TrainSettings(**{name: getattr(asked, name) for name in names})
     trainer = Trainer(built.module, built.loss, device=device, settings=settings, layout=built.layout)
-    trainer.observer = clock = step_clock(device)
+    trainer.observer = clock = StepClock(device)
     return trainer.step, clock
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.exchange.recorder import Recorder
-from harness.worker.measure.clock import step_clock
+from harness.worker.measure.clock import StepClock
 from harness.worker.rank.control import Control
 from strategies.collectives.link import Link
 from strategies.collectives.scatter import start_reduce_scatter
@@ -162,7 +162,7 @@ def of_neighbours(exchange: ExchangeGroup, device: torch.device) -> Found:
 
 
 def recorded(exchange: ExchangeGroup, device: torch.device) -> Found:
-    clock = step_clock(device)
+    clock = StepClock(device)
     recorder = Recorder(clock, device)
     recorder.begins(Phase.FORWARD)
     exchange.traffic.recorder = recorder

@@ -1,4 +1,4 @@
-"""What tests of the worker start from on a rank: a launch, a context, a stopwatch, and a small network."""
+"""Shared builders of the worker's tests: a launch, a context of a rank, a stopwatch, a small network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.worker.exchange.group import open_exchange
 from harness.worker.measure.blocks import Stopwatch
-from harness.worker.measure.clock import MonotonicClock
+from harness.worker.measure.clock import StepClock
 from harness.worker.rank.context import RankContext
 from harness.worker.rank.control import Control
 from harness.worker.rank.log import RankLog, Watchdog
@@ -39,7 +39,7 @@ def a_rank(rank: int = 0, size: int = 1) -> Rank:
 
 
 def a_launch(size: int = 1, **fields: Any) -> Launch:
-    """A launch of so many CPU ranks without slots, or what `fields` make of it."""
+    """A launch of `size` CPU ranks without slots, or what `fields` make of it."""
     base = {
         "launch_id": "l",
         "placement": Placement(nodes=1, gpus_per_node=size),
@@ -81,7 +81,7 @@ def a_context(rank: int, folder: Path | str, launch: dict[str, Any], **fields: A
 def a_stopwatch(trainer: Trainer, data: Iterator[Any], control: Any = None) -> Stopwatch:
     """A stopwatch of this rank with the host's clock and a log that nobody reads."""
     log: Any = SimpleNamespace(heartbeat=lambda: None)
-    return Stopwatch(trainer, data, clock=MonotonicClock(), control=control or Control(CPU), log=log)
+    return Stopwatch(trainer, data, clock=StepClock(CPU), control=control or Control(CPU), log=log)
 
 
 def network(dropout: float | None = None) -> nn.Module:

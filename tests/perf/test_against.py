@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.worker.exchange.group import open_exchange
-from harness.worker.measure.clock import step_clock
+from harness.worker.measure.clock import StepClock
 from strategies import Trainer, TrainSettings
 from strategies.collectives.build import build_route
 from strategies.collectives.link import Link
@@ -116,7 +116,7 @@ def clocked_against_bare(rank: int, workload: str, steps: int, many: int) -> Qua
     member = MEMBERS[WORKLOADS.parse(workload).name]
     inside, outside = seeded(workload), seeded(workload)
     trainer = trainer_of(inside, "ddp", member.optimizer)
-    trainer.observer = clock = step_clock(CPU)
+    trainer.observer = clock = StepClock(CPU)
     return measured(
         block_of(trainer.step, inside, member.batch, steps),
         block_of(bare_step(outside, member.optimizer), outside, member.batch, steps),

@@ -16,7 +16,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor
 
-from harness.worker.measure.clock import step_clock
+from harness.worker.measure.clock import StepClock
 from harness.worker.measure.telemetry import INTERVAL_S, sampler
 from harness.worker.rank.rank import Rank
 from strategies import Trainer, TrainSettings
@@ -45,7 +45,7 @@ class Blocks:
         torch.manual_seed(0)
         built = build_workload("mlp")
         self._trainer = Trainer(built.module, built.loss, device=CPU, settings=TrainSettings())
-        self._trainer.observer = self._clock = step_clock(CPU)
+        self._trainer.observer = self._clock = StepClock(CPU)
         generator = torch.Generator().manual_seed(0)
         self._pool: list[tuple[Tensor, Tensor]] = [built.synthetic(generator, 32) for _ in range(4)]
         self._steps = 20

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from harness.worker.exchange.buckets import BucketCounter
 from harness.worker.exchange.group import open_exchange
 from harness.worker.exchange.recorder import Recorder
-from harness.worker.measure.clock import MonotonicClock
+from harness.worker.measure.clock import StepClock
 from results.groups import GroupLayout
 from results.layout import ModelLayout
 from results.recorded import Buckets
@@ -68,7 +68,7 @@ def count(rank: int, fields: dict[str, Any], lost: bool) -> list[tuple[Any, Any,
         batches = iter(lambda: (torch.randn(4, 64), torch.randn(4, 64)), None)
         found = []
         for repetition in range(4):
-            recorder = Recorder(MonotonicClock(), CPU)
+            recorder = Recorder(StepClock(CPU), CPU)
             counter = BucketCounter(recorder)
             exchange.traffic.recorder, exchange.traffic.buckets = recorder, counter
             with busy(on=repetition > 1), counter.counting(trainer):
@@ -122,7 +122,7 @@ def test_an_exchange_that_has_lost_its_overlap_begins_no_bucket_early(ranks: Ran
     [
         (GroupLayout(tensor=2), None, "tensor parallelism sums activations in the backward pass too"),
         (GroupLayout(pipeline=2), [0], "a pipeline's stages have several backward passes at once"),
-        (GroupLayout(replicate=2), [0], "the strategy computes its loss in a way of its own"),
+        (GroupLayout(replicate=2), [0], "the strategy computes its loss by itself"),
     ],
 )
 def test_what_is_not_known_has_a_reason(groups: GroupLayout, buckets: list[int] | None, unknown: str) -> None:

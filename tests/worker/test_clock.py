@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from harness.worker.measure import clock
-from harness.worker.measure.clock import MonotonicClock, joined_steps, step_clock
+from harness.worker.measure.clock import StepClock, joined_steps
 from results.record import StepColumns
 from strategies import Phase, Trainer, TrainSettings
 
@@ -33,7 +33,7 @@ def trained_under_a_clock(accumulation: int, steps: int) -> StepColumns:
     nn.init.ones_(module.weight)
     chosen = TrainSettings(optimizer="sgd:lr=0.5:momentum=0", accumulation=accumulation)
     trainer = Trainer(module, lambda y, t: y.mean(), device=CPU, settings=chosen)
-    trainer.observer = watch = MonotonicClock()
+    trainer.observer = watch = StepClock(CPU)
     data = iter([(torch.tensor([[1.0]]), torch.zeros(1))] * steps * accumulation)
     for _ in range(steps):
         trainer.step(data)
@@ -79,7 +79,7 @@ def test_phases_always_add_up_to_the_step(gaps: list[int], start: int) -> None:
 
 
 def test_a_drained_clock_is_empty_and_goes_on() -> None:
-    watch = MonotonicClock()
+    watch = StepClock(CPU)
     assert watch.drain() == StepColumns()
     watch.begins(Phase.DATA)
     watch.step_done(torch.tensor(2.0))
@@ -89,7 +89,7 @@ def test_a_drained_clock_is_empty_and_goes_on() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_loss_that_is_not_finite_is_none(value: float) -> None:
-    watch = MonotonicClock()
+    watch = StepClock(CPU)
     for loss in (1.0, value):
         watch.begins(Phase.DATA)
         watch.step_done(torch.tensor(loss))
@@ -106,4 +106,4 @@ def test_joined_columns_keep_their_order() -> None:
 
 
 def test_the_clock_of_a_cpu_is_the_hosts() -> None:
-    assert step_clock(CPU).name == "monotonic"
+    assert StepClock(CPU).name == "monotonic"

@@ -31,7 +31,7 @@ from harness.worker.exchange.recorder import (
     group_text,
     steps_to_record,
 )
-from harness.worker.measure.clock import MonotonicClock
+from harness.worker.measure.clock import StepClock
 from harness.worker.rank.control import parameters_hash
 from results.layout import ModelLayout
 from results.record import StepColumns
@@ -103,7 +103,7 @@ def recorded_rows(rank: int, settings: dict[str, Any], steps: int, like_nccl: bo
     trainer, data = trainer_of(exchange, **settings), batches(rank)
     for _ in range(2):
         trainer.step(data)
-    traffic, clock = exchange.traffic, MonotonicClock()
+    traffic, clock = exchange.traffic, StepClock(CPU)
     traffic.payload_bytes = traffic.operations = 0
     trainer.observer = traffic.recorder = recorder = Recorder(clock, CPU)
     for _ in range(steps):
@@ -287,7 +287,7 @@ def test_a_period_that_no_record_holds_is_refused() -> None:
 def slow_ends(rank: int, what: str) -> dict[str, Any]:
     """On a rank: an operation to which rank 1 comes 80 ms after rank 0, and for which nobody waits for 300 ms
     after it is done."""
-    exchange, clock = open_exchange(), MonotonicClock()
+    exchange, clock = open_exchange(), StepClock(CPU)
     store, issued = dist.distributed_c10d._get_default_store(), f"{what} is issued"
     exchange.traffic.recorder = recorder = Recorder(clock, CPU)
     buffer = torch.ones(6)
@@ -343,7 +343,7 @@ def test_what_has_no_future_ends_when_it_has_been_waited_for(ranks: Ranks, what:
 
 
 def unwaited(rank: int) -> tuple[int, int]:
-    exchange, clock = open_exchange(), MonotonicClock()
+    exchange, clock = open_exchange(), StepClock(CPU)
     exchange.traffic.recorder = recorder = Recorder(clock, CPU)
     recorder.begins(Phase.FORWARD)
     buffer = torch.ones(1)
@@ -362,8 +362,8 @@ def test_what_nobody_has_waited_for_ends_with_its_step(ranks: Ranks) -> None:
         assert end_ns > 50 * MS
 
 
-def recorder_alone() -> tuple[Recorder, MonotonicClock]:
-    clock = MonotonicClock()
+def recorder_alone() -> tuple[Recorder, StepClock]:
+    clock = StepClock(CPU)
     return Recorder(clock, CPU), clock
 
 
@@ -430,7 +430,7 @@ def test_exchange_cpu_is_that_of_the_threads_which_issue_beside_the_one_that_tra
 
 def through_torch(rank: int) -> list[Row]:
     """On a rank: operations that come by way of torch's own functions, and so from C++."""
-    exchange, clock = open_exchange(), MonotonicClock()
+    exchange, clock = open_exchange(), StepClock(CPU)
     exchange.traffic.recorder = recorder = Recorder(clock, CPU)
     recorder.begins(Phase.FORWARD)
     values = torch.arange(4.0) + rank
@@ -449,7 +449,7 @@ def test_operations_of_torchs_functions_are_recorded_and_work_as_ever(ranks: Ran
 
 
 def switched_off(rank: int) -> list[Row]:
-    exchange, clock = open_exchange(), MonotonicClock()
+    exchange, clock = open_exchange(), StepClock(CPU)
     exchange.traffic.recorder = recorder = Recorder(clock, CPU)
     exchange.traffic.enabled = False
     recorder.begins(Phase.FORWARD)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from harness.worker.exchange.group import open_exchange
-from harness.worker.measure.clock import step_clock
+from harness.worker.measure.clock import StepClock
 from harness.worker.measure.profiler import traced_steps, write_trace
 from harness.worker.rank.control import Control, parameters_hash
 from strategies import Trainer, TrainSettings
@@ -36,7 +36,7 @@ def traced(rank: int, folder: str, strategy: str, chosen: tuple[int, ...]) -> di
         settings=TrainSettings(strategy=strategy),
         group=open_exchange(),
     )
-    clock = trainer.observer = step_clock(CPU)
+    clock = trainer.observer = StepClock(CPU)
     before = parameters_hash(trainer)
     drawn = [(torch.full((2, 3), rank + 1.0), torch.ones(2, 1)) for _ in range(50)]
     batches = iter(drawn)

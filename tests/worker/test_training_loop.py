@@ -22,7 +22,7 @@ from harness.worker.rank import log as rank_log
 from harness.worker.rank.context import Run
 from harness.worker.rank.log import RankLog, Watchdog
 from harness.worker.train import loop as training_loop
-from harness.worker.train.run import train_cell
+from harness.worker.train.loop import train_cell
 from results.cell import Cell
 from results.launch import Slot
 from results.outcome import Outcome
@@ -120,7 +120,7 @@ def test_training_has_not_ended_before_its_last_checkpoint_is_written(trains: Tr
     # The ranks that did not write know it too.
     assert outcome is other[0] is Outcome.CANCELLED
     assert "the disk is full" in str(reason)
-    assert "training came to its end at step 6, and its last checkpoint was not written" in str(reason)
+    assert "training ended at step 6, and its last checkpoint was not written" in str(reason)
     log = log_of(tmp_path)
     assert log.ended is None
     assert [(row.step, row.failed is None) for row in log.saves] == [(3, True), (6, False)]

@@ -1,1 +1,1 @@
-"""What a rank builds for a cell: workload, data, samples, random state and memory limit."""
+"""The parts that a rank builds for a cell: workload, data, samples, random state and memory limit."""

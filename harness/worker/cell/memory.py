@@ -1,4 +1,4 @@
-"""The memory of a run on this rank: what it uses, and a limit that makes a machine stand for smaller devices.
+"""The memory of a run on this rank: what it uses, and a limit that simulates smaller devices.
 
 The limit (`memory_limit_mb`) is RLIMIT_DATA (getrlimit(2)) on CPU: the kernel refuses private writable memory
 beyond it, and the allocator raises as a full device would. What counts is address space as VmData of
@@ -35,7 +35,7 @@ _M_MMAP_THRESHOLD = -3
 _MAPPED_FROM = 128 * 1024
 """Bytes; the C library's own value before it adapts."""
 _NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable")
-"""What Python and C++ say where the C library finds no memory for a stack (pthread_create(3), EAGAIN)."""
+"""Errors of Python and C++ where the C library finds no memory for a stack (pthread_create(3), EAGAIN)."""
 
 
 class Gauge(Protocol):
@@ -66,8 +66,8 @@ class MemoryLimit:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """What is taken inside is under the limit; beyond it the allocators raise, and who starts a thread
-        raises MemoryError."""
+        """Limit what is taken inside; beyond it the allocators raise, and who starts a thread raises
+        MemoryError."""
         with self._switched(holds=True):
             try:
                 yield
@@ -78,7 +78,7 @@ class MemoryLimit:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """What is taken inside does not count, as long as it is given back while the limit is lifted."""
+        """Leave out of the count what is taken inside and given back while the limit is lifted."""
         with self._switched(holds=False):
             yield
 
@@ -127,7 +127,7 @@ class HostMemory:
         resource.setrlimit(resource.RLIMIT_DATA, (soft if most_bytes is None else most_bytes, hard))
 
     def _refuses(self) -> bool:
-        """Whether the kernel does what it says; some emulate the call alone."""
+        """Whether the kernel does what it says; some only emulate the call."""
         self.cap(self.taken() + MIB)
         try:
             mmap.mmap(-1, 2 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
@@ -173,7 +173,7 @@ class MemoryUse:
         self._idle = self._device.memory()
 
     def record(self) -> Memory:
-        """The peaks so far; those of a device are None on a CPU."""
+        """The peaks so far; a device's are None on a CPU."""
         figures = self._device.memory()
         return Memory(
             rss_peak_bytes=rss_peak_bytes(),

@@ -76,17 +76,14 @@ class CellSetup:
         return self._built(by_unit=False)
 
     def _built(self, *, by_unit: bool) -> Workload:
-        self._check_files()
-        seed_torch(self.cell.seed)
-        return build_workload(self.cell.workload, source_folder=self.source_folder, by_unit=by_unit)
-
-    def _check_files(self) -> None:
-        folder = self.source_folder or Path.cwd()
-        workload, dataset = WORKLOADS.parse(self.cell.workload), DATASETS.facts(self.cell.dataset)
-        if self.cell.source_hash is not None:
-            _require_same(workload.text, self.cell.source_hash, source_hash(str(workload.positional), folder))
-        if self.cell.dataset_hash is not None:
-            _require_same(dataset.spec.text, self.cell.dataset_hash, file_hash(folder / str(dataset.file)))
+        cell, folder = self.cell, self.source_folder or Path.cwd()
+        workload, dataset = WORKLOADS.parse(cell.workload), DATASETS.facts(cell.dataset)
+        if cell.source_hash is not None:
+            _require_same(workload.text, cell.source_hash, source_hash(str(workload.positional), folder))
+        if cell.dataset_hash is not None:
+            _require_same(dataset.spec.text, cell.dataset_hash, file_hash(folder / str(dataset.file)))
+        seed_torch(cell.seed)
+        return build_workload(cell.workload, source_folder=self.source_folder, by_unit=by_unit)
 
     def program(self, module: nn.Module) -> Program:
         """Describe `module`, as this rank built it, before any strategy changes it."""
@@ -124,14 +121,14 @@ class CellSetup:
         return Draws(open_batches(self.data_request(workload, replica)), sampler)
 
     @property
-    def _node_size(self) -> int:
+    def node_size(self) -> int:
         """Ranks of a node: the virtual ones that were asked for, or the real ones of this launch."""
         return self.cell.node_size or self.rank.local_gpus
 
     @property
     def groups(self) -> GroupLayout:
         """The groups of all ranks, in every dimension."""
-        return group_layout(self.cell.strategy, self.cell.gpus, self._node_size)
+        return group_layout(self.cell.strategy, self.cell.gpus, self.node_size)
 
     @property
     def replica(self) -> int:
@@ -147,7 +144,7 @@ class CellSetup:
             module if initial is None else Blank(module, initial),
             workload.loss if workload.step is None else BatchLoss(workload.step),
             device=self.device,
-            settings=replace(TrainSettings.of(self.cell), node_size=self._node_size),
+            settings=replace(TrainSettings.of(self.cell), node_size=self.node_size),
             layout=workload.layout
             if self.groups.pipeline == 1
             else layout_of(workload, self.cell.micro_batch),
@@ -157,7 +154,7 @@ class CellSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a run trains, built for this run."""
+    """The model, data and trainer that were built for one run."""
 
     setup: CellSetup
     workload: Workload
@@ -192,7 +189,7 @@ def layout_of(workload: Workload, micro_batch: int) -> ModelLayout | None:
 def _require_same(what: str, planned: str, found: str) -> None:
     if planned != found:
         raise UsageError(
-            f"{what} was edited after the cell was planned: run the same command again for a cell of its own"
+            f"{what} was edited after the cell was planned: run the same command again to plan it anew"
         )
 
 

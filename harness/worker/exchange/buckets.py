@@ -1,4 +1,4 @@
-"""What begins to be exchanged while gradients are still to come: counted, not timed.
+"""Count the buckets that begin to be exchanged before the last gradient is computed, without a clock.
 
 In which order a backward pass makes gradients follows from its graph, and so does the place at which a
 strategy begins to exchange: the counts are equal in every repetition of the same code. A strategy that has
@@ -11,7 +11,7 @@ backward pass is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -25,11 +25,10 @@ from strategies.training.observer import Phase, StepObserver
 from strategies.training.trainer import Trainer
 
 _SUMS = ("allreduce", "reduce", "_reduce_scatter_base")
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class GradientsToCome:
-    """How many gradients of the backward pass under way have not been computed yet."""
+class _GradientsToCome:
+    """Counts the gradients of the backward pass under way that have not been computed yet."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -66,7 +65,7 @@ def _leaves(loss: Tensor) -> list[Node]:
 
 
 class _Tally:
-    """Of each step, how many began, and how many of them early."""
+    """Counts for each step how many buckets began, and how many of them early."""
 
     def __init__(self) -> None:
         self.started = [0]
@@ -82,19 +81,18 @@ class _Tally:
 
 
 class BucketCounter:
-    """Counts the buckets of a trainer's steps; an observer of these steps that hands on what it is told."""
+    """Counts the buckets of a trainer's steps, which it observes; it passes all calls on to `observer`."""
 
     def __init__(self, observer: StepObserver) -> None:
         self._observer = observer
         self._phase: Phase | None = None
-        self._to_come = GradientsToCome()
+        self._to_come = _GradientsToCome()
         self._announced, self._sums = _Tally(), _Tally()
 
     @contextmanager
     def counting(self, trainer: Trainer) -> Iterator[None]:
-        """Counts the steps that `trainer` takes in this context."""
+        """Count the steps that `trainer` takes in this context."""
         before, loss = trainer.observer, trainer.loss
-
         trainer.observer, trainer.loss = self, seen(loss, lambda value, _: self._to_come.watch(value))
         try:
             yield
@@ -113,16 +111,16 @@ class BucketCounter:
         self._observer.step_done(loss)
 
     def announced(self) -> None:
-        """A strategy begins to exchange a bucket."""
+        """Count a bucket that a strategy begins to exchange."""
         self._announced.add(early=bool(self._to_come.number))
 
     def issued(self, name: str) -> None:
-        """An operation of this name goes over the exchange."""
+        """Count an operation of this name that goes over the exchange."""
         if self._phase is Phase.BACKWARD and name in _SUMS:
             self._sums.add(early=bool(self._to_come.number))
 
     def counted(self, groups: GroupLayout) -> tuple[Buckets | None, str | None]:
-        """Of the steps so far; and where something is not known, why."""
+        """Return the buckets of the steps so far, and the reason where something is not known."""
         announces = any(self._announced.started)
         if groups.tensor > 1 and not announces:
             return None, "tensor parallelism sums activations in the backward pass too"
@@ -131,5 +129,5 @@ class BucketCounter:
         if groups.pipeline > 1:
             return Buckets(started=started), "a pipeline's stages have several backward passes at once"
         if self._to_come.number is None:
-            return Buckets(started=started), "the strategy computes its loss in a way of its own"
+            return Buckets(started=started), "the strategy computes its loss by itself"
         return Buckets(started=started, early=early), None

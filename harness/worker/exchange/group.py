@@ -1,11 +1,13 @@
-"""The process group that gradients are exchanged over: it counts, and it can be told to move nothing.
+"""The process group that gradients are exchanged over: it counts traffic, and it can be switched off.
 
-Strategies get this group instead of the backend's own. With the exchange on it hands every call to the
-backend and counts the bytes; with it off it returns finished work at once: sums stay this rank's own, what
-would be gathered is what this rank sends, and what would be received stays as it was, or is zero in a
-pipeline. The difference between the two is the exposed communication, and neither strategy nor model knows
-which of them runs.
+Strategies get this group instead of the backend's. While it is on, it passes every call to the backend and
+counts the bytes. While it is off, it returns finished work at once: sums stay this rank's values, a gather
+returns what this rank sends, and a received buffer stays as it was, or is zero in a pipeline. The difference
+between the two is the exposed communication, and neither strategy nor model knows which of them runs.
 """
+
+# The stubs of torch's process group list several signatures of each operation; C++ calls the ones below.
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ Operation = Callable[..., MaybeWork]
 
 @dataclass(slots=True)
 class Traffic:
-    """What went over a group and the groups split from it, and whether anything does."""
+    """The traffic of a group and the groups split from it, and the switch that stops it."""
 
     enabled: bool = True
     fills: bool = True
@@ -47,14 +49,14 @@ class Traffic:
     does so the first time for a buffer of floating-point numbers, which then keeps what it has: on a device
     the writing takes a part of the gather's own time, and would count as computation."""
     filled: set[tuple[int, int, torch.dtype]] = field(default_factory=set)
-    """Where such buffers begin, their numbers, and of what type they are."""
+    """Addresses, lengths and types of these buffers."""
     payload_bytes: int = 0
     """Bytes of the buffers handed to collectives and sends so far, while enabled."""
     operations: int = 0
     buckets: BucketCounter | None = None
-    """Who is told of buckets and of operations; None outside of the period that is counted."""
+    """Counts buckets and operations; None outside of the period that is counted."""
     recorder: Recorder | None = None
-    """Who is told of every operation; None outside of recorded blocks."""
+    """Records every operation; None outside of recorded blocks."""
 
 
 class ExchangeGroup(dist.ProcessGroup):
@@ -95,7 +97,7 @@ class ExchangeGroup(dist.ProcessGroup):
         self.traffic = Traffic() if traffic is None else traffic
 
     def reset(self) -> None:
-        """As new, for the next cell: nothing counted, on, and no group split from it. Collective."""
+        """Renew the group for the next cell: zero counts, switched on, no group split from it. Collective."""
         self.traffic = Traffic()
         for part in self._parts:
             backends = [backend for backend in (part.backend, part._downward) if backend is not None]
@@ -113,7 +115,7 @@ class ExchangeGroup(dist.ProcessGroup):
 
     @property
     def class_name(self) -> str:
-        """torch's class that moves the data, such as ProcessGroupNCCL."""
+        """The class of torch that moves the data, such as ProcessGroupNCCL."""
         devices = self._backend._device_types
         mover = self._backend._get_backend(devices[0]) if devices else self._backend
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps it.
@@ -121,7 +123,7 @@ class ExchangeGroup(dist.ProcessGroup):
 
     @property
     def backend(self) -> dist.ProcessGroup:
-        """What moves the data."""
+        """The process group that moves the data."""
         backend: dist.ProcessGroup = self._backend
         return backend
 
@@ -136,12 +138,12 @@ class ExchangeGroup(dist.ProcessGroup):
 
     supports_coalescing = False
 
-    def _get_backend(self, device: torch.device) -> ExchangeGroup:  # type: ignore[override]
+    def _get_backend(self, device: torch.device) -> ExchangeGroup:
         """The group itself: torch's `batch_isend_irecv` asks its backend whether it supports coalescing."""
         return self
 
     @property
-    def group_name(self) -> str:  # type: ignore[override]
+    def group_name(self) -> str:
         # Given by torch after construction, and asked for once more after torch has forgotten the group.
         self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
         return self._name
@@ -166,36 +168,28 @@ class ExchangeGroup(dist.ProcessGroup):
         return own
 
     def _open(self, part: Sequence[int]) -> ExchangeGroup | None:
-        """A new group of these ranks over a backend of its own; None where this rank is not in it."""
+        """Open a group of these ranks over another backend; None where this rank is not in it."""
         ranks = [self._members[rank] for rank in part]
-        backend = self._new_backend(ranks)
-        origin = _Origin(backend=backend, traffic=self.traffic, members=ranks, staged_for=self._staged_for)
-        return _open_over(origin, self.timeout)
+        return _open_over(self._new_backend(ranks), ranks, self.timeout, self.traffic, self._staged_for)
 
     def _new_backend(self, ranks: list[int]) -> Any:
         return dist.new_group(ranks, timeout=self.timeout, backend=dist.get_backend(self._backend))
 
     def announce_bucket(self) -> None:
-        """A strategy begins to exchange a bucket over this group."""
+        """Count a bucket that a strategy begins to exchange over this group."""
         if self.traffic.buckets is not None:
             self.traffic.buckets.announced()
 
-    def allreduce(  # type: ignore[override]
-        self, tensors: list[Tensor], options: Options = None
-    ) -> MaybeWork:
+    def allreduce(self, tensors: list[Tensor], options: Options = None) -> MaybeWork:
         return self._run("allreduce", tensors, tensors, (tensors,), options)
 
-    def reduce(  # type: ignore[override]
-        self, tensors: list[Tensor], options: Options = None
-    ) -> MaybeWork:
+    def reduce(self, tensors: list[Tensor], options: Options = None) -> MaybeWork:
         return self._run("reduce", tensors, tensors, (tensors,), options)
 
-    def broadcast(  # type: ignore[override]
-        self, tensors: list[Tensor], options: Options = None
-    ) -> MaybeWork:
+    def broadcast(self, tensors: list[Tensor], options: Options = None) -> MaybeWork:
         return self._run("broadcast", tensors, tensors, (tensors,), options)
 
-    def allgather(  # type: ignore[override]
+    def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Options = None
     ) -> MaybeWork:
         if not self.traffic.enabled:
@@ -203,15 +197,13 @@ class ExchangeGroup(dist.ProcessGroup):
                 output.copy_(inputs[0])
         return self._run("allgather", inputs, outputs, (outputs, inputs), options)
 
-    def _allgather_base(  # type: ignore[override]
-        self, output: Tensor, values: Tensor, options: Options = None
-    ) -> MaybeWork:
+    def _allgather_base(self, output: Tensor, values: Tensor, options: Options = None) -> MaybeWork:
         if not self.traffic.enabled:
             self._gather_own(output, values)
         return self._run("_allgather_base", [values], [output], (output, values), options)
 
     def _gather_own(self, output: Tensor, values: Tensor) -> None:
-        """What this rank sends in the place of what every rank sends, or in its own place alone."""
+        """Copy what this rank sends to the places of all ranks, or only to its place."""
         rows = output.view(self._size, -1)
         buffer = output.data_ptr(), output.numel(), output.dtype
         if self.traffic.fills or not output.is_floating_point() or buffer not in self.traffic.filled:
@@ -223,31 +215,25 @@ class ExchangeGroup(dist.ProcessGroup):
     # What torch calls the two from version 2.13 on.
     all_gather_single = _allgather_base  # type: ignore[assignment]
 
-    def _reduce_scatter_base(  # type: ignore[override]
-        self, output: Tensor, values: Tensor, options: Options = None
-    ) -> MaybeWork:
+    def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Options = None) -> MaybeWork:
         if not self.traffic.enabled:
             output.copy_(values.view(self._size, -1)[self._rank])
         return self._run("_reduce_scatter_base", [values], [output], (output, values), options)
 
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
 
-    def alltoall_base(  # type: ignore[override]
+    def alltoall_base(
         self, output: Tensor, values: Tensor, *splits: list[int], options: Options = None
     ) -> MaybeWork:
         if not self.traffic.enabled:
             output.copy_(values)
         return self._run("alltoall_base", [values], [output], (output, values, *splits), options)
 
-    def send(  # type: ignore[override]
-        self, tensors: list[Tensor], to: int, tag: int
-    ) -> MaybeWork:
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> MaybeWork:
         mover = self._mover if self._downward is None or to > self._rank else self._downward
         return self._run("send", tensors, tensors, (tensors, to, tag), None, mover)
 
-    def recv(  # type: ignore[override]
-        self, tensors: list[Tensor], source: int, tag: int
-    ) -> MaybeWork:
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> MaybeWork:
         # The sender counts.
         if not self.traffic.enabled:
             if self._duplex:
@@ -305,36 +291,33 @@ def _finished(result: list[Tensor] | list[list[Tensor]]) -> dist.Work:
     return work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Origin:
-    """What a group is made over."""
-
-    backend: dist.ProcessGroup
-    traffic: Traffic
-    members: Sequence[int]
-    staged_for: StreamedDevice | None = None
-
-
-_origin: list[_Origin] = []
-"""Of the group that is being made: torch calls `_create` with nothing of ours."""
+_making: list[Callable[[int, int], ExchangeGroup]] = []
+"""Makes the group that is being opened: torch chooses the arguments of `_create`."""
 
 
 def _create(store: object, rank: int, size: int, timeout: timedelta) -> ExchangeGroup:
-    origin = _origin[-1]
-    group = ExchangeGroup(rank, size, origin.backend, origin.traffic, origin.members, origin.staged_for)
+    group = _making[-1](rank, size)
     group.timeout = timeout
     return group
 
 
-def _open_over(origin: _Origin, timeout: timedelta | None) -> ExchangeGroup | None:
-    """An exchange over `origin`, which torch knows; None where this rank is not in it."""
+def _open_over(
+    backend: dist.ProcessGroup,
+    members: Sequence[int],
+    timeout: timedelta | None,
+    traffic: Traffic,
+    staged_for: StreamedDevice | None,
+) -> ExchangeGroup | None:
+    """Open an exchange over `backend` that torch knows by name; None where this rank is not in it."""
     if _BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(_BACKEND, _create, devices=["cpu", "cuda"])
-    _origin.append(origin)
+    _making.append(
+        partial(ExchangeGroup, backend=backend, traffic=traffic, members=members, staged_for=staged_for)
+    )
     try:
-        group = dist.new_group(list(origin.members), timeout=timeout, backend=_BACKEND)
+        group = dist.new_group(list(members), timeout=timeout, backend=_BACKEND)
     finally:
-        _origin.pop()
+        _making.pop()
     return group if isinstance(group, ExchangeGroup) else None
 
 
@@ -344,7 +327,7 @@ def open_exchange(
     backend: str | None = None,
     staged_for: StreamedDevice | None = None,
 ) -> ExchangeGroup:
-    """A new exchange over all ranks of the default group; collective.
+    """Open a new exchange over all ranks of the default group; collective.
 
     `backend` is the name of what moves the data (None: the default group's, or the default group itself if
     it has this one). `timeout` is how long a collective waits for its ranks (None: as long as torch has it);
@@ -354,10 +337,7 @@ def open_exchange(
     if backend not in (None, dist.get_backend()):
         mover = dist.new_group(timeout=timeout, backend=backend)
     assert mover is not None
-    everyone = range(dist.get_world_size())
-    group = _open_over(
-        _Origin(backend=mover, traffic=Traffic(), members=everyone, staged_for=staged_for), timeout
-    )
+    group = _open_over(mover, range(dist.get_world_size()), timeout, Traffic(), staged_for)
     assert group is not None
     _await_connections()
     return group
@@ -408,7 +388,7 @@ def _await_connections() -> None:
 
     Gloo connects while a group is opened, and torch lets the rank that is done first go on. If it fails at
     once, as all do for a refused cell, it closes its connections, and a rank that still connects would report
-    that in the place of the failure.
+    that instead of the failure.
     """
     if dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO:
         dist.barrier()

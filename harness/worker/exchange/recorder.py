@@ -1,13 +1,13 @@
 """The recorder: every operation of an exchange, when it was issued and when it was done on this rank.
 
-It is told by an `ExchangeGroup` of what goes over it, and by the Trainer, as its observer beside the clock,
-of steps and phases. Its steps are steps like any other; they are no timed ones, as each operation then costs
-some microseconds more of the thread that issues it.
+An `ExchangeGroup` passes it each operation, and the Trainer, which it observes together with the clock,
+reports steps and phases. Its steps are steps like any other, but they are not timed, as each operation then
+costs some microseconds more of the thread that issues it.
 
-The end of an operation on CPU. Gloo completes a work on a thread of its own and calls the work's future from
+The end of an operation on CPU. Gloo completes a work on a separate thread and calls the work's future from
 there, whether or not anybody waits: the moment is read in that call. Python lets one thread run at a time, so
-the call comes about 0.1 ms late beside a training thread that computes in torch, and up to 5 ms (the
-interpreter's switch interval) beside one that runs nothing but Python; while the training thread waits, which
+the call comes about 0.1 ms late while the training thread computes in torch, and up to 5 ms (the
+interpreter's switch interval) while it runs nothing but Python; while the training thread waits, which
 is where communication is exposed, nothing delays it. Of torch 2.13's Gloo, sends, receives and
 `_reduce_scatter_base` have no future: they count as done when the wait for them returns, which is late where
 others were waited for first.
@@ -17,8 +17,8 @@ collective, so that an event recorded there is its end. NCCL has no work for a s
 asks for: it runs on the current stream, and an event recorded after the call is its end.
 
 A pipeline's stage idles where the thread that trains waits for a neighbour: for what it is to receive, and
-for what it sends to be taken, as Gloo sends to who receives already. What of it is transfer cannot be told
-from one rank's clock. On CUDA the thread does not wait, and nothing is said.
+for what it sends to be taken, as Gloo sends to who receives already. One rank's clock cannot show
+what part of it is transfer. On CUDA the thread does not wait, and no idle time is recorded.
 
 The beginning. A collective can begin at its issue, or when the one before it on the same group has ended: on
 CUDA a group has one stream, and Gloo's two threads share the network.
@@ -93,7 +93,7 @@ class _WaitedFor(dist.Work):
     """A work without a future: done when somebody has waited for it."""
 
     def __init__(self, work: dist.Work, done: Callable[[int], None]) -> None:
-        """`done` is told for how many nanoseconds who waited was held up."""
+        """`done` is called with the nanoseconds for which a waiting thread was held up."""
         super().__init__()
         self._work = work
         self._done = done
@@ -123,13 +123,13 @@ class _Blocked:
         self._phase, self._wall_ns, self._cpu_ns = phase, wall_ns, cpu_ns
 
     def take(self) -> int:
-        """What has come together since the last call, not less than 0: the two clocks tick apart."""
+        """Return the blocked time since the last call; never less than 0, as the two clocks tick apart."""
         blocked_ns, self._blocked_ns = self._blocked_ns, 0
         return max(0, blocked_ns)
 
 
 class _Helpers:
-    """The threads beside the one that trains which issue operations, and their CPU time."""
+    """The threads that issue operations, except the one that trains, and their CPU time."""
 
     def __init__(self) -> None:
         self._trains = threading.get_ident()
@@ -170,7 +170,7 @@ class _Helpers:
 class Recorder:
     """Records the steps of a Trainer whose observer it is, and the operations of the groups it is set on.
 
-    It hands on to `clock` what it is told. Made by the thread that trains.
+    It passes steps and phases on to `clock`. The thread that trains must make it.
     """
 
     def __init__(self, clock: StepObserver, device: torch.device, *, stages: bool = False) -> None:
@@ -254,7 +254,7 @@ class Recorder:
             self._idle_ns += held_up_ns
 
     def take(self, columns: StepColumns) -> Recorded:
-        """What was recorded since the last call, in the steps of `columns`; the device has finished them."""
+        """Return the records since the last call, of the steps of `columns`; the device has finished them."""
         self._await_callbacks()
         queued = self._device.asynchronous
         recorded = Recorded(
@@ -293,7 +293,7 @@ class Recorder:
         )
 
     def _spans(self) -> list[tuple[int, int]]:
-        """Of each operation, from the start of its step: when it could begin and when it was done.
+        """Return when each operation could begin and when it was done, from the start of its step.
 
         A collective waits in its group's queue for the one before it. Without that, what several share of
         the network would count once in each of them.

@@ -5,7 +5,7 @@ with the streams and events of the device; what they measure is emulated.
 
 An operation copies what it sends to pinned host memory, on the current stream. When the stream has come
 there, a thread issues the operation of Gloo, and another waits for its end and copies the result back on a
-stream of its own. The work's future knows the device, so that who waits for it has his stream wait for the
+separate stream. The work's future knows the device, so that who waits for it has his stream wait for the
 copy. One thread issues all operations of a group, in the order of the calls: Gloo matches them by it.
 """
 
@@ -58,7 +58,7 @@ class StagedGroup:
 
     @cached_property
     def _back(self) -> Stream:
-        """What copies results to the device. Made when it is used: a launch may open groups for no cell."""
+        """The stream that copies results to the device, made at its first use: groups may stay unused."""
         return self._device.new_stream()
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class StagedGroup:
                     future.set_result(list(receives or sends))
             except Exception as error:
                 # The border of the thread: who waits for the work raises it.
-                _fail(future, error)
+                future.set_exception(error)
 
         def issue() -> None:
             try:
@@ -140,7 +140,7 @@ class StagedGroup:
                 self._ending.submit(end, call(sent, there))
             except Exception as error:
                 # The border of the thread, likewise.
-                _fail(future, error)
+                future.set_exception(error)
 
         self._issuing.submit(issue)
         return _StagedWork(future)
@@ -148,8 +148,11 @@ class StagedGroup:
     def _land(
         self, receives: Sequence[Tensor], there: Sequence[Tensor], back: Stream, averages: bool
     ) -> None:
-        """Copy what has come to the device. All that was queued before the operation is done by now: nothing
-        else of the caller's reads or writes these tensors until he has waited."""
+        """Copy received values to the device.
+
+        All that was queued before the operation is done by now: nothing else of the caller's reads or writes
+        these tensors until he has waited.
+        """
         with self._device.on_stream(back):
             for tensor, come in zip(receives, there, strict=True):
                 if averages:
@@ -158,13 +161,9 @@ class StagedGroup:
 
 
 def _summed(options: Any) -> bool:
-    """Whether an average was asked for, which Gloo has not: a sum stands in the options then."""
+    """Whether an average was asked for, which Gloo lacks: replace it in the options by a sum."""
     operation = getattr(options, "reduceOp", None)
     if operation is None or operation != dist.ReduceOp.AVG:
         return False
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
     return True
-
-
-def _fail(future: Future[Any], error: Exception) -> None:
-    future.set_exception(error)

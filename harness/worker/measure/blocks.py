@@ -1,7 +1,7 @@
 """Timed blocks: warm-up until the step time is steady, measuring to a target or a budget, on-off quads.
 
 After them come blocks that are not timed against each other: one with the recorder on, and on CUDA one under
-the profiler. Their steps are real ones, and training goes on from them.
+the profiler. Their steps are real ones, and training continues from them.
 
 A block is some steps between a barrier and the last rank's finished work; nothing inside a block waits for
 the device or talks to other ranks beyond what training itself does. Decisions fall between blocks, from
@@ -11,9 +11,9 @@ The clock that times the steps times the blocks too. On a device with streams it
 begins when the queues of all devices have met, and ends when this one has done all that the block queued,
 on every stream. Blocks are long there, by the step time that the warm-up has seen.
 
-Every block is whole periods of the strategy: each has its share of what is done in every H-th step alone. A
-block may begin anywhere in a period, as the steps before it (a proof's, say) leave it, for any H steps in a
-row hold exactly one such step.
+Every block holds complete periods of the strategy: each has its share of what is done only in every H-th
+step. A block may begin anywhere in a period, as the steps before it (a proof's, say) leave it, for any H
+steps in a row hold exactly one such step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -50,23 +50,18 @@ FLAT_WITHIN = 0.005
 """A clock is flat when the means of both halves of its readings differ by no more than this share and three
 standard errors. With 5 s in each half and no noise this allows a drift of 2 % in 20 s."""
 Stop = Literal["target", "budget", "blocks"]
-
-
-class Wait(Protocol):
-    """Waits for a run's turn (`harness.worker.turns`)."""
-
-    def __call__(self, at: str, **told: object) -> int:
-        """Where the run is. Returns the steps of the block to time; 0: no more of them."""
+Wait = Callable[..., int]
+"""`Turns.wait`: say where the run is, and return the steps of the block to time; 0: no more blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What the measured blocks gave on this rank."""
+    """The measured blocks of this rank."""
 
     columns: StepColumns
     blocks_ns: list[int]
     block_steps: int
-    """Steps of each block: those of the policy, filled up to whole periods of the strategy."""
+    """Steps of each block: the policy's, filled up to complete periods of the strategy."""
     stop: Stop
 
 
@@ -84,7 +79,7 @@ class Stopwatch:
         self.after_block: Callable[[StepColumns], None] = lambda columns: None
         """Called with the steps of each block of the warm-up and of measuring, before the next one begins."""
         self.buckets: BucketCounter | None = None
-        """Of the period that went before the recorded steps, once they were taken."""
+        """Buckets of the period before the recorded steps, once these were taken."""
         self._device = device_of(control.device)
         self._fastest_s: float | None = None
         """The step time of the fastest block of the warm-up on a device, the same on all ranks."""
@@ -232,9 +227,12 @@ class Stopwatch:
         return recorder.take(columns)
 
     def profile(self, device: torch.device) -> KernelTimes | None:
-        """The kernels of whole periods of at least three steps; None if the profiler saw none. Collective, on
-        CUDA alone."""
-        steps = self._whole_periods(PROFILED_STEPS)
+        """Return the kernels of complete periods of at least three steps; None if the profiler saw none.
+
+        Collective, only on CUDA.
+        """
+        period = self._trainer.model.period
+        steps = math.ceil(PROFILED_STEPS / period) * period
         with profiled_kernels(device) as kernels:
             # A sum by which the devices meet would be among the kernels.
             self._block(steps, self._batches, devices=False)
@@ -242,10 +240,6 @@ class Stopwatch:
 
     def _block_steps(self, policy: StepPolicy) -> int:
         return policy.steps_of_block(self._trainer.model.period, self._fastest_s)
-
-    def _whole_periods(self, steps: int) -> int:
-        period = self._trainer.model.period
-        return math.ceil(steps / period) * period
 
     def _draw(self, steps: int) -> list[Batch]:
         return list(itertools.islice(self._batches, steps * self._trainer.settings.accumulation))

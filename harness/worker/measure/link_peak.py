@@ -1,4 +1,4 @@
-"""What the network reaches when nothing else runs: a few plain all-reduces over all ranks of the launch."""
+"""Measure the peak of the network when nothing else runs: plain all-reduces over all ranks of the launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST_BYTES = 16 * 2**20
 DEVICE_LARGEST_BYTES = 2**30
 """Between GPUs, whose links are at their peak with hundreds of MiB (nccl-tests goes to 8 GiB)."""
 DEVICE_SHARE = 0.25
-"""Of the memory that is free on a device."""
+"""The share of a device's free memory that a payload may take."""
 GROWTH = 4
 LONGEST_S = 1.0
 TIMED = 3
@@ -59,7 +59,7 @@ def measure_link_peak(
 
 
 def _device_largest_bytes(control: Control, device: torch.device) -> int:
-    """What every rank has room for; 0 in memory of the host."""
+    """The largest payload that every rank has room for; 0 in memory of the host."""
     figures = device_of(device).memory()
     if figures is None:
         return 0

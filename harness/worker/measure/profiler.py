@@ -34,11 +34,11 @@ from workloads.batch import Batch
 
 PROFILED_STEPS = 3
 LONGEST_PERIOD = 20
-"""Steps: a strategy of longer periods is not profiled, as whole ones would fill the host's memory."""
+"""Steps: a strategy of longer periods is not profiled, as a complete one would fill the host's memory."""
 _COMMUNICATES = ("nccl", "rccl")
-"""What names of kernels that communicate contain, in lower case."""
+"""Parts of the names of kernels that communicate, in lower case."""
 _NO_KERNELS = ("memset", "memcpy")
-"""What the device's copy engines do is neither."""
+"""Names of the device's copies, which neither compute nor communicate, begin like this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,15 @@ class Kernel:
     start_ns: int
     end_ns: int
 
-    @property
-    def communicates(self) -> bool:
-        return any(part in self.name.lower() for part in _COMMUNICATES)
-
-    @property
-    def interval(self) -> Span:
-        return self.start_ns, self.end_ns
-
 
 def kernel_times(kernels: Iterable[Kernel], steps: int) -> KernelTimes:
     """Unions of the intervals of both kinds, and of what they have in common."""
     compute: list[Span] = []
     communication: list[Span] = []
     for kernel in kernels:
-        if not kernel.name.lower().startswith(_NO_KERNELS):
-            (communication if kernel.communicates else compute).append(kernel.interval)
+        name, span = kernel.name.lower(), (kernel.start_ns, kernel.end_ns)
+        if not name.startswith(_NO_KERNELS):
+            (communication if any(part in name for part in _COMMUNICATES) else compute).append(span)
     return KernelTimes(
         steps=steps,
         compute_ns=length(compute),
@@ -105,7 +98,7 @@ def kernels_on(device: torch.device, events: Iterable[FunctionEvent]) -> Iterato
 
 STEPS = 3
 WARM_UP_STEPS = 1
-"""Under the profiler, and not kept: its start takes time of its own."""
+"""Under the profiler, and not kept: the start of the profiler takes time."""
 
 
 class PhaseMarks:
@@ -130,7 +123,11 @@ def traced_steps(
     Returns what the profiler saw of all of them but the first, if this rank is to keep it.
     """
     steps = max(STEPS, trainer.model.period)
-    profiler = _profiler(trainer, steps) if keep else None
+    profiler = None
+    if keep:
+        devices = [ProfilerActivity.CUDA] if trainer.device.type == "cuda" else []
+        window = schedule(wait=0, warmup=WARM_UP_STEPS, active=steps, repeat=1)
+        profiler = profile(activities=[ProfilerActivity.CPU, *devices], schedule=window, record_shapes=True)
     before, trainer.observer = trainer.observer, PhaseMarks() if keep else SilentObserver()
     with profiler or nullcontext():
         for number in range(WARM_UP_STEPS + steps):
@@ -149,7 +146,7 @@ def traced_steps(
 def write_trace(profiler: profile, path: Path) -> dict[str, str]:
     """Write the trace as JSON packed by gzip, which chrome://tracing and Perfetto open as it is.
 
-    Returns why there is none (`trace`), or nothing.
+    Returns the reason under `trace` if it could not be written.
     """
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -160,11 +157,3 @@ def write_trace(profiler: profile, path: Path) -> dict[str, str]:
         # A full disk, say. A trace is an extra: the run is good without.
         return {"trace": f"{type(error).__name__}: {error}"}
     return {}
-
-
-def _profiler(trainer: Trainer, steps: int) -> profile:
-    activities = [ProfilerActivity.CPU]
-    if trainer.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    window = schedule(wait=0, warmup=WARM_UP_STEPS, active=steps, repeat=1)
-    return profile(activities=activities, schedule=window, record_shapes=True)

@@ -1,4 +1,4 @@
-"""Telemetry: a thread of its own samples this rank's device and host while the timed blocks run.
+"""Telemetry: a separate thread samples this rank's device and host while the timed blocks run.
 
 ============================== ======================================================== ==============
 series                         what it is                                               from
@@ -27,7 +27,7 @@ series                         what it is                                       
 The warm-up on a GPU is sampled too, for the clock that ends it; its samples are not kept.
 A series is there if the device gives it. Network series are of the host, and kept by its local rank 0.
 Series made from a counter (`cpu_cores`, network, NVLink) are the mean since the sample before, so the first
-has none.
+sample lacks them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ INTERVAL_S = 0.5
 PATIENCE_S = 10.0
 """For a reading that is under way when measuring ends."""
 MOST_SAMPLES = 120
-"""When so many are kept, every second is dropped and the interval doubles."""
+"""When more are kept, every second is dropped and the interval doubles."""
 RATES = MappingProxyType(
     {
         "cpu_s": "cpu_cores",
@@ -141,7 +141,7 @@ def _rounded(name: str, values: Column) -> Column:
 
 
 class TelemetrySampler:
-    """Samples at the entry, at the exit, and between them in a thread of its own."""
+    """Samples at the entry, at the exit, and between them in a separate thread."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class TelemetrySampler:
         interval_s: float = INTERVAL_S,
         most: int = MOST_SAMPLES,
     ) -> None:
-        """`readings` raise where there is no value; `missing` are the names of those that cannot be asked."""
+        """`readings` raise where a value is missing; `missing` gives reasons for what cannot be read."""
         self._missing: dict[str, str] = dict(missing or {})
         self._readings = dict(readings)
         self._energy_j = energy_j
@@ -183,7 +183,7 @@ class TelemetrySampler:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Why there is no energy, and which series are not there."""
+        """The reasons for missing energy and missing series."""
         found = dict(self._missing)
         energy = found.pop("energy_j", None)
         if self._energy_j is None:
@@ -197,7 +197,7 @@ class TelemetrySampler:
         return self._samples.recent("sm_clock_mhz", GPU_WARM_UP_S)
 
     def telemetry(self) -> Telemetry:
-        """What was sampled; after the exit."""
+        """Return what was sampled. To be called after the exit."""
         found = self._samples.telemetry(self._start_ns)
         if len(self._energies) < 2:
             return found

@@ -1,1 +1,1 @@
-"""What a rank is: its place, machine, log, agreements with other ranks, failures and end."""
+"""A rank: its place, machine, log, runs, agreements with other ranks, failures and end."""

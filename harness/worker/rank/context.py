@@ -151,7 +151,7 @@ class Run:
         """Reasons for figures that are missing, by their names."""
         self.warnings: list[str] = []
         self.transports: Sequence[str] = ()
-        """What NCCL moves data by, on any rank."""
+        """The transports that NCCL uses, on any rank."""
         self.program: Program | None = None
         """The model that was built; None before that."""
         self.model: weakref.ref[torch.nn.Module] | None = None
@@ -204,7 +204,7 @@ class Run:
 
     @property
     def scalars_folder(self) -> Path | None:
-        """Where this rank writes scalars for TensorBoard; None if nobody asked for them."""
+        """The folder for this rank's scalars for TensorBoard; None if nobody asked for them."""
         launch, rank = self.around.launch, self.around.rank.rank
         if not launch.tensorboard:
             return None

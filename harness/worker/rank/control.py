@@ -62,8 +62,10 @@ class Control:
         return float(tensor.item())
 
     def sum_to_first(self, values: Tensor) -> None:
-        """Sum a tensor of host memory over the ranks, in place on rank 0; what is left on the others means
-        nothing. Over the default group: nothing of what exchanges gradients takes part."""
+        """Sum a tensor of host memory over the ranks, in place on rank 0; it is undefined on the others.
+
+        It goes over the default group, so that the exchange of gradients takes no part in it.
+        """
         dist.reduce(values, dst=0)
 
     def union(self, names: Iterable[str]) -> list[str]:
@@ -143,7 +145,7 @@ def _device_sums(octets: Tensor) -> Tensor:
 
 
 def _odd_numbers(count: int, device: torch.device) -> Tensor:
-    """Pseudo-random odd numbers of 64 bits, one a place: those of SplitMix64 (Steele, Lea & Flood 2014), with
+    """Pseudo-random odd numbers of 64 bits, one a place, by SplitMix64 (Steele, Lea & Flood 2014) with
     arithmetic shifts."""
     mixed = torch.arange(1, count + 1, dtype=torch.int64, device=device) * (0x9E3779B97F4A7C15 - 2**64)
     mixed = (mixed ^ (mixed >> 30)) * (0xBF58476D1CE4E5B9 - 2**64)

@@ -49,7 +49,7 @@ class RankLog:
         self._last = time.monotonic()
 
     def heartbeat(self, **fields: object) -> None:
-        """Say that work goes on, at most every few seconds; on a full disk by the time of the file alone."""
+        """Say that the rank works, at most every few seconds; on a full disk only by the time of the file."""
         if time.monotonic() - self._last > HEARTBEAT_S:
             try:
                 self.event("alive", **fields)
@@ -72,8 +72,8 @@ MARGIN_S = 10.0
 class Watchdog:
     """Has a rank say where it stands when nothing has happened for too long.
 
-    Every thread's stack goes to stderr: that wait is in C, beside Python, so that a rank prints whatever it
-    is stuck in. `record` is called by a thread that sleeps until then, so that a measured step pays for
+    Every thread's stack goes to stderr. That wait is in C, outside of Python, so that a rank prints whatever
+    it is stuck in. `record` is called by a thread that sleeps until then, so that a measured step pays for
     neither; it is called again with every further silence of that length, and must not raise.
     """
 

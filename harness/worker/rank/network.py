@@ -19,7 +19,7 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 
 import psutil
@@ -47,7 +47,7 @@ def log_network(environment: MutableMapping[str, str], path: Path) -> Path | Non
 
 
 def transports(lines: Iterable[str]) -> list[str]:
-    """What carries data between ranks, each once: what it is, and in brackets NCCL's word."""
+    """List what carries data between ranks, each once, with NCCL's word in brackets."""
     found: dict[str, None] = {}
     inside, link, provider = "", "InfiniBand", "libfabric"
     channels: list[str] = []
@@ -66,7 +66,7 @@ def transports(lines: Iterable[str]) -> list[str]:
 
 
 def read_transports(path: Path) -> list[str]:
-    """Those of a log; none of one that cannot be read."""
+    """Read the transports in a log; the list is empty if it cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return transports(lines)
@@ -93,7 +93,7 @@ def _transport(via: str, inside: str, link: str, provider: str) -> str:
 
 
 _INSIDE = {"NVL": "NVLink", "NVB": "NVLink", "C2C": "NVLink-C2C"}
-"""By the kind of the path between the GPUs of a node (`topoPathTypeStr` of graph/topo.cc)."""
+"""Names of links by the kind of path between a node's GPUs (`topoPathTypeStr` of graph/topo.cc)."""
 
 
 def unused_fabric(found: Iterable[str], folder: Path = INFINIBAND) -> str | None:
@@ -152,16 +152,14 @@ _DUMPS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 
 def flight_recording(backend: Backend) -> bytes | None:
     """The backend's recording as JSON; None if this torch keeps none."""
+    dump: Callable[[bool, bool], bytes] | None
     dump = getattr(torch._C._distributed_c10d, _DUMPS[backend], None)
-    if dump is None:
-        return None
     # With finished collectives and not active ones alone: how many there were is what ranks differ in.
-    recording: bytes = dump(True, False)
-    return recording
+    return None if dump is None else dump(True, False)
 
 
 def write_recording(path: Path, backend: Backend) -> None:
-    """Write the recording to `path`, over an older one. A failure is printed: the run goes on."""
+    """Write the recording to `path`, over an older one. A failure is printed, and the run continues."""
     try:
         recording = flight_recording(backend)
         if recording is None:

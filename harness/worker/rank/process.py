@@ -1,6 +1,6 @@
 """The process of a rank: what one run leaves for the next, and runs in separate processes.
 
-Nothing of a run may be left for the next one (`tear_down`). With `forks` each run has its own process, forked
+A run must leave nothing for the next one (`tear_down`). With `forks` each run has its own process, forked
 from a rank that has imported what the runs need and nothing more. fork(2) copies only the calling thread: a
 lock that another thread holds stays locked in the child for ever, and neither process groups, CUDA nor the
 threads of OpenMP and autograd outlive it (torch's notes on multiprocessing). So a rank forks while it has one
@@ -38,7 +38,7 @@ def keep_imports() -> None:
     """Take what the process has so far out of all later collections, which begin here.
 
     torch alone is 300,000 objects, through which each of them would go: 0.14 s of a run, three times. What
-    every optimizer imports when the first one is made (0.3 s) comes before, and is no part of the first run.
+    every optimizer imports when the first one is made (0.3 s) is imported here, before the first run.
     """
     import_module("torch._dynamo")
     gc.freeze()
@@ -84,7 +84,7 @@ def fragmented(device: torch.device) -> bool:
 
 
 STOPPED = 64
-"""The exit code of a child after which no other run is to follow, though nothing is wrong with its rank."""
+"""The exit code of a child after which no other run is to follow, although its rank is well."""
 
 
 def import_for(cells: Sequence[Cell], source_folder: str | None) -> None:
@@ -111,9 +111,9 @@ def fork_obstacle() -> str | None:
 def run_of_this_process(slots: Sequence[Slot]) -> Slot | int:
     """Fork a child for each slot, one after another, and wait for its end.
 
-    Returns in each child the slot that it runs, and in this process an exit code: that of the first child
+    Returns in each child the slot that it runs. In this process it returns the exit code of the first child
     which did not end well, else 0. A child that a signal ends takes this process with it, so that torchrun
-    tells the signal.
+    reports the signal.
     """
     parent = os.getpid()
     for slot in slots:

@@ -1,4 +1,4 @@
-"""Who this process is among the workers of a launch, as torchrun says it, and how the process ends."""
+"""The place of this process among the workers of a launch, by torchrun's variables, and its end."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def available_bytes(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs
 
 
 def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[float]:
-    """Of each control group of this process that has a limit: its own, those around it, and in a container
-    the one that is mounted as the root."""
+    """The bytes left in each control group of this process that has a limit: its group, the groups around
+    it, and in a container the one that is mounted as the root."""
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         root, own = cgroups, Path(path.lstrip("/"))
@@ -99,7 +99,7 @@ class ForeignCpu:
         self._cores = frozenset(cores)
         self._starter = starter or _starter()
         self._wall_s = self._foreign_s = 0.0
-        """Of the spans before the last pause."""
+        """Seconds of the spans before the last pause."""
         self._start = self._sample()
 
     def cores_used(self) -> float:
@@ -109,7 +109,7 @@ class ForeignCpu:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is used meanwhile does not count."""
+        """Count no use of the cores during this context."""
         self._add()
         try:
             yield
@@ -168,7 +168,7 @@ def descendants(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _children(pid: int) -> list[int]:
-    """None of a process that has ended."""
+    """Children of all threads of a process; the list is empty if it has ended."""
     found = []
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
@@ -177,14 +177,14 @@ def _children(pid: int) -> list[int]:
 
 
 def started_by() -> psutil.Process:
-    """What started this rank: torchrun. For a process that was forked from a rank, what started that one."""
+    """The process that started this rank, or the rank that this process was forked from: torchrun."""
     own, parent = psutil.Process(), psutil.Process(os.getppid())
     forked = parent.cmdline() == own.cmdline()
     return (parent.parent() or parent) if forked else parent
 
 
 def _starter() -> psutil.Process:
-    """What started all ranks on this host: torchrun, or what started one torchrun for each virtual node."""
+    """The process that started all ranks on this host: torchrun, or the parent of each virtual node's."""
     agent = started_by()
     parent = agent.parent()
     return parent if parent is not None and "harness.launch.nodes" in parent.cmdline() else agent

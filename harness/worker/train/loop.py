@@ -1,4 +1,4 @@
-"""The loop of a training run: steps, rows of its log, validation, checkpoints, and when it ends.
+"""Train one cell: steps, rows of the training log, validation, checkpoints, and the end.
 
 Between two agreements ranks only train. They agree at the end of each row of steps, validation and
 checkpoint; what follows (an end, the length of the next row) follows from figures that all of them have.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import torch
@@ -19,20 +18,23 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from harness.worker.cell.sampler import batch_print
-from harness.worker.cell.setup import CellSetup, keep_first
-from harness.worker.measure.scalars import Scalars
+from harness.worker.cell.setup import CellSetup, keep_first, seed_step
+from harness.worker.measure.scalars import Scalars, live_scalars
 from harness.worker.proof.fingerprints import shared_batches
 from harness.worker.rank.context import Run
 from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import HEARTBEAT_S
 from harness.worker.train.rules import (
+    cell_on,
     is_best,
     out_of_patience,
     rate_at,
+    rate_scale,
     require_steps_after_warm_up,
     row_steps,
     total_steps,
 )
+from results.cell import Cell
 from results.errors import StoreError, UsageError
 from results.store import utc_now
 from results.train_order import MetricName, TrainOrder, larger_is_better
@@ -54,16 +56,16 @@ from strategies.saving.run_folder import RunFolder
 from strategies.training.evaluation import evaluate
 from strategies.training.trainer import Trainer
 from workloads.batch import Batch
-from workloads.data import DataRequest
 from workloads.datasets.facts import DATASETS, Own
-from workloads.training_data import HeldOut, TrainingData, held_out
+from workloads.training_data import held_out, open_training, require_epochs
+from workloads.workload import Workload
 
 _ENDS: tuple[EndReason, ...] = ("epochs", "steps", "target", "patience")
 Figures = Mapping[str, float]
 
 
 class TrainingDivergedError(DivergedError):
-    """As a DivergedError, with what is left and what can be done; raised on all ranks."""
+    """A DivergedError that names the checkpoint that is left and what can be done; raised on all ranks."""
 
     def __init__(self, words: str) -> None:
         Exception.__init__(self, words)
@@ -100,7 +102,7 @@ class Rate:
         self._schedule, self._rates = schedule, [group["lr"] for group in self._optimizer.param_groups]
 
     def put(self, step: int) -> float:
-        """Set the rates of a step, counted from 0. Returns that of the first group."""
+        """Set the rates of a step, counted from 0. Returns the rate of the first group."""
         self._put_rates()
         if self._schedule is not None:
             with warnings.catch_warnings():
@@ -119,39 +121,48 @@ class Rate:
             group["lr"] = rate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopParts:
-    """The parts of a training loop on this rank."""
-
-    run: Run
-    order: TrainOrder
-    setup: CellSetup
-    """The cell as it is trained: on the workers of this launch."""
-    trainer: Trainer
-    data: TrainingData
-    request: DataRequest
-    scalars: Scalars
-    scale: float = 1.0
-    """Factor of all rates."""
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.run.around.study.checkpoints_folder(self.run.slot.cell_id)
+def train_cell(run: Run, order: TrainOrder) -> None:
+    """Train the cell of `run` as ordered; collective. The run's record has how far it came."""
+    around = run.around
+    run.found["trained_steps"] = 0
+    around.log.event("build")
+    around.exchange.reset()
+    setup = CellSetup.of(around, cell_on(run.cell, around.rank.gpus, order.batch_rule))
+    folder = None if around.rank.rank else run.scalars_folder
+    with setup.memory.kept(), live_scalars(folder) as scalars:
+        TrainingLoop(run, order, setup, scalars).train()
+    run.absent |= scalars.absent
 
 
 class TrainingLoop:
-    """Trains until an end that was ordered."""
+    """Trains one cell on this rank, from its last checkpoint until an end that was ordered."""
 
-    def __init__(self, parts: LoopParts) -> None:
-        """Before the trainer resumes: the rates are those that its optimizer was built with.
+    def __init__(self, run: Run, order: TrainOrder, setup: CellSetup, scalars: Scalars) -> None:
+        """Build the model, its data and its trainer; collective.
 
         Raises UsageError on all ranks where the order asks for figures that cannot be had.
         """
-        self._parts, self._order, self._around = parts, parts.order, parts.run.around
-        self._trainer, self._data = parts.trainer, parts.data
-        self._rate = Rate(parts.trainer.optimizer)
-        self._held_out = _held_out(parts)
-        self._records = _Records(parts) if self._around.rank.rank == 0 else None
+        began = time.perf_counter_ns()
+        self._run, self._around, self._order, self._setup = run, run.around, order, setup
+        self._workload = setup.workload()
+        run.model = weakref.ref(self._workload.module)
+        request = setup.data_request(self._workload, setup.replica)
+        if order.epochs is not None:
+            require_epochs(request)
+        self._data = open_training(request)
+        # Only a user's code can give the same samples to several replicas.
+        self._own_data = DATASETS.facts(request.dataset).takes == Own.takes
+        self._trainer = setup.trainer(self._workload, self._around.exchange)
+        # Before the trainer resumes: the rates are those that its optimizer was built with.
+        self._rate = Rate(self._trainer.optimizer)
+        order.require_metrics(self._workload.metrics)
+        forward_alone = self._trainer.model.forward_alone
+        found = held_out(request)
+        _require_validation(order, setup.cell, held_out=found is not None, forward_alone=forward_alone)
+        self._held_out = found if forward_alone else None
+        first = self._around.rank.rank == 0
+        self._records = _Records(run, order, self._trainer, scalars) if first else None
+        self._checkpoints = self._around.study.checkpoints_folder(run.slot.cell_id)
         self._total = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=self._around.device)
         self._row_began = self._next_row = 0
@@ -160,8 +171,21 @@ class TrainingLoop:
         self._learning_rate = 0.0
         self._pending: tuple[Saving, SavedCheckpoint] | None = None
         """The last checkpoint, and its row, until it is known how it ended."""
+        self._trainer.attach(data=self._data)
+        seed_step(setup.cell.seed, 0, setup.replica)
+        run.found["setup_ns"] = time.perf_counter_ns() - began
 
-    def train(self, resumed_step: int | None) -> None:
+    def train(self) -> None:
+        """Go on from the last checkpoint to the end; collective. Raises as `_steps`."""
+        self._around.log.event("resume")
+        resumed = self._trainer.resume(self._checkpoints)
+        try:
+            self._steps(None if resumed is None else resumed.step)
+        finally:
+            self._run.found["trained_steps"] = self._trainer.steps
+        self._run.add_parameters_hash(self._trainer)
+
+    def _steps(self, resumed_step: int | None) -> None:
         """Collective. Raises TrainingDivergedError, UsageError for a warm-up without steps behind it, and
         StoreError where the log or the last checkpoint cannot be written."""
         order, trainer, data = self._order, self._trainer, self._data
@@ -170,11 +194,13 @@ class TrainingLoop:
             step=trainer.steps,
             samples=data.samples,
             per_epoch=data.samples_per_epoch,
-            per_step=self._parts.setup.cell.global_batch,
+            per_step=self._setup.cell.global_batch,
         )
         require_steps_after_warm_up(order, self._total)
-        self._rate.factor = rate_at(order, self._total, self._parts.scale)
-        schedule = self._parts.request.workload.schedule
+        self._rate.factor = rate_at(
+            order, self._total, rate_scale(self._run.cell, self._setup.cell, order.batch_rule)
+        )
+        schedule = self._workload.schedule
         if schedule is not None and order.schedule != "none":
             raise UsageError(
                 f"--schedule {order.schedule}: the workload gives a schedule= as well; leave one of them out"
@@ -183,14 +209,12 @@ class TrainingLoop:
             self._rate.follow(schedule, self._total)
         self._row_began, self._next_row = trainer.steps, trainer.steps + 1
         if self._records is not None:
-            self._records.start(resumed_step, self._total)
+            self._records.start(self._workload, self._setup.cell.replicas, resumed_step, self._total)
         self._around.log.event("train", step=trainer.steps, total=self._total)
         self._mark = time.perf_counter()
         end, _ = self._decided({})
         kept: list[Batch] = []
-        # Only a user's code can give the same samples to several replicas.
-        own = DATASETS.facts(self._parts.request.dataset).takes == Own.takes
-        batches = keep_first(data, kept) if own else data
+        batches = keep_first(data, kept) if self._own_data else data
         while end is None:
             self._learning_rate = self._rate.put(trainer.steps)
             epochs = data.epoch
@@ -205,12 +229,12 @@ class TrainingLoop:
     def _warn_of_shared(self, batch: Batch) -> None:
         """Warn where replicas read the same first micro-batch; collective."""
         prints = self._around.control.of_all([batch_print(batch)])
-        warning = shared_batches(prints, self._parts.setup.groups)
+        warning = shared_batches(prints, self._setup.groups)
         if warning is not None:
-            self._parts.run.warnings.append(warning)
+            self._run.warnings.append(warning)
 
     def _after_step(self, *, epoch_ended: bool) -> EndReason | None:
-        """What is due after a step; collective where something is."""
+        """Do what is due after a step: a row, a validation, a checkpoint. Collective if something is."""
         step, order = self._trainer.steps, self._order
         saves, last = step % order.checkpoint_every == 0, step >= self._total
         validates = self._held_out is not None and (
@@ -233,7 +257,7 @@ class TrainingLoop:
     def _row(self) -> float:
         """End a row of steps. Returns its mean loss over all ranks; collective.
 
-        Raises TrainingDivergedError on all ranks if that of one is not finite.
+        Raises TrainingDivergedError on all ranks if the loss of one is not finite.
         """
         control, steps = self._around.control, self._trainer.steps - self._row_began
         own = float(self._loss)
@@ -256,7 +280,7 @@ class TrainingLoop:
                     learning_rate=self._learning_rate,
                     gradient_norm=None if norm is None else float(norm),
                 ),
-                samples_per_s=steps * self._parts.setup.cell.global_batch / longest,
+                samples_per_s=steps * self._setup.cell.global_batch / longest,
             )
             self._settle_last()
         self._loss.zero_()
@@ -267,7 +291,7 @@ class TrainingLoop:
 
     def _diverged(self) -> str:
         self._await_last()
-        kept = RunFolder(self._parts.checkpoints).kept()
+        kept = RunFolder(self._checkpoints).kept()
         left = f"the last good checkpoint is {kept[-1].path}" if kept else "there is no checkpoint before it"
         return (
             f"the loss is not finite (NaN or infinity) within steps {self._row_began + 1} to "
@@ -278,8 +302,8 @@ class TrainingLoop:
     def _validate(self) -> dict[str, float]:
         began = time.perf_counter()
         assert self._held_out is not None
-        metrics = self._parts.request.workload.metrics
-        found = evaluate(self._trainer, self._with_signs_of_life(self._held_out), metrics=metrics)
+        batches = self._with_signs_of_life(self._held_out)
+        found = evaluate(self._trainer, batches, metrics=self._workload.metrics)
         figures = {name: value for name, value in found.items() if math.isfinite(value)}
         if self._records is not None:
             self._records.add(
@@ -311,13 +335,13 @@ class TrainingLoop:
         return (_ENDS[agreed // 2 - 1] if agreed > 1 else None), bool(agreed % 2)
 
     def _save(self, figures: Figures, *, best: bool) -> None:
-        """Write a checkpoint beside training, when the one before has come to its end; collective."""
+        """Begin to write a checkpoint during training, once the one before is written; collective."""
         began, metric = time.perf_counter(), self._order.best
         value = None if metric is None else figures.get(metric)
         least = -value if value is not None and metric is not None and larger_is_better(metric) else value
         self._await_last()
         saving = self._trainer.save(
-            self._parts.checkpoints,
+            self._checkpoints,
             keep=self._order.keep,
             metric=least,
             metric_name=metric,
@@ -328,8 +352,10 @@ class TrainingLoop:
         self._around.log.heartbeat()
 
     def _await_last(self) -> str | None:
-        """Wait for the checkpoint under way. Returns why it was not written; None if it was, or if there is
-        none. Not collective."""
+        """Wait for the checkpoint under way, if there is one. Returns why it was not written, or None.
+
+        Not collective.
+        """
         if self._pending is None:
             return None
         saving, _ = self._pending
@@ -359,62 +385,54 @@ class TrainingLoop:
         failed = self._await_last()
         if failed is not None:
             raise StoreError(
-                f"training came to its end at step {self._trainer.steps}, and its last checkpoint was not "
-                f"written: {failed}; the same command goes on from the one before"
+                f"training ended at step {self._trainer.steps}, and its last checkpoint was not "
+                f"written: {failed}; the same command resumes from the one before"
             )
         if self._records is not None:
             self._records.end(why, self._trainer.steps)
         self._around.log.event("trained", why=why, step=self._trainer.steps)
 
 
-def _held_out(parts: LoopParts) -> HeldOut | None:
-    """What there is to validate on, if the model can. Raises UsageError if it lacks and is asked for."""
-    order, cell = parts.order, parts.setup.cell
-    order.require_metrics(parts.request.workload.metrics)
-    found, alone = held_out(parts.request), parts.trainer.model.forward_alone
-    if order.validates and found is None:
+def _require_validation(order: TrainOrder, cell: Cell, *, held_out: bool, forward_alone: bool) -> None:
+    """Raise UsageError if validation is asked for, and data or strategy cannot give it."""
+    asking = " and ".join(flag for flag, metric in order.asked.items() if metric != "loss")
+    if order.validates and not held_out:
         raise UsageError(
-            f"{' and '.join(_asking(order))} needs held-out samples, and dataset {cell.dataset} of "
-            f"{cell.workload} has none: use real data (--dataset digits), give the workload held_out=, "
-            f"or ask for the metric loss"
+            f"{asking} needs held-out samples, and dataset {cell.dataset} of {cell.workload} lacks them: use "
+            f"real data (--dataset digits), give the workload held_out=, or ask for the metric loss"
         )
-    if order.validates and not alone:
+    if order.validates and not forward_alone:
         raise UsageError(
-            f"{' and '.join(_asking(order))} needs validation, which {cell.strategy} cannot do: it has "
-            f"no forward pass alone; use another strategy, or the metric loss"
+            f"{asking} needs validation, which {cell.strategy} cannot do: it has no separate forward pass; "
+            f"use another strategy, or the metric loss"
         )
-    return found if alone else None
-
-
-def _asking(order: TrainOrder) -> list[str]:
-    return [flag for flag, metric in order.asked.items() if metric != "loss"]
 
 
 class _Records:
-    """Rank 0's log of the run, and what it says of ends."""
+    """The training log, which rank 0 writes, and the ends that it decides on."""
 
-    def __init__(self, parts: LoopParts) -> None:
-        self._parts, self._order = parts, parts.order
+    def __init__(self, run: Run, order: TrainOrder, trainer: Trainer, scalars: Scalars) -> None:
+        self._run, self._order, self._trainer, self._scalars = run, order, trainer, scalars
         self._rows: list[Row] = []
         self._writer: TrainingLogWriter | None = None
 
-    def start(self, resumed_step: int | None, total: int) -> None:
-        run, around = self._parts.run, self._parts.run.around
-        path = around.study.training_log_path(run.slot.cell_id)
+    def start(self, workload: Workload, replicas: int, resumed_step: int | None, total: int) -> None:
+        around, slot = self._run.around, self._run.slot
+        path = around.study.training_log_path(slot.cell_id)
         self._rows = list(TrainingLog.read(path).rows)
         self._writer = TrainingLogWriter(path)
         self.add(
             Started(
                 at=utc_now(),
-                run_id=run.slot.run_id,
+                run_id=slot.run_id,
                 launch_id=around.launch.launch_id,
                 gpus=around.rank.gpus,
-                replicas=self._parts.setup.cell.replicas,
+                replicas=replicas,
                 resumed_step=resumed_step,
                 order=self._order,
                 total_steps=total,
-                unit=self._parts.request.workload.unit,
-                units_per_sample=self._parts.request.workload.units_per_sample,
+                unit=workload.unit,
+                units_per_sample=workload.units_per_sample,
             )
         )
         self._rows = list(TrainingLog(tuple(self._rows)).counted)
@@ -424,21 +442,21 @@ class _Records:
         self._rows.append(row)
         self._writer.write(row)
         if isinstance(row, Validated):
-            self._parts.scalars.point(row.step, row.metrics)
+            self._scalars.point(row.step, row.metrics)
 
     def add_steps(self, row: Steps, *, samples_per_s: float) -> None:
         self.add(row)
         figures = {"loss": row.loss, "learning_rate": row.learning_rate, "samples_per_s": samples_per_s}
         norm = {} if row.gradient_norm is None else {"gradient_norm": row.gradient_norm}
-        self._parts.scalars.point(row.step, figures | norm)
+        self._scalars.point(row.step, figures | norm)
 
     def judge(self, figures: Figures, *, at_row: bool) -> tuple[EndReason | None, bool]:
         """Whether target or patience end training with these figures, and whether they have the best value.
 
-        Without figures: those of the checkpoint that training goes on from.
+        Without figures it judges the checkpoint that training resumes from.
         """
         log = TrainingLog(tuple(self._rows))
-        figures = figures or log.figures_at(self._parts.trainer.steps)
+        figures = figures or log.figures_at(self._trainer.steps)
         goal, watched, best = self._order.goal, self._order.watched, not at_row and self._is_best(log)
         if goal is not None and goal.metric in figures and goal.reached(figures[goal.metric]):
             return "target", best
@@ -462,7 +480,7 @@ class _Records:
         """Whether the last point, if it is of this step, is as good as the best under this metric."""
         metric = self._order.best
         points = [] if metric is None else self._points(log.since_best_by(metric), metric)
-        if metric is None or not points or points[-1].step != self._parts.trainer.steps:
+        if metric is None or not points or points[-1].step != self._trainer.steps:
             return False
         return is_best(points[-1].value, [point.value for point in points], metric)
 

@@ -1,4 +1,4 @@
-"""What a training run decides by: pure functions of figures that all ranks share, so they decide alike."""
+"""The decisions of a training run: pure functions of figures that all ranks share, so they decide alike."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from results.train_order import BatchRule, MetricName, TrainOrder, larger_is_bet
 
 ROW_S = 1.0
 ROW_STEPS = 10
-"""A row of the log has the steps of a second, and at least so many."""
+"""A row of the log has the steps of `ROW_S` seconds, and at least `ROW_STEPS`."""
 
 
 def total_steps(order: TrainOrder, *, step: int, samples: int, per_epoch: int | None, per_step: int) -> int:
-    """Updates that an order comes to, after `step` of them with `samples` (of all replicas) have been done.
+    """Count the updates of an order, `step` of which with `samples` (of all replicas) have been done.
 
     `per_epoch` and `per_step` are samples of all replicas; the last step of the last epoch is counted in
     full. Raises UsageError for epochs of data that do not say how long one is.
@@ -85,7 +85,7 @@ def row_steps(seconds_a_step: float) -> int:
 def cell_on(cell: Cell, gpus: int, rule: BatchRule) -> Cell:
     """How a cell is trained on another number of workers than it has.
 
-    `global` keeps the global batch: the accumulation grows, and the micro-batch is no larger than the cell's.
+    `global` keeps the global batch: the accumulation grows, and the micro-batch stays at most the cell's.
     `rate` keeps the batch of a replica, and scales the rate (`rate_scale`). Raises UsageError where the
     workers form no whole replicas, and where the global batch cannot be divided over them.
     """
