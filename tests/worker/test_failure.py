@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from rank_builders import CPU, Ranks
 from torch import nn
 
 from harness.worker.crew import STARTS_AFRESH
@@ -24,8 +24,6 @@ from results.errors import StoreError
 from results.outcome import Outcome
 from strategies import Trainer, TrainSettings
 
-Ranks = Callable[..., list[Any]]
-CPU = torch.device("cpu")
 MIB = 2**20
 
 # As torch 2.13 words them: the allocators of the device and of the host, and gloo.
@@ -72,136 +70,82 @@ DEVICE_MEMORY: list[Exception] = [
     dist.DistBackendError(f"{NCCL_CUDA}Failed to CUDA host alloc 4923392 bytes"),
 ]
 
+HANGS = "a collective was not joined by all ranks in time: "
+PEER = "another rank went away: "
+DISK = "the disk is full: "
+EXIT = "the program called sys.exit({}) before the run was over"
 ERRORS: list[tuple[BaseException, Outcome, str]] = [
-    (SystemExit(0), Outcome.CRASHED, "the program called sys.exit(0) before the run was over"),
-    (SystemExit(), Outcome.CRASHED, "the program called sys.exit(None) before the run was over"),
-    (SystemExit("no"), Outcome.CRASHED, "the program called sys.exit('no') before the run was over"),
+    # What comes before the type and the words of the error in the reason.
+    (torch.OutOfMemoryError(CUDA_MEMORY), Outcome.OUT_OF_MEMORY, ""),
+    (MemoryError(), Outcome.OUT_OF_MEMORY, ""),
+    (RuntimeError("std::bad_alloc"), Outcome.OUT_OF_MEMORY, ""),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), Outcome.OUT_OF_MEMORY, ""),
+    (RuntimeError(HOST_MEMORY), Outcome.OUT_OF_MEMORY, ""),
+    *((error, Outcome.OUT_OF_MEMORY, "") for error in DEVICE_MEMORY),
     (
-        torch.OutOfMemoryError(CUDA_MEMORY),
-        Outcome.OUT_OF_MEMORY,
-        f"OutOfMemoryError: {CUDA_MEMORY}",
-    ),
-    (MemoryError(), Outcome.OUT_OF_MEMORY, "MemoryError"),
-    (RuntimeError("std::bad_alloc"), Outcome.OUT_OF_MEMORY, "RuntimeError: std::bad_alloc"),
-    (
-        OSError(errno.ENOMEM, "Cannot allocate memory"),
-        Outcome.OUT_OF_MEMORY,
-        "OSError: [Errno 12] Cannot allocate memory",
-    ),
-    (RuntimeError(HOST_MEMORY), Outcome.OUT_OF_MEMORY, f"RuntimeError: {HOST_MEMORY}"),
-    *(
-        (error, Outcome.OUT_OF_MEMORY, f"{type(error).__name__}: {' '.join(str(error).split())}")
-        for error in DEVICE_MEMORY
-    ),
-    (
-        RuntimeError(f"{PAIR} Read error [127.0.0.1]:53137: Connection reset by peer."),
+        RuntimeError(f"{PAIR} Read error [127.0.0.1]:53137: Connection reset by peer"),
         Outcome.CANCELLED,
-        f"another rank went away: RuntimeError: {PAIR} Read error [127.0.0.1]:53137:"
-        " Connection reset by peer.",
+        PEER,
     ),
-    (
-        RuntimeError(f"{PAIR} Connection closed by peer [127.0.0.1]:8721"),
-        Outcome.CANCELLED,
-        f"another rank went away: RuntimeError: {PAIR} Connection closed by peer [127.0.0.1]:8721",
-    ),
-    (
-        dist.DistBackendError("NCCL error: remote process exited or there was a network error"),
-        Outcome.CANCELLED,
-        "another rank went away: DistBackendError: NCCL error: remote process exited or there was a"
-        " network error",
-    ),
-    (
-        RuntimeError(f"{PAIR} Application timeout caused pair closure"),
-        Outcome.CANCELLED,
-        f"another rank went away: RuntimeError: {PAIR} Application timeout caused pair closure",
-    ),
-    (
-        RuntimeError(f"{BUFFER} Timed out waiting 75000ms for recv operation to complete"),
-        Outcome.HUNG,
-        f"a collective was not joined by all ranks in time: RuntimeError: {BUFFER} Timed out waiting"
-        " 75000ms for recv operation to complete",
-    ),
-    (
-        # As ProcessGroupNCCL2 of torch 2.15 words it.
-        dist.DistBackendError("NCCL operation timed out"),
-        Outcome.HUNG,
-        "a collective was not joined by all ranks in time: DistBackendError: NCCL operation timed out",
-    ),
-    (
-        dist.DistBackendError(f"[Rank 1] {WATCHDOG}"),
-        Outcome.HUNG,
-        f"a collective was not joined by all ranks in time: DistBackendError: [Rank 1] {WATCHDOG}",
-    ),
-    (
-        OSError(errno.ENOSPC, "No space left on device", "rank-00000.jsonl"),
-        Outcome.CANCELLED,
-        "the disk is full: OSError: [Errno 28] No space left on device: 'rank-00000.jsonl'",
-    ),
-    (
-        OSError(errno.EDQUOT, "Disk quota exceeded"),
-        Outcome.CANCELLED,
-        "the disk is full: OSError: [Errno 122] Disk quota exceeded",
-    ),
+    (RuntimeError(f"{PAIR} Connection closed by peer [127.0.0.1]:8721"), Outcome.CANCELLED, PEER),
+    (dist.DistBackendError("NCCL error: remote process exited or there was a"), Outcome.CANCELLED, PEER),
+    (RuntimeError(f"{PAIR} Application timeout caused pair closure"), Outcome.CANCELLED, PEER),
+    (RuntimeError(f"{BUFFER} Timed out waiting 75000ms for recv operation to"), Outcome.HUNG, HANGS),
+    # As ProcessGroupNCCL2 of torch 2.15 words it.
+    (dist.DistBackendError("NCCL operation timed out"), Outcome.HUNG, HANGS),
+    (dist.DistBackendError(f"[Rank 1] {WATCHDOG}"), Outcome.HUNG, HANGS),
+    (OSError(errno.ENOSPC, "No space left on device", "rank-00000.jsonl"), Outcome.CANCELLED, DISK),
+    (OSError(errno.EDQUOT, "Disk quota exceeded"), Outcome.CANCELLED, DISK),
     (
         _raised_from(StoreError("cannot write log"), OSError(errno.ENOSPC, "No space left on device")),
         Outcome.CANCELLED,
-        "the disk is full: StoreError: cannot write log",
+        DISK,
     ),
-    # From another rank the words alone come.
-    (
-        StoreError("cannot write log: No space left on device; free some space there"),
-        Outcome.CANCELLED,
-        "the disk is full: StoreError: cannot write log: No space left on device; free some space there",
-    ),
-    (
-        FileNotFoundError(errno.ENOENT, "No such file or directory", "data"),
-        Outcome.CRASHED,
-        "FileNotFoundError: [Errno 2] No such file or directory: 'data'",
-    ),
-    (
-        DivergedError(),
-        Outcome.DIVERGED,
-        "the loss is not a finite number (NaN or infinity)",
-    ),
-    (
-        ProofFailedError("gradient of w differs"),
-        Outcome.PROOF_FAILED,
-        "gradient of w differs",
-    ),
+    # From another rank only the words come.
+    (StoreError("cannot write log: No space left on device; free some space"), Outcome.CANCELLED, DISK),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory", "data"), Outcome.CRASHED, ""),
     # What a device says of something else than memory.
-    *(
-        (error, Outcome.CRASHED, f"{type(error).__name__}: {' '.join(str(error).split())}")
-        for error in (
-            torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
-            RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`"),
-            dist.DistBackendError(f"{NCCL_CUDA}Cuda failure 1 'invalid argument'"),
-        )
-    ),
-    (ValueError("CUDA error: out of memory"), Outcome.CRASHED, "ValueError: CUDA error: out of memory"),
-    (ValueError("not a\n  shape"), Outcome.CRASHED, "ValueError: not a shape"),
-    (RuntimeError("mat1 and mat2 shapes"), Outcome.CRASHED, "RuntimeError: mat1 and mat2 shapes"),
-    (AssertionError(), Outcome.CRASHED, "AssertionError"),
-    # Words alone are not enough: a user's model may raise what it likes.
-    (ValueError("not enough memory cells"), Outcome.CRASHED, "ValueError: not enough memory cells"),
-    (
-        ValueError("Timed out waiting 1ms for tea"),
-        Outcome.CRASHED,
-        "ValueError: Timed out waiting 1ms for tea",
-    ),
-    (KeyError("Broken pipe"), Outcome.CRASHED, "KeyError: 'Broken pipe'"),
+    (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), Outcome.CRASHED, ""),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `f(h)`"), Outcome.CRASHED, ""),
+    (dist.DistBackendError(f"{NCCL_CUDA}Cuda failure 1 'invalid argument'"), Outcome.CRASHED, ""),
+    (ValueError("CUDA error: out of memory"), Outcome.CRASHED, ""),
+    (ValueError("not a\n  shape"), Outcome.CRASHED, ""),
+    (RuntimeError("mat1 and mat2 shapes"), Outcome.CRASHED, ""),
+    (AssertionError(), Outcome.CRASHED, ""),
+    # Words are not enough: a user's model may raise what it likes.
+    (ValueError("not enough memory cells"), Outcome.CRASHED, ""),
+    (ValueError("Timed out waiting 1ms for tea"), Outcome.CRASHED, ""),
+    (KeyError("Broken pipe"), Outcome.CRASHED, ""),
 ]
 
 
-@pytest.mark.parametrize(("error", "outcome", "reason"), ERRORS)
+@pytest.mark.parametrize(("error", "outcome", "before"), ERRORS)
 def test_an_error_has_its_outcome_and_one_line_that_says_why(
-    error: Exception, outcome: Outcome, reason: str
+    error: Exception, outcome: Outcome, before: str
+) -> None:
+    said = " ".join(str(error).split())
+    assert classify(error) == (outcome, before + ": ".join(filter(None, (type(error).__name__, said))))
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (SystemExit(0), Outcome.CRASHED, EXIT.format(0)),
+        (SystemExit(), Outcome.CRASHED, EXIT.format(None)),
+        (SystemExit("no"), Outcome.CRASHED, EXIT.format("'no'")),
+        (DivergedError(), Outcome.DIVERGED, "the loss is not a finite number (NaN or infinity)"),
+        (ProofFailedError("gradient of w differs"), Outcome.PROOF_FAILED, "gradient of w differs"),
+    ],
+)
+def test_what_ends_a_run_by_design_says_why_without_a_type(
+    error: BaseException, outcome: Outcome, reason: str
 ) -> None:
     assert classify(error) == (outcome, reason)
 
 
 def test_a_process_goes_on_after_a_run_that_diverged_and_after_no_other_failure() -> None:
     # All ranks know of that one; of any other, one may not, and wait for this rank.
-    assert {outcome for _, outcome, _ in ERRORS} - {Outcome.DIVERGED} == STARTS_AFRESH
+    assert {outcome for _, outcome, _ in ERRORS} | {Outcome.PROOF_FAILED} == STARTS_AFRESH
 
 
 def test_a_long_message_is_cut() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +36,9 @@ from harness.worker.measure.clock import StepClock
 from harness.worker.rank.control import parameters_hash
 from results.layout import ModelLayout
 from results.record import StepColumns
-from results.recorded import POINT_TO_POINT, Operations
+from results.recorded import POINT_TO_POINT, Operations, Recorded
 from strategies import Phase, Trainer, TrainSettings
+from strategies.training.observer import SilentObserver
 
 Row = tuple[int, str, str, int]
 
@@ -284,35 +286,42 @@ def test_a_period_that_no_record_holds_is_refused() -> None:
         steps_to_record(1, 4001)
 
 
+@contextmanager
+def a_recorded_step(exchange: ExchangeGroup) -> Iterator[list[Recorded]]:
+    """A step whose operations are recorded; the record is in the list when the context has been left."""
+    clock, found = StepClock(CPU), list[Recorded]()
+    exchange.traffic.recorder = recorder = Recorder(clock, CPU)
+    recorder.begins(Phase.FORWARD)
+    yield found
+    recorder.step_done(torch.tensor(0.0))
+    found.append(recorder.take(clock.drain()))
+
+
 def slow_ends(rank: int, what: str) -> dict[str, Any]:
     """On a rank: an operation to which rank 1 comes 80 ms after rank 0, and for which nobody waits for 300 ms
     after it is done."""
-    exchange, clock = open_exchange(), StepClock(CPU)
+    exchange, buffer = open_exchange(), torch.ones(6)
     store, issued = dist.distributed_c10d._get_default_store(), f"{what} is issued"
-    exchange.traffic.recorder = recorder = Recorder(clock, CPU)
-    buffer = torch.ones(6)
-    recorder.begins(Phase.FORWARD)
-    if rank == 1:
-        store.wait([issued])
-    time.sleep(0.08)
-    began = time.monotonic()
-    if what == "allreduce":
-        work = exchange.allreduce([buffer])
-    elif what == "_reduce_scatter_base":
-        work = exchange._reduce_scatter_base(torch.empty(6 // dist.get_world_size()), buffer)
-    else:
-        work = exchange.send([buffer], 1, 0) if rank == 0 else exchange.recv([buffer], 0, 0)
-    if rank == 0:
-        store.set(issued, "")
-    end = began + 60
-    while what == "allreduce" and not work.get_future().done() and time.monotonic() < end:
-        time.sleep(0.01)
-    time.sleep(0.3)
-    unasked_ms = (time.monotonic() - began) * 1e3
-    work.wait()
-    recorder.step_done(torch.tensor(0.0))
-    recorded = recorder.take(clock.drain())
-    operations, [blocked_ns] = recorded.operations, recorded.blocked_ns or []
+    with a_recorded_step(exchange) as recorded:
+        if rank == 1:
+            store.wait([issued])
+        time.sleep(0.08)
+        began = time.monotonic()
+        if what == "allreduce":
+            work = exchange.allreduce([buffer])
+        elif what == "_reduce_scatter_base":
+            work = exchange._reduce_scatter_base(torch.empty(6 // dist.get_world_size()), buffer)
+        else:
+            work = exchange.send([buffer], 1, 0) if rank == 0 else exchange.recv([buffer], 0, 0)
+        if rank == 0:
+            store.set(issued, "")
+        end = began + 60
+        while what == "allreduce" and not work.get_future().done() and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        unasked_ms = (time.monotonic() - began) * 1e3
+        work.wait()
+    operations, [blocked_ns] = recorded[0].operations, recorded[0].blocked_ns or []
     return {
         "row": rows_of(operations),
         "unasked_ms": unasked_ms,
@@ -343,17 +352,13 @@ def test_what_has_no_future_ends_when_it_has_been_waited_for(ranks: Ranks, what:
 
 
 def unwaited(rank: int) -> tuple[int, int]:
-    exchange, clock = open_exchange(), StepClock(CPU)
-    exchange.traffic.recorder = recorder = Recorder(clock, CPU)
-    recorder.begins(Phase.FORWARD)
-    buffer = torch.ones(1)
-    work = exchange.send([buffer], 1, 0) if rank == 0 else exchange.recv([buffer], 0, 0)
-    time.sleep(0.05)
-    recorder.step_done(torch.tensor(0.0))
-    recorded = recorder.take(clock.drain())
+    exchange, buffer = open_exchange(), torch.ones(1)
+    with a_recorded_step(exchange) as recorded:
+        work = exchange.send([buffer], 1, 0) if rank == 0 else exchange.recv([buffer], 0, 0)
+        time.sleep(0.05)
     work.wait()
-    operations = recorded.operations
-    return operations.issued_ns[0] + operations.duration_ns[0], recorded.step_ns[0]
+    operations = recorded[0].operations
+    return operations.issued_ns[0] + operations.duration_ns[0], recorded[0].step_ns[0]
 
 
 def test_what_nobody_has_waited_for_ends_with_its_step(ranks: Ranks) -> None:
@@ -369,6 +374,12 @@ def recorder_alone() -> tuple[Recorder, StepClock]:
 
 def work_of(future: Future[int]) -> Any:
     return SimpleNamespace(get_future=lambda: future, wait=lambda timeout: True)
+
+
+def done() -> Any:
+    future: Future[int] = Future()
+    future.set_result(0)
+    return work_of(future)
 
 
 def test_a_callback_that_comes_after_its_step_still_says_when_the_work_was_done() -> None:
@@ -407,19 +418,17 @@ def burn(milliseconds: float) -> None:
 
 def test_exchange_cpu_is_that_of_the_threads_which_issue_beside_the_one_that_trains() -> None:
     recorder, clock = recorder_alone()
-    done: Future[int] = Future()
-    done.set_result(0)
 
     def compress(milliseconds: float) -> None:
         burn(milliseconds)
         time.sleep(0.05)
-        recorder.issue("allreduce", "0-1", 4, lambda: work_of(done))
+        recorder.issue("allreduce", "0-1", 4, done)
 
     with ThreadPoolExecutor(1) as lane:
         for milliseconds in (0, 30, 10):
             recorder.begins(Phase.FORWARD)
             burn(20)
-            recorder.issue("allreduce", "0-1", 4, lambda: work_of(done))
+            recorder.issue("allreduce", "0-1", 4, done)
             lane.submit(compress, milliseconds).result()
             recorder.step_done(torch.tensor(0.0))
     _, second, third = recorder.take(clock.drain()).exchange_cpu_ns or []
@@ -430,17 +439,13 @@ def test_exchange_cpu_is_that_of_the_threads_which_issue_beside_the_one_that_tra
 
 def through_torch(rank: int) -> list[Row]:
     """On a rank: operations that come by way of torch's own functions, and so from C++."""
-    exchange, clock = open_exchange(), StepClock(CPU)
-    exchange.traffic.recorder = recorder = Recorder(clock, CPU)
-    recorder.begins(Phase.FORWARD)
-    values = torch.arange(4.0) + rank
-    dist.broadcast(values, src=1, group=exchange)
-    assert values.tolist() == [1.0, 2.0, 3.0, 4.0]
-    work = dist.all_reduce(values, group=exchange, async_op=True)
-    work.wait()
-    assert values.tolist() == [2.0, 4.0, 6.0, 8.0]
-    recorder.step_done(torch.tensor(0.0))
-    return rows_of(recorder.take(clock.drain()).operations)
+    exchange, values = open_exchange(), torch.arange(4.0) + rank
+    with a_recorded_step(exchange) as recorded:
+        dist.broadcast(values, src=1, group=exchange)
+        assert values.tolist() == [1.0, 2.0, 3.0, 4.0]
+        dist.all_reduce(values, group=exchange, async_op=True).wait()
+        assert values.tolist() == [2.0, 4.0, 6.0, 8.0]
+    return rows_of(recorded[0].operations)
 
 
 def test_operations_of_torchs_functions_are_recorded_and_work_as_ever(ranks: Ranks) -> None:
@@ -449,14 +454,12 @@ def test_operations_of_torchs_functions_are_recorded_and_work_as_ever(ranks: Ran
 
 
 def switched_off(rank: int) -> list[Row]:
-    exchange, clock = open_exchange(), StepClock(CPU)
-    exchange.traffic.recorder = recorder = Recorder(clock, CPU)
+    exchange = open_exchange()
     exchange.traffic.enabled = False
-    recorder.begins(Phase.FORWARD)
-    exchange.allreduce([torch.ones(1)]).wait()
-    exchange.recv([torch.ones(1)], 1 - rank, 0).wait()
-    recorder.step_done(torch.tensor(0.0))
-    return rows_of(recorder.take(clock.drain()).operations)
+    with a_recorded_step(exchange) as recorded:
+        exchange.allreduce([torch.ones(1)]).wait()
+        exchange.recv([torch.ones(1)], 1 - rank, 0).wait()
+    return rows_of(recorded[0].operations)
 
 
 def test_an_exchange_that_is_off_has_nothing_to_record(ranks: Ranks) -> None:
@@ -539,8 +542,7 @@ def test_a_stage_idles_where_it_waits_for_a_neighbour(
 ) -> None:
     hours = Hours()
     monkeypatch.setattr(recorder_module, "time", hours)
-    clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
-    recorder = Recorder(clock, CPU, stages=stages)
+    recorder = Recorder(SilentObserver(), CPU, stages=stages)
     for unit_ns in (30, 3, 0):
         recorder.begins(Phase.FORWARD)
         # Neither what a collective takes, nor the time between issue and wait.
@@ -553,8 +555,7 @@ def test_a_stage_idles_where_it_waits_for_a_neighbour(
 
 
 def test_on_a_device_nobody_sees_a_stage_idle() -> None:
-    clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
-    recorder = Recorder(clock, torch.device("cuda"), stages=True)
+    recorder = Recorder(SilentObserver(), torch.device("cuda"), stages=True)
     recorder._device = Moments(0, 10)  # type: ignore[assignment]
     recorder.begins(Phase.FORWARD)
     recorder.step_done(torch.tensor(0.0))
@@ -648,16 +649,10 @@ class Moments:
 
 
 def test_a_device_begins_an_operation_when_the_one_before_it_on_the_same_group_has_ended() -> None:
-    clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
-    recorder = Recorder(clock, torch.device("cuda"))
+    recorder = Recorder(SilentObserver(), torch.device("cuda"))
     # The step begins at 1000. Group a: issued at 1010, done at 1100; issued at 1050, done at 1160, so begun
     # at 1100. Group b: issued at 1060, done at 1070. The step ends at 1200; the next one begins at 1300.
     recorder._device = Moments(1000, 1010, 1100, 1050, 1160, 1060, 1070, 1200, 1300, 1320, 1325, 1400)  # type: ignore[assignment]
-
-    def done() -> Any:
-        future: Future[int] = Future()
-        future.set_result(0)
-        return SimpleNamespace(get_future=lambda: future)
 
     for groups in (["a", "a", "b"], ["a"]):
         recorder.begins(Phase.FORWARD)
@@ -674,8 +669,7 @@ def test_a_device_begins_an_operation_when_the_one_before_it_on_the_same_group_h
 
 
 def test_a_synchronous_operation_ends_on_a_device_where_the_stream_is_after_the_call() -> None:
-    clock: Any = SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
-    recorder = Recorder(clock, torch.device("cuda"))
+    recorder = Recorder(SilentObserver(), torch.device("cuda"))
     # The step begins at 1000 and ends at 1200; the operation is issued at 1010, and done at 1100.
     recorder._device = Moments(1000, 1010, 1100, 1200)  # type: ignore[assignment]
     recorder.begins(Phase.FORWARD)

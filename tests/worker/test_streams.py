@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import sys
 import threading
@@ -11,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from itertools import repeat
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
+import streams
 import torch
 import torch.distributed as dist
 from rank_builders import Ranks, a_context
@@ -47,23 +47,12 @@ DEVICE = torch.device("cpu", 0)
 POLICY = StepPolicy(block_steps=1, warmup_max_steps=2, min_blocks=1, max_blocks=1, quads=1)
 
 
-def streams() -> ModuleType:
-    path = Path(__file__).parents[1] / "streams.py"
-    if "simulated_streams" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("simulated_streams", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules["simulated_streams"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules["simulated_streams"]
-
-
 def run_cells(rank: int, folder: str, cells: list[Fields], staged: bool = False) -> list[Fields]:
     """On a rank: the records of whole runs of cells, one after another in one worker."""
     found = []
     with ExitStack() as stack:
-        exchange = open_staged() if staged else streams().open_nccl_like()
-        simulation = stack.enter_context(streams().simulated_device())
+        exchange = open_staged() if staged else streams.open_nccl_like()
+        simulation = stack.enter_context(streams.simulated_device())
         stack.enter_context(watched())
         # Some steps in which every operation is recorded show what twenty do.
         stack.enter_context(patch("harness.worker.exchange.recorder.RECORDED_STEPS", 2))
@@ -84,7 +73,7 @@ def run_cells(rank: int, folder: str, cells: list[Fields], staged: bool = False)
                 return found
         exchange.reset()
         # Those that cells split off have been destroyed.
-        assert set(streams().NcclLike.open) == (set() if staged else {exchange.backend})
+        assert set(streams.NcclLike.open) == (set() if staged else {exchange.backend})
     return found
 
 
@@ -101,8 +90,7 @@ def _run_cell(rank: int, folder: Path, fields: Fields, exchange: Any, control: C
     given = {"evidence": Evidence.EMULATED, "device": DEVICE, "exchange": exchange, "control": control}
     with a_context(rank, folder, launch, **given) as around:
         slot = Slot(cell_id=cell.id, run_id="r", repeat=1)
-        errors = io.StringIO()
-        with redirect_stderr(errors):
+        with redirect_stderr(io.StringIO()) as errors:
             record = Run(around, slot, cell).execute(measure_cell)
         if record.reason is not None:
             print(errors.getvalue()[-3000:], file=sys.stderr)
@@ -110,6 +98,7 @@ def _run_cell(rank: int, folder: Path, fields: Fields, exchange: Any, control: C
 
 
 MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+PLAIN = MLP | {"optimizer": "sgd:lr=0.05:momentum=0"}
 GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 2, "optimizer": "adamw:lr=0.001"}
 CELLS: list[Fields] = [
     MLP | {"strategy": "ddp:bucket_mb=0.05"},
@@ -138,32 +127,15 @@ CELLS: list[Fields] = [
     MLP | {"strategy": "ddp", "compression": "powersgd:2"},
     MLP | {"strategy": "local-sgd:2", "compression": "topk:0.1"},
     *(
-        MLP
-        | {
-            "strategy": "scratch-ddp:bucket_mb=0.05",
-            "compression": compression,
-            "optimizer": "sgd:lr=0.05:momentum=0",
-        }
-        for compression in (
-            "fp16",
-            "bf16",
-            "topk:0.1",
-            "randomk:0.1",
-            "powersgd:2",
-            "int8",
-            "signsgd",
-            "dgc:0.1",
-        )
+        PLAIN | {"strategy": "scratch-ddp:bucket_mb=0.05", "compression": each}
+        for each in ("fp16", "bf16", "topk:0.1", "randomk:0.1", "powersgd:2", "int8", "signsgd", "dgc:0.1")
     ),
 ]
 
 
 def test_all_that_is_offered_on_gpus_has_a_cell() -> None:
-    for catalog, field in (
-        (STRATEGIES, "strategy"),
-        (COMPRESSIONS, "compression"),
-        (COLLECTIVES, "collective"),
-    ):
+    catalogs = {"strategy": STRATEGIES, "compression": COMPRESSIONS, "collective": COLLECTIVES}
+    for field, catalog in catalogs.items():
         used = {fields[field].partition(":")[0] for fields in CELLS if field in fields}
         kinds = [kind for kind in catalog.all_facts if getattr(kind, "on_cuda", None) is None]
         offered = {entry.name for kind in kinds for entry in kind.entries()}
@@ -207,7 +179,7 @@ def test_ranks_that_share_a_device_run_proven_cells_over_gloo(ranks: Ranks, tmp_
 
 def begun(rank: int) -> tuple[int, int]:
     """On a rank: when a step begins on its device, and when its host left the barrier; rank 1 is late."""
-    exchange, began, left = streams().open_nccl_like(), [], []
+    exchange, began, left = streams.open_nccl_like(), [], []
 
     def late_barrier() -> None:
         dist.barrier()
@@ -215,9 +187,9 @@ def begun(rank: int) -> tuple[int, int]:
         left.append(time.perf_counter_ns())
 
     def step(batches: Any) -> None:
-        began.append(streams().SimulatedDevice(DEVICE).moment())
+        began.append(streams.SimulatedDevice(DEVICE).moment())
 
-    with simulated():
+    with streams.simulated_device():
         control: Any = Control(DEVICE, exchange.backend)
         idle: Any = SimpleNamespace(step=step, model=SimpleNamespace(period=1), drain=StepColumns)
         watch = Stopwatch(idle, iter(()), clock=idle, control=control, log=Mock())
@@ -232,20 +204,16 @@ def test_a_block_begins_when_the_devices_have_met_not_their_hosts(ranks: Ranks) 
     assert first_ns >= late_ns
 
 
-def simulated() -> Any:
-    return streams().simulated_device()
-
-
-def _double(values: torch.Tensor) -> None:
-    values.mul_(2)
-
-
 def test_a_lane_waits_for_what_it_is_given_and_who_takes_it_waits_for_the_lane() -> None:
-    with simulated():
+    with streams.simulated_device():
         lane, values = open_lane(DEVICE), torch.ones(4, device=DEVICE)
-        pending = lane.run(lambda: _double(values))
+
+        def double() -> None:
+            values.mul_(2)
+
+        pending = lane.run(double)
         with pytest.raises(
-            streams().UnorderedError, match=r"aten\.add_.* before aten\.mul_.* on a lane is done"
+            streams.UnorderedError, match=r"aten\.add_.* before aten\.mul_.* on a lane is done"
         ):
             values.add_(1)
         pending.wait()
@@ -253,18 +221,18 @@ def test_a_lane_waits_for_what_it_is_given_and_who_takes_it_waits_for_the_lane()
 
 
 def test_a_gradient_is_copied_to_the_host_beside_what_is_computed() -> None:
-    with simulated():
+    with streams.simulated_device():
         host, gradient = HostShards(DEVICE), torch.ones(4, device=DEVICE)
         copy = host.take(gradient)
         for touched in (copy, gradient):
-            with pytest.raises(streams().UnorderedError, match=r"before aten\.copy_.* on a lane is done"):
+            with pytest.raises(streams.UnorderedError, match=r"before aten\.copy_.* on a lane is done"):
                 touched.add_(1)
         host.settle()
         assert copy.add_(1).tolist() == [2, 2, 2, 2]
 
 
 def test_a_shard_is_copied_to_the_device_beside_what_is_computed() -> None:
-    with simulated():
+    with streams.simulated_device():
         host, shard = HostShards(DEVICE), torch.ones(4)
         whole = torch.zeros(8, device=DEVICE)
 
@@ -274,7 +242,7 @@ def test_a_shard_is_copied_to_the_device_beside_what_is_computed() -> None:
 
         pending = host.hand_over(shard, whole, switched_off)
         for touched in (whole, shard):
-            with pytest.raises(streams().UnorderedError, match=r"before aten\.copy_.* on a lane is done"):
+            with pytest.raises(streams.UnorderedError, match=r"before aten\.copy_.* on a lane is done"):
                 touched.add_(1)
         pending.wait()
         assert whole.add_(1).tolist() == [2, 2, 2, 2, 1, 1, 1, 1]
@@ -284,7 +252,7 @@ def test_a_shard_is_copied_to_the_device_beside_what_is_computed() -> None:
 
 
 def test_memory_of_a_lane_is_ordered_with_both_streams() -> None:
-    with simulated():
+    with streams.simulated_device():
         lane, values = open_lane(DEVICE), torch.ones(4, device=DEVICE)
         with lane.memory():
             values.mul_(3)
@@ -292,26 +260,17 @@ def test_memory_of_a_lane_is_ordered_with_both_streams() -> None:
 
 
 def test_who_waits_for_the_future_of_a_hook_has_its_stream_wait_for_the_lane() -> None:
-    class Bucket:
-        def __init__(self) -> None:
-            self.values = torch.ones(4, device=DEVICE)
-
-        def buffer(self) -> torch.Tensor:
-            return self.values
-
-    class Doubled:
-        def average(self, bucket: Any) -> None:
-            bucket.buffer().mul_(2)
-
-    with simulated():
-        bucket: Any = Bucket()
+    with streams.simulated_device():
+        values = torch.ones(4, device=DEVICE)
+        bucket: Any = SimpleNamespace(buffer=lambda: values)
+        doubled: Any = SimpleNamespace(average=lambda bucket: bucket.buffer().mul_(2))
         link: Any = SimpleNamespace(announce_bucket=lambda: None)
-        Hook(Doubled(), link, DEVICE).run(bucket).wait()
-        assert bucket.values.tolist() == [2, 2, 2, 2]
+        Hook(doubled, link, DEVICE).run(bucket).wait()
+        assert values.tolist() == [2, 2, 2, 2]
 
 
 def open_staged() -> Any:
-    return open_exchange(staged_for=streams().SimulatedDevice(DEVICE))
+    return open_exchange(staged_for=streams.SimulatedDevice(DEVICE))
 
 
 @contextmanager
@@ -320,7 +279,7 @@ def watched() -> Iterator[None]:
     land = StagedGroup._land
 
     def told(group: StagedGroup, *arguments: Any) -> None:
-        with streams().Watch():
+        with streams.Watch():
             land(group, *arguments)
 
     with patch.object(StagedGroup, "_land", told):
@@ -330,8 +289,8 @@ def watched() -> Iterator[None]:
 def link_calls(rank: int, staged: bool = False) -> list[list[float]]:
     """On a rank: what every call of a link comes to, touched as its caller may touch it."""
     found = []
-    exchange = open_staged() if staged else streams().open_nccl_like()
-    with simulated(), watched():
+    exchange = open_staged() if staged else streams.open_nccl_like()
+    with streams.simulated_device(), watched():
         link = Link(exchange)
 
         def own() -> torch.Tensor:
@@ -374,16 +333,16 @@ def test_every_call_of_a_link_is_waited_for(ranks: Ranks, staged: bool) -> None:
 def staged_sums(rank: int) -> list[Any]:
     """On a rank: a sum that is held up on the device, an average, and values of a rank that is not there."""
     exchange = open_staged()
-    go, synchronize = threading.Event(), streams().Event.synchronize
+    go, synchronize = threading.Event(), streams.Event.synchronize
     found: list[Any] = []
 
     def held(event: Any) -> None:
         assert go.wait(60)
         synchronize(event)
 
-    with simulated(), watched():
+    with streams.simulated_device(), watched():
         values = torch.arange(3.0, device=DEVICE) + rank
-        with patch.object(streams().Event, "synchronize", held):
+        with patch.object(streams.Event, "synchronize", held):
             work = exchange.allreduce([values])
             future = work.get_future()
             # The device has not come to what is to be sent.
@@ -416,8 +375,8 @@ def test_what_is_staged_is_sent_when_the_device_has_come_there(ranks: Ranks) -> 
 def refused(rank: int) -> list[str]:
     """On a rank: what the group says to calls that NCCL does not take, and to touches before a wait."""
     said = []
-    exchange = streams().open_nccl_like()
-    with simulated() as simulation:
+    exchange = streams.open_nccl_like()
+    with streams.simulated_device() as simulation:
         group = exchange.backend
 
         def ask(call: Callable[[], object]) -> None:
@@ -477,8 +436,8 @@ def test_the_group_takes_what_nccl_takes_and_shows_what_came_to_who_waited(ranks
 
 def recorded(rank: int) -> tuple[list[int], int]:
     """On a rank: when the recorder says that two sums ended, and when they could begin; in ns of the step."""
-    exchange = streams().open_nccl_like()
-    with simulated() as simulation:
+    exchange = streams.open_nccl_like()
+    with streams.simulated_device() as simulation:
         group, go = exchange.backend, threading.Event()
         gloo, clock = group._gloo, SimpleNamespace(begins=lambda phase: None, step_done=lambda loss: None)
 
@@ -512,7 +471,7 @@ def test_an_operation_ends_when_the_device_has_done_it_not_when_the_wait_returns
 
 
 def test_the_host_looks_at_a_loss_when_it_has_come() -> None:
-    with simulated(), patch("strategies.training.trainer.LOOK_EVERY", 2):
+    with streams.simulated_device(), patch("strategies.training.trainer.LOOK_EVERY", 2):
         settings = TrainSettings()
         trainer = Trainer(torch.nn.Linear(1, 1), mean_output, device=DEVICE, settings=settings)
         given = repeat((torch.full((1, 1), torch.nan, device=DEVICE), torch.zeros(1, device=DEVICE)))

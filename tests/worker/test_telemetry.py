@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_builders import CPU, a_rank
 
 from harness.machine import device
 from harness.machine.device import GPU_READINGS, NoReadingError, gpu_reader
@@ -29,24 +30,24 @@ from harness.worker.measure.telemetry import (
     rates,
     sampler,
 )
-from harness.worker.rank.rank import Rank
 
 S = 1_000_000_000
 MIB = 2**20
-CPU = torch.device("cpu")
 
 
-def rank(local_rank: int) -> Rank:
-    return Rank(rank=local_rank, local_rank=local_rank, node_rank=0, gpus=2, local_gpus=2)
+def samples_of(*rows: Mapping[str, float], most: int = MOST_SAMPLES) -> Samples:
+    """Samples that were taken a second apart."""
+    samples = Samples(interval_s=1.0, most=most)
+    for second, row in enumerate(rows):
+        samples.add(second * S, row)
+    return samples
 
 
 # Thinning and rates
 
 
 def test_every_second_sample_is_dropped_when_there_are_too_many() -> None:
-    samples = Samples(interval_s=1.0, most=4)
-    for second in range(4):
-        samples.add(second * S, {"rss_bytes": second})
+    samples = samples_of(*({"rss_bytes": second} for second in range(4)), most=4)
     assert (samples.telemetry(0).at_ms, samples.interval_s) == ([0, 1000, 2000, 3000], 1.0)
     samples.add(4 * S, {"rss_bytes": 4})
     assert (samples.telemetry(0).at_ms, samples.interval_s) == ([0, 2000, 4000], 2.0)
@@ -75,9 +76,7 @@ def test_times_are_from_the_start_of_measuring() -> None:
 
 
 def test_the_latest_readings_are_of_so_many_seconds_without_those_that_failed() -> None:
-    samples = Samples()
-    for second, row in enumerate([{"mhz": 1.0}, {"mhz": 2.0}, {}, {"mhz": 4.0, "w": 9.0}]):
-        samples.add(second * S, row)
+    samples = samples_of({"mhz": 1.0}, {"mhz": 2.0}, {}, {"mhz": 4.0, "w": 9.0})
     assert (samples.recent("mhz", 2.0), samples.recent("other", 2.0)) == ([2.0, 4.0], [])
 
 
@@ -90,39 +89,31 @@ def test_a_counter_becomes_its_growth_a_second_over_the_samples_that_are_kept() 
 
 
 def test_a_dropped_sample_takes_nothing_from_the_total_of_a_rate() -> None:
-    samples = Samples(interval_s=1.0, most=2)
-    for second, count in enumerate([0, 100, 130]):
-        samples.add(second * S, {"network_sent_bytes": count})
+    samples = samples_of(*({"network_sent_bytes": count} for count in (0, 100, 130)), most=2)
     # The sample at 1 s is gone: 130 bytes in 2 s, not the mean of the last second.
     assert samples.telemetry(0).series == {"network_sent_bytes_per_s": [None, 65.0]}
 
 
-def test_the_last_sample_takes_the_place_of_one_just_before_it() -> None:
-    def ends(last_s: float) -> list[int]:
-        samples = Samples(interval_s=1.0)
-        samples.add(0, {})
-        samples.add(S, {})
-        samples.add(round(last_s * S), {}, last=True)
-        return samples.telemetry(0).at_ms
-
-    assert ends(1.4) == [0, 1400]
-    assert ends(1.6) == [0, 1000, 1600]
-
-
-def test_the_first_sample_is_kept_however_soon_the_last_one_comes() -> None:
-    samples = Samples(interval_s=1.0)
-    samples.add(0, {})
-    samples.add(S // 10, {}, last=True)
-    assert samples.telemetry(0).at_ms == [0, 100]
+@pytest.mark.parametrize(
+    ("before", "last_s", "at_ms"),
+    # The first sample is kept however soon the last one comes.
+    [(2, 1.4, [0, 1400]), (2, 1.6, [0, 1000, 1600]), (1, 0.1, [0, 100])],
+)
+def test_the_last_sample_takes_the_place_of_one_just_before_it(
+    before: int, last_s: float, at_ms: list[int]
+) -> None:
+    samples = samples_of(*[{}] * before)
+    samples.add(round(last_s * S), {}, last=True)
+    assert samples.telemetry(0).at_ms == at_ms
 
 
 def test_values_are_rounded_to_what_they_are_good_for() -> None:
-    samples = Samples()
-    samples.add(0, {"power_w": 312.456, "cpu_s": 0.0, "rss_bytes": 5.4})
-    samples.add(S, {"power_w": 99.96, "cpu_s": 0.98765, "rss_bytes": 5.6})
-    assert samples.telemetry(0).series == {
-        "power_w": [312.5, 100.0], "cpu_cores": [None, 0.988], "rss_bytes": [5, 6],
-    }  # fmt: skip
+    samples = samples_of(
+        {"power_w": 312.456, "cpu_s": 0.0, "rss_bytes": 5.4},
+        {"power_w": 99.96, "cpu_s": 0.98765, "rss_bytes": 5.6},
+    )
+    expected = {"power_w": [312.5, 100.0], "cpu_cores": [None, 0.988], "rss_bytes": [5, 6]}
+    assert samples.telemetry(0).series == expected
 
 
 @pytest.mark.parametrize(
@@ -132,8 +123,7 @@ def test_values_are_rounded_to_what_they_are_good_for() -> None:
     [(0, 0.0), (1, 0.0), (2, 0.0), (4, 0.0), (5, 0.0), (8, 1.0), (12, 1.0), (32, 1.0), (64, 1.0), (128, 1.0)],
 )
 def test_heat_and_a_lack_of_power_throttle_and_a_power_limit_does_not(mask: int, throttled: float) -> None:
-    samples = Samples()
-    samples.add(0, {"throttle_reasons": mask})
+    samples = samples_of({"throttle_reasons": mask})
     assert samples.telemetry(0).series == {"throttle_reasons": [mask], "throttled": [throttled]}
 
 
@@ -272,7 +262,7 @@ def test_bytes_over_the_loopback_are_network_bytes() -> None:
 def test_only_the_first_rank_of_a_host_samples_the_host() -> None:
     found = []
     for local_rank in (0, 1):
-        with sampler(CPU, rank(local_rank)) as sampling:
+        with sampler(CPU, a_rank(local_rank, 2)) as sampling:
             pass
         found.append(set(sampling.telemetry().series))
         assert sampling.absent == {"energy_j": "no energy counter is read on this device"}
@@ -426,7 +416,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, uuid: str) -> torch.device:
 def test_a_cuda_rank_samples_its_own_gpu_beside_its_process(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with sampler(cuda(monkeypatch, UUID), rank(1)) as sampling:
+    with sampler(cuda(monkeypatch, UUID), a_rank(1, 2)) as sampling:
         pass
     found = sampling.telemetry()
     assert found.series["power_w"] == [612.3, 612.3]
@@ -441,7 +431,7 @@ def test_without_its_gpu_a_cuda_rank_still_samples_its_process(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "GPU-99999999-2222-3333-4444-555555555555"
-    with sampler(cuda(monkeypatch, other), rank(1)) as sampling:
+    with sampler(cuda(monkeypatch, other), a_rank(1, 2)) as sampling:
         pass
     assert set(sampling.telemetry().series) == {"cpu_cores", "rss_bytes"}
     assert sampling.absent["telemetry"] == f"no series of the GPU: {other}: Not Found"

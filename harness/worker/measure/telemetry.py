@@ -115,10 +115,16 @@ class Samples:
             else:
                 series[name] = column
         if "throttle_reasons" in series:
-            series["throttled"] = [_throttled(mask) for mask in series["throttle_reasons"]]
+            series["throttled"] = [
+                None if mask is None else float(int(mask) & THROTTLING != 0)
+                for mask in series["throttle_reasons"]
+            ]
         return Telemetry(
             at_ms=[round((at - start_ns) / 1e6) for at in at_ns],
-            series={name: _rounded(name, values) for name, values in series.items()},
+            series={
+                name: [None if value is None else round(value, DECIMALS.get(name, 0)) for value in values]
+                for name, values in series.items()
+            },
         )
 
 
@@ -130,14 +136,6 @@ def rates(at_ns: Sequence[int], counts: Sequence[float | None]) -> Column:
         grown = None if before is None or now is None else now - before
         found.append(None if grown is None or grown < 0 else 1e9 * grown / (at_ns[i] - at_ns[i - 1]))
     return found
-
-
-def _throttled(mask: float | None) -> float | None:
-    return None if mask is None else float(int(mask) & THROTTLING != 0)
-
-
-def _rounded(name: str, values: Column) -> Column:
-    return [None if value is None else round(value, DECIMALS.get(name, 0)) for value in values]
 
 
 class TelemetrySampler:
@@ -164,7 +162,7 @@ class TelemetrySampler:
 
     def __enter__(self) -> TelemetrySampler:
         self._start_ns = time.perf_counter_ns()
-        self._take()
+        self._samples.add(time.perf_counter_ns(), self._row())
         self._read_energy()
         self._thread.start()
         return self
@@ -179,7 +177,7 @@ class TelemetrySampler:
             self._missing["later sample"] = f"a reading did not answer for {PATIENCE_S:g} s"
             return
         self._read_energy()
-        self._take(last=True)
+        self._samples.add(time.perf_counter_ns(), self._row(), last=True)
 
     @property
     def absent(self) -> dict[str, str]:
@@ -206,10 +204,7 @@ class TelemetrySampler:
 
     def _sample(self) -> None:
         while not self._over.wait(max(0.0, (self._samples.due_ns() - time.perf_counter_ns()) / 1e9)):
-            self._take()
-
-    def _take(self, *, last: bool = False) -> None:
-        self._samples.add(time.perf_counter_ns(), self._row(), last=last)
+            self._samples.add(time.perf_counter_ns(), self._row())
 
     def _row(self) -> dict[str, float]:
         row = {}

@@ -132,7 +132,12 @@ class RankContext:
             nccl_settings=nccl_settings(),
             settings=SETTINGS,
             transports=tuple(transports),
-            attention=tuple(attention_kernels()),
+            # The kernels of `scaled_dot_product_attention` that are switched on, the preferred one first. For
+            # each call torch takes the first that can do it: by device, data type, head size and mask.
+            attention=tuple(
+                kernel.name.removesuffix("_ATTENTION").lower()
+                for kernel in _cur_sdpa_kernel_backends(with_priority=True)
+            ),
             process_group=self.exchange.class_name,
             program=program,
         )
@@ -242,15 +247,6 @@ class Run:
             absent=self.absent,
             **self.found,
         )
-
-
-def attention_kernels() -> list[str]:
-    """The kernels of torch's `scaled_dot_product_attention` that are switched on, the preferred one first.
-
-    For each call torch takes the first of them that can do it: by device, data type, head size and mask.
-    """
-    kernels = _cur_sdpa_kernel_backends(with_priority=True)
-    return [kernel.name.removesuffix("_ATTENTION").lower() for kernel in kernels]
 
 
 def allocation(names: Iterable[JobVariables], variables: Mapping[str, str] = os.environ) -> str | None:
