@@ -2,7 +2,7 @@
 
 The law says that nothing is lost, not that what is sent is worth sending. A compressor's facts list what it
 promises (`CompressorFacts.promises`), and the proof checks it on the gradients of the cell, on every rank
-(`harness/worker/proof/promised.py`). What was sent for a rank is its values less its residual.
+(`harness/worker/proof/compressor_promises.py`). What was sent for a rank is its values less its residual.
 """
 
 from __future__ import annotations

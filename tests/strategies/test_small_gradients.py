@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from harness.worker.exchange.group import ExchangeGroup
-from harness.worker.proof.findings import ProofFinding
-from harness.worker.proof.promised import Exchanged, Witness, compare_promises
+from harness.worker.proof.comparison import ProofFinding
+from harness.worker.proof.compressor_promises import Exchanged, Witness, compare_promises
 from strategies.catalog import COMPRESSIONS
 from strategies.compression.promise import Unbiased
 from strategies.exchange.buckets import Bucket, pieces_of

@@ -10,10 +10,15 @@ import pytest
 import torch
 from builders import a_cell
 
-from harness.worker.proof.exactness import sizes_matter
+from harness.worker.proof.comparison import (
+    ProofFinding,
+    ProofSubject,
+    compare_history,
+    relative,
+    relative_each,
+)
 from harness.worker.proof.examination import Examined
-from harness.worker.proof.findings import ProofFinding, ProofSubject, compare_history, relative, relative_each
-from harness.worker.proof.reference import Reference
+from harness.worker.proof.reference import Reference, sizes_matter
 from harness.worker.proof.verdict import simulation_verdict
 from results.cell import Cell
 

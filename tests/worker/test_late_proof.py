@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harness.worker import run as run_module
 from harness.worker.cell.sampler import Draws
-from harness.worker.proof import proof, reference, room
+from harness.worker.proof import proof, reference, simulation
 from harness.worker.turns import Turns
 from results.proof_limits import LATE_STEPS
 from strategies.compression.base import Compressor
@@ -342,7 +342,7 @@ def test_one_step_may_take_up_to_a_minute_and_a_record_says_that_none_was_checke
 
 @contextmanager
 def _little_memory_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
-    with patch.object(room, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
+    with patch.object(simulation, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
         yield
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.worker.proof import examination, proof, reference, room
+from harness.worker.proof import examination, proof, reference, simulation
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
 
@@ -250,7 +250,7 @@ def _slow_by_its_own_thread(rank: int, size: int) -> Iterator[None]:
 
 
 def _little_memory(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(room, "available_bytes", lambda: 2.0**15)
+    return patch.object(simulation, "available_bytes", lambda: 2.0**15)
 
 
 @contextmanager
@@ -337,7 +337,7 @@ def test_where_no_projection_says_anything_the_weakest_proof_is_given(proofs: Pr
 
 @contextmanager
 def _little_memory_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
-    with patch.object(room, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
+    with patch.object(simulation, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
         yield
 
 

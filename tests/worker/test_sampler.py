@@ -10,10 +10,10 @@ import torch
 from builders import a_cell
 from torch import nn
 
-from harness.worker.cell.plain_optimizer import STATED, plain_optimizer
 from harness.worker.cell.sampler import Sampler, _Row, batch_print
 from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.proof.fingerprints import expected_random_print, random_print
+from harness.worker.proof.reference import STATED, plain_optimizer
 from harness.worker.rank.rank import Rank
 from results.errors import UsageError
 from strategies.optimizers.catalog import OPTIMIZERS

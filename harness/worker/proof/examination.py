@@ -19,15 +19,15 @@ from harness.worker.cell.sampler import Draws, batch_print
 from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.exchange.group import OwnCollectiveError, no_collectives
 from harness.worker.measure.clock import FirstStep
-from harness.worker.proof.conservation import (
+from harness.worker.proof.averages import (
     Balance,
     Ledger,
+    Partners,
     compare_average,
     compare_step,
     something_sent,
 )
-from harness.worker.proof.exactness import exact_arithmetic
-from harness.worker.proof.findings import (
+from harness.worker.proof.comparison import (
     TOLERANCE,
     ProofFinding,
     Tensors,
@@ -41,9 +41,8 @@ from harness.worker.proof.findings import (
     same_values,
     size_of,
 )
+from harness.worker.proof.compressor_promises import Witness, compare_promises
 from harness.worker.proof.fingerprints import compare_prints, compare_random_state, shared_batches
-from harness.worker.proof.partners import Partners
-from harness.worker.proof.promised import Witness, compare_promises
 from harness.worker.proof.reference import (
     HALF,
     Beat,
@@ -54,6 +53,7 @@ from harness.worker.proof.reference import (
     Simulated,
     TooLongError,
     dense,
+    exact_arithmetic,
     finite,
     host_copy,
     optimizer_history,
@@ -61,10 +61,11 @@ from harness.worker.proof.reference import (
     rounded_otherwise,
     simulate_step,
 )
-from harness.worker.proof.room import no_room
 from harness.worker.proof.sampled import Sampled, Sampling, averages_whole_gradients
 from harness.worker.proof.shares import HALVINGS, NO_MEMORY, Shares, summed_s, too_long
 from harness.worker.rank.control import Control, hash_number
+from harness.worker.proof.simulation import HALVINGS, NO_MEMORY, Shares, no_room, summed_s, too_long
+from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError, out_of_memory
 from results.proof_limits import COPIES, SHARED_COPIES
 from strategies.catalog import COMPRESSIONS, STRATEGIES

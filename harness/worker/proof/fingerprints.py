@@ -18,6 +18,8 @@ import torch.distributed as dist
 from harness.worker.cell.setup import CellSetup
 from harness.worker.proof.findings import ProofFinding
 from harness.worker.rank.control import Control, hash_number
+from harness.worker.proof.comparison import ProofFinding
+from harness.worker.rank.control import Control
 from results.groups import GroupLayout
 from strategies.devices import device_of
 

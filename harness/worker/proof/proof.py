@@ -3,7 +3,7 @@
 For its first steps, all ranks compute gradients by the strategy under test; rank 0 then computes every
 replica's micro-batches one after another, in a plain loop of its own, from the same parameters, buffers and
 random state, and adds the gradients up in rank order; where that takes it too long, the ranks simulate a
-replica each (`shares`). Replicas, not one big batch: BatchNorm and dropout depend on how samples are grouped.
+replica each (`simulation`). Replicas, not one big batch: BatchNorm and dropout depend on how samples are grouped.
 The reference starts each step from the parameters of the strategy, so that errors of one step are judged
 alone, and then replays the update from the strategy's own gradients and optimizer state. What state the
 replay leaves is what the next step must begin with.
@@ -12,12 +12,12 @@ What a strategy splits is gathered a tensor at a time, and kept in host memory b
 alone: a device that the cell nearly fills has no room for full tensors.
 
 A compressed exchange is not meant to give those gradients. It is held to its books instead
-(`conservation`): what was applied, with what the ranks kept back, is what the simulation gives.
+(`averages`): what was applied, with what the ranks kept back, is what the simulation gives.
 
 A strategy's facts promise whose gradients, or parameters after the update, a replica averages, and when
 (`strategies.promise`). Where not all replicas average their gradients, each rank recomputes its own replica
-from its own parameters, and an average is checked against what its partners (`partners`) recomputed. How near
-two computations must be, `findings` says.
+from its own parameters, and an average is checked against what its partners (`averages`) recomputed. How near
+two computations must be, `comparison` says.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ import msgspec
 from harness.worker.cell.sampler import Draws
 from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.measure.clock import FirstStep
-from harness.worker.proof.exactness import exact_arithmetic
+from harness.worker.proof.compressor_promises import Witness
 from harness.worker.proof.examination import Examination
-from harness.worker.proof.own_code import own_code_cause
-from harness.worker.proof.promised import Witness
-from harness.worker.proof.reference import Beat
-from harness.worker.proof.room import no_room
+from harness.worker.proof.reference import Beat, exact_arithmetic
 from harness.worker.proof.sampled import cannot_sample
-from harness.worker.proof.verdict import failure, sampled_verdict, simulation_verdict
+from harness.worker.proof.simulation import no_room
+from harness.worker.proof.verdict import failure, own_code_cause, sampled_verdict, simulation_verdict
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
 from results.cell import Cell

@@ -1,4 +1,9 @@
-"""A plain simulation of one distributed step on one device: what the strategy under test must come to."""
+"""A plain simulation of one distributed step on one device: what the strategy under test must come to.
+
+Which computations of a cell can be repeated bit for bit, and how many terms are summed in any order.
+
+torch's own optimizer of a cell, from its text by code that shares nothing with the strategies'.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +24,16 @@ from harness.worker.cell.sampler import Sampler
 from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.proof.exactness import sizes_matter, summed_terms
 from harness.worker.rank.control import hash_number
+from harness.worker.cell.agreement import hash_number
+from harness.worker.cell.sampler import Sampler
+from harness.worker.cell.seeds import seed_step
+from harness.worker.cell.setup import CellSetup
 from results.cell import Cell, Precision
 from results.parts import ALIGNED_BYTES
 from strategies.catalog import STRATEGIES
 from strategies.devices import device_of
 from strategies.training.found_layout import found_layout
+from strategies.training.optimizer import optimizer_call
 from strategies.training.parallel import OptimizerState
 from strategies.training.trainer import Trainer
 from workloads.batch import Batch
@@ -415,3 +425,55 @@ def dense(gradient: Tensor) -> Tensor:
 def finite(gradients: Mapping[str, Tensor]) -> bool:
     """False for a step whose scaled gradients overflowed, which the loss scaler leaves out."""
     return all(bool(dense(gradient).isfinite().all()) for gradient in gradients.values())
+
+
+def exact_arithmetic(cell: Cell) -> bool:
+    """Whether two computations of the same micro-batch give the same bits: not where several ranks compute
+    it together, in pieces of its matrices or its samples."""
+    return cell.device == "cpu" and cell.precision == "fp32" and not cell.compile and cell.model_parallel == 1
+
+
+def exact_update(cell: Cell) -> bool:
+    """Whether two updates by the same gradients give the same bits: a norm over shards is summed in another
+    order than one over whole gradients."""
+    return exact_arithmetic(cell) and not (
+        cell.clip_norm is not None and STRATEGIES.facts(cell.strategy).shards
+    )
+
+
+def summed_terms(cell: Cell, replicas: int) -> int:
+    """What is added up in an order of the strategy's own: whole replicas, or each micro-batch of each."""
+    return replicas * cell.accumulation if STRATEGIES.facts(cell.strategy).sums_micro_batches else replicas
+
+
+def sizes_matter(cell: Cell, replicas: int) -> bool:
+    """Whether a comparison is bounded by the absolute values of what is summed: that of a lossy exchange is,
+    and that of a sum of more than two terms, element by element."""
+    return cell.compresses or (exact_arithmetic(cell) and summed_terms(cell, replicas) > 2)
+
+
+STATED: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = MappingProxyType(
+    {
+        "sgd": (
+            torch.optim.SGD,
+            {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "dampening": 0.0, "nesterov": False},
+        ),
+        "adamw": (
+            torch.optim.AdamW,
+            {"lr": 3e-4, "weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False},
+        ),
+    }
+)
+"""By name: the class, and every argument as docs/options.md states its default."""
+
+
+def plain_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """What `text` (`sgd:lr=0.1`, say) means. One that is not in `STATED`, as another package may register,
+    is built by its own facts."""
+    name, *options = text.split(":")
+    if name not in STATED:
+        kind, arguments = optimizer_call(text, ())
+        return kind(parameters, **arguments)
+    kind, stated = STATED[name]
+    given = {key: float(value) for key, _, value in (option.partition("=") for option in options)}
+    return kind(parameters, **{**stated, **given})

@@ -10,7 +10,7 @@ place are seen whatever collectives the strategy has, and no rank has more than 
 The bound. r has independent normal elements, drawn from a seed that rank 0 takes from the operating system
 in each step, so that they are independent of all rounding. Of a difference e, <r, e> is normal with the
 deviation |e|. By rounding |e| <= gamma(n) / p sum |g_r| for p replicas and n terms of a sum and its factor
-(Higham, see `findings`), and |<r, e>| > `DEVIATIONS` times that has a probability of 1e-12. Each element of
+(Higham, see `comparison`), and |<r, e>| > `DEVIATIONS` times that has a probability of 1e-12. Each element of
 some drawn places must agree within gamma(n) / p sum |g_r| there.
 
 What is missed. A defect d of a parameter's gradient passes a projection only if |<r, d>| is within twice the
@@ -33,6 +33,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from harness.worker.proof.findings import ProofFinding
+from harness.worker.cell.agreement import hash_number
+from harness.worker.proof.comparison import ProofFinding
 from harness.worker.proof.reference import SMALLEST_NORMAL, Beat, dense
 from harness.worker.rank.control import Control, hash_number
 from results.cell import Cell

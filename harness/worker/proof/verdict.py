@@ -1,16 +1,27 @@
-"""From what was compared to a Proof, in the words that a reader of the report sees."""
+"""From what was compared to a Proof, in the words that a reader of the report sees.
+
+What in a user's model may be why its proof failed, though the strategy under test is right.
+"""
 
 from __future__ import annotations
 
-from harness.worker.proof.conservation import law_tolerance
-from harness.worker.proof.exactness import exact_arithmetic, exact_update, summed_terms
+from itertools import islice
+
+from harness.worker.cell.sampler import batch_print
+from harness.worker.cell.seeds import seed_step
+from harness.worker.cell.setup import CellSetup
+from harness.worker.proof.averages import law_tolerance
+from harness.worker.proof.comparison import TOLERANCE
 from harness.worker.proof.examination import Examined
-from harness.worker.proof.findings import TOLERANCE
+from harness.worker.proof.reference import exact_arithmetic, exact_update, summed_terms
 from harness.worker.proof.sampled import ELEMENTS, MISSED, PROJECTIONS
 from results.cell import Cell
 from results.record import Proof
 from strategies.catalog import STRATEGIES
 from strategies.promise import Promise
+from workloads.catalog import WORKLOADS, facts
+from workloads.data import POOL
+from workloads.datasets.facts import DATASETS, Own
 
 
 def simulation_verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
@@ -108,3 +119,36 @@ def _rule(cell: Cell) -> str:
         "are equal bit for bit" if exact_update(cell) else "agree within the rounding of a norm over shards"
     )
     return f"gradients {sums}; updates {updates}"
+
+
+def own_code_cause(setup: CellSetup) -> str:
+    """A clause for the end of a failed proof; empty for a model of ours.
+
+    Changes torch's, numpy's and Python's random state.
+    """
+    if not facts(WORKLOADS.parse(setup.cell.workload)).own_code:
+        return ""
+    if not data_are_repeated(setup):
+        if setup.cell.synthetic:
+            return (
+                "; the batches of synthetic(generator, samples) do not follow the generator that it is "
+                "given: draw them from that generator alone"
+            )
+        return "; data= gives other samples when it is read again: seed what is random in them by their index"
+    return (
+        "; a model that draws from another generator than those of torch, numpy and random, "
+        "or keeps state outside of its parameters and buffers, cannot be checked"
+    )
+
+
+def data_are_repeated(setup: CellSetup) -> bool:
+    """Whether a user's data give the same batches again, whatever the global random state."""
+    if DATASETS.facts(setup.cell.dataset).takes not in (None, Own.takes):
+        return True
+    workload = setup.whole_workload()
+    drawn = set()
+    for state in range(2):
+        seed_step(setup.cell.seed, state, setup.replica)
+        batches = islice(setup.batches(workload, setup.replica), POOL)
+        drawn.add(tuple(batch_print(batch) for batch in batches))
+    return len(drawn) == 1

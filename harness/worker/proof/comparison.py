@@ -32,8 +32,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.worker.proof.exactness import exact_arithmetic, exact_update
-from harness.worker.proof.reference import SMALLEST_NORMAL, UNIT_ROUNDOFF, History, Reference, dense, finite
+from harness.worker.proof.reference import (
+    SMALLEST_NORMAL,
+    UNIT_ROUNDOFF,
+    History,
+    Reference,
+    dense,
+    exact_arithmetic,
+    exact_update,
+    finite,
+)
 from results.cell import Cell, Precision
 
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}

@@ -12,7 +12,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from harness.worker.proof.findings import ProofFinding
+from harness.worker.proof.comparison import ProofFinding
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
 from strategies.compression.promise import (
