@@ -1,7 +1,7 @@
-"""What is trained: the model families, the data they see and the FLOPs they cost.
+"""The models that are trained: their families, their data and their FLOPs.
 
-`workloads.catalog`, each family's `shape` and `workloads.source` say what there is without importing torch.
-What a user's own model file needs is here by name, and imports torch only when it is asked for::
+`workloads.catalog`, each family's `shape` and `workloads.source` describe them without importing torch. The
+names that a user's own model file needs are here, and import torch only when they are asked for::
 
     from workloads import ImageInput, TokenInput, Workload
 """
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workloads.batch import Batch
-    from workloads.own_data import DataShare
-    from workloads.workload import ImageInput, TokenInput, Workload
+    from workloads.workload import DataShare, ImageInput, TokenInput, Workload
 
 __all__ = ["Batch", "DataShare", "ImageInput", "TokenInput", "Workload"]
 
@@ -22,5 +21,5 @@ __all__ = ["Batch", "DataShare", "ImageInput", "TokenInput", "Workload"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    homes = {"Batch": "workloads.batch", "DataShare": "workloads.own_data"}
-    return getattr(import_module(homes.get(name, "workloads.workload")), name)
+    home = "workloads.batch" if name == "Batch" else "workloads.workload"
+    return getattr(import_module(home), name)

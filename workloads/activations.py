@@ -1,4 +1,4 @@
-"""What closed forms of activations have in common: the bytes that autograd keeps of a model's parts.
+"""Common parts of closed forms of activations: the bytes that autograd keeps of a model's parts.
 
 Counted from the modules of this package for fp32 on a CPU, each storage once, parameters and buffers not: a
 linear layer or a convolution keeps its input, LayerNorm its input with mean and 1 / deviation of each token,
@@ -18,25 +18,26 @@ from results.parts import VALUE_BYTES, Part, Saved, Weight
 from workloads.shape import TextShape
 
 INDEX_BYTES = 8
-"""Of a token, a class, a place in a max-pooling window: int64."""
+"""Bytes of a token, a class, or a place in a max-pooling window: int64."""
 SCALAR = VALUE_BYTES
-"""The sum of weights that cross-entropy divides by."""
+"""Bytes of the sum of weights that cross-entropy divides by."""
 
 
 def saved(*, whole: int = 0, split: int = 0) -> Saved:
-    """From values to bytes."""
+    """Return the bytes of so many values."""
     return Saved(whole=VALUE_BYTES * whole, split=VALUE_BYTES * split)
 
 
 def linear(inputs: int, outputs: int, *, by: Literal["outputs", "inputs"]) -> tuple[Weight, Weight]:
-    """Matrix and bias; the bias of a layer that is split by inputs is added once, and so is whole."""
+    """Return matrix and bias of a layer; if it is split by inputs, the bias is added once, and so not
+    split."""
     if by == "inputs":
         return Weight(rows=outputs, columns=inputs, split="columns"), Weight(rows=outputs)
     return Weight(rows=outputs, columns=inputs, split="rows"), Weight(rows=outputs, split="rows")
 
 
 def text_head(weights: tuple[Weight, ...], shape: TextShape, *, kept: int) -> Part:
-    """The last norm, which keeps so many values, the product with the vocabulary, and cross-entropy."""
+    """Return the last norm, which keeps `kept` values, the product with the vocabulary, and cross-entropy."""
     t, logits = shape.seq, shape.seq * shape.rows
     return Part(
         weights=weights,

@@ -10,22 +10,23 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Batch = Any
-"""A pytree of tensors, the sample first in each; what is no tensor stays as it is."""
+"""A pytree of tensors, the sample first in each; leaves of other types stay as they are."""
 
 
 def named_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor with its place in the batch; what is no tensor as an empty one, its value in the name."""
+    """Yield every tensor with its place in the batch; other leaves as an empty tensor, their value in the
+    name."""
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
         place = pytree.keystr(path)
         yield (place, leaf) if isinstance(leaf, Tensor) else (f"{place}={leaf!r}", torch.empty(0))
 
 
 def tensors(batch: Batch) -> list[Tensor]:
-    """The tensors of a batch, in the order of its form."""
+    """Return the tensors of a batch, in the order of its form."""
     found: list[Tensor] = []
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, Mapping):
-            # One that torch takes for a leaf, as a tokenizer's `BatchEncoding`.
+            # A mapping that torch takes for a leaf, as a tokenizer's `BatchEncoding`.
             found += tensors(dict(leaf))
         elif isinstance(leaf, Tensor):
             found.append(leaf)
@@ -33,12 +34,12 @@ def tensors(batch: Batch) -> list[Tensor]:
 
 
 def samples_of(batch: Batch) -> int:
-    """Samples of a batch: the first dimension of its first tensor that has one; 0 if none has."""
+    """Return the samples of a batch: the first dimension of its first tensor that has one; 0 if none has."""
     return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), 0)
 
 
 def placed(batch: Batch, device: torch.device, form: torch.memory_format = torch.contiguous_format) -> Batch:
-    """The batch with its tensors on `device`, those of four dimensions in the memory format `form`.
+    """Move a batch's tensors to `device`, with four dimensions into the memory format `form`.
 
     On the way to a GPU they are put into pinned memory first, unless a loader has done so. A mapping that
     torch takes for a leaf (a tokenizer's `BatchEncoding`) becomes a dictionary.

@@ -1,4 +1,4 @@
-"""From a workload's text to the workload: a freshly initialised module with its loss and its data."""
+"""Build a workload from its text: a freshly initialised module with its loss and its data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from workloads.workload import Workload
 
 
 def build_workload(text: str, *, source_folder: Path | None = None, by_unit: bool = False) -> Workload:
-    """The workload that `text` names, its module on the CPU (or on the device of a `torch.device` context).
+    """Build the workload that `text` names, with its module on the CPU or on the device of a `torch.device`
+    context.
 
     The initial parameters follow from `torch.manual_seed` alone. `by_unit`: a model that can be built unit by
     unit is on the meta device, with its `initial` values, which are the same. A `py:` workload is imported
@@ -47,7 +48,7 @@ def import_builder(text: str, *, source_folder: Path | None = None) -> None:
 
 
 def build(shape: Shape, *, by_unit: bool = False) -> Workload:
-    """The workload of this shape, by its family's builder; `by_unit` as in `build_workload`."""
+    """Build the workload of this shape by its family's builder; `by_unit` as in `build_workload`."""
     known = shape.facts()
     module, _, function = known.builder.partition(":")
     made: Callable[[Shape], Workload] = getattr(importlib.import_module(module), function)

@@ -1,15 +1,16 @@
-"""The table of workloads, and what planning may ask of them; torch-free."""
+"""The table of workloads, and the facts that planning may ask of them; torch-free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
+from typing import Self
 
 from results.cell import Cell
 from results.extensions import Extension
 from results.parts import ModelParts
-from results.spec import Catalog, Entry, Spec, require_options
+from results.spec import Catalog, Entry, Option, Spec, require_options
 from results.unknown import Unknown
 from workloads.datasets.facts import DATASETS
 from workloads.gpt.shape import GPTShape
@@ -17,7 +18,6 @@ from workloads.llama.shape import LlamaShape
 from workloads.mlp.shape import MLPShape
 from workloads.resnet.shape import ResNetShape
 from workloads.shape import Shape, WorkloadFacts
-from workloads.user import UserShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,46 +28,108 @@ class Member:
     help: str
     shape: Shape
     batch: int
-    """Batch per replica where the user names none."""
+    """Batch per replica if the user names none."""
     optimizer: str
-    """Canonical spec text of the default."""
+    """Canonical spec text of the default optimizer."""
     cpu_preset: bool = False
-    """Whether it is the one of its family that suits a CPU core."""
+    """Whether it is the member of its family that suits a CPU core."""
     fixed: bool = False
     """Whether its name says its measures, so that it takes no options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserShape(Shape):
+    """A user's own model, `py:MODULE:FUNCTION`, of which planning knows only where its code is."""
+
+    function: str = ""
+    """MODULE:FUNCTION."""
+
+    @property
+    def positional(self) -> Option:
+        return Option(kind="str", help="MODULE:FUNCTION", example="mypackage.mymodule:build")
+
+    def of(self, spec: Spec) -> Self:
+        return type(self)(function=str(spec.positional))
+
+    def facts(self) -> WorkloadFacts:
+        unknown = Unknown("planning does not run a user's own code")
+        return WorkloadFacts(
+            family="py",
+            builder=self.function,
+            own_code=True,
+            unit=unknown,
+            units_per_sample=unknown,
+            parts=unknown,
+            heads=unknown,
+            batch_norm=unknown,
+            minimum_batch=unknown,
+            memory_formats=unknown,
+            datasets=unknown,
+        )
 
 
 # He et al.: 0.1 at a batch of 256, here in proportion to the batch.
 _SGD_64 = "sgd:lr=0.025:weight_decay=0.0001"
 _SGD_32 = "sgd:lr=0.0125:weight_decay=0.0001"
+_RESNET18 = ResNetShape(blocks=(2, 2, 2, 2), bottleneck=False)
+_RESNET50 = ResNetShape(blocks=(3, 4, 6, 3), bottleneck=True)
+_RESNET101 = replace(_RESNET50, blocks=(3, 4, 23, 3))
 _GPT2 = GPTShape(layers=12, width=768, heads=12, context=1024, vocabulary=50257, seq=1024)
+_GPT2_MEDIUM = replace(_GPT2, layers=24, width=1024, heads=16)
+_GPT2_LARGE = replace(_GPT2, layers=36, width=1280, heads=20)
+_GPT2_XL = replace(_GPT2, layers=48, width=1600, heads=25)
+_LLAMA2 = LlamaShape(
+    layers=32,
+    width=4096,
+    heads=32,
+    kv_heads=32,
+    hidden=11008,
+    context=4096,
+    vocabulary=32000,
+    seq=4096,
+    tied=False,
+)
+_LLAMA3_1B = replace(
+    _LLAMA2,
+    layers=16,
+    width=2048,
+    kv_heads=8,
+    hidden=8192,
+    context=131072,
+    vocabulary=128256,
+    tied=True,
+    theta=5e5,
+)
+_MOBILE_LLM = replace(
+    _LLAMA2, layers=30, width=576, heads=9, kv_heads=3, hidden=1536, context=2048, seq=2048, tied=True
+)
+_LLAMA_NANO = replace(
+    _LLAMA2,
+    layers=4,
+    width=128,
+    heads=4,
+    kv_heads=2,
+    hidden=352,
+    context=64,
+    vocabulary=256,
+    seq=64,
+    tied=True,
+)
 
 _MEMBERS = (
     Member(
-        name="resnet18",
-        help="ResNet-18, 11.7 M parameters",
-        shape=ResNetShape(blocks=(2, 2, 2, 2), bottleneck=False),
-        batch=64,
-        optimizer=_SGD_64,
+        name="resnet18", help="ResNet-18, 11.7 M parameters", shape=_RESNET18, batch=64, optimizer=_SGD_64
     ),
     Member(
-        name="resnet50",
-        help="ResNet-50, 25.6 M parameters",
-        shape=ResNetShape(blocks=(3, 4, 6, 3), bottleneck=True),
-        batch=64,
-        optimizer=_SGD_64,
+        name="resnet50", help="ResNet-50, 25.6 M parameters", shape=_RESNET50, batch=64, optimizer=_SGD_64
     ),
     Member(
-        name="resnet101",
-        help="ResNet-101, 44.5 M parameters",
-        shape=ResNetShape(blocks=(3, 4, 23, 3), bottleneck=True),
-        batch=32,
-        optimizer=_SGD_32,
+        name="resnet101", help="ResNet-101, 44.5 M parameters", shape=_RESNET101, batch=32, optimizer=_SGD_32
     ),
     Member(
         name="resnet18-32px",
         help="ResNet-18 on 32 x 32 pixels and 10 classes: the ResNet for a CPU core",
-        shape=ResNetShape(blocks=(2, 2, 2, 2), bottleneck=False, px=32, classes=10),
+        shape=replace(_RESNET18, px=32, classes=10),
         fixed=True,
         batch=8,
         optimizer="sgd:lr=0.002",
@@ -85,38 +147,18 @@ _MEMBERS = (
     Member(
         name="gpt2-medium",
         help="GPT-2 medium, 355 M parameters",
-        shape=replace(_GPT2, layers=24, width=1024, heads=16),
+        shape=_GPT2_MEDIUM,
         batch=4,
         optimizer="adamw",
     ),
     Member(
-        name="gpt2-large",
-        help="GPT-2 large, 774 M parameters",
-        shape=replace(_GPT2, layers=36, width=1280, heads=20),
-        batch=2,
-        optimizer="adamw",
+        name="gpt2-large", help="GPT-2 large, 774 M parameters", shape=_GPT2_LARGE, batch=2, optimizer="adamw"
     ),
-    Member(
-        name="gpt2-xl",
-        help="GPT-2 XL, 1.56 G parameters",
-        shape=replace(_GPT2, layers=48, width=1600, heads=25),
-        batch=1,
-        optimizer="adamw",
-    ),
+    Member(name="gpt2-xl", help="GPT-2 XL, 1.56 G parameters", shape=_GPT2_XL, batch=1, optimizer="adamw"),
     Member(
         name="llama-nano",
         help="Llama of 4 layers and width 128 over bytes: the Llama for a CPU core",
-        shape=LlamaShape(
-            layers=4,
-            width=128,
-            heads=4,
-            kv_heads=2,
-            hidden=352,
-            context=64,
-            vocabulary=256,
-            seq=64,
-            tied=True,
-        ),
+        shape=_LLAMA_NANO,
         batch=4,
         optimizer="adamw:lr=0.001",
         cpu_preset=True,
@@ -124,55 +166,14 @@ _MEMBERS = (
     Member(
         name="llama-125m",
         help="Llama of MobileLLM-125M's measures, 125 M parameters",
-        shape=LlamaShape(
-            layers=30,
-            width=576,
-            heads=9,
-            kv_heads=3,
-            hidden=1536,
-            context=2048,
-            vocabulary=32000,
-            seq=2048,
-            tied=True,
-        ),
+        shape=_MOBILE_LLM,
         batch=4,
         optimizer="adamw",
     ),
     Member(
-        name="llama-1b",
-        help="Llama 3.2 1B, 1.24 G parameters",
-        shape=LlamaShape(
-            layers=16,
-            width=2048,
-            heads=32,
-            kv_heads=8,
-            hidden=8192,
-            context=131072,
-            vocabulary=128256,
-            seq=4096,
-            tied=True,
-            theta=500_000.0,
-        ),
-        batch=1,
-        optimizer="adamw",
+        name="llama-1b", help="Llama 3.2 1B, 1.24 G parameters", shape=_LLAMA3_1B, batch=1, optimizer="adamw"
     ),
-    Member(
-        name="llama-7b",
-        help="Llama 2 7B, 6.74 G parameters",
-        shape=LlamaShape(
-            layers=32,
-            width=4096,
-            heads=32,
-            kv_heads=32,
-            hidden=11008,
-            context=4096,
-            vocabulary=32000,
-            seq=4096,
-            tied=False,
-        ),
-        batch=1,
-        optimizer="adamw",
-    ),
+    Member(name="llama-7b", help="Llama 2 7B, 6.74 G parameters", shape=_LLAMA2, batch=1, optimizer="adamw"),
     Member(
         name="mlp",
         help="classifier 784-512-256-10 with ReLU and dropout 0.1",
@@ -214,7 +215,7 @@ class Workloads(Catalog):
 
 WORKLOADS = Workloads("workload", [], group="bench.workloads")
 MEMBERS: dict[str, Member] = {}
-"""By name; filled by `register`."""
+"""Members by name; filled by `register`."""
 
 
 def register(member: Member) -> None:
@@ -234,23 +235,23 @@ for _member in _MEMBERS:
 
 
 def default_workloads(device: str) -> tuple[str, ...]:
-    """One ResNet and one GPT that suit the device ("cpu" or "cuda")."""
+    """Return one ResNet and one GPT that suit the device ("cpu" or "cuda")."""
     return ("resnet18-32px", "gpt-nano") if device == "cpu" else ("resnet50", "gpt2-small")
 
 
 def shape_of(spec: Spec) -> Shape:
-    """The measures of a parsed workload. Raises SpecError for options that do not go with the model."""
+    """Return the measures of a parsed workload. Raises SpecError for options that do not fit the model."""
     return MEMBERS[spec.name].shape.of(spec)
 
 
 def facts(spec: Spec) -> WorkloadFacts:
-    """What is known of a parsed workload without building it. Raises SpecError as `shape_of` does."""
+    """Return what is known of a parsed workload without building it. Raises SpecError as `shape_of` does."""
     return _facts(spec.text)
 
 
 @cache
 def _facts(text: str) -> WorkloadFacts:
-    """Counted once a text: a plan of 10,000 cells asks for each."""
+    """Count the facts of each text once: a plan of 10,000 cells asks for each."""
     known = shape_of(WORKLOADS.parse(text)).facts()
     if text not in _COUNTED:
         return known
@@ -264,13 +265,13 @@ is known, and why no pipeline can be made of them."""
 
 
 def learn(text: str, parts: ModelParts | Unknown, *, splits: bool | None, uncut: str | None = None) -> None:
-    """What was counted of a user's own model, or why it could not be: for all plans of this process."""
+    """Keep for this process what was counted of a user's own model, or why it could not be counted."""
     _COUNTED[text] = parts, splits, uncut
     _facts.cache_clear()
 
 
 def refusal(cell: Cell) -> str | None:
-    """Why a cell's workload, data and batch do not go together, for the report; None if they do.
+    """Return why a cell's workload, data and batch do not fit together, for the report; None if they do.
 
     Facts that are unknown to the plan (a user's own model) refuse nothing: the worker checks them.
     """

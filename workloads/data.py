@@ -1,88 +1,127 @@
-"""Endless batches on the device, of synthetic or real data, the same for the same seed and replica."""
+"""Endless batches on the device, of synthetic, real or a workload's own data, the same for the same seed and
+replica.
+
+A workload's own data are a Dataset, samples in a row, or a function that opens a loader.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from results.cell import SYNTHETIC
-from results.errors import UsageError
+from results.errors import StoreError, UsageError
 from workloads.batch import Batch, placed
 from workloads.datasets.facts import DATASETS, DatasetFacts, Own
 from workloads.datasets.samples import Images, Windows
-from workloads.own_data import Data, DataShare, own_batches
-from workloads.workload import Workload
+from workloads.workload import Data, DataShare, Workload, is_dataset
 
 POOL = 4
-"""Synthetic batches made beforehand and then given in turn."""
+"""Number of synthetic batches that are made beforehand and then given in turn."""
+WORKERS_FOR_A_ROW = (
+    "workers= is for a Dataset with __getitem__ and __len__: samples in a row are read by the rank"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRequest:
-    """Which batches: one replica's share of a data set."""
+    """One replica's share of a data set."""
 
     workload: Workload
     dataset: str
-    """Spec text."""
+    """Spec text of the data set."""
     micro_batch: int
     replica: int
     replicas: int
     seed: int
     device: torch.device
     memory_format: torch.memory_format = torch.contiguous_format
-    """Of tensors with four dimensions; others are contiguous."""
+    """Format of tensors with four dimensions; others are contiguous."""
     source_folder: Path | None = None
-    """What the path of a user's text is relative to; None: the working folder."""
+    """Folder that the path of a user's text is relative to; None: the working folder."""
+
+    @property
+    def workers(self) -> int:
+        """Processes that prepare batches; 0: the rank itself."""
+        return DATASETS.facts(self.dataset).spec.integer("workers")
+
+    def generator(self) -> torch.Generator:
+        """Return a new generator that follows from seed and replica, on the CPU."""
+        return torch.Generator().manual_seed(seed_of(self.seed, self.replica))
+
+    def share(self, *, epoch: int = 0) -> DataShare:
+        """Return the argument of a function that opens the workload's own data."""
+        return DataShare(
+            replica=self.replica,
+            replicas=self.replicas,
+            micro_batch=self.micro_batch,
+            seed=self.seed,
+            workers=self.workers,
+            epoch=epoch,
+        )
+
+    def place(self, batch: Batch) -> Batch:
+        """Move the batch to the device, in the memory format."""
+        return placed(batch, self.device, self.memory_format)
 
 
 def open_batches(request: DataRequest) -> Iterator[Batch]:
-    """Micro-batches on the request's device, without end; worker processes, if any, end with the iterator.
+    """Open micro-batches on the request's device, without end; worker processes, if any, end with the
+    iterator.
 
-    Everything is drawn from generators of its own, so that torch's global random state stays as it is and
-    one process can open the batches of every replica. Real data are dealt anew each epoch (a seeded
-    permutation), no sample to two replicas; what does not fill a batch is left out. Raises UsageError if
-    the data set does not fit the workload or has less than one batch for each replica.
+    Everything is drawn from separate generators, so that torch's global random state stays as it is and one
+    process can open the batches of every replica. Real data and a user's Dataset are dealt anew each epoch (a
+    seeded permutation), no sample to two replicas; what does not fill a batch is left out. Of samples in a
+    row each replica takes every `replicas`-th. What a function opens is its own business. Raises UsageError
+    if the data set does not fit the workload or has less than one batch for each replica; and, with the
+    batches, for a batch of another number of samples, and for whatever a user's data raise.
     """
     facts = DATASETS.facts(request.dataset)
     if facts.takes is None:
         return cycle(synthetic_pool(request))
-    if facts.takes == Own.takes:
-        return _own(request)
-    loader, sampler = _loader(request, facts)
-    return _epochs(request, loader, sampler)
+    if facts.takes != Own.takes:
+        samples, name = samples_for(request, facts), f"dataset {facts.spec.text}"
+        _require_batches(request, len(samples), name)
+        batches = _dealt(request, samples, name, as_is)
+    else:
+        data = own_data(request)
+        require_readable(data)
+        if is_dataset(data):
+            batches = checked(_dealt(request, data, "data="), request)
+        else:
+            opened = data if callable(data) else lambda share: _in_a_row(data, share)
+            batches = checked(_reopened(opened, request.share()), request)
+    return (request.place(batch) for batch in batches)
 
 
 def synthetic_pool(request: DataRequest) -> list[Batch]:
-    """The synthetic batches that a replica is given in turn. Raises UsageError if the workload draws none."""
+    """Draw the synthetic batches that a replica is given in turn. Raises UsageError if the workload draws
+    none."""
     draw = request.workload.synthetic
     if draw is None:
         raise UsageError(
             f"the workload draws no {SYNTHETIC} samples, and has data of its own: add --dataset {Own.name}"
         )
-    generator = torch.Generator().manual_seed(seed_of(request.seed, request.replica))
-    batches = (draw(generator, request.micro_batch) for _ in range(POOL))
-    return [placed_for(request, batch) for batch in batches]
+    generator = request.generator()
+    return [request.place(draw(generator, request.micro_batch)) for _ in range(POOL)]
 
 
 def seed_of(seed: int, replica: int) -> int:
-    """32 bits (all that torch's CPU generator uses) that differ for neighbouring seeds and replicas."""
+    """Return 32 bits (all that torch's CPU generator uses) that differ for neighbouring seeds and
+    replicas."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{replica}".encode()).digest()[:4], "big")
 
 
-def placed_for(request: DataRequest, batch: Batch) -> Batch:
-    """The batch on the request's device, in its memory format."""
-    return placed(batch, request.device, request.memory_format)
-
-
 def own_data(request: DataRequest) -> Data:
-    """The workload's own data. Raises UsageError if it has none."""
+    """Return the workload's own data. Raises UsageError if it has none."""
     if request.workload.data is None:
         raise UsageError(
             f"dataset {request.dataset} does not fit: the workload has no data= of its own; use {SYNTHETIC}, "
@@ -91,78 +130,108 @@ def own_data(request: DataRequest) -> Data:
     return request.workload.data
 
 
-def share_of(request: DataRequest, *, epoch: int = 0) -> DataShare:
-    """What a function that opens the workload's own data is told."""
-    return DataShare(
-        replica=request.replica,
-        replicas=request.replicas,
-        micro_batch=request.micro_batch,
-        seed=request.seed,
-        workers=DATASETS.facts(request.dataset).spec.integer("workers"),
-        epoch=epoch,
-    )
+def require_readable(data: object, name: str = "data=") -> None:
+    """Raise UsageError, with what to give, for data that are for one replica, or that can be read once."""
+    if isinstance(data, DataLoader):
+        raise UsageError(
+            f"{name} is a DataLoader, which does not know which replica it is for: give its Dataset, or a "
+            f"function of a workloads.DataShare that opens a DataLoader"
+        )
+    if isinstance(data, Iterator):
+        raise UsageError(
+            f"{name} is an iterator, which can be read once: give a Dataset, an iterable that begins anew, "
+            f"or a function of a workloads.DataShare that opens an epoch"
+        )
 
 
-def _own(request: DataRequest) -> Iterator[Batch]:
-    generator = torch.Generator().manual_seed(seed_of(request.seed, request.replica))
-    pinned = request.device.type == "cuda"
-    batches = own_batches(
-        own_data(request),
-        share_of(request),
-        generator,
-        pinned=pinned,
-        count_samples=request.workload.count,
-    )
-    return (placed_for(request, batch) for batch in batches)
-
-
-def _epochs(
-    request: DataRequest, loader: DataLoader[Batch], sampler: DistributedSampler[Batch]
-) -> Iterator[Batch]:
-    for epoch in count():
-        sampler.set_epoch(epoch)
-        for batch in loader:
-            yield placed_for(request, batch)
-
-
-def _loader(request: DataRequest, facts: DatasetFacts) -> tuple[DataLoader[Batch], DistributedSampler[Batch]]:
-    dataset = samples_for(request, facts)
-    share = len(dataset) // request.replicas
+def _require_batches(request: DataRequest, samples: int, name: str) -> None:
+    share = samples // request.replicas
     if share < request.micro_batch:
         raise UsageError(
-            f"dataset {facts.spec.text} has {len(dataset)} samples: {share} for each of {request.replicas} "
-            f"replicas is less than a batch of {request.micro_batch}; use a smaller batch or more data"
+            f"{name} has {samples} samples: {share} for each of {request.replicas} replicas is less than a "
+            f"batch of {request.micro_batch}; use a smaller batch or more data"
         )
-    sampler: DistributedSampler[Batch] = DistributedSampler(
-        dataset,
-        num_replicas=request.replicas,
-        rank=request.replica,
-        seed=request.seed,
-        drop_last=True,
+
+
+def _dealt(request: DataRequest, dataset: Any, name: str, collate: Any = None) -> Iterator[Batch]:
+    """Yield the batches of a Dataset, which is dealt anew in each epoch."""
+    _require_batches(request, len(dataset), name)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=request.replicas, rank=request.replica, seed=request.seed, drop_last=True
     )
-    workers = facts.spec.integer("workers")
     loader = DataLoader(
         dataset,
         batch_size=request.micro_batch,
         sampler=sampler,
-        num_workers=workers,
-        collate_fn=as_is,
+        num_workers=request.workers,
+        collate_fn=collate,
         pin_memory=request.device.type == "cuda",
         drop_last=True,
-        persistent_workers=workers > 0,
-        # Its own, or each epoch would draw from the generator that dropout uses.
-        generator=torch.Generator().manual_seed(seed_of(request.seed, request.replica)),
+        persistent_workers=request.workers > 0,
+        # Without a separate one, each epoch would draw from the generator that dropout uses.
+        generator=request.generator(),
     )
-    return loader, sampler
+    for epoch in count():
+        sampler.set_epoch(epoch)
+        yield from loader
 
 
 def as_is(batch: object) -> object:
-    """The data sets give whole batches already."""
+    """Collate nothing: bench's own data sets give complete batches already."""
     return batch
 
 
+def _in_a_row(data: Iterable[Any], share: DataShare) -> Iterator[Batch]:
+    if share.workers:
+        raise UsageError(WORKERS_FOR_A_ROW)
+    own = islice(iter(data), share.replica, None, share.replicas)
+    while len(samples := list(islice(own, share.micro_batch))) == share.micro_batch:
+        yield default_collate(samples)
+
+
+def _reopened(opened: Callable[[DataShare], Iterable[Batch]], share: DataShare) -> Iterator[Batch]:
+    given = 0
+    for epoch in count():
+        before = given
+        for batch in opened(share):
+            given += 1
+            yield batch
+        if given == before:
+            what = f"nothing more after {given} batches" if epoch else "no batch at all"
+            raise UsageError(
+                f"data= gave {what} to replica {share.replica} of {share.replicas} (batches of "
+                f"{share.micro_batch}): an epoch is opened when the one before has ended, and is never empty"
+            )
+
+
+def checked(batches: Iterator[Batch], request: DataRequest) -> Iterator[Batch]:
+    """Yield a user's batches; errors name the batch, and say what the contract for data asks for."""
+    for number in count():
+        try:
+            batch = next(batches)
+        except UsageError:
+            raise
+        except Exception as error:
+            # Whatever a user's data raise; of a worker process the last line says what.
+            said = (str(error).strip().splitlines() or [""])[-1]
+            kind = "" if said.startswith(("Error", type(error).__name__)) else f"{type(error).__name__}: "
+            where = f"batch {number} of replica {request.replica}"
+            # A file that cannot be read now may be read later.
+            failure = StoreError if isinstance(error, OSError) else UsageError
+            raise failure(f"data= failed at {where}: {kind}{said}") from error
+        found, asked = request.workload.count(batch), request.micro_batch
+        if found != asked:
+            last = "; a DataLoader leaves out a smaller last batch with drop_last=True"
+            raise UsageError(
+                f"data= gave replica {request.replica} a batch of {found} samples, and {asked} were asked "
+                f"for: all ranks use equally many, the sample first in each tensor"
+                f"{last if found < asked else ''}; for other batches give the workload a samples_of(batch)"
+            )
+        yield batch
+
+
 def samples_for(request: DataRequest, facts: DatasetFacts) -> Images | Windows:
-    """The samples of a data set of real data. Raises UsageError if it does not fit the workload."""
+    """Return the samples of a data set of real data. Raises UsageError if it does not fit the workload."""
     takes = request.workload.input
     if takes is None or takes.kind != facts.takes:
         kind = "no real data (its input is None)" if takes is None else takes.kind

@@ -40,7 +40,8 @@ def count_parts(
     own: bool = False,
     device: Literal["meta", "cpu"] = "meta",
 ) -> CountedFlops:
-    """FLOPs of convolutions and matrix products, uncompiled and without recomputation, attention in full.
+    """Count FLOPs of convolutions and matrix products, uncompiled and without recomputation, attention in
+    full.
 
     `own` counts batches of the workload's own data, where it has synthetic samples as well. Raises BenchError
     if the model cannot run on the device: on meta not one that reads values of its tensors, as a user's may.
@@ -57,8 +58,10 @@ def count_parts(
 
 
 def counted(workload: Workload, micro_batch: int, *, own: bool = False, device: str = "meta") -> CountedFlops:
-    """FLOPs of a workload that was built in a context of the device. Raises BenchError where its batches
-    differ in shape."""
+    """Count the FLOPs of a workload that was built in a context of the device.
+
+    Raises BenchError if its batches differ in shape.
+    """
     own = own or workload.synthetic is None
     # Drawn outside the meta context: a generator lives on the CPU.
     request = DataRequest(
@@ -75,7 +78,7 @@ def counted(workload: Workload, micro_batch: int, *, own: bool = False, device: 
     if any([tensor.shape for tensor in tensors(other)] != shapes for other in others):
         raise BenchError("its batches differ in shape")
     module = workload.module.to(device)
-    # Named, so that the count never hangs on which kernel torch prefers: a fused kernel's backward computes
+    # Named, so that the count never depends on which kernel torch prefers: a fused kernel's backward computes
     # the scores again, which would be counted, and the CPU's fused kernel is not counted at all.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss = workload.loss_of(module, batch)

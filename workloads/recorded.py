@@ -29,16 +29,16 @@ _DRAWN = (_ATEN.uniform_.default, _ATEN.normal_.default)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Write:
-    """What gave all elements of a tensor their values."""
+    """Operation that gave all elements of a tensor their values."""
 
     into: Callable[[Tensor], object]
     state: Tensor | None
-    """Of the generator before it; None: nothing is drawn."""
+    """State of the generator before it; None: it draws no numbers."""
     storage: torch.UntypedStorage
-    """Of the tensor: kept, so that no other one gets its address."""
+    """Storage of the tensor, kept so that no other one gets its address."""
 
     def values(self, like: Tensor) -> Tensor:
-        """In host memory, in the shape and data type of `like`. The generator stays as it is."""
+        """Return the values in host memory, in the shape and type of `like`. The generator stays as it is."""
         values = torch.empty(like.shape, dtype=like.dtype, device="cpu")
         before = torch.default_generator.get_state()
         if self.state is not None:
@@ -67,11 +67,11 @@ class InitialValues:
 
 
 class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records, in a `torch.device("meta")` context, what gives tensors their values.
+    """Records, in a `torch.device("meta")` context, the operations that give tensors their values.
 
     The CPU's generator is afterwards where it would be had the model been built on the CPU. A builder writes
-    whole tensors by `zero_`, `fill_`, `uniform_` and `normal_`, or makes them of zeros or ones; what it does
-    otherwise raises BenchError.
+    complete tensors by `zero_`, `fill_`, `uniform_` and `normal_`, or makes them of zeros or ones; any other
+    operation raises BenchError.
     """
 
     def __init__(self) -> None:
@@ -109,8 +109,10 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._writes[storage._cdata] = write
 
     def values_of(self, module: nn.Module) -> InitialValues:
-        """Of all parameters and buffers of `module`. Raises BenchError for one that was given none, or that
-        has them in another order or in common with another one."""
+        """Return the values of all parameters and buffers of `module`.
+
+        Raises BenchError for one that was given none, or that has them in another order or shares them.
+        """
         found: dict[Tensor, _Write] = {}
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             write = self._writes.pop(tensor.untyped_storage()._cdata, None)
@@ -121,7 +123,7 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether it has all values of its storage, row by row."""
+    """Return whether the tensor has all values of its storage, row by row."""
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 

@@ -1,4 +1,4 @@
-"""What a model family declares of its models without building them: one class a family, torch-free.
+"""Facts that a model family declares of its models without building them: one class per family, torch-free.
 
 One shape is the source both of the module that is built and of the closed forms that it is checked
 against. FLOPs are those of one sample's forward pass, 1 multiply-add = 2 FLOP, and count convolutions,
@@ -28,8 +28,11 @@ WorkUnit = Literal["images", "tokens", "samples"]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadFacts:
-    """What is known of a model without building it. Nothing has a default: a family states all of it, and
-    what it does not know is `Unknown` with the reason."""
+    """Facts of a model that are known without building it.
+
+    They have no defaults: a family states all of them, and a fact that it does not know is `Unknown` with the
+    reason.
+    """
 
     family: str
     builder: str
@@ -37,7 +40,7 @@ class WorkloadFacts:
     own_code: bool = False
     """Whether the builder is a user's file in the study's folder, which is called without the shape."""
     unit: WorkUnit | Unknown
-    """What throughput counts."""
+    """Unit of throughput."""
     units_per_sample: int | Unknown
     parts: ModelParts | Unknown
     """Parameters, activations and FLOPs, part by part."""
@@ -49,7 +52,7 @@ class WorkloadFacts:
     minimum_batch: int | Unknown
     """Samples of the smallest micro-batch that trains: BatchNorm may need more than one."""
     memory_formats: tuple[MemoryFormat, ...] | Unknown
-    """What `--memory-format` may be: a model of images (channels, px, px) takes `channels_last` too."""
+    """Values of `--memory-format`: a model of images (channels, px, px) takes `channels_last` too."""
     datasets: tuple[str, ...] | Unknown
     """Names of the data sets that fit, the default first."""
 
@@ -59,14 +62,14 @@ class WorkloadFacts:
 
     @cached_property
     def forward_flops(self) -> int | Unknown:
-        """Of one sample, as the module's docstring counts them."""
+        """FLOPs of one sample, as the module's docstring counts them."""
         return self.parts if isinstance(self.parts, Unknown) else self.parts.flops
 
     def contradicted(self, *, parameters: int | None = None, forward_flops: float | None = None) -> list[str]:
         """Return a sentence for each stated figure that the built model contradicts.
 
-        These are the parameters, and, if they differ by more than 1 %, the FLOPs of the forward pass of one
-        sample. None: not counted.
+        The figures are the parameters, and, if they differ by more than 1 %, the FLOPs of the forward pass of
+        one sample (None: not counted).
         """
         stated = {"parameters": (self.parameters, parameters), "FLOPs": (self.forward_flops, forward_flops)}
         return [
@@ -84,7 +87,7 @@ class WorkloadFacts:
 
     @cached_property
     def blocks(self) -> int | Unknown:
-        """Repeated blocks, which a pipeline's stages are made of; 0: the model cannot be cut."""
+        """Number of repeated blocks, from which pipeline stages are made; 0: the model cannot be cut."""
         return self.parts if isinstance(self.parts, Unknown) else len(self.parts.blocks)
 
 
@@ -94,7 +97,7 @@ class Shape(ABC):
 
     @abstractmethod
     def facts(self) -> WorkloadFacts:
-        """All that is known of the model without building it."""
+        """Return all facts of the model that are known without building it."""
 
     @property
     def options(self) -> Mapping[str, Option]:
@@ -103,11 +106,11 @@ class Shape(ABC):
 
     @property
     def positional(self) -> Option | None:
-        """What a user writes behind the name and a colon, if anything."""
+        """Value that a user writes after the name and a colon, if any."""
         return None
 
     def of(self, spec: Spec) -> Self:
-        """This shape with the options of a parsed text."""
+        """Return this shape with the options of a parsed text."""
         return replace(self, **spec.options)
 
 
@@ -119,9 +122,9 @@ class TextShape(Shape):
     width: int
     heads: int
     context: int
-    """Tokens that it was made for."""
+    """Largest number of tokens that the model was made for."""
     vocabulary: int
-    """Tokens that there are."""
+    """Number of different tokens."""
     seq: int
     """Tokens of one sample, at most `context`."""
     pad_vocabulary: int = 1
@@ -142,11 +145,14 @@ class TextShape(Shape):
 
     @property
     def rows(self) -> int:
-        """Of the embedding and of the head: as many logits a token. No token is of those that pad."""
+        """Rows of the embedding and of the head, and logits of each token. No token has a padding row."""
         return math.ceil(self.vocabulary / self.pad_vocabulary) * self.pad_vocabulary
 
     def of(self, spec: Spec) -> Self:
-        """Raises SpecError for more tokens than the model was made for, and for padding that adds nothing."""
+        """Return the shape with these options.
+
+        Raises SpecError for more tokens than the model was made for, and for padding that adds nothing.
+        """
         shape = super().of(spec)
         if shape.seq > self.context:
             raise SpecError(
@@ -159,6 +165,19 @@ class TextShape(Shape):
             )
         return shape
 
-    @property
-    def datasets(self) -> tuple[str, ...]:
-        return fit_tokens(vocabulary=self.vocabulary)
+    def text_facts(
+        self, *, family: str, builder: str, parts: ModelParts, heads: tuple[int, ...]
+    ) -> WorkloadFacts:
+        """Return the facts of a transformer over tokens, with those that its family states."""
+        return WorkloadFacts(
+            family=family,
+            builder=builder,
+            unit="tokens",
+            units_per_sample=self.seq,
+            parts=parts,
+            heads=heads,
+            batch_norm=False,
+            minimum_batch=1,
+            memory_formats=("contiguous",),
+            datasets=fit_tokens(vocabulary=self.vocabulary),
+        )

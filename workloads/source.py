@@ -32,7 +32,7 @@ _OURS = ("results", "workloads", "strategies", "slurm", "reports", "harness")
 
 
 def split_positional(positional: str) -> tuple[str, str]:
-    """Module and function of a `py:` workload's positional. Raises SpecError if it is not MODULE:FUNCTION."""
+    """Split a `py:` workload's positional. Raises SpecError if it is not MODULE:FUNCTION."""
     if not _FORM.fullmatch(positional):
         raise SpecError(
             f"workload py:{positional} is not py:MODULE:FUNCTION, such as py:mypackage.mymodule:build"
@@ -42,7 +42,7 @@ def split_positional(positional: str) -> tuple[str, str]:
 
 
 def module_file(module: str, folder: Path) -> Path:
-    """The file that importing `module` from `folder` would load. Raises SpecError if there is none."""
+    """Return the file that importing `module` from `folder` would load. Raises SpecError if there is none."""
     top, _, _ = module.partition(".")
     if top in _OURS or top in sys.stdlib_module_names:
         raise SpecError(f"workload py:{module}: the name {top!r} is taken; rename your file or folder")
@@ -59,8 +59,10 @@ def module_file(module: str, folder: Path) -> Path:
 
 
 def source_hash(positional: str, folder: Path) -> str:
-    """16 hex digits over the source that a `py:` workload is made of: its module (of a package, the whole
-    package) and, one leading to the next, every module beside it in `folder` that these import.
+    """Return 16 hex digits over the source that a `py:` workload is made of.
+
+    The source is its module (of a package, the entire package) and, one leading to the next, every module in
+    `folder` that these import.
 
     Raises SpecError if the text is not MODULE:FUNCTION, a file is missing or is not Python, or the
     function is not there.
@@ -75,7 +77,7 @@ def source_hash(positional: str, folder: Path) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """16 hex digits over a data file's bytes. Raises UsageError if it cannot be read."""
+    """Return 16 hex digits over a data file's bytes. Raises UsageError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
@@ -136,10 +138,13 @@ def _importing(folder: Path) -> str | None:
 
 
 def opened_files(positional: str, folder: Path) -> dict[str, str]:
-    """Hashes of the files that a `py:` workload opened in `folder` while this process built it, by path from
-    there; of a file of more than `_HASHED_BYTES` its size. Files that its modules opened when they were
+    """Return hashes of the files that a `py:` workload opened in `folder` while this process built it, by
+    path.
+
+    A file of more than `_HASHED_BYTES` has its size instead. Files that its modules opened when they were
     imported count, whichever workload imported them. Sources, hidden folders and what is installed there are
-    left out, and of more than `_MOST_FILES` all but the first by name: they are a data set."""
+    left out, and of more than `_MOST_FILES` all but the first by name: they are a data set.
+    """
     sources = _sources(split_positional(positional)[0], folder)
     opened = [_opened.get((positional, folder), set())]
     opened += [_opened_by_import.get(str(source), set()) for source in sources]
@@ -156,7 +161,7 @@ def opened_files(positional: str, folder: Path) -> dict[str, str]:
 
 
 def imported_distributions(positional: str, folder: Path) -> dict[str, str]:
-    """Versions of the installed distributions that the source of a `py:` workload imports, by name."""
+    """Return versions of the installed distributions that the source of a `py:` workload imports, by name."""
     module, _ = split_positional(positional)
     names = {name for path in _sources(module, folder) for name in _imports(path)} - {*_OURS}
     by_module = metadata.packages_distributions()
@@ -178,18 +183,18 @@ def _sources(module: str, folder: Path) -> set[Path]:
 
 
 def _files_of(top: str, folder: Path) -> Iterator[Path]:
-    """The files of a top-level module or package in `folder`; none if it is from elsewhere."""
+    """Yield the files of a top-level module or package in `folder`; none if it is from elsewhere."""
     yield from (folder / top).rglob("*.py")
     if (folder / f"{top}.py").is_file():
         yield folder / f"{top}.py"
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """Top-level names that a file imports anywhere in it; relative imports stay in their own package."""
+    """Yield the top-level names that a file imports anywhere; relative imports stay in their own package."""
     try:
         tree = ast.parse(_content(path))
     except (SyntaxError, ValueError):
-        return  # hashed all the same; a package may hold files that are no code of this Python
+        return  # Hashed all the same: a package may hold files that are not code of this Python.
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -219,7 +224,8 @@ def _require(function: str, path: Path) -> None:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Names that a module may bind: top-level definitions, imports and assignments, branches included."""
+    """Yield names that a module may bind: top-level definitions, imports and assignments, branches
+    included."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

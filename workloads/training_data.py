@@ -1,4 +1,4 @@
-"""The data of a training run: batches without end that go on from a position, and what is held out.
+"""Data of a training run: batches without end that continue from a position, and the held-out samples.
 
 A position is an epoch and the samples of it that all replicas together have taken: it holds for another
 number of replicas, and for another micro-batch. Samples form one endless row, epoch after epoch; the k-th
@@ -16,23 +16,23 @@ from itertools import chain, islice
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 
 from results.cell import SYNTHETIC
 from results.errors import UsageError
 from workloads.batch import Batch
 from workloads.data import (
+    WORKERS_FOR_A_ROW,
     DataRequest,
     as_is,
+    checked,
     own_data,
-    placed_for,
+    require_readable,
     samples_for,
-    seed_of,
-    share_of,
     synthetic_pool,
 )
 from workloads.datasets.facts import DATASETS, Own
-from workloads.own_data import WORKERS_FOR_A_ROW, checked, is_dataset, require_readable
+from workloads.workload import is_dataset
 
 
 class TrainingData(ABC, Iterator[Batch]):
@@ -41,33 +41,34 @@ class TrainingData(ABC, Iterator[Batch]):
     def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
         self._request = request
         self.samples_per_epoch = samples_per_epoch
-        """Of all replicas; None: not known before they are read, or there are no epochs."""
+        """Samples of all replicas; None: not known before they are read, or there are no epochs."""
         self.epoch = 0
-        """Epochs that have ended. Where their length is not known, one has ended when more is asked for."""
+        """Number of epochs that have ended. If their length is not known, one has ended when more is asked
+        for."""
         self.samples = 0
-        """Taken by all replicas since the beginning of the run."""
+        """Samples that all replicas have taken since the beginning of the run."""
         self._within = 0
         """Samples of this epoch that all replicas have taken."""
         self._batches: Iterator[Batch] | None = None
 
     @property
     def together(self) -> int:
-        """Samples that one batch of each replica has."""
+        """Number of samples in one batch of each replica."""
         return self._request.replicas * self._request.micro_batch
 
     @property
     def epochs(self) -> float:
-        """Epochs so far, with the part of this one that is behind where its length is known."""
+        """Epochs so far, with the finished part of this one if its length is known."""
         return self.epoch + (self._within / self.samples_per_epoch if self.samples_per_epoch else 0.0)
 
     def __next__(self) -> Batch:
         if self._batches is None:
             self._batches = self._draw()
-        return placed_for(self._request, next(self._batches))
+        return self._request.place(next(self._batches))
 
     @abstractmethod
     def _draw(self) -> Iterator[Batch]:
-        """Batches on the CPU from the position on; each is given when the position is behind it."""
+        """Yield batches on the CPU from the position on; the position moves past each before it is given."""
 
     def _advance(self, samples: int) -> None:
         self.samples += samples
@@ -77,7 +78,7 @@ class TrainingData(ABC, Iterator[Batch]):
             self.epoch += ended
 
     def state_dict(self) -> dict[str, Any]:
-        """The position: numbers alone, the same on all replicas, except `loader`, a replica's own."""
+        """Return the position: only numbers, the same on all replicas, except the replica's own `loader`."""
         return {
             "epoch": self.epoch,
             "within": self._within,
@@ -86,7 +87,7 @@ class TrainingData(ABC, Iterator[Batch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position, of this or another number of replicas.
+        """Continue from a position, of this or another number of replicas.
 
         Raises UsageError if it is in data of another length.
         """
@@ -104,7 +105,7 @@ def _length(samples: int | None) -> str:
 
 
 class _Synthetic(TrainingData):
-    """The batches that a measured run is given in turn; there are no epochs."""
+    """Gives the batches of a measured run in turn; there are no epochs."""
 
     def __init__(self, request: DataRequest) -> None:
         super().__init__(request, samples_per_epoch=None)
@@ -120,61 +121,59 @@ class _Synthetic(TrainingData):
 class _Dealt(TrainingData):
     """Samples by their index: an epoch is a permutation that follows from the seed and its number."""
 
-    def __init__(self, request: DataRequest, data: Dataset[Any], collate: Any = None) -> None:
-        length = len(cast(Any, data))
-        super().__init__(request, samples_per_epoch=length)
-        if length < self.together:
+    def __init__(self, request: DataRequest, data: Any, *, own: bool) -> None:
+        """`own` data are a user's, which are collated and checked; bench's own give complete batches."""
+        super().__init__(request, samples_per_epoch=len(data))
+        if len(data) < self.together:
             raise UsageError(
-                f"dataset {request.dataset} has {length} samples to train on, fewer than one batch of "
+                f"dataset {request.dataset} has {len(data)} samples to train on, fewer than one batch of "
                 f"{request.micro_batch} for each of {request.replicas} replicas; use a smaller batch or more "
                 f"data"
             )
-        self._data, self._collate = data, collate
+        self._data, self._own = data, own
 
     def _draw(self) -> Iterator[Batch]:
+        return checked(self._loaded(), self._request) if self._own else self._loaded()
+
+    def _loaded(self) -> Iterator[Batch]:
         request = self._request
-        workers = DATASETS.facts(request.dataset).spec.integer("workers")
         loader: DataLoader[Batch] = DataLoader(
             self._data,
-            batch_sampler=_Deal(request, cast(int, self.samples_per_epoch), self.epoch, self._within),
-            num_workers=workers,
-            collate_fn=self._collate,
+            batch_sampler=self._indices(),
+            num_workers=request.workers,
+            collate_fn=None if self._own else as_is,
             pin_memory=request.device.type == "cuda",
-            # Its own, or it would draw from the generator that dropout uses.
-            generator=torch.Generator().manual_seed(seed_of(request.seed, request.replica)),
+            # Without a separate one, it would draw from the generator that dropout uses.
+            generator=request.generator(),
         )
         for batch in loader:
             self._advance(self.together)
             yield batch
 
-
-class _Deal:
-    """The indices of one replica's batches from a position on, without end."""
-
-    def __init__(self, request: DataRequest, length: int, epoch: int, within: int) -> None:
-        self._request, self._length, self._start = request, length, epoch * length + within
-
-    def __iter__(self) -> Iterator[list[int]]:
-        request = self._request
+    def _indices(self) -> Iterator[list[int]]:
+        """Yield the indices of this replica's batches from the position on, without end."""
+        request, length = self._request, len(self._data)
         orders = lru_cache(maxsize=2)(self._order)
-        start = self._start
+        start = self.epoch * length + self._within
         while True:
-            end = start + request.replicas * request.micro_batch
-            places = (divmod(n, self._length) for n in range(start + request.replica, end, request.replicas))
+            end = start + self.together
+            places = (divmod(n, length) for n in range(start + request.replica, end, request.replicas))
             yield [orders(epoch)[within] for epoch, within in places]
             start = end
 
     def _order(self, epoch: int) -> list[int]:
-        """As torch's DistributedSampler has it: a training run begins with a measured run's batches, where
-        nothing is held out."""
+        """Return an epoch's order, which is that of torch's DistributedSampler: a training run begins with
+        the batches of a measured run, if nothing is held out."""
         generator = torch.Generator().manual_seed(self._request.seed + epoch)
-        order: list[int] = torch.randperm(self._length, generator=generator).tolist()
+        order: list[int] = torch.randperm(len(self._data), generator=generator).tolist()
         return order
 
 
 class _Reopened(TrainingData):
-    """Data that are read from their beginning in each epoch: they go on by their own state, if they have
-    one, or are read again up to the position."""
+    """Data that are read from their beginning in each epoch.
+
+    They continue by their own state, if they have one, or are read again up to the position.
+    """
 
     def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
         super().__init__(request, samples_per_epoch=samples_per_epoch)
@@ -194,11 +193,11 @@ class _Reopened(TrainingData):
 
     @property
     def _share(self) -> list[int]:
-        """Whose state it is: that of another replica, or of other batches, says nothing of this one's."""
+        """Owner of the state: the state of another replica, or of other batches, does not fit this one."""
         return [self._request.replica, self._request.replicas, self._request.micro_batch]
 
     def _from_position(self, opened: Any, already: int) -> Iterator[Any]:
-        """What `opened` gives from the position on, `already` of it being behind."""
+        """Iterate over `opened` from the position on, which is after `already` items."""
         self._opened = opened
         if self._kept is not None and _has_state(opened):
             opened.load_state_dict(self._kept)
@@ -207,7 +206,7 @@ class _Reopened(TrainingData):
         return islice(iter(opened), already, None)
 
     def _next_epoch(self) -> None:
-        """Raises UsageError if nothing came in this one."""
+        """Begin the next epoch. Raises UsageError if this one gave nothing."""
         if not self._within:
             request = self._request
             raise UsageError(
@@ -222,16 +221,16 @@ def _has_state(opened: object) -> bool:
 
 
 class _Row(_Reopened):
-    """Samples in a row, which every replica reads, to keep its own."""
+    """Samples in a row: every replica reads all and keeps its own."""
 
     def __init__(self, request: DataRequest, data: Iterable[Any]) -> None:
         super().__init__(request, samples_per_epoch=len(data) if isinstance(data, Sized) else None)
-        if share_of(request).workers:
+        if request.workers:
             raise UsageError(WORKERS_FOR_A_ROW)
         self._data = data
 
     def _draw(self) -> Iterator[Batch]:
-        return checked(self._rows(), share_of(self._request), self._request.workload.count)
+        return checked(self._rows(), self._request)
 
     def _rows(self) -> Iterator[Batch]:
         request = self._request
@@ -245,7 +244,7 @@ class _Row(_Reopened):
             yield default_collate(own)
 
     def _sample(self, samples: Iterator[Any]) -> tuple[Any, Iterator[Any]]:
-        """The next sample of the row, and what follows it."""
+        """Return the next sample of the row, and the iterator of what follows it."""
         for sample in samples:
             self._advance(1)
             return sample, samples
@@ -262,28 +261,26 @@ class _Row(_Reopened):
 
 
 class _Function(_Reopened):
-    """What a user's function opens for each epoch: batches, of which only it knows how many."""
+    """Batches that a user's function opens for each epoch; only it knows how many."""
 
     def __init__(self, request: DataRequest) -> None:
         super().__init__(request, samples_per_epoch=None)
 
     def _draw(self) -> Iterator[Batch]:
-        return checked(self._epochs(), share_of(self._request), self._request.workload.count)
+        return checked(self._epochs(), self._request)
 
     def _epochs(self) -> Iterator[Batch]:
         while True:
-            for batch in self._from_position(self._open(), self._within // self.together):
+            opens = cast(Any, own_data(self._request))
+            opened = opens(self._request.share(epoch=self.epoch))
+            for batch in self._from_position(opened, self._within // self.together):
                 self._advance(self.together)
                 yield batch
             self._next_epoch()
 
-    def _open(self) -> Any:
-        share = share_of(self._request, epoch=self.epoch)
-        return cast(Any, own_data(self._request))(share)
-
 
 def open_training(request: DataRequest) -> TrainingData:
-    """The batches of a training run, from its beginning on; worker processes, if any, end with it.
+    """Open the batches of a training run, from its beginning on; worker processes, if any, end with it.
 
     Real data are dealt as the module says, without what `held_out` has. Raises UsageError if the data set
     does not fit the workload or has less than one batch for each replica.
@@ -293,19 +290,12 @@ def open_training(request: DataRequest) -> TrainingData:
         return _Synthetic(request)
     if facts.takes != Own.takes:
         samples = samples_for(request, facts)
-        return _Dealt(request, Subset(samples, samples.split()[0]), as_is)
+        return _Dealt(request, Subset(samples, samples.split()[0]), own=False)
     data = own_data(request)
     require_readable(data)
     if is_dataset(data):
-        return _OwnDealt(request, cast(Dataset[Any], data))
+        return _Dealt(request, data, own=True)
     return _Function(request) if callable(data) else _Row(request, data)
-
-
-class _OwnDealt(_Dealt):
-    """Samples of a user's, with errors in words of the contract."""
-
-    def _draw(self) -> Iterator[Batch]:
-        return checked(super()._draw(), share_of(self._request), self._request.workload.count)
 
 
 def require_epochs(request: DataRequest) -> None:
@@ -320,7 +310,7 @@ def require_epochs(request: DataRequest) -> None:
 class HeldOut(Iterable[Batch]):
     """A replica's share of the held-out samples; each iteration is one pass over it.
 
-    Every replica is given equally many batches, the last of which may be smaller, or by one sample larger. A
+    Every replica has equally many batches, the last of which may be smaller, or larger by one sample. A
     pass raises UsageError if there are fewer samples than replicas.
     """
 
@@ -329,12 +319,14 @@ class HeldOut(Iterable[Batch]):
         self._request, self._opens = request, opens
 
     def __iter__(self) -> Iterator[Batch]:
-        return (placed_for(self._request, batch) for batch in self._opens())
+        return map(self._request.place, self._opens())
 
 
 def held_out(request: DataRequest) -> HeldOut | None:
-    """What this replica validates on; None where nothing is held out. Samples of a Dataset are read when they
-    are asked for, and by their replica alone."""
+    """Return what this replica validates on, or None if nothing is held out.
+
+    Samples of a Dataset are read when they are asked for, and only by their replica.
+    """
     facts = DATASETS.facts(request.dataset)
     if facts.takes is None:
         return None
@@ -356,13 +348,15 @@ def _own_held_out(data: Any, request: DataRequest) -> Callable[[], Iterable[Batc
             for own in _shared(iter(range(len(data))), request)
         )
     if callable(data):
-        return lambda: cast(Iterable[Batch], data(share_of(request)))
+        return lambda: cast(Iterable[Batch], data(request.share()))
     return lambda: map(default_collate, _shared(iter(data), request))
 
 
 def _shared(row: Iterator[Any], request: DataRequest) -> Iterator[list[Any]]:
-    """A row dealt in turn to the replicas, in batches; what is left at its end, too few for each replica to
-    have one, goes with the batch before."""
+    """Deal a row in turn to the replicas, in batches.
+
+    Samples that are left at its end, too few for each replica to have one, go with the batch before.
+    """
     replicas = request.replicas
     together = replicas * request.micro_batch
     taken = list(islice(row, together))

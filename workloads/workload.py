@@ -1,10 +1,12 @@
-"""A workload: a model with its loss and its data. What this package builds, and what a user's own model
-file (`--workload py:MODULE:FUNCTION`) returns."""
+"""A workload: a model with its loss and its data.
+
+This package builds workloads, and a user's own model file (`--workload py:MODULE:FUNCTION`) returns one.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -13,16 +15,42 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import IterableDataset
 
 from results.errors import UsageError
 from results.layout import ModelLayout
 from results.train_order import METRICS
 from workloads.batch import Batch
 from workloads.batch import samples_of as first_dimension
-from workloads.own_data import Data
 
 Pair = tuple[Tensor, Tensor]
 """Inputs and targets of some samples, the sample first in both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataShare:
+    """The part of the data that a replica is given, and in which pieces."""
+
+    replica: int
+    replicas: int
+    micro_batch: int
+    """Samples of a batch."""
+    seed: int
+    workers: int = 0
+    """Processes that prepare batches; 0: the rank itself."""
+    epoch: int = 0
+    """Number of epochs before this one in a training run. A measured run leaves it 0."""
+
+
+Data = Iterable[Any] | Callable[[DataShare], Iterable[Batch]]
+"""A torch Dataset (`__getitem__` and `__len__`), samples in a row that can be read again, or a function that
+opens an epoch of batches."""
+
+
+def is_dataset(data: object) -> bool:
+    """Return whether samples are read by their index; an IterableDataset has a `__getitem__` that only
+    raises."""
+    return not isinstance(data, IterableDataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +98,14 @@ class Workload:
     None, without a step: the module is given the whole batch and returns its loss, or a mapping with it as
     `loss`."""
     step: Callable[[Callable[..., Any], Batch], Any] | None = None
-    """In place of a loss: the module, to be called, and a batch, to the mean loss over its samples, or to a
-    mapping with it as `loss`."""
+    """Used instead of a loss: the module, to be called, and a batch, to the mean loss over its samples, or to
+    a mapping with it as `loss`."""
     synthetic: Callable[[torch.Generator, int], Batch] | None = None
-    """A batch of so many random samples on the CPU, drawn from the generator alone."""
+    """Draws a batch of this number of random samples on the CPU, only from the generator."""
     data: Data | None = None
-    """Data of its own, for `--dataset own`: a torch Dataset or samples in a row, for which a loader is made,
-    or a function that opens an epoch of batches for a `DataShare`. A sample follows from its index, or place,
-    alone."""
+    """The workload's own data, for `--dataset own`: a torch Dataset or samples in a row, for which a loader
+    is made, or a function that opens an epoch of batches for a `DataShare`. A sample follows only from its
+    index, or place."""
     held_out: Data | None = None
     """What a training run validates on, of the same three forms as `data`; a function gives each replica
     equally many batches. Data sets that are not the workload's own hold out a part of themselves."""
@@ -93,12 +121,12 @@ class Workload:
     """Samples of a batch, for a `step` or a model that returns its loss; None: the first dimension of the
     first tensor in the batch that has one."""
     unit: Literal["images", "tokens", "samples"] = "samples"
-    """What throughput counts."""
+    """Unit of throughput."""
     units_per_sample: int = 1
     layout: ModelLayout | None = None
     """None: the strategies find its like blocks; `ModelLayout()`: it has none."""
     input: ImageInput | TokenInput | None = None
-    """What real data are shaped to; None: the workload runs on synthetic data alone."""
+    """Shape that real data are given; None: the workload runs only on synthetic data."""
     initial: Callable[[Tensor, torch.device], None] | None = None
     """Gives a parameter or buffer of a module on the meta device its values, on a device and in place; set by
     `build_workload`. None: the module has them."""
@@ -134,14 +162,15 @@ class Workload:
             part.training &= training
 
     def count(self, batch: Batch) -> int:
-        """Samples of a batch, or of its targets where there is a loss."""
+        """Return the samples of a batch, or of its targets if there is a loss."""
         return first_dimension(batch) if self.samples_of is None else self.samples_of(batch)
 
     def loss_of(self, model: Callable[..., Any], batch: Batch) -> Tensor:
-        """The mean loss over the samples of a batch: inputs, or where there is no loss the batch, are passed
-        by keywords (a mapping), by position (a tuple or list), or as they are.
+        """Return the mean loss over the samples of a batch.
 
-        Plainly, for who checks a step (`strategies.training.loss` has the errors).
+        Inputs, or without a loss the batch, are passed by keywords (a mapping), by position (a tuple or
+        list), or as they are. The code is plain, for who checks a step (`strategies.training.loss` has the
+        errors).
         """
         if self.step is not None:
             returned = self.step(model, batch)

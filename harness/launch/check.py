@@ -1,7 +1,7 @@
-"""`bench check`: what a workload does before anything is planned with it, found by two ranks of its own.
+"""`bench check`: start two ranks that try out a workload before anything is planned with it.
 
-The ranks (`harness.worker.check`) build the workload, take steps and prove them; what they found comes
-back as a file. This module starts the ranks; it does not import torch.
+The ranks (`harness.worker.check`) build the workload, take steps and prove them, and write a report to a
+file. This module starts them; it does not import torch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from strategies.facts import StrategyFacts
 from workloads.catalog import MEMBERS, WORKLOADS, learn
 
 LONGEST_COUNT_S = 120.0
-"""The same, where planning waits for parts alone."""
+"""Time limit of a check in which planning waits only for the parts of a model."""
 LONGEST_LINE = 300
-"""Characters of a printed line that are told."""
+"""Number of characters of a printed line that an error quotes."""
 
 
 def check_request(
     workload: str, *, micro_batch: int | None, folder: Path, strategies: tuple[str, ...] | None = None
 ) -> CheckRequest:
-    """The check of a workload by its text, with what a plan takes where nothing is given; `strategies` None:
-    all that run on several ranks. Raises SpecError for a text that names nothing."""
+    """Return the request to check a workload by its text, with a plan's defaults for values that are not
+    given.
+
+    `strategies` None: all that run on several ranks. Raises SpecError for a text that names no workload.
+    """
     spec = WORKLOADS.parse(workload)
     member = MEMBERS[spec.name]
     return CheckRequest(
@@ -50,8 +53,8 @@ def check_request(
 
 
 def count_own_parts(workload: str, folder: Path) -> None:
-    """Build a user's own model without memory, in a process of its own, and tell the catalogue its parts, or
-    why they are unknown."""
+    """Build a user's own model without memory in a separate process, and give the catalogue its parts, or why
+    they are unknown."""
     request = check_request(workload, micro_batch=None, folder=folder, strategies=())
     try:
         found = check(msgspec.structs.replace(request, parts=True))
@@ -63,22 +66,23 @@ def count_own_parts(workload: str, folder: Path) -> None:
 
 
 def _example(facts: type[StrategyFacts]) -> str:
+    """Return a text of the strategy, with an example of a value that must be given."""
     needed = facts.positional
     return facts.name if needed is None or needed.default is not None else f"{facts.name}:{needed.example}"
 
 
 def _runs_on_ranks(facts: type[StrategyFacts]) -> bool:
-    """Not one that a plan replaces by another, nor the one of a single device."""
+    """Return False for a strategy that a plan replaces by another, and for that of a single device."""
     return facts.distributed and hasattr(facts, "model")
 
 
 def can_check() -> bool:
-    """Whether torch is here."""
+    """Return whether torch is installed."""
     return find_spec("torch") is not None
 
 
 def check(request: CheckRequest) -> CheckReport:
-    """Start the ranks and wait for what they find. Raises MachineError if they end without it."""
+    """Start the ranks and wait for their report. Raises MachineError if they end without one."""
     if not can_check():
         raise MachineError("a workload is checked where torch is installed: it is not in this environment")
     with temporary_folder("bench-check-") as (folder, held):
@@ -93,21 +97,21 @@ def check(request: CheckRequest) -> CheckReport:
         found = msgspec.json.decode(path.read_bytes(), type=CheckReport)
     if found.failure is not None or (code == 0 and (request.parts or found.step_s is not None)):
         return found
-    # What was found before the end is no result.
+    # A report that ends early is not a result.
     return msgspec.structs.replace(found, failure=f"its check {ended}")
 
 
 def _ended(code: int | None, longest_s: float, printed: str) -> str:
-    """How it ended, with the last line that was printed."""
+    """Return how the check ended, with the last line that was printed."""
     how = f"took longer than {longest_s:g} s" if code is None else exit_words(code)
     lines = printed.strip().splitlines()
     return f"{how}; the last line printed: {lines[-1][:LONGEST_LINE]}" if lines else how
 
 
 def _run(folder: Path, *, held: int, ranks: int, longest_s: float) -> tuple[int | None, str]:
-    """All ranks until rank 0, which writes what was found, has ended, or the time is over.
+    """Run the ranks until rank 0, which writes the report, has ended, or the time is over.
 
-    All hold the descriptor `held`. Returns its exit code (None: it took too long), and what all have printed.
+    All keep the descriptor `held` open. Returns rank 0's exit code (None: it took too long), and all output.
     """
     log, code = folder / "printed.log", None
     with log.open("wb") as output, _started(folder, held, ranks, output.fileno()) as started:
@@ -118,7 +122,7 @@ def _run(folder: Path, *, held: int, ranks: int, longest_s: float) -> tuple[int 
 
 @contextmanager
 def _started(folder: Path, held: int, ranks: int, output: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """They end with the context."""
+    """Start the ranks, and end them with the context."""
     surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
     started = [
         subprocess.Popen(

@@ -1,7 +1,7 @@
-"""`python -m harness.worker.check FOLDER` on each of two ranks: what a workload does, for `bench check`.
+"""`python -m harness.worker.check FOLDER`, on each of two ranks: try out a workload for `bench check`.
 
-Each strategy has a process group of its own, so that one that fails leaves nothing behind for the next.
-Rank 0 writes what was found after each part: a rank that ends early leaves what there was.
+Each strategy has a separate process group, so that one that fails leaves nothing behind for the next. Rank 0
+writes the report after each part, so that a rank that ends early leaves what was found until then.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from torch.utils import _pytree as pytree
 from harness.worker.cell.model_parts import built_on_meta, parts_of
 from harness.worker.cell.setup import CellSetup, layout_of, seed_step
 from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord
+from harness.worker.cell.seeds import seed_step
+from harness.worker.cell.setup import CellSetup, layout_of
+from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord, Verdict
 from harness.worker.exchange.group import open_exchange
 from harness.worker.proof.proof import prove
 from harness.worker.rank.control import Control
@@ -52,13 +55,13 @@ from workloads.workload import Workload
 
 CPU = torch.device("cpu")
 READ_S = 10.0
-"""For an epoch of data of unknown length."""
+"""Time limit for reading an epoch of data of unknown length."""
 BEYOND_ROUNDING = 1e-4
 """A relative difference of two losses that rounding does not explain."""
 PROVING_S = 30.0
 """No further strategy is proven once this much time was spent."""
 WAIT_S = 60.0
-"""For the other rank, where one has failed alone."""
+"""How long a rank waits for the other one, which may have failed."""
 
 
 class Check:
@@ -73,11 +76,11 @@ class Check:
         self._dataset = SYNTHETIC
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Check the workload, and return the exit code."""
         try:
-            self._count_parts() if self._request.parts else self._alone()
+            self._count_parts() if self._request.parts else self._train_alone()
         except (Exception, SystemExit) as error:
-            # Whatever a user's code raises is what is to be said.
+            # Whatever a user's code raises goes into the report.
             words = words_of(error, Path(self._request.source_folder))
             self._say(failure=words)
             self._store.set(self._key("alone", self._rank), words)
@@ -128,18 +131,18 @@ class Check:
         rank = Rank(rank=own, local_rank=own, node_rank=0, gpus=gpus, local_gpus=gpus)
         return CellSetup(cell=cell, rank=rank, device=CPU, source_folder=Path(request.source_folder))
 
-    def _alone(self) -> None:
+    def _train_alone(self) -> None:
         """Build the workload and take two steps on this rank by itself.
 
         The process group of one rank lets a model call collectives.
         """
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         try:
-            self._train_alone()
+            self._take_steps()
         finally:
             dist.destroy_process_group()
 
-    def _train_alone(self) -> None:
+    def _take_steps(self) -> None:
         setup = self._setup(BASELINE_STRATEGY, 1)
         workload = setup.workload()
         if workload.synthetic is None:
@@ -164,7 +167,7 @@ class Check:
         began = time.perf_counter()
         trainer.step(batches)
         self._say(step_s=time.perf_counter() - began)
-        # The halves of one batch may happen to be padded alike.
+        # The halves of one batch may be padded alike by chance.
         notes = (uneven(workload, each, self._request.micro_batch) for each in (first, *islice(batches, 3)))
         self._say(notes=tuple(note for note in notes if note is not None)[:1])
         read_epoch(setup.data_request(workload, 0))
@@ -202,12 +205,12 @@ class Check:
             self._say(absent={"parts": str(error)})
 
     def _asked(self, number: int, strategy: str, *, prove_it: bool) -> tuple[StrategyWord, bool]:
-        """What a strategy says, and whether both ranks are still together."""
+        """Try a strategy; return its verdict, and whether both ranks are still together."""
         try:
             setup = self._setup(strategy, RANKS)
+            reason: object = refusal(setup.cell)
         except SpecError as error:
-            return StrategyWord(strategy=strategy, verdict="refused", words=str(error)), True
-        reason = refusal(setup.cell)
+            reason = error
         if reason is not None:
             return StrategyWord(strategy=strategy, verdict="refused", words=str(reason)), True
         dist.init_process_group(
@@ -218,14 +221,14 @@ class Check:
             timeout=timedelta(seconds=WAIT_S),
         )
         try:
-            word = self._tried(setup, prove_it=prove_it)
+            verdict, words = self._tried(setup, prove_it=prove_it)
         finally:
             together = self._meet(str(number), WAIT_S)
             if together:
                 dist.destroy_process_group()
-        return word, together
+        return StrategyWord(strategy=strategy, verdict=verdict, words=words), together
 
-    def _tried(self, setup: CellSetup, *, prove_it: bool) -> StrategyWord:
+    def _tried(self, setup: CellSetup, *, prove_it: bool) -> tuple[Verdict, str]:
         strategy = setup.cell.strategy
         try:
             exchange = open_exchange(timedelta(seconds=WAIT_S))
@@ -237,23 +240,19 @@ class Check:
                 seed_step(0, 0, setup.replica)
                 loss = trainer.step(batches)
                 why = unproven or f"check it with --strategy {strategy}"
-                words = f"loss {loss.item():.4g} after one step; not proven: {why}"
-                return StrategyWord(strategy=strategy, verdict="runs", words=words)
+                return "runs", f"loss {loss.item():.4g} after one step; not proven: {why}"
             proof = prove(setup, trainer, batches, Control(CPU, exchange))
             if batches.shared is not None:
                 self._say(warnings=(batches.shared,))
-            return StrategyWord(
-                strategy=strategy, verdict="proven" if proof.passed else "failed", words=proof.detail
-            )
+            return "proven" if proof.passed else "failed", proof.detail
         except BenchError as error:
-            return StrategyWord(strategy=strategy, verdict="refused", words=str(error))
+            return "refused", str(error)
         except (Exception, SystemExit) as error:
-            # Whatever a workload or a strategy raises is what is to be said.
-            words = words_of(error, Path(self._request.source_folder))
-            return StrategyWord(strategy=strategy, verdict="failed", words=words)
+            # Whatever a workload or a strategy raises goes into the report.
+            return "failed", words_of(error, Path(self._request.source_folder))
 
     def _said_by_first(self, key: str, value: bool) -> bool:
-        """Rank 0's `value`, on both ranks."""
+        """Return rank 0's `value` on both ranks."""
         if self._rank == 0:
             self._store.set(key, str(value))
         return self._store.get(key).decode() == str(True)
@@ -262,7 +261,7 @@ class Check:
         return f"done {where} {rank}"
 
     def _meet(self, where: str, longest_s: float) -> bool:
-        """Wait until the other rank has come to the end of something as well."""
+        """Wait until the other rank has also reached `where`; return whether it did in time."""
         self._store.set(self._key(where, self._rank), "")
         try:
             self._store.wait([self._key(where, 1 - self._rank)], timedelta(seconds=longest_s))
@@ -276,7 +275,7 @@ def _layout(workload: Workload) -> ModelLayout:
 
 
 def _uncut(workload: Workload, micro_batch: int) -> str | None:
-    """Why no pipeline can be made of a workload that was built on the meta device; None if one can."""
+    """Return why no pipeline can be made of a workload that was built on the meta device; None if one can."""
     module = workload.module.to("meta").train()
     try:
         layout = layout_of(workload, micro_batch)
@@ -287,7 +286,7 @@ def _uncut(workload: Workload, micro_batch: int) -> str | None:
 
 
 def _activations(trainer: Trainer, batches: Iterator[Any]) -> tuple[float, int]:
-    """The loss of a step, and the bytes that autograd keeps for its backward pass, each storage once."""
+    """Take a step; return its loss, and the bytes that autograd keeps for backward, each storage once."""
     own = {tensor.untyped_storage().data_ptr() for tensor in trainer.model.bare.parameters()}
     kept: dict[int, int] = {}
 
@@ -334,8 +333,10 @@ def uneven(workload: Workload, batch: Batch, samples: int) -> str | None:
 
 
 def read_epoch(request: DataRequest) -> None:
-    """Read data of unknown length to the end of their first epoch, which may have a batch of another size, or
-    for `READ_S`. Raises UsageError as training would."""
+    """Read data of unknown length to the end of their first epoch, or for `READ_S`.
+
+    The epoch may have a batch of another size. Raises UsageError as training would.
+    """
     if DATASETS.facts(request.dataset).takes != Own.takes:
         return
     data, began = open_training(request), time.perf_counter()
@@ -346,7 +347,7 @@ def read_epoch(request: DataRequest) -> None:
 def _state_bytes(trainer: Trainer) -> int:
     states = trainer.optimizer.state.values()
     values = (value for state in states for value in state.values() if isinstance(value, Tensor))
-    # A sparse momentum has no nbytes, and has a value of each row that was met; in time that is every row.
+    # A sparse momentum has no nbytes, and a value for each row that occurred; in time that is every row.
     return sum(value.numel() * value.element_size() for value in values)
 
 
@@ -356,7 +357,7 @@ def _described(name: str, tensor: Tensor) -> str:
 
 
 def words_of(error: BaseException, folder: Path) -> str:
-    """What an error says, with the last line of the user's own code that led to it."""
+    """Return the message of an error, with the last line of the user's own code that led to it."""
     words = str(error) if isinstance(error, BenchError) else classify(error)[1]
     own = [
         frame
@@ -367,7 +368,7 @@ def words_of(error: BaseException, folder: Path) -> str:
 
 
 def main() -> int:
-    """A rank, from its start to its end."""
+    """Run a rank of the check, and return its exit code."""
     torch.set_num_threads(1)
     return Check(Path(sys.argv[1]), int(os.environ["RANK"])).run()
 

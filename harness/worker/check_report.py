@@ -1,4 +1,4 @@
-"""What `bench check` asks of its ranks, and the report that they write. No torch."""
+"""Request of `bench check` to its ranks, and the report that they write; torch-free."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Verdict = Literal["proven", "runs", "refused", "failed"]
 
 
 class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is checked."""
+    """Workload that is checked, and how."""
 
     workload: str
-    """Spec text."""
+    """Spec text of the workload."""
     micro_batch: int
     optimizer: str
     source_folder: str
     strategies: tuple[str, ...]
-    """The strategies that are asked. They are proven one after another while that takes little time, and the
-    first that can in any case."""
+    """Strategies to try. They are proven one after another while that takes little time, and the first that
+    can be proven in any case."""
     parts: bool = False
-    """Whether planning asks: the parts of the model are counted without memory, and nothing is trained."""
+    """Whether planning asks: the parts of the model are counted without memory, and no step is taken."""
 
 
 class StrategyWord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a strategy says of a workload."""
+    """Verdict on a workload under one strategy."""
 
     strategy: str
     verdict: Verdict
@@ -39,29 +39,29 @@ class StrategyWord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks found, as far as they came."""
+    """Findings of the ranks, up to where they ended."""
 
     failure: str | None = None
-    """Why the workload does not train; what comes after it is not known."""
+    """Why the workload does not train; the fields after it are then not known."""
     module: str = ""
     parameters: int = 0
     trained: int = 0
-    """Parameters that are trained."""
+    """Number of parameters that are trained."""
     parameter_bytes: int = 0
     trained_bytes: int = 0
-    """Of the parameters that are trained: as many as their gradients have."""
+    """Bytes of the parameters that are trained, and of their gradients."""
     blocks: tuple[str, ...] = ()
     """Units of sharding and activation checkpointing, by the layout or as they are found."""
     batch: tuple[str, ...] = ()
     """Each tensor of a batch, with its type and shape."""
     loss: float | None = None
     step_s: float | None = None
-    """Of one rank, on CPU: its second step."""
+    """Time of the second step of one rank, on CPU."""
     activation_bytes: int | None = None
-    """That autograd keeps of one micro-batch."""
+    """Bytes that autograd keeps of one micro-batch."""
     optimizer_bytes: int | None = None
     flops: int | None = None
-    """Of forward and backward of one sample."""
+    """FLOPs of forward and backward of one sample."""
     parts: ModelParts | None = None
     splits: bool | None = None
     """Whether a layout names layers that tensor parallelism can split; None: the model could not be built to
@@ -71,11 +71,11 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     uncut: str | None = None
     """Why no pipeline can be made of the model; None: one can, or it is not known."""
     absent: dict[str, str] = msgspec.field(default_factory=dict)
-    """What is not known, with the reason."""
+    """Fields that are not known, with the reason."""
     strategies: tuple[StrategyWord, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether it trains, and no strategy that goes on fails."""
+        """Whether the workload trains, and no strategy failed."""
         return self.failure is None and all(word.verdict != "failed" for word in self.strategies)

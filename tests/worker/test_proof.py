@@ -208,11 +208,11 @@ def test_ranks_share_a_simulation_that_takes_one_of_them_too_long(proofs: Proofs
 
 
 def _no_room(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(examination, "simulate_step", side_effect=torch.OutOfMemoryError("no room"))
+    return patch.object(simulation, "simulate_step", side_effect=torch.OutOfMemoryError("no room"))
 
 
 def _no_room_for_the_update(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(examination, "replay_update", side_effect=torch.OutOfMemoryError("no room"))
+    return patch.object(simulation, "replay_update", side_effect=torch.OutOfMemoryError("no room"))
 
 
 @contextmanager
@@ -244,7 +244,7 @@ def _slow_by_its_own_thread(rank: int, size: int) -> Iterator[None]:
     clock = SimpleNamespace(thread_time=count(step=100).__next__)
     with (
         patch.object(examination, "time", clock),
-        patch.object(examination, "ReferenceModel", side_effect=AssertionError),
+        patch.object(simulation, "ReferenceModel", side_effect=AssertionError),
     ):
         yield
 

@@ -1,1 +1,1 @@
-"""What models are trained on: the facts of each data set, torch-free, and its samples."""
+"""Data sets that models are trained on: the facts of each, torch-free, and its samples."""

@@ -23,14 +23,15 @@ class DatasetFacts(CatalogFacts):
     """The facts of one data set with its options."""
 
     takes: ClassVar[Literal["images", "tokens", "own"] | None]
-    """What a model takes that is trained on it; None: anything, as each workload makes its own samples."""
+    """Kind of input of the models that fit it; None: any, as each workload makes its own samples."""
     samples: ClassVar[int | None] = None
     """Samples of an epoch; None: without end, or as many as the file and the length of a sample give."""
 
     @classmethod
     @abstractmethod
     def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
-        """Whether it suits a model: of images of a `shape` in `classes`, or of tokens of a `vocabulary`."""
+        """Return whether it suits a model: of images of a `shape` in `classes`, or of tokens of a
+        `vocabulary`."""
 
     @property
     def file(self) -> str | None:
@@ -38,13 +39,16 @@ class DatasetFacts(CatalogFacts):
         return None
 
     def read(self, takes: Any, folder: Path) -> Any:
-        """The torch data set, shaped to the model's `ImageInput` or `TokenInput`; `folder` is what `file` is
-        relative to. Raises UsageError if it does not suit the model, or the file cannot be read."""
+        """Read the torch data set, shaped to the model's `ImageInput` or `TokenInput`.
+
+        `file` is relative to `folder`. Raises UsageError if the data set does not suit the model, or the file
+        cannot be read.
+        """
         raise NotImplementedError
 
 
 class Synthetic(DatasetFacts):
-    """What a workload draws for itself."""
+    """Random samples that a workload draws."""
 
     name = SYNTHETIC
     help = "random samples made beforehand on the device: no input pipeline"
@@ -96,7 +100,7 @@ class Text(DatasetFacts):
 
 
 class Own(DatasetFacts):
-    """What a user's workload brings along."""
+    """Data of a user's workload."""
 
     name = "own"
     help = "the data of your own workload (data=): a Dataset, an iterable, or a function that opens a loader"

@@ -24,11 +24,11 @@ from workloads.datasets.facts import BYTE_VALUES, DIGITS_CLASSES, is_square
 from workloads.workload import ImageInput, Pair, TokenInput
 
 STDLIB_BYTES = 4 * 2**20
-"""Of the standard library's text, the first 4 MiB."""
+"""Length of the standard library's text that is used: the first 4 MiB."""
 HELD_OUT_DIGITS = 360
-"""Of the 1797 images, the last of a permutation with seed 0: a fifth."""
+"""Number of held-out images: a fifth of 1797, the last of a permutation with seed 0."""
 HELD_OUT_TEXT = 512
-"""Windows of a text, evenly over it and at most a tenth of them."""
+"""Number of held-out windows of a text, evenly over it and at most a tenth of them."""
 _NOT_STDLIB = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
 
 

@@ -121,18 +121,18 @@ class GPT(nn.Module):
         return self.head(x)
 
     def stem(self, tokens: Tensor) -> Tensor:
-        """Tokens (n, seq) to what the first block takes, (n, seq, width)."""
+        """Map tokens (n, seq) to the input of the first block, (n, seq, width)."""
         x: Tensor = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         return x
 
     def head(self, x: Tensor) -> Tensor:
-        """What the last block gives to logits."""
+        """Map the output of the last block to logits."""
         return F.linear(self.ln_f(x), self.wte.weight)
 
 
 def initialise(model: nn.Module, *, layers: int, added: tuple[str, ...]) -> None:
-    """As GPT-2: normal with 0.02; what adds to the residual stream, by the endings of its names, by
-    1 / sqrt(2 layers) of it; biases zero."""
+    """Initialise as GPT-2: normal with 0.02, and 1 / sqrt(2 layers) of it for layers that add to the residual
+    stream, by the endings of their names (`added`); biases zero."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             less = math.sqrt(2 * layers) if name.endswith(added) else 1.0

@@ -11,25 +11,19 @@ from workloads.shape import TextShape, WorkloadFacts
 
 @dataclass(frozen=True, kw_only=True)
 class GPTShape(TextShape):
-    """A GPT-2; its `context` is the number of positions that have an embedding."""
+    """The measures of a GPT-2; its `context` is the number of positions that have an embedding."""
 
     def facts(self) -> WorkloadFacts:
-        return WorkloadFacts(
+        return self.text_facts(
             family="gpt",
             builder="workloads.gpt.model:build_gpt",
-            unit="tokens",
-            units_per_sample=self.seq,
             parts=self.parts(),
             heads=(self.heads,),
-            batch_norm=False,
-            minimum_batch=1,
-            memory_formats=("contiguous",),
-            datasets=self.datasets,
         )
 
     def parts(self) -> ModelParts:
-        """V d + C d + L (12 d^2 + 13 d) + 2 d parameters for C positions and L blocks: the head is the token
-        embedding and adds nothing. L (24 T d^2 + 4 T^2 d) + 2 T d V FLOPs.
+        """There are V d + C d + L (12 d^2 + 13 d) + 2 d parameters for C positions and L blocks: the head is
+        the token embedding and adds nothing. L (24 T d^2 + 4 T^2 d) + 2 T d V FLOPs.
 
         A block is qkv 3 d^2 + 3 d, projection d^2 + d, MLP 8 d^2 + 5 d and two norms of 2 d. It keeps
         16 T d + T (h + 4) values, of which 12 T d + T h are split by tensor parallelism.

@@ -165,11 +165,11 @@ class Llama(nn.Module):
         return self.head(x)
 
     def stem(self, tokens: Tensor) -> Tensor:
-        """Tokens (n, seq) to what the first block takes, (n, seq, width)."""
+        """Map tokens (n, seq) to the input of the first block, (n, seq, width)."""
         x: Tensor = self.embed_tokens(tokens)
         return x
 
     def head(self, x: Tensor) -> Tensor:
-        """What the last block gives to logits."""
+        """Map the output of the last block to logits."""
         logits: Tensor = self.lm_head(self.norm(x))
         return logits

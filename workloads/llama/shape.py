@@ -12,7 +12,7 @@ from workloads.shape import TextShape, WorkloadFacts
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaShape(TextShape):
-    """A Llama."""
+    """The measures of a Llama."""
 
     kv_heads: int
     """Heads of keys and values, each shared by `heads / kv_heads` heads of queries."""
@@ -29,23 +29,17 @@ class LlamaShape(TextShape):
         return self.width // self.heads * self.kv_heads
 
     def facts(self) -> WorkloadFacts:
-        return WorkloadFacts(
+        return self.text_facts(
             family="llama",
             builder="workloads.llama.model:build_llama",
-            unit="tokens",
-            units_per_sample=self.seq,
             parts=self.parts(),
             heads=(self.heads, self.kv_heads),
-            batch_norm=False,
-            minimum_batch=1,
-            memory_formats=("contiguous",),
-            datasets=self.datasets,
         )
 
     def parts(self) -> ModelParts:
-        """V d (twice if the head is its own) + L (2 d^2 + 2 d k + 3 d H + 2 d) + d parameters for L blocks,
-        keys of width k and an MLP of width H; there are no biases. L (2 T (2 d^2 + 2 d k + 3 d H) + 4 T^2 d)
-        + 2 T d V FLOPs.
+        """There are V d (twice if the head is its own) + L (2 d^2 + 2 d k + 3 d H + 2 d) + d parameters for L
+        blocks, keys of width k and an MLP of width H; there are no biases. L (2 T (2 d^2 + 2 d k + 3 d H) + 4
+        T^2 d) + 2 T d V FLOPs.
 
         A block is query and output 2 d^2, key and value 2 d k, MLP 3 d H and two norms of d. It keeps
         11 T d + 4 T H + T (h + 2) values, and T d / h whatever the batch. RMSNorm in single steps keeps its

@@ -34,8 +34,8 @@ class MLPShape(Shape):
         )
 
     def parts(self) -> ModelParts:
-        """All of it is the head: it has no blocks. A hidden layer keeps what ReLU gives, dropout's mask, and
-        what the next layer takes."""
+        """The model has no blocks, and is all head. A hidden layer keeps the result of ReLU, dropout's mask,
+        and the input of the next layer."""
         inputs, *hidden, classes = self.widths
         layers = (
             (Weight(rows=outputs, columns=taken), Weight(rows=outputs))

@@ -37,7 +37,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, *, stride: int = 1) -> 
 
 
 def _downsample(inputs: int, outputs: int, *, stride: int) -> nn.Sequential | None:
-    """What brings a block's input to the size of its output; None where it has it."""
+    """Return the layer that brings a block's input to the size of its output; None if it has that size."""
     if stride == 1 and inputs == outputs:
         return None
     return nn.Sequential(_convolution(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
@@ -105,12 +105,12 @@ class ResNet(nn.Module):
         return self.head(self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x))))))
 
     def stem(self, x: Tensor) -> Tensor:
-        """Images to what the first block takes: (n, 64, px / 4, px / 4)."""
+        """Map images to the input of the first block, (n, 64, px / 4, px / 4)."""
         y: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         return y
 
     def head(self, x: Tensor) -> Tensor:
-        """What the last block gives to logits."""
+        """Map the output of the last block to logits."""
         y: Tensor = self.fc(self.avgpool(x).flatten(1))
         return y
 

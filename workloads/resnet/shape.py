@@ -36,7 +36,7 @@ class Convolution(NamedTuple):
 
     @property
     def results(self) -> int:
-        """Values that it gives of one sample."""
+        """Number of output values of one sample."""
         return self.outputs * self.px**2
 
     @property
@@ -51,12 +51,12 @@ class ResidualBlock(NamedTuple):
     own: tuple[Convolution, ...]
     """One after another."""
     beside: tuple[Convolution, ...]
-    """What brings the input to the size of the result, where it differs."""
+    """Convolution that brings the input to the size of the result, if it differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetShape(Shape):
-    """A residual network."""
+    """The measures of a residual network."""
 
     blocks: tuple[int, int, int, int]
     """Residual blocks of the four stages."""
@@ -130,7 +130,7 @@ class ResNetShape(Shape):
     def parts(self) -> ModelParts:
         """Each convolution keeps its input, BatchNorm its own with two statistics a channel, ReLU its result.
 
-        What ReLU gives is what the next convolution takes, and is counted there.
+        The result of ReLU is the input of the next convolution, and is counted there.
         """
         pooled = _halved(self.first.px) ** 2 * self.first.outputs
         blocks, taken = [], pooled

@@ -1,5 +1,7 @@
-"""The parts of a model that states none: parameters, activations and FLOPs of each block, and of what is
-around them, counted on the meta device without memory and arithmetic."""
+"""Count the parts of a model that states none: parameters, activations and FLOPs of blocks, stem and head.
+
+They are counted on the meta device, without memory and arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _FEW, _MORE = 2, 4
 
 @dataclass
 class _Counted:
-    """Of one batch: a figure of each block, and last of what is before and of what is after them."""
+    """Figures of one batch for each block, the stem before them and the head after them."""
 
     saved: dict[int | str, int] = field(default_factory=dict)
     flops: dict[int | str, int] = field(default_factory=dict)
@@ -39,14 +41,16 @@ class _Counted:
 
 
 def built_on_meta(text: str, *, source_folder: Path | None = None) -> Workload:
-    """Raises BenchError for a workload that cannot be built on the meta device."""
+    """Build a workload on the meta device. Raises BenchError for one that cannot be built there."""
     with _counting("it cannot be built"), torch.device("meta"):
         return build_workload(text, source_folder=source_folder)
 
 
 def parts_of(workload: Workload) -> ModelParts:
-    """The parts of a workload that was built on the meta device. Raises BenchError for one that cannot run
-    there, or has no synthetic samples."""
+    """Count the parts of a workload that was built on the meta device.
+
+    Raises BenchError for one that cannot run there, or has no synthetic samples.
+    """
     if workload.synthetic is None:
         raise BenchError("without synthetic samples its activations cannot be counted")
     with _counting("its parts cannot be counted"):
@@ -55,7 +59,7 @@ def parts_of(workload: Workload) -> ModelParts:
 
 @contextmanager
 def _counting(failure: str) -> Iterator[None]:
-    """What a user's model fails with on meta tensors, which may be anything, as a BenchError."""
+    """Raise a BenchError for whatever a user's model raises on meta tensors."""
     try:
         with torch.random.fork_rng(devices=[]):
             yield
@@ -95,7 +99,7 @@ def _parts(workload: Workload) -> ModelParts:
 
 
 def _layout(workload: Workload, module: nn.Module) -> tuple[ModelLayout, bool]:
-    """The parts by name, and whether a pipeline can be made of them."""
+    """Return the parts by name, and whether a pipeline can be made of them."""
     if workload.layout is not None:
         return workload.layout, workload.layout.can_be_cut
     batch = _drawn(workload, _FEW)
@@ -114,7 +118,7 @@ def _drawn(workload: Workload, samples: int) -> Batch:
 
 
 def _count(workload: Workload, module: nn.Module, layout: ModelLayout, samples: int) -> _Counted:
-    """What a forward pass over a batch keeps for its backward pass, each storage once, and computes."""
+    """Count the bytes that a forward pass keeps for its backward pass, each storage once, and its FLOPs."""
     batch = placed(_drawn(workload, samples), torch.device("meta"))
     counted, seen, held = _Counted(), set[int](), list[Tensor]()
     own = {t.untyped_storage()._cdata for t in chain(module.parameters(), module.buffers())}
@@ -152,7 +156,8 @@ def _count(workload: Workload, module: nn.Module, layout: ModelLayout, samples: 
 def _hooks(
     module: nn.Module, layout: ModelLayout, turn: Callable[[int | str], None], counted: _Counted
 ) -> Sequence[Any]:
-    """They tell at which part the forward pass is; without blocks all of it is the head."""
+    """Register hooks that call `turn` with the part that the forward pass enters; without blocks it is the
+    head."""
 
     def enters(place: int) -> Callable[..., None]:
         def hook(part: nn.Module, positional: Any, named: Any) -> None:
@@ -181,8 +186,8 @@ def _hooks(
 
 
 def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str, list[Weight]], int]:
-    """The parameters of each part, each where it is registered first, and values of those that the head
-    shares with the stem."""
+    """Return the parameters of each part, each where it is registered first, and how many values of them the
+    head shares with the stem."""
     found: dict[int | str, list[Weight]] = {}
     places = {f"{name}.": place for place, name in enumerate(layout.blocks)}
     ends = {id(each) for name in layout.head for each in module.get_submodule(name).parameters()}

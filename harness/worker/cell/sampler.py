@@ -1,7 +1,8 @@
-"""Which samples a replica must be given, by code that shares nothing with what gives them (`workloads.data`).
+"""Draw the samples that a replica must be given, by code that shares nothing with `workloads.data`, which
+gives them.
 
-The simulation of a step draws from here, so that a defect there, or in who asks it for which replica, is on
-one side alone.
+The simulation of a step draws from here, so that a defect there, or in the code that asks it for a replica,
+is only on one side.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from workloads.batch import Batch, named_tensors
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
 from workloads.datasets.samples import Images, Windows
-from workloads.own_data import DataShare, is_dataset
-from workloads.workload import ImageInput, Pair, TokenInput, Workload
+from workloads.workload import DataShare, ImageInput, Pair, TokenInput, Workload, is_dataset
 
 SYNTHETIC_BATCHES = 4
-"""Drawn one after another from a replica's generator, and then given in turn for ever."""
+"""Number of batches that are drawn from a replica's generator, and then given in turn for ever."""
 
 
 class Draws(Iterator[Batch]):
@@ -39,9 +39,9 @@ class Draws(Iterator[Batch]):
         self._batches = batches
         self.sampler = sampler
         self.drawn = 0
-        """Micro-batches so far."""
+        """Number of micro-batches so far."""
         self.shared: str | None = None
-        """A warning where replicas read the same batches; None until a proof has seen it."""
+        """Warning that replicas read the same batches; None until a proof has seen it."""
 
     def __next__(self) -> Batch:
         batch = next(self._batches)
@@ -50,28 +50,29 @@ class Draws(Iterator[Batch]):
 
 
 class Sampler:
-    """Any micro-batch of any replica of a cell, by its number."""
+    """Draws any micro-batch of any replica of a cell, by its number."""
 
     def __init__(
         self, cell: Cell, workload: Workload, device: torch.device, source_folder: Path | None
     ) -> None:
-        """`source_folder` is what the path of a user's text is relative to; None: the working folder."""
+        """Sample for a cell; the path of a user's text is relative to `source_folder` (None: the working
+        folder)."""
         self._cell, self._workload, self._device = cell, workload, device
         self._own_synthetic = own_synthetic(cell)
         self._folder = source_folder or Path.cwd()
         self._prints: dict[int, list[float]] = {}
-        """Of synthetic micro-batches, by replica."""
+        """Fingerprints of synthetic micro-batches, by replica."""
         self._rows: dict[int, _Row] = {}
-        """Of data of the workload's own that come in a row, by replica."""
+        """Readers of the workload's own data that come in a row, by replica."""
 
     def batches(self, replica: int, first: int, count: int) -> Iterator[Batch]:
-        """`count` micro-batches of a replica from number `first`, counted from 0, on the device."""
+        """Yield `count` micro-batches of a replica from number `first`, counted from 0, on the device."""
         pool = self._pool(replica) if self._cell.synthetic else []
         for number in range(first, first + count):
             yield self._placed(pool[number % len(pool)] if pool else self._dealt(replica, number))
 
     def prints(self, replica: int, first: int, count: int) -> list[float]:
-        """A fingerprint of each of the same micro-batches."""
+        """Return a fingerprint of each of the same micro-batches."""
         if not self._cell.synthetic:
             return [batch_print(batch) for batch in self.batches(replica, first, count)]
         if replica not in self._prints:
@@ -81,7 +82,7 @@ class Sampler:
         return [known[number % len(known)] for number in range(first, first + count)]
 
     def unexpected(self, batches: Iterable[Batch], replica: int, first: int) -> Iterator[Batch]:
-        """In place of a replica's micro-batches from number `first` on: such as the model has not learned.
+        """Yield micro-batches that the model has not learned, instead of a replica's from number `first` on.
 
         A model that knows its data by heart has gradients that are hardly more than rounding, of which
         nothing can be said; of targets that it does not expect they are as large as ever. The loss of a
@@ -92,7 +93,7 @@ class Sampler:
                 generator = _generator(f"{self._cell.seed}/{replica}/unexpected/{number}")
                 yield self._placed(self._drawn(generator))
             else:
-                # Of data of a workload's own nothing is known but how to read them.
+                # Of a workload's own data only how to read them is known.
                 yield batch if self.reads_own else relabelled(batch)
 
     def _pool(self, replica: int) -> list[Batch]:
@@ -105,8 +106,11 @@ class Sampler:
         return draw(generator, self._cell.micro_batch)
 
     def _dealt(self, replica: int, number: int) -> Batch:
-        """Each epoch is a permutation, drawn from seed and epoch, that is dealt sample by sample to the
-        replicas; what does not fill a micro-batch of each is left out."""
+        """Return a micro-batch of a data set.
+
+        Each epoch is a permutation, drawn from seed and epoch, that is dealt sample by sample to the
+        replicas; samples that do not fill a micro-batch of each are left out.
+        """
         cell = self._cell
         if self.reads_own:
             return self._own(replica, number)
@@ -131,8 +135,8 @@ class Sampler:
 
     @property
     def reads_own(self) -> bool:
-        """Whether the micro-batches are data of the workload's own."""
-        return self._cell_data == Own.takes
+        """Whether the micro-batches are the workload's own data."""
+        return DATASETS.facts(self._cell.dataset).takes == Own.takes
 
     @property
     def obstacle(self) -> str | None:
@@ -140,10 +144,6 @@ class Sampler:
         if self.reads_own and not is_dataset(self._workload.data):
             return "data that are read in a row are not read again up to there"
         return None
-
-    @property
-    def _cell_data(self) -> str | None:
-        return DATASETS.facts(self._cell.dataset).takes
 
     @property
     def _input(self) -> ImageInput | TokenInput:
@@ -165,7 +165,7 @@ class Sampler:
 
 
 class _Row:
-    """Batches that come in a row, read a second time; the last ones are kept."""
+    """Reads batches that come in a row a second time, and keeps the last ones."""
 
     def __init__(self, data: Any, cell: Cell, replica: int) -> None:
         self._data, self._cell, self._replica = data, cell, replica
@@ -208,7 +208,7 @@ class _Row:
 
 
 def own_synthetic(cell: Cell) -> bool:
-    """Whether a cell's batches come from the `synthetic` of a user's workload."""
+    """Return whether a cell's batches come from the `synthetic` of a user's workload."""
     return cell.synthetic and facts(WORKLOADS.parse(cell.workload)).own_code
 
 
@@ -218,12 +218,12 @@ def _generator(key: str) -> torch.Generator:
 
 
 def batch_print(batch: Batch) -> float:
-    """A fingerprint of all that is in a batch, bit for bit."""
+    """Return a fingerprint of everything in a batch, bit for bit."""
     return hash_number(named_tensors(batch))
 
 
 def relabelled(batch: Pair) -> Pair:
-    """Each sample with the targets of the one before it; targets moved by one where it is alone."""
+    """Give each sample the targets of the one before it, or move the targets of a single sample by one."""
     inputs, targets = batch
     return inputs, targets.roll(1, dims=0 if len(targets) > 1 else -1)
 
@@ -232,6 +232,6 @@ def relabelled(batch: Pair) -> Pair:
 def _samples(
     dataset: str, content: str | None, takes: ImageInput | TokenInput, folder: Path
 ) -> Images | Windows:
-    """A data set, read once; `content` is the hash of a user's file."""
+    """Read a data set once; `content` is the hash of a user's file."""
     samples: Images | Windows = DATASETS.facts(dataset).read(takes, folder)
     return samples

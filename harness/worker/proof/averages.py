@@ -4,7 +4,7 @@ For shares v_r of a gradient (or of a difference of parameters), what each rank 
 steps c_r, its residual u_r, and the sum s that all applied: sum v_r + sum c_r = s + sum u_r. It is
 exact but for rounding, whatever the compressor does, and it asks the compressor only what it keeps.
 
-The replicas that average with this rank's own, by the promise of its strategy.
+`Partners` are the replicas that average with this rank's own, by the promise of its strategy.
 """
 
 from __future__ import annotations
@@ -35,30 +35,35 @@ from strategies.training.parallel import ParallelModel
 
 
 def law_tolerance(cell: Cell) -> float:
-    """The difference between both sides of the law that is allowed, relative to the size of the terms."""
+    """Return the allowed difference between both sides of the law, relative to the size of the terms."""
     return COMPRESSIONS.facts(cell.compression).law_tolerance(cell.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The sum of what was applied and what ranks held back: it must equal what went in."""
+    """Sum of the gradients that were applied and those that ranks held back: it must equal what went in."""
 
     values: dict[str, Tensor]
     held: dict[str, Tensor]
-    """Absolute values of all that ranks held back, before and after, summed."""
+    """Sum of the absolute values that ranks held back, before and after."""
 
 
 class Ledger:
-    """Opened before an exchange and balanced after it, on all ranks; collective."""
+    """Books of an exchange: opened before it and balanced after it, on all ranks; collective."""
 
     def __init__(self, model: ParallelModel, partners: Partners) -> None:
-        """`partners` are those whose shares are summed."""
+        """The shares of `partners` are summed."""
         self._model, self._partners = model, partners
-        self._carried = {name: value.clone() for name, value in _carried(model).items()}
+        exchange = model.gradient_exchange
+        self._carried = {} if exchange is None else {name: v.clone() for name, v in exchange.carried()}
 
     def balance(self, applied: Iterable[tuple[str, Tensor]], *, scale: float) -> Balance:
-        """`applied` are the sums, by parameter; `scale` is the loss scaler's factor, which is in the rest."""
-        residual = _residual(self._model)
+        """Balance the sums that were `applied`, by parameter.
+
+        `scale` is the loss scaler's factor, which residuals and carried values contain.
+        """
+        exchange = self._model.gradient_exchange
+        residual = {} if exchange is None else dict(exchange.residual())
         values, held = {}, {}
         for name, sums in applied:
             change = torch.zeros_like(sums, dtype=wide(sums))
@@ -73,17 +78,12 @@ class Ledger:
         return Balance(values=values, held=held)
 
 
-def _carried(model: ParallelModel) -> dict[str, Tensor]:
-    return {} if model.gradient_exchange is None else dict(model.gradient_exchange.carried())
-
-
-def _residual(model: ParallelModel) -> dict[str, Tensor]:
-    return {} if model.gradient_exchange is None else dict(model.gradient_exchange.residual())
-
-
 def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[ProofFinding]:
-    """Compare what the exchange accounts for with the simulated gradients in L2 norm: of every parameter, or,
-    where kernels need not be reproducible, of all parameters together."""
+    """Compare what the exchange accounts for with the simulated gradients, in L2 norm.
+
+    The norm is that of each parameter, or, where kernels need not be reproducible, of all parameters
+    together.
+    """
     # A name that is on one side only is found by `same_names`.
     names = sorted(set(reference.gradients) & set(balance.values))
     tolerance = law_tolerance(cell)
@@ -104,10 +104,10 @@ def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[
 def compare_average(
     cell: Cell, balance: Balance, own: Tensors, common: Tensors | None, partners: Partners
 ) -> list[ProofFinding]:
-    """An average of the partners' parameters, from what each recomputed for itself; collective.
+    """Compare an average of the partners' parameters with what each recomputed for itself; collective.
 
-    Where they had parameters in `common`, differences to these were exchanged, and so these are compared, up
-    to the rounding of parameters. All are in host memory.
+    If they had parameters in `common`, differences to these were exchanged, and so these are compared, up to
+    the rounding of parameters. All are in host memory.
     """
     findings = []
     for name in sorted(own):
@@ -126,7 +126,7 @@ def compare_average(
 def compare_step(
     cell: Cell, gradients: Tensors, buffers: Tensors, reference: Reference, balance: Balance | None
 ) -> list[ProofFinding]:
-    """One step against the reference: its gradients themselves, or the books of a lossy exchange."""
+    """Compare one step with the reference: its gradients themselves, or the books of a lossy exchange."""
     if balance is None:
         return compare_gradients(cell, gradients, buffers, reference)
     findings = compare_surroundings(cell, gradients, buffers, reference)
@@ -137,7 +137,8 @@ def compare_step(
 
 
 def something_sent(applied: Tensors, expected: Tensors) -> ProofFinding:
-    """An exchange that applies nothing would satisfy the law of conservation, and train nothing."""
+    """Require that something was applied: applying nothing satisfies the law of conservation, and trains
+    nothing."""
     sent = distance([(value, None) for value in applied.values()])
     size = distance([(value, None) for value in expected.values()])
     return ProofFinding(
@@ -151,23 +152,21 @@ def something_sent(applied: Tensors, expected: Tensors) -> ProofFinding:
 
 def _balanced(what: str, pairs: list[tuple[Tensor, Tensor | None]], bound: float) -> ProofFinding:
     difference = distance(pairs)
-    return ProofFinding(
-        passed=difference <= bound,
-        of="gradient",
-        what=f"{what} differs from the serial simulation by {difference:.3g}, more than {bound:.3g}",
-        difference=difference,
-        bound=bound,
-    )
+    words = f"{what} differs from the serial simulation by {difference:.3g}, more than {bound:.3g}"
+    return ProofFinding.within("gradient", words, difference, bound)
 
 
 class Partners:
-    """Sums over the partners, and checks that replicas which must be equal are equal."""
+    """The replicas that average with this rank's own: sums over them, and whether those that must be equal
+    are."""
 
     def __init__(
         self, promise: Promise, groups: GroupLayout, rank: int, *, device: torch.device, control: Control
     ) -> None:
-        """`groups` are of all ranks; sums travel on `device`. Raises UsageError for a promise that names no
-        replicas, or no replica but the own one."""
+        """Find the partners among all ranks' `groups`; sums travel on `device`.
+
+        Raises UsageError for a promise that names no replicas, or only the own one.
+        """
         self._promise, self._groups, self._rank = promise, groups, rank
         self._device, self._control = device, control
         self._replicas = self._of(groups.replica(rank))
@@ -189,12 +188,14 @@ class Partners:
 
     @property
     def count(self) -> int:
-        """Replicas that this rank's averages with, itself among them."""
+        """Number of replicas in this rank's averages, its own included."""
         return len(self._replicas)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The values of all partners added up in rank order, on the device; collective over all ranks, whose
-        values have the same shape."""
+        """Add up the values of all partners in rank order, on the device.
+
+        Collective over all ranks, whose values have the same shape.
+        """
         values = values.to(self._device)
         if self._promise.partners is everyone and self._groups.model_parallel == 1:
             total = values.clone()
@@ -209,9 +210,9 @@ class Partners:
         return total
 
     def mean(self, reference: Reference, parameters: Mapping[str, Tensor]) -> Reference:
-        """The mean of the gradients that partners recomputed each for itself; collective.
+        """Return the mean of the gradients that each partner recomputed for itself; collective.
 
-        `parameters` are all of the model's: of some a partner may have no gradient, which counts as zero.
+        `parameters` are all parameters of the model: if a partner has no gradient of one, it counts as zero.
         """
         gradients, sizes = {}, {}
         for name, parameter in parameters.items():
@@ -224,9 +225,9 @@ class Partners:
         return replace(reference, gradients=gradients, sizes=sizes)
 
     def agree(self, value: float) -> bool:
-        """Whether ranks that the strategy promises to keep equal have the same `value`, which is at least 0.
+        """Return whether ranks that the strategy promises to keep equal have the same `value` of at least 0.
 
-        Collective; the same answer on all ranks.
+        Collective, with the same answer on all ranks.
         """
         if not self._promise.equal:
             return True

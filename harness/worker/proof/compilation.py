@@ -1,4 +1,5 @@
-"""A compiled cell is compiled: checked, and proven with the random numbers of its eager reference."""
+"""Compilation of a cell: checks that it is compiled, and proves it with the random numbers of its
+reference."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Compilation:
 
     @contextmanager
     def reproducible(self, model: nn.Module) -> Iterator[None]:
-        """Have the model draw eager's random numbers meanwhile."""
+        """Have the model draw the random numbers of an uncompiled one meanwhile."""
         if not self._compiles:
             yield
             return
@@ -77,5 +78,5 @@ def require_compiled() -> None:
 
 
 def _graphs() -> int:
-    """How many graphs the compiler captured since its counters were cleared."""
+    """Return how many graphs the compiler captured since its counters were cleared."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]

@@ -1,4 +1,4 @@
-"""What compressors promise of an exchange (`strategies.compression.promise`), checked on every rank."""
+"""Checks of what compressors promise of an exchange (`strategies.compression.promise`), on every rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FALSE_ALARM = 1e-12
 
 @dataclass(slots=True, kw_only=True)
 class Repeats:
-    """How often an exchange sent a place that the exchange before it sent as well, over all buckets."""
+    """Counts places that an exchange sent and the exchange before it had sent as well, over all buckets."""
 
     places: dict[int, Tensor] = field(default_factory=dict)
     """For each bucket, a mask (values,) of the places that its last exchange sent."""
@@ -53,18 +53,18 @@ class Exchanged:
     """One exchange of one bucket on this rank; vectors are (values,), in host memory."""
 
     values: Tensor
-    """What went in: the share, and what was carried over."""
+    """Input of the exchange: the share, and what was carried over."""
     sent: Tensor
-    """Of it, what was sent for this rank."""
+    """The part of the input that was sent for this rank."""
     sums: Tensor
-    """What all ranks got."""
+    """Result on all ranks."""
     carried: Tensor
-    """What the next exchange will add to this rank's share; zeros without feedback."""
+    """Values that the next exchange will add to this rank's share; zeros without feedback."""
     wire_bytes: int
     rank: int
     size: int
     before: int
-    """Exchanges of the bucket before this one."""
+    """Number of exchanges of the bucket before this one."""
     bucket: int = 0
     repeats: Repeats = field(default_factory=Repeats)
     """The places of all exchanges that one witness has seen."""
@@ -77,7 +77,7 @@ class Exchanged:
 class Witness(Compressor):
     """Delegates to another compressor, and keeps its inputs and outputs while `watching` is set.
 
-    What it keeps is not under a memory limit of the cell (`beside_the_limit`).
+    A memory limit of the cell does not count what it keeps (`beside_the_limit`).
     """
 
     def __init__(self, inner: Compressor, *, after_ramp: bool) -> None:
@@ -91,7 +91,7 @@ class Witness(Compressor):
         self._repeats = Repeats()
 
     def taken(self) -> list[Exchanged]:
-        """What was seen since the last call."""
+        """Return the exchanges that were seen since the last call."""
         seen, self._seen = self._seen, []
         return seen
 
@@ -139,7 +139,7 @@ class Witness(Compressor):
 
 
 def beside_the_limit(vector: Tensor) -> Tensor:
-    """A copy of (n,) in host memory that a limit on this rank's memory does not count.
+    """Copy a vector (n,) to host memory that a limit on this rank's memory does not count.
 
     Shared memory is not data of the process (RLIMIT_DATA of getrlimit(2)), and a limit on a GPU leaves the
     host out. So the limit stays the strategy's while its exchange runs on another thread.
@@ -149,7 +149,7 @@ def beside_the_limit(vector: Tensor) -> Tensor:
 
 
 class _CountingWire:
-    """A wire that counts what this rank hands to it."""
+    """A wire that counts the bytes that this rank hands to it."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -183,19 +183,14 @@ class _CountingWire:
 def compare_promises(
     compression: str, promises: Sequence[CompressorPromise], seen: Sequence[Exchanged]
 ) -> Iterator[ProofFinding]:
-    """Each promise of a compressor against each exchange whose values are finite, on all ranks."""
+    """Check each promise of a compressor in each exchange whose values are finite, on all ranks."""
     for promise in promises:
         for exchanged in seen:
             # What another rank gave may have overflowed, and with it the sums.
             if exchanged.values.isfinite().all() and exchanged.sums.isfinite().all():
                 what, difference, bound = _check(promise, exchanged)
-                yield ProofFinding(
-                    passed=difference <= bound,
-                    of="promise",
-                    what=f"{compression} does not keep its promise: {what}",
-                    difference=difference,
-                    bound=bound,
-                )
+                what = f"{compression} does not keep its promise: {what}"
+                yield ProofFinding.within("promise", what, difference, bound)
 
 
 PromiseCheck = tuple[str, float, float]
@@ -305,7 +300,9 @@ def _(promise: Unbiased, exchanged: Exchanged) -> PromiseCheck:
 
 
 def _without_bias(exchanged: Exchanged, steps: Tensor, used: Tensor) -> PromiseCheck:
-    """The errors of the `used` values add up to nothing, both as they are and times the signs of the values.
+    """Check that the errors of the `used` values add up to about 0, as they are and times the signs of the
+    values.
+
     Rounding towards zero gives errors of both signs, whose plain sum can be small.
 
     Each error is one of two numbers that lie one step apart. By chance, each sum exceeds `allowed` with a
@@ -322,7 +319,7 @@ def _without_bias(exchanged: Exchanged, steps: Tensor, used: Tensor) -> PromiseC
 
 
 def _largest_of_block(values: Tensor, length: int) -> Tensor:
-    """Of each value: the largest |x| of its block."""
+    """Return the largest |x| of each value's block."""
     padding = -len(values) % length
     blocks = torch.nn.functional.pad(values.double().abs(), (0, padding)).view(-1, length)
     return blocks.amax(dim=1).repeat_interleave(length)[: len(values)]
@@ -341,13 +338,12 @@ def _own_shard(exchanged: Exchanged, unit: int) -> slice:
 def _(promise: ScaledSigns, exchanged: Exchanged) -> PromiseCheck:
     length = promise.unit * math.ceil(exchanged.count / (exchanged.size * promise.unit))
     worst = 0.0
-    for shard in range(exchanged.size):
-        values = exchanged.values[shard * length : (shard + 1) * length].double()
-        if shard == exchanged.rank or not len(values):
+    shards = zip(torch.split(exchanged.values, length), torch.split(exchanged.sent, length), strict=True)
+    for shard, (values, sent) in enumerate((a.double(), b.double()) for a, b in shards):
+        if shard == exchanged.rank:
             continue
         signs = torch.where(values >= 0, 1.0, -1.0)
         mean = float(values.abs().mean())
-        sent = exchanged.sent[shard * length : (shard + 1) * length].double()
         # What was sent is a difference: its rounding is a share of the larger of its terms.
         # That of a subnormal number is no share of it, but as large as that of the smallest normal one.
         size = float(values.abs().max()) + mean + torch.finfo(torch.float32).tiny

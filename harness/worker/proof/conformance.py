@@ -1,4 +1,4 @@
-"""This module compares what a cell asks for with what its steps did.
+"""Compare what a cell asks for with what its steps did.
 
 Samples, tokens and updates are counted where they are used: in the loss, and after each optimizer step. A
 schedule and activation checkpointing show in the first steps, and a collective in the recorded operations.
@@ -39,10 +39,10 @@ FEW_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uses:
-    """What this rank has used so far, or between two moments."""
+    """Samples and updates of this rank, from the beginning or between two moments."""
 
     samples: int = 0
-    """That a loss was computed of; 0 on a rank that computes none, as a pipeline's first stage."""
+    """Samples that a loss was computed of; 0 on a rank that computes no loss, as a pipeline's first stage."""
     targets: int = 0
     """Elements of their targets: tokens, where the workload takes tokens."""
     updates: int = 0
@@ -57,7 +57,7 @@ class Uses:
 
 
 class UseCounter:
-    """Counts beside the training, from two places that every step must pass."""
+    """Counts samples and updates at two places that every step must pass: the loss and the optimizer."""
 
     def __init__(self) -> None:
         self._samples = self._targets = self._updates = 0
@@ -67,7 +67,7 @@ class UseCounter:
         return Uses(samples=self._samples, targets=self._targets, updates=self._updates)
 
     def counted(self, loss: Loss, count: Callable[[Batch], int]) -> Loss:
-        """A trainer's loss that counts the samples of the targets or batches that it is given."""
+        """Wrap a trainer's loss to count the samples of the targets or batches that it is given."""
         return seen(loss, partial(self._used, count))
 
     def _used(self, count: Callable[[Batch], int], value: Tensor, given: Batch) -> None:
@@ -75,7 +75,7 @@ class UseCounter:
         self._targets += sum(tensor.numel() for tensor in tensors(given))
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count the steps of `optimizer`; one that a loss scaler leaves out is none."""
+        """Count the steps of `optimizer`, except those that a loss scaler leaves out."""
         optimizer.register_step_post_hook(self._updated)
 
     def _updated(self, *_: object) -> None:
@@ -84,18 +84,17 @@ class UseCounter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What so many steps of a cell must use on every replica."""
+    """Samples and updates that `steps` steps of a cell must have on every replica."""
 
     cell: Cell
     workload: Workload
     steps: int
 
     def missed(self, uses: Uses, control: Control, groups: GroupLayout) -> str | None:
-        """How the uses of some rank differ, as a sentence; None if none does. Collective, the same answer on
-        all ranks.
+        """Return in a sentence how the uses of some rank differ, or None if they do not.
 
-        A replica's samples are counted by at least one of its ranks. Without a loss scaler every step makes
-        one update; with it some may be left out, not all.
+        Collective, with the same answer on all ranks. A replica's samples are counted by at least one of its
+        ranks. Without a loss scaler every step makes one update; with it some may be left out, not all.
         """
         rows = control.of_all([uses.samples, uses.targets, uses.updates])
         return self._wrong_samples(rows, groups) or self._wrong_updates(rows)
@@ -135,11 +134,11 @@ class Demand:
 
 
 class Watched:
-    """Observes the steps of a trainer: what is forward and not yet backward, and what is computed again."""
+    """Observes the steps of a trainer: micro-batches in flight, and activations that are computed again."""
 
     def __init__(self) -> None:
         self.in_flight = 0
-        """Microbatches that were forward and not yet backward, at most."""
+        """Largest number of microbatches that were forward and not yet backward."""
         self.recomputed: bool | None = None
         """Whether a part of a trained block was called in a backward pass; None without such blocks."""
         self._phase: Phase | None = None
@@ -193,7 +192,7 @@ class Watched:
 
 
 def _trained_parts(block: nn.Module) -> list[nn.Module]:
-    """The modules within a block that trains a parameter: a repeated forward pass calls them."""
+    """Return the modules within a block that trains a parameter: a repeated forward pass calls them."""
     trained = any(parameter.requires_grad for parameter in block.parameters())
     return [part for part in block.modules() if part is not block] if trained else []
 
@@ -210,10 +209,10 @@ def other_collective(cell: Cell, node_size: int, operations: Operations) -> str 
 
 
 def other_traffic(cell: Cell, payload_bytes: float, operations: float) -> str | None:
-    """How far what the busiest rank sends in a step is from the closed form, as a sentence.
+    """Return in a sentence how far the traffic of the busiest rank in a step is from the closed form.
 
-    None if it is near, or where no closed form is exact: of strategies of other packages, of activations in
-    half precision, of what a compressor or another collective sends, and of models without known parts.
+    Return None if it is near, or if no closed form is exact: for strategies of other packages, activations in
+    half precision, compressors, other collectives, and models without known parts.
     """
     known = cell.backend == "gloo" and cell.precision == "fp32" and cell.collective == DEFAULT_COLLECTIVE
     parts = _parts(cell)
@@ -221,7 +220,7 @@ def other_traffic(cell: Cell, payload_bytes: float, operations: float) -> str | 
         return None
     terms = traffic(cell, parts)
     sent, number = sum(term.payload_bytes for term in terms), sum(term.operations for term in terms)
-    # Beside the closed form go buffers, a norm, and what ranks agree on in a few bytes.
+    # The closed form leaves out buffers, a norm, and agreements of ranks in a few bytes.
     if MISSES * sent <= payload_bytes <= EXCEEDS * sent + FEW_BYTES and operations >= MISSES * number:
         return None
     return (
@@ -231,28 +230,28 @@ def other_traffic(cell: Cell, payload_bytes: float, operations: float) -> str | 
 
 
 def whole_state(cell: Cell, trainer: Trainer) -> str | None:
-    """How much more optimizer state this rank holds than the strategy leaves to a rank, as a sentence.
+    """Return in a sentence how much more optimizer state this rank holds than the strategy leaves to a rank.
 
-    None if it holds no more, or if the parts of the model are not known; of a replica on several ranks the
-    closed form describes one rank.
+    Return None if it holds no more, or if the parts of the model are not known; for a replica on several
+    ranks the closed form describes one rank.
     """
     parts = _parts(cell)
     if parts is None or cell.model_parallel > 1:
         return None
     moments = STRATEGIES.facts(cell.strategy).moments(cell, parts)
-    # An update has memory of its own beside the state, and the first moment is before there is any.
+    # An update takes memory in addition to the state, and the first moment is before there is any.
     expected = min((moment.optimizer for moment in moments if moment.optimizer), default=0)
     states = trainer.model.local_state(trainer.optimizer).values()
     values = [value for state in states for value in state.values() if isinstance(value, Tensor)]
     held = sum((value.to_local() if isinstance(value, DTensor) else value).nbytes for value in values)
-    # The count of steps of each parameter is beside the closed form.
+    # The closed form leaves out the count of steps of each parameter.
     if held <= EXCEEDS * expected + 8 * len(values):
         return None
     return f"{cell.strategy} leaves a rank {expected:,} bytes of optimizer state, and a rank holds {held:,}"
 
 
 def _parts(cell: Cell) -> ModelParts | None:
-    """The parts of a model of the catalog under one of bench's own strategies; None for others."""
+    """Return the parts of a model of the catalog under one of bench's own strategies; None for others."""
     own = type(STRATEGIES.facts(cell.strategy)).__module__.startswith("strategies.")
     parts = facts(WORKLOADS.parse(cell.workload)).parts
     return parts if own and isinstance(parts, ModelParts) else None

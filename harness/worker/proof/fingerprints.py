@@ -1,7 +1,7 @@
-"""What every rank starts a step with, its samples and its random state, against what its replica must have.
+"""Compare the samples and the random state that every rank starts a step with with those of its replica.
 
-Fingerprints of all ranks are compared with those that independent code makes: of the samples `sampler`, of
-the random state this module. Neither asks the worker which replica it takes this rank for.
+Fingerprints of all ranks are compared with fingerprints that independent code makes: of the samples
+`sampler`, of the random state this module. Neither asks the worker which replica it takes this rank for.
 """
 
 from __future__ import annotations
@@ -25,37 +25,36 @@ from strategies.devices import device_of
 
 
 def random_print(device: torch.device) -> float:
-    """Of the generators that a model may draw from as they are now: torch's (`device`'s as well), numpy's and
-    Python's."""
-    states = _known(torch.get_rng_state(), device_of(device).random_state())
+    """Return a fingerprint of the generators that a model may draw from: torch's (also `device`'s), numpy's
+    and Python's, as they are now."""
+    states = [torch.get_rng_state(), device_of(device).random_state()]
     return _states_print(states, random.getstate(), np.random.get_state(legacy=False))
 
 
 def expected_random_print(seed: int, step: int, replica: int, device: torch.device) -> float:
-    """Of the state that a replica begins a step with, from new generators."""
+    """Return the fingerprint of the random state that a replica begins a step with, from new generators."""
     digest = hashlib.sha256(f"{seed}/{step}/{replica}".encode()).digest()
     torch_seed = int(digest.hex()[:14], 16)
     host = torch.Generator().manual_seed(torch_seed).get_state()
-    states = _known(host, device_of(device).seeded_state(torch_seed))
     numbers = np.random.RandomState(int(digest.hex()[:8], 16)).get_state(legacy=False)
+    states = [host, device_of(device).seeded_state(torch_seed)]
     return _states_print(states, random.Random(digest).getstate(), numbers)
 
 
-def _known(*states: torch.Tensor | None) -> list[torch.Tensor]:
-    return [state for state in states if state is not None]
-
-
-def _states_print(states: Sequence[torch.Tensor], python: object, numbers: dict[str, Any]) -> float:
+def _states_print(states: list[torch.Tensor | None], python: object, numbers: dict[str, Any]) -> float:
     # The words of numpy's generator as they are: as text they take 1.5 ms.
     words = torch.from_numpy(numbers["state"]["key"].view(np.uint8))
     rest = {**numbers, "state": numbers["state"]["pos"]}
     others = torch.frombuffer(bytearray(f"{python}{rest}".encode()), dtype=torch.uint8)
-    return hash_number((str(index), state) for index, state in enumerate([*states, words, others]))
+    known = [state for state in (*states, words, others) if state is not None]
+    return hash_number((str(index), state) for index, state in enumerate(known))
 
 
 def compare_random_state(setup: CellSetup, step: int, control: Control) -> ProofFinding:
-    """The random state of every rank, as it is now, against that which its replica begins a step with;
-    collective, the same answer on all ranks."""
+    """Compare the random state of every rank, as it is now, with the one that its replica begins a step with.
+
+    Collective, with the same answer on all ranks.
+    """
     own, replica = random_print(setup.device), setup.groups.replica(dist.get_rank())
     expected = expected_random_print(setup.cell.seed, step, replica, setup.device)
     return compare_prints("random state", [own], [expected], control, setup.groups)
@@ -64,20 +63,18 @@ def compare_random_state(setup: CellSetup, step: int, control: Control) -> Proof
 def compare_prints(
     what: str, own: Sequence[float], expected: Sequence[float], control: Control, groups: GroupLayout
 ) -> ProofFinding:
-    """The fingerprints of all ranks against what they must be; collective, the same answer on all ranks."""
+    """Compare the fingerprints of all ranks with the expected ones.
+
+    Collective, with the same answer on all ranks.
+    """
     found = control.of_all([*own, float(list(own) != list(expected))])
     prints, wrong = [row[:-1] for row in found], [rank for rank, row in enumerate(found) if row[-1]]
-    return ProofFinding(
-        passed=not wrong,
-        of="fingerprints",
-        what=_difference(what, prints, wrong, groups),
-        difference=float(len(wrong)),
-        bound=0.0,
-    )
+    difference = _difference(what, prints, wrong, groups)
+    return ProofFinding.within("fingerprints", difference, float(len(wrong)), 0.0)
 
 
 def shared_batches(prints: Sequence[Sequence[float]], groups: GroupLayout) -> str | None:
-    """A warning where two replicas, by the fingerprints of all ranks, read the same micro-batches."""
+    """Return a warning if two replicas, by the fingerprints of all ranks, read the same micro-batches."""
     readers: dict[tuple[float, ...], int] = {}
     for rank, row in enumerate(prints):
         replica = groups.replica(rank)

@@ -1,18 +1,18 @@
 """The proof that a cell trains: its distributed step against a serial simulation of the same step.
 
 For its first steps, all ranks compute gradients by the strategy under test; rank 0 then computes every
-replica's micro-batches one after another, in a plain loop of its own, from the same parameters, buffers and
+replica's micro-batches one after another, in a separate plain loop, from the same parameters, buffers and
 random state, and adds the gradients up in rank order; where that takes it too long, the ranks simulate a
-replica each (`simulation`). Replicas, not one big batch: BatchNorm and dropout depend on how samples are grouped.
-The reference starts each step from the parameters of the strategy, so that errors of one step are judged
-alone, and then replays the update from the strategy's own gradients and optimizer state. What state the
-replay leaves is what the next step must begin with.
+replica each (`simulation`). Replicas, not one big batch: BatchNorm and dropout depend on how samples are
+grouped. The reference starts each step from the parameters of the strategy, so that errors of one step are
+judged by themselves, and then replays the update from the strategy's own gradients and optimizer state. What
+state the replay leaves is what the next step must begin with.
 
 What a strategy splits is gathered a tensor at a time, and kept in host memory by the rank that compares it
 alone: a device that the cell nearly fills has no room for full tensors.
 
-A compressed exchange is not meant to give those gradients. It is held to its books instead
-(`averages`): what was applied, with what the ranks kept back, is what the simulation gives.
+A compressed exchange is not meant to give those gradients. Its books are checked instead (`averages`): what
+was applied, with what the ranks kept back, must equal the simulated gradients.
 
 A strategy's facts promise whose gradients, or parameters after the update, a replica averages, and when
 (`strategies.promise`). Where not all replicas average their gradients, each rank recomputes its own replica
@@ -37,7 +37,7 @@ from harness.worker.proof.compressor_promises import Witness
 from harness.worker.proof.examination import Examination
 from harness.worker.proof.reference import Beat, exact_arithmetic
 from harness.worker.proof.sampled import cannot_sample
-from harness.worker.proof.simulation import no_room
+from harness.worker.proof.simulation import memory_shortage
 from harness.worker.proof.verdict import failure, own_code_cause, sampled_verdict, simulation_verdict
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
@@ -57,7 +57,7 @@ AFTER_RAMP = 2
 
 
 def first_steps(model: ParallelModel) -> list[bool]:
-    """The steps that every run of a cell begins with, and for each whether a proof checks it.
+    """Return for each step that a run of a cell begins with whether a proof checks it.
 
     They hold whole periods of a strategy, and go beyond the steps that it begins with differently.
     """
@@ -70,7 +70,7 @@ def first_steps(model: ParallelModel) -> list[bool]:
 def take_first_steps(
     setup: CellSetup, trainer: Trainer, batches: Iterator[Batch], beat: Beat, first: FirstStep
 ) -> None:
-    """The steps that a proof takes, without one: a run that is not proven goes the same way."""
+    """Take the steps of a proof without checks: a run that is not proven takes the same steps."""
     for step in range(len(first_steps(trainer.model))):
         seed_step(setup.cell.seed, step, setup.replica)
         with first.part():
@@ -92,24 +92,30 @@ def prove(
     `beat` is called often, also while a step is simulated: a long check is not silence. `first` times what is
     training of the first one.
 
-    All ranks learn whether it passed; what was compared is rank 0's to say. Where the reference takes more
-    than a minute or more memory than there is, the steps that are left are sampled, or where that
-    says nothing the weakest proof is given: the replicas stay equal. Raises DivergedError on all ranks if one
-    has a loss that is not finite.
+    All ranks learn whether it passed; rank 0 says what was compared. If the reference takes more than a
+    minute or more memory than there is, the steps that are left are sampled, or, if that says nothing, the
+    weakest proof is given: the replicas stay equal. Raises DivergedError on all ranks if one has a loss that
+    is not finite.
 
-    A memory limit of the cell holds for what the strategy takes in these steps, and not for what is simulated
-    and gathered beside it.
+    A memory limit of the cell holds for the strategy in these steps, and not for the simulation and what it
+    gathers.
     """
     checked = sum(first_steps(trainer.model))
     with setup.memory.lifted(), _audited(setup, trainer, after_ramp=False) as witness:
-        examination = Examination(setup, trainer, batches, control, longest_s=LONGEST_S / checked)
-        examination.witness, examination.beat = witness, beat
-        if first is not None:
-            examination.first = first
+        examination = Examination(
+            setup=setup,
+            trainer=trainer,
+            batches=batches,
+            control=control,
+            longest_s=LONGEST_S / checked,
+            beat=beat,
+            witness=witness,
+            first=FirstStep() if first is None else first,
+        )
         promise = STRATEGIES.facts(setup.cell.strategy).promise
         # Of the steps after a warm-up too, of which every rank may simulate its own.
         simulates = setup.rank.rank == 0 or not promise.averages_all_gradients(promise.after)
-        obstacle = no_room(control, trainer.parameter_bytes, copies=COPIES if simulates else 0)
+        obstacle = memory_shortage(control, trainer.parameter_bytes, copies=COPIES if simulates else 0)
         for step_checked in first_steps(trainer.model):
             if obstacle is None and step_checked:
                 obstacle = examination.check()
@@ -132,10 +138,10 @@ def prove(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateProof:
-    """What a check after the timed blocks came to; the same on all ranks but for the words of a failure."""
+    """Result of a check after the timed blocks; the same on all ranks but for the words of a failure."""
 
     first: int
-    """The number of the first step that was checked."""
+    """Number of the first step that was checked."""
     steps: int
     failure: str | None
     obstacle: str | None
@@ -145,13 +151,15 @@ class LateProof:
 
 
 def no_room_late(setup: CellSetup, trainer: Trainer, control: Control) -> str | None:
-    """Why there is too little memory for the check of a late step, as `no_room`; collective."""
+    """Return why there is too little memory for the check of a late step, as `memory_shortage`;
+    collective."""
     copies = COPIES if _each_simulates(setup.cell) or setup.rank.rank == 0 else 0
-    return no_room(control, trainer.parameter_bytes, copies=copies)
+    return memory_shortage(control, trainer.parameter_bytes, copies=copies)
 
 
 def _each_simulates(cell: Cell) -> bool:
-    """Whether every rank recomputes its own replica of a late step: not where no rank has the whole model."""
+    """Return whether every rank recomputes its own replica of a late step: not if no rank has the whole
+    model."""
     facts = STRATEGIES.facts(cell.strategy)
     whole = cell.model_parallel == 1 and not facts.shards
     return whole or not facts.promise.averages_all_gradients(facts.promise.after)
@@ -165,7 +173,7 @@ def prove_late(
     Up to `LATE_STEPS` in a row, as many as rank 0's `longest_s` seconds allow and at least one, which may
     take up to `LONGEST_S`: what goes wrong in every n-th step is met with the probability min(1, steps / n),
     what has gone wrong for good with certainty. Where none can be recomputed, one is sampled. Where bits are
-    not compared, other micro-batches take the place of those that are drawn (`Sampler.unexpected`). The
+    not compared, other micro-batches replace the drawn ones (`Sampler.unexpected`). The
     replicas are settled, so that a period of averaged parameters begins here; its last steps are checked,
     with the average: together they may take `LONGEST_S`.
     """
@@ -180,9 +188,16 @@ def prove_late(
     fewest = min(promise.every, LATE_STEPS) if averages else 1
     try:
         with setup.memory.lifted(), _audited(setup, trainer, after_ramp=True) as witness:
-            examination = Examination(setup, trainer, batches, control, longest_s=LONGEST_S / fewest)
-            examination.witness, examination.beat = witness, beat
-            examination.unexpected = not exact_arithmetic(setup.cell)
+            examination = Examination(
+                setup=setup,
+                trainer=trainer,
+                batches=batches,
+                control=control,
+                longest_s=LONGEST_S / fewest,
+                beat=beat,
+                witness=witness,
+                unexpected=not exact_arithmetic(setup.cell),
+            )
             passed = int(control.from_first(float(secrets.randbelow(LATE_STEPS))))
             if averages:
                 if not promise.all_equal:
@@ -205,7 +220,7 @@ def _pass_over(examination: Examination, steps: int, beat: Beat) -> None:
 
 
 def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str | None) -> LateProof:
-    """Steps from this one on; `obstacle` says why none can be recomputed."""
+    """Check steps from this one on; `obstacle` says why none can be recomputed."""
     cell, control = examination.setup.cell, examination.control
     by_each = _each_simulates(cell)
     first, steps, spent_s = examination.step, 0, 0.0
@@ -244,8 +259,8 @@ def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str
 
 @contextmanager
 def _audited(setup: CellSetup, trainer: Trainer, *, after_ramp: bool) -> Iterator[Witness | None]:
-    """What a lossy exchange does not send is kept meanwhile, with feedback or without, and a witness sees
-    what goes through a compressor of ours."""
+    """Have a lossy exchange keep what it does not send, with feedback or without, and a witness see what goes
+    through a compressor of ours."""
     exchange = trainer.model.gradient_exchange
     if exchange is None or not setup.cell.compresses:
         yield None

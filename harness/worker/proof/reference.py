@@ -1,8 +1,9 @@
-"""A plain simulation of one distributed step on one device: what the strategy under test must come to.
+"""A plain simulation of one distributed step on one device, which is the reference for the strategy under
+test.
 
-Which computations of a cell can be repeated bit for bit, and how many terms are summed in any order.
-
-torch's own optimizer of a cell, from its text by code that shares nothing with the strategies'.
+This module also says which computations of a cell can be repeated bit for bit, and how many terms are summed
+in any order. It builds torch's own optimizer from the cell's text, by code that it does not share with the
+strategies.
 """
 
 from __future__ import annotations
@@ -48,28 +49,28 @@ SMALLEST_NORMAL = 2.0**-126
 HALF: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
 """The types of autocast."""
 Beat = Callable[[], None]
-"""Says that work goes on."""
+"""Reports that the rank is still at work."""
 Start = Callable[[], Iterable[tuple[str, Tensor]]]
-"""Gives the parameters and buffers that a step begins with, anew for each replica."""
+"""Returns the parameters and buffers that a step begins with, anew for each replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What a step must give, and how far rounding may take it from that; all of it in host memory."""
+    """Expected results of a step, and how far rounding may take a right step from them; in host memory."""
 
     gradients: dict[str, Tensor]
     sizes: dict[str, Tensor]
-    """Of each element: the sum of its shares' absolute values; empty where no bound is made of it."""
+    """Sum of the absolute values of each element's shares; empty where no bound is made of it."""
     rounding: float
-    """How far two sums of the shares may be apart, in parts of their size."""
+    """Allowed difference of two sums of the shares, relative to their size."""
     buffers: dict[str, Tensor]
-    """The first replica's, after its micro-batches."""
+    """Buffers of the first replica, after its micro-batches."""
     buffer_hashes: list[float]
-    """Of each replica."""
+    """Hash of each replica's buffers."""
 
     @property
     def bounds(self) -> dict[str, Tensor]:
-        """Elementwise bound of a difference by rounding."""
+        """Bound of a difference by rounding, element by element."""
         if not self.rounding:
             return {name: torch.zeros(()).expand_as(value) for name, value in self.gradients.items()}
         return {name: self.rounding * (size + SMALLEST_NORMAL) for name, size in self.sizes.items()}
@@ -85,7 +86,7 @@ class TooLongError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What is simulated of a cell."""
+    """The part of a cell that is simulated, and how."""
 
     step: int
     """Counted from 0: data and random state follow from it."""
@@ -93,9 +94,9 @@ class Simulated:
     averaged: int
     """Replicas that the strategy's gradients are the mean over."""
     scale: float = 1.0
-    """Of the loss, as the trainer's scaler has it: small gradients lose digits in half precision."""
+    """Factor of the loss, as the trainer's scaler has it: small gradients lose digits in half precision."""
     unexpected: bool = False
-    """Whether other micro-batches take the place of those that are drawn: see `Sampler.unexpected`."""
+    """Whether other micro-batches replace the drawn ones: see `Sampler.unexpected`."""
     in_fp32: bool = False
     """Whether everything is computed in fp32, whatever the precision of the cell."""
     by_blocks: bool = False
@@ -129,11 +130,11 @@ def _own_inputs(module: nn.Module, args: object, kwargs: object) -> Any:
 class ReferenceModel:
     """A model of the cell for simulations: built once, on this device, and given its state by `load`.
 
-    Between steps it rests, and has no memory of the device: what the cell's own step takes is not beside it.
+    Between steps it rests without memory of the device, so that the cell's own step has all of it.
     """
 
     def __init__(self, setup: CellSetup) -> None:
-        """This rank's random state stays as it is."""
+        """Build the model; this rank's random state stays as it is."""
         before = torch.get_rng_state()
         # Not by `setup`, which builds the model that is trained: its initial values are held to these.
         torch.manual_seed(setup.cell.seed)
@@ -146,8 +147,8 @@ class ReferenceModel:
 
     @torch.no_grad()
     def load(self, start: Iterable[tuple[str, Tensor]]) -> None:
-        """Take these parameters and buffers, all of them, at addresses that are aligned as theirs, and no
-        gradient."""
+        """Take all these parameters and buffers, at addresses that are aligned as theirs, and forget
+        gradients."""
         self.wake()
         parameters, missing = dict(self.module.named_parameters()), dict(reference_state(self.module))
         for name, value in start:
@@ -166,7 +167,7 @@ class ReferenceModel:
 
     @contextmanager
     def by_blocks(self, wanted: bool) -> Iterator[None]:
-        """If `wanted`, autograd adds up the gradients of a block's inputs within the block first.
+        """If `wanted`, have autograd add up the gradients of a block's inputs within the block first.
 
         A tensor that several blocks use has a gradient of as many terms. Autograd adds them one by one in the
         order of the backward pass, and block by block under FSDP, whose hooks wrap the inputs of a block.
@@ -183,14 +184,16 @@ class ReferenceModel:
                 hook.remove()
 
     def moved(self, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`start`, with copies of the parameters that forward passes have changed since it was loaded: a
-        teacher that follows its student is moved by the model itself."""
+        """Return `start` with copies of the parameters that forward passes have changed since it was loaded.
+
+        A teacher that follows its student is moved by the model itself.
+        """
         named = ((name, parameter.detach()) for name, parameter in self.module.named_parameters())
         changed = ((name, value) for name, value in named if not torch.equal(value.cpu(), start[name]))
         return {**start, **{name: host_copy(value) for name, value in changed}}
 
     def wake(self) -> None:
-        """Take the memory that a rest gave up; what is in it means nothing until `load`."""
+        """Take the memory that `rest` gave up; its values mean nothing until `load`."""
         for storage, size in self._resting:
             storage.resize_(size)
         self._resting = []
@@ -216,12 +219,13 @@ def simulate_step(
     longest_s: float = math.inf,
     beat: Beat = lambda: None,
 ) -> Reference:
-    """One step of the named replicas, one after another, on `model`, each from the state that `start` gives.
+    """Simulate one step of the named replicas, one after another, each from the state that `start` returns.
 
-    Deliberately plain: what is under test (Trainer, strategies) is not used. `beat` is called after each
-    micro-batch. Raises TooLongError if, by the first replica, the step would take more than `longest_s`.
+    The code is deliberately plain: it does not use what is under test (Trainer, strategies). `beat` is called
+    after each micro-batch. Raises TooLongError if, by the first replica, the step would take more than
+    `longest_s`.
     """
-    replicas, averaged = what.replicas, what.averaged
+    replicas = what.replicas
     sums: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     buffers: dict[str, Tensor] = {}
@@ -230,20 +234,20 @@ def simulate_step(
     for replica in replicas:
         model.load(start())
         with model.by_blocks(what.by_blocks):
-            own = _replica_step(setup, model.workload, what, replica, beat)
-        _add(sums, {name: gradient / len(replicas) for name, gradient in own.gradients.items()})
-        _add(sizes, {name: size / len(replicas) for name, size in own.sizes.items()})
-        buffer_hashes.append(hash_number(own.module.named_buffers()))
+            own, own_sizes = _replica_step(setup, model.workload, what, replica, beat)
+        _add(sums, {name: gradient / len(replicas) for name, gradient in own.items()})
+        _add(sizes, {name: size / len(replicas) for name, size in own_sizes.items()})
+        buffer_hashes.append(hash_number(model.module.named_buffers()))
         if replica == replicas[0]:
             device_of(setup.device).synchronize()
             seconds = len(replicas) * (time.perf_counter() - began)
             if seconds > longest_s:
                 raise TooLongError(seconds, len(replicas))
-            buffers = {name: buffer.to("cpu", copy=True) for name, buffer in own.module.named_buffers()}
+            buffers = {name: buffer.to("cpu", copy=True) for name, buffer in model.module.named_buffers()}
     return Reference(
         gradients={name: gradient.cpu() for name, gradient in sums.items()},
         sizes={name: size.cpu() for name, size in sizes.items()},
-        rounding=_rounding(summed_terms(setup.cell, averaged)),
+        rounding=_rounding(summed_terms(setup.cell, what.averaged)),
         buffers=buffers,
         buffer_hashes=buffer_hashes,
     )
@@ -252,11 +256,11 @@ def simulate_step(
 ROUNDOFF: Mapping[Precision, float] = MappingProxyType(
     {"fp32": UNIT_ROUNDOFF, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 )
-"""What one rounding may change, in parts of a number."""
+"""Largest change of a number by one rounding, relative to it."""
 
 
 def rounded_otherwise(start: Mapping[str, Tensor], precision: Precision) -> Iterator[tuple[str, Tensor]]:
-    """The same state, of which every number is off by one rounding, up or down by the same draw each time.
+    """Yield the same state with every number off by one rounding, up or down by the same draw each time.
 
     The factor is a double: one plus half a unit in the last place of a number is one in its own type.
     """
@@ -268,18 +272,13 @@ def rounded_otherwise(start: Mapping[str, Tensor], precision: Precision) -> Iter
         yield name, value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
-    """A replica after the micro-batches of its step."""
+def _replica_step(
+    setup: CellSetup, workload: Workload, what: Simulated, replica: int, beat: Beat
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Add up the gradients of a replica's own micro-batches one after another, as autograd does.
 
-    module: nn.Module
-    gradients: dict[str, Tensor]
-    sizes: dict[str, Tensor]
-    """Of each element: the sum of its micro-batches' absolute values; empty unless asked for."""
-
-
-def _replica_step(setup: CellSetup, workload: Workload, what: Simulated, replica: int, beat: Beat) -> _Share:
-    """The gradients of a replica's own micro-batches, added up one after another as autograd does."""
+    Returns them, and of each element the sum of its micro-batches' absolute values, if a bound is made of it.
+    """
     cell = setup.cell
     sampler = Sampler(cell, workload, setup.device, setup.source_folder)
     first = what.step * cell.accumulation
@@ -304,11 +303,11 @@ def _replica_step(setup: CellSetup, workload: Workload, what: Simulated, replica
                 if sized:
                     _add(sizes, {name: gradient.abs()})
         beat()
-    return _Share(module=workload.module, gradients=gradients, sizes=sizes)
+    return gradients, sizes
 
 
 def _passes(batches: Iterator[Batch], cell: Cell) -> Iterator[Batch]:
-    """What goes through forward and backward at once, one after another."""
+    """Yield the pieces of each batch that go through forward and backward at once."""
     pieces = STRATEGIES.facts(cell.strategy).microbatches
     for batch in batches:
         leaves, form = pytree.tree_flatten(batch)
@@ -322,7 +321,8 @@ def _add(sums: dict[str, Tensor], values: dict[str, Tensor]) -> None:
 
 
 def _rounding(terms: int) -> float:
-    """How far two averages of so many terms may be apart, in parts of the mean absolute value."""
+    """Return the allowed difference of two averages of `terms` values, relative to the mean absolute
+    value."""
     if terms <= 2:
         return 0.0
     # Of each term: its share is rounded, by a factor that may be rounded itself, and terms - 1 sums are.
@@ -331,12 +331,15 @@ def _rounding(terms: int) -> float:
 
 
 History = dict[str, OptimizerState]
-"""An optimizer's state, whole, by parameter."""
+"""The complete state of an optimizer, by parameter."""
 
 
 def optimizer_history(trainer: Trainer, beat: Beat, *, kept: bool = True) -> History:
-    """What the trainer's optimizer knows of earlier steps, in host memory; nothing if it is not `kept`, one
-    parameter at a time, with a `beat` after each. Collective if the strategy shards. On CPU not copied."""
+    """Return the state of the trainer's optimizer in host memory, or nothing if it is not `kept`.
+
+    It is gathered one parameter at a time, with a `beat` after each, and on CPU not copied. Collective if the
+    strategy shards.
+    """
     history: History = {}
     for name, state in trainer.model.named_state(trainer.optimizer):
         if kept:
@@ -351,7 +354,7 @@ def _on_host(state: OptimizerState) -> OptimizerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a plain optimizer step leaves, in host memory."""
+    """Result of a plain optimizer step, in host memory."""
 
     parameters: dict[str, Tensor]
     history: History
@@ -364,8 +367,8 @@ def replay_update(
     gradients: dict[str, Tensor],
     history: History,
 ) -> Replay:
-    """A plain optimizer step of `model` from `start` by `gradients`, with that history, none of which it
-    changes."""
+    """Take a plain optimizer step of `model` from `start` by `gradients`, with that history; change none of
+    them."""
     model.load(start.items())
     parameters = dict(model.module.named_parameters())
     optimizer = plain_optimizer(setup.cell.optimizer, parameters.values())
@@ -387,7 +390,7 @@ def replay_update(
 
 
 def _own(key: str, value: object, device: torch.device) -> object:
-    """A copy of a value of the state, where the optimizer looks for it."""
+    """Copy a value of the state to the device where the optimizer looks for it."""
     if not isinstance(value, Tensor):
         return value
     # The count of steps stays on the host, as in torch.optim.Optimizer.load_state_dict.
@@ -395,12 +398,12 @@ def _own(key: str, value: object, device: torch.device) -> object:
 
 
 def _off(value: Tensor) -> int:
-    """Bytes from a multiple of `ALIGNED_BYTES`."""
+    """Return how many bytes the tensor begins after a multiple of `ALIGNED_BYTES`."""
     return value.data_ptr() % ALIGNED_BYTES if value.device.type == "cpu" else 0
 
 
 def host_copy(value: Tensor) -> Tensor:
-    """A copy in host memory, as far from a multiple of `ALIGNED_BYTES` as `value` is.
+    """Copy to host memory, as far from a multiple of `ALIGNED_BYTES` as `value` is.
 
     A strategy may put parameters one after another (`zero1`), and the CPU's product of a matrix and a vector
     rounds by where the matrix begins.
@@ -418,37 +421,43 @@ def reference_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """A gradient as an ordinary tensor: that of a sparse embedding is not one."""
+    """Return a gradient as an ordinary tensor: the gradient of a sparse embedding is sparse."""
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def finite(gradients: Mapping[str, Tensor]) -> bool:
-    """False for a step whose scaled gradients overflowed, which the loss scaler leaves out."""
+    """Return False for a step whose scaled gradients overflowed, which the loss scaler leaves out."""
     return all(bool(dense(gradient).isfinite().all()) for gradient in gradients.values())
 
 
 def exact_arithmetic(cell: Cell) -> bool:
-    """Whether two computations of the same micro-batch give the same bits: not where several ranks compute
-    it together, in pieces of its matrices or its samples."""
+    """Return whether two computations of the same micro-batch give the same bits.
+
+    They do not if several ranks compute it together, in pieces of its matrices or its samples.
+    """
     return cell.device == "cpu" and cell.precision == "fp32" and not cell.compile and cell.model_parallel == 1
 
 
 def exact_update(cell: Cell) -> bool:
-    """Whether two updates by the same gradients give the same bits: a norm over shards is summed in another
-    order than one over whole gradients."""
+    """Return whether two updates by the same gradients give the same bits.
+
+    A norm over shards is summed in another order than one over whole gradients.
+    """
     return exact_arithmetic(cell) and not (
         cell.clip_norm is not None and STRATEGIES.facts(cell.strategy).shards
     )
 
 
 def summed_terms(cell: Cell, replicas: int) -> int:
-    """What is added up in an order of the strategy's own: whole replicas, or each micro-batch of each."""
+    """Return how many terms the strategy adds up in its own order: replicas, or each micro-batch of each."""
     return replicas * cell.accumulation if STRATEGIES.facts(cell.strategy).sums_micro_batches else replicas
 
 
 def sizes_matter(cell: Cell, replicas: int) -> bool:
-    """Whether a comparison is bounded by the absolute values of what is summed: that of a lossy exchange is,
-    and that of a sum of more than two terms, element by element."""
+    """Return whether the bound of a comparison is made of the absolute values of the summed terms.
+
+    It is for a lossy exchange, and, element by element, for a sum of more than two terms.
+    """
     return cell.compresses or (exact_arithmetic(cell) and summed_terms(cell, replicas) > 2)
 
 
@@ -464,12 +473,14 @@ STATED: Mapping[str, tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = Ma
         ),
     }
 )
-"""By name: the class, and every argument as docs/options.md states its default."""
+"""Class of each optimizer by name, and every argument with the default that docs/options.md states."""
 
 
 def plain_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """What `text` (`sgd:lr=0.1`, say) means. One that is not in `STATED`, as another package may register,
-    is built by its own facts."""
+    """Build the optimizer that `text` means (`sgd:lr=0.1`, for example).
+
+    One that is not in `STATED`, as another package may register, is built by its own facts.
+    """
     name, *options = text.split(":")
     if name not in STATED:
         kind, arguments = optimizer_call(text, ())

@@ -2,8 +2,8 @@
 
 Where a step cannot be simulated, a mean over all replicas cannot be checked from some of them. But it is
 linear: for a vector r that all ranks draw alike, the mean of the replicas' <r, gradient> is <r, mean>. Each
-rank projects the gradients of its own backward passes as autograd makes them, before anything of a strategy
-has them, and those that the exchange left, parameter by parameter; a group of Gloo's in host memory adds up
+rank projects the gradients of its backward passes as autograd makes them, before any code of a strategy gets
+them, and those that the exchange left, parameter by parameter; a group of Gloo's in host memory adds up
 the former. So a wrong divisor, a replica left out, a bucket skipped, a stale buffer or a shard at a wrong
 place are seen whatever collectives the strategy has, and no rank has more than its own model.
 
@@ -42,30 +42,33 @@ from strategies.catalog import STRATEGIES
 from strategies.training.parallel import ParallelModel
 
 PROJECTIONS = 4
-"""Of each gradient."""
+"""Number of projections of each gradient."""
 ELEMENTS = 16
-"""Of each gradient, at drawn places."""
+"""Number of elements of each gradient, at drawn places."""
 DEVIATIONS = 7.2
-"""Of a normal variable: it is beyond them with the probability erfc(7.2 / sqrt(2)) = 6e-13."""
+"""Deviations that a normal variable exceeds with the probability erfc(7.2 / sqrt(2)) = 6e-13."""
 MISSED = 1e-6
 """The probability for which the size of a defect is stated."""
 PIECE = 2**18
-"""Elements that are projected at a time, so that no vector of a gradient's size is drawn."""
+"""Number of elements that are projected at a time, so that no vector of a gradient's size is drawn."""
 _NORM = PROJECTIONS + 2 * ELEMENTS
 _ROW = _NORM + 2
-"""Projections, elements, their absolute values, the norm, and 1."""
+"""Length of a row: projections, elements, their absolute values, the norm, and 1."""
 
 
 def averages_whole_gradients(cell: Cell) -> bool:
-    """Whether a cell's gradients are the mean over all replicas, each of one rank."""
+    """Return whether a cell's gradients are the mean over all replicas, each of one rank."""
     promise = STRATEGIES.facts(cell.strategy).promise
     averages = promise.averages_all_gradients(promise.after) and not cell.compresses
     return averages and cell.model_parallel == 1
 
 
 def cannot_sample(cell: Cell) -> bool:
-    """Whether projections of a cell's gradients say nothing: those of a replica on several ranks lie on
-    several ranks, not every exchange is a mean over all replicas, and one replica is its own mean."""
+    """Return whether projections of a cell's gradients say nothing.
+
+    The gradients of a replica on several ranks lie on several ranks, not every exchange is a mean over all
+    replicas, and one replica is its own mean.
+    """
     # The compiler does not call the hooks by which the whole parameters of shards are found.
     unseen = cell.compile and STRATEGIES.facts(cell.strategy).shards
     return not averages_whole_gradients(cell) or cell.replicas == 1 or unseen
@@ -73,10 +76,10 @@ def cannot_sample(cell: Cell) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What the projections of one step came to."""
+    """Result of the projections of one step."""
 
     findings: list[ProofFinding]
-    """One of each parameter."""
+    """One finding for each parameter."""
     smallest: float
     """The size of a defect that is missed with the probability `MISSED`, in parts of a parameter's gradient
     (the mean of its replicas' L2 norms); the largest over the parameters."""
@@ -100,7 +103,7 @@ class Sampling:
     def watching(self) -> Iterator[None]:
         """Project each gradient of a parameter that a backward pass makes meanwhile.
 
-        torch's own shards stand in the model in place of the parameters, and these while they are used alone.
+        With FSDP2 the model holds shards, and the parameters only while they are used.
         """
         bare = self._model.bare
         names = {id(parameter): name for name, parameter in bare.named_parameters()}
@@ -134,8 +137,11 @@ class Sampling:
 
     @torch.no_grad()
     def _row(self, name: str, values: Tensor) -> Tensor:
-        """(`_ROW`,), in double precision on the cell's device: linear in `values`, but for absolute values
-        and the norm, which of a sum are no larger than the sum's."""
+        """Return (`_ROW`,) numbers in double precision on the cell's device.
+
+        They are linear in `values`, except the absolute values and the norm: those of a sum do not exceed the
+        sum of theirs.
+        """
         flat = dense(values.detach()).to(self._control.device).reshape(-1)
         drawn = self._generator(name)
         sums = flat.new_zeros(PROJECTIONS, dtype=torch.float64)
@@ -152,7 +158,7 @@ class Sampling:
         return torch.Generator(self._control.device).manual_seed(int.from_bytes(key))
 
     def _draw_alike(self) -> bool:
-        """Whether all ranks draw the same vectors from one seed; collective.
+        """Return whether all ranks draw the same vectors from one seed; collective.
 
         A GPU's generator divides a vector among as many threads as it has, and a CPU's kernels depend on its
         instructions: ranks on devices of two kinds may draw different ones.
@@ -162,9 +168,12 @@ class Sampling:
         return self._control.agree(hash_number(vectors))
 
     def compare(self) -> Sampled | None:
-        """What the exchange left on this rank, against what all ranks projected; None for a step with a
-        gradient that is not finite, which the loss scaler leaves out, where a parameter could not be watched,
-        and where the ranks draw different vectors. Collective."""
+        """Compare the gradients that the exchange left on this rank with what all ranks projected;
+        collective.
+
+        Returns None for a step with a gradient that is not finite, which the loss scaler leaves out, if a
+        parameter could not be watched, and if the ranks draw different vectors.
+        """
         if not self._draw_alike():
             return None
         sizes: dict[str, int] = {}
@@ -192,7 +201,8 @@ class Sampling:
     def _compared(
         self, name: str, mean: Tensor, left: Tensor | None, size: int
     ) -> tuple[ProofFinding, float]:
-        """One parameter, and the size of a defect in it that is missed with the probability `MISSED`."""
+        """Compare one parameter; also return the size of a defect in it that is missed with probability
+        `MISSED`."""
         if (left is None) != (mean[-1] == 0) or left is None:
             what = f"gradient of {name} exists before the exchange or after it, and not on both sides"
             passed = left is None and float(mean[-1]) == 0
@@ -217,19 +227,21 @@ class Sampling:
         return finding, missed / norm if norm else 0.0
 
     def _gamma(self) -> float:
-        """How far a mean of the replicas' micro-batches may be off, in parts of their mean size: of each term
-        all sums but one round, and at most three factors."""
+        """Return the allowed error of a mean of the replicas' micro-batches, relative to their mean size.
+
+        All sums but one of each term round, and at most three factors.
+        """
         rounded = (self._cell.replicas * self._cell.accumulation + 3) * self._roundoff
         return rounded / (1 - rounded) if rounded < 1 else math.inf
 
 
 def _normal(drawn: torch.Generator, elements: int) -> Tensor:
-    """(`PROJECTIONS`, elements), of independent normal numbers."""
+    """Draw (`PROJECTIONS`, elements) independent normal numbers."""
     return torch.randn(PROJECTIONS, elements, generator=drawn, device=drawn.device)
 
 
 def _held(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Every place of a parameter in a module and those below it."""
+    """Yield every place of a parameter in a module and its submodules."""
     for part in module.modules():
         for key, parameter in part._parameters.items():
             if parameter is not None:

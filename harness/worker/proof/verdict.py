@@ -1,6 +1,7 @@
-"""From what was compared to a Proof, in the words that a reader of the report sees.
+"""Make a Proof of the comparisons, in the words that a reader of the report sees.
 
-What in a user's model may be why its proof failed, though the strategy under test is right.
+`own_code_cause` names what in a user's model may be why its proof failed, though the strategy under test is
+right.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from workloads.datasets.facts import DATASETS, Own
 
 
 def simulation_verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
-    """The proof by a simulation of `steps` steps."""
+    """Return the proof by a simulation of `steps` steps."""
     findings = found.findings
     if found.failed or not found.agreed:
         return Proof(method="serial-simulation", passed=False, detail=failure(found))
@@ -48,13 +49,15 @@ def simulation_verdict(cell: Cell, found: Examined, *, steps: int) -> Proof:
 
 
 def sampled_verdict(cell: Cell, found: Examined, obstacle: str) -> Proof:
-    """The proof by projections of the gradients of some steps, of which `obstacle` says why they were not
-    simulated; the weakest one where nothing was sampled, or too little is seen so."""
+    """Return the proof by projections of the gradients of some steps, which were not simulated (`obstacle`).
+
+    If no step was sampled, or too little is seen so, it is the weakest proof.
+    """
     if found.failed or (found.sampled and not found.agreed):
         return Proof(method="sampled-gradients", passed=False, detail=failure(found))
     if not found.sampled or found.smallest > 1:
         return weaker(cell, found.agreed, obstacle)
-    steps = "1 step" if found.sampled == 1 else f"{found.sampled} steps"
+    steps = _counted(found.sampled, "step")
     return Proof(
         method="sampled-gradients",
         passed=True,
@@ -66,8 +69,10 @@ def sampled_verdict(cell: Cell, found: Examined, obstacle: str) -> Proof:
 
 
 def weaker(cell: Cell, agreed: bool, obstacle: str) -> Proof:
-    """The proof that needs no reference: that those replicas are equal which the strategy promises to keep
-    equal. On one device, and where no replicas need be equal, it says nothing but that the loss is finite."""
+    """Return the proof without a reference: replicas are equal that the strategy promises to keep equal.
+
+    On one device, and if no replicas need be equal, it says only that the loss is finite.
+    """
     promise, found = _promise(cell), "are equal bit for bit" if agreed else "differ"
     compared = f"the replicas' parameters {found} after the update"
     if not promise.equal:
@@ -78,9 +83,10 @@ def weaker(cell: Cell, agreed: bool, obstacle: str) -> Proof:
 
 
 def failure(found: Examined) -> str:
-    """What this rank knows of a failed examination: rank 0 compares gradients and updates of a common step.
+    """Return what this rank knows of a failed examination: rank 0 compares gradients and updates of a common
+    step.
 
-    Of several differences the first: the others may follow from it.
+    The first of several differences is named: the others may follow from it.
     """
     if not found.agreed:
         return "replicas differ after the update"
@@ -90,8 +96,12 @@ def failure(found: Examined) -> str:
     return next((finding.what for finding in found.findings if not finding.passed), otherwise)
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _replicas(cell: Cell) -> str:
-    return "1 replica" if cell.replicas == 1 else f"{cell.replicas} replicas"
+    return _counted(cell.replicas, "replica")
 
 
 def _promise(cell: Cell) -> Promise:
@@ -122,7 +132,7 @@ def _rule(cell: Cell) -> str:
 
 
 def own_code_cause(setup: CellSetup) -> str:
-    """A clause for the end of a failed proof; empty for a model of ours.
+    """Return a clause for the end of a failed proof; it is empty for a model of ours.
 
     Changes torch's, numpy's and Python's random state.
     """
@@ -142,7 +152,7 @@ def own_code_cause(setup: CellSetup) -> str:
 
 
 def data_are_repeated(setup: CellSetup) -> bool:
-    """Whether a user's data give the same batches again, whatever the global random state."""
+    """Return whether a user's data give the same batches again, whatever the global random state."""
     if DATASETS.facts(setup.cell.dataset).takes not in (None, Own.takes):
         return True
     workload = setup.whole_workload()
