@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from planting import (
+    GPT,
+    GRADIENT,
+    MLP,
+    NORMED,
+    REPLICAS,
+    STATE,
+    UPDATE,
+    Fields,
+    Planted,
+    Runs,
+    after,
+    gradients_times,
+    wrapped,
+)
+from planting import WIDE as WIDE_FP32
 from torch import Tensor
 
 from harness.worker.cell.setup import CellSetup
@@ -21,260 +37,204 @@ from strategies.ddp.model import DdpModel
 from strategies.optimizers.adamw import AdamW
 from strategies.optimizers.sgd import Sgd
 from strategies.training import optimizer, parallel
-from strategies.training.parallel import GradientTask, ParallelModel
+from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
 from workloads import data
 
-Proofs = Callable[..., list[dict[str, Any]]]
-Fields = dict[str, Any]
-MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
-NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 DIGITS: Fields = MLP | {"dataset": "digits"}
-WIDE: Fields = MLP | {"workload": "py:proof_models:wide", "precision": "bf16"}
-GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
+WIDE: Fields = WIDE_FP32 | {"precision": "bf16"}
+PRECISION = "the step was computed in fp32"
+BUFFERS = "buffers differs from the serial simulation"
 
 
-def _gradients_times(factor: float) -> AbstractContextManager[object]:
-    original = ParallelModel.compute_gradients
-
-    def wrong(self: ParallelModel, batches: Any, task: GradientTask) -> Tensor:
-        loss = original(self, batches, task)
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-        return loss
-
-    return patch.object(ParallelModel, "compute_gradients", wrong)
+def _divided_by_one_more(rank: int, size: int) -> Planted:
+    return after(ParallelModel, "compute_gradients", gradients_times(size / (size + 1)))
 
 
-def _divided_by_one_more(rank: int, size: int) -> AbstractContextManager[object]:
-    return _gradients_times(size / (size + 1))
+def _not_divided(rank: int, size: int) -> Planted:
+    return after(ParallelModel, "compute_gradients", gradients_times(size))
 
 
-def _not_divided(rank: int, size: int) -> AbstractContextManager[object]:
-    return _gradients_times(size)
+def _last_bit_off(rank: int, size: int) -> Planted:
+    return after(ParallelModel, "compute_gradients", gradients_times(1 + 2**-23))
 
 
-def _last_bit_off(rank: int, size: int) -> AbstractContextManager[object]:
-    return _gradients_times(1 + 2**-23)
+def _one_rank_dropped(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: Any, tensors: list[Tensor], *options: Any) -> Any:
+        for tensor in tensors if rank == size - 1 else ():
+            tensor.zero_()
+        return original(self, tensors, *options)
+
+    return wrapped(ExchangeGroup, "allreduce", wrong)
 
 
-def _one_rank_dropped(rank: int, size: int) -> AbstractContextManager[object]:
-    original = ExchangeGroup.allreduce
+def _off_in_the_last_step(rank: int, size: int) -> Planted:
+    steps = iter(range(STEPS))
 
-    def wrong(self: ExchangeGroup, tensors: list[Tensor], options: Any = None) -> Any:
-        if rank == size - 1:
-            for tensor in tensors:
-                tensor.zero_()
-        return original(self, tensors, options)
-
-    return patch.object(ExchangeGroup, "allreduce", wrong)
-
-
-def _off_in_the_last_step(rank: int, size: int) -> AbstractContextManager[object]:
-    original, steps = Trainer.compute_gradients, iter(range(STEPS))
-
-    def wrong(self: Trainer, batches: Any) -> Tensor:
+    def wrong(original: Any, self: Trainer, batches: Any) -> Tensor:
         exchange = self.model.module.process_group
         exchange.traffic.enabled = next(steps) < STEPS - 1
         loss = original(self, batches)
         exchange.traffic.enabled = True
         return loss
 
-    return patch.object(Trainer, "compute_gradients", wrong)
+    return wrapped(Trainer, "compute_gradients", wrong)
 
 
-def _sum_instead_of_mean_of_micro_batches(rank: int, size: int) -> AbstractContextManager[object]:
-    original = ParallelModel.compute_gradients
-
-    def wrong(self: ParallelModel, batches: Any, task: GradientTask) -> Tensor:
+def _sum_instead_of_mean_of_micro_batches(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: Any, batches: Any, task: Any) -> Tensor:
         summed = replace(task, loss=lambda y, t: task.accumulation * task.loss(y, t))
         return original(self, batches, summed)
 
-    return patch.object(ParallelModel, "compute_gradients", wrong)
+    return wrapped(ParallelModel, "compute_gradients", wrong)
 
 
-def _first_micro_batch_exchanged_instead_of_the_last(rank: int, size: int) -> AbstractContextManager[object]:
-    original = DdpModel.exchange
-    return patch.object(DdpModel, "exchange", lambda self, *, now: original(self, now=not now))
+def _first_micro_batch_exchanged_instead_of_the_last(rank: int, size: int) -> Planted:
+    return wrapped(DdpModel, "exchange", lambda original, self, *, now: original(self, now=not now))
 
 
-def _buffers_of_another_rank(rank: int, size: int) -> AbstractContextManager[object]:
+def _buffers_of_another_rank(rank: int, size: int) -> Planted:
     """Every rank takes the running statistics of the last one, where DDP gives it those of rank 0."""
-    original = Trainer.compute_gradients
 
-    def wrong(self: Trainer, batches: Any) -> Tensor:
+    def wrong(original: Any, self: Trainer, batches: Any) -> Tensor:
         for buffer in self.model.bare.buffers():
             torch.distributed.broadcast(buffer, src=size - 1)
         return original(self, batches)
 
-    return patch.object(Trainer, "compute_gradients", wrong)
+    return wrapped(Trainer, "compute_gradients", wrong)
 
 
-def _buffers_never_sent(rank: int, size: int) -> AbstractContextManager[object]:
-    original = Trainer.__init__
-
-    def wrong(self: Trainer, *arguments: Any, **named: Any) -> None:
-        original(self, *arguments, **named)
-        self.model.module.broadcast_buffers = False
-
-    return patch.object(Trainer, "__init__", wrong)
+def _buffers_never_sent(rank: int, size: int) -> Planted:
+    return after(Trainer, "__init__", lambda self: setattr(self.model.module, "broadcast_buffers", False))
 
 
-def _update_twice(rank: int, size: int) -> AbstractContextManager[object]:
-    original = Trainer.update
-
-    def wrong(self: Trainer) -> None:
+def _update_twice(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: Trainer) -> None:
         self.optimizer.step()
         original(self)
 
-    return patch.object(Trainer, "update", wrong)
+    return wrapped(Trainer, "update", wrong)
 
 
-def _update_left_out(rank: int, size: int) -> AbstractContextManager[object]:
+def _update_left_out(rank: int, size: int) -> Planted:
     return patch.object(Trainer, "update", lambda self: self.optimizer.zero_grad())
 
 
-def _clip_ignored(rank: int, size: int) -> AbstractContextManager[object]:
+def _clip_ignored(rank: int, size: int) -> Planted:
     return patch.object(ParallelModel, "clip_gradients", lambda self, max_norm: None)
 
 
-def _gradients_not_forgotten(rank: int, size: int) -> AbstractContextManager[object]:
+def _gradients_not_forgotten(rank: int, size: int) -> Planted:
     return patch.object(torch.optim.Optimizer, "zero_grad", lambda self, set_to_none=True: None)
 
 
-def _wrong_rate(rank: int, size: int) -> AbstractContextManager[object]:
-    original = Trainer.__init__
-
-    def wrong(self: Trainer, *arguments: Any, **named: Any) -> None:
-        original(self, *arguments, **named)
-        self.optimizer.param_groups[0]["lr"] *= 1.001
-
-    return patch.object(Trainer, "__init__", wrong)
+def _higher_rate(trainer: Trainer) -> None:
+    trainer.optimizer.param_groups[0]["lr"] *= 1.001
 
 
-def _rate_changes_after_a_step(rank: int, size: int) -> AbstractContextManager[object]:
-    original = Trainer.update
-
-    def wrong(self: Trainer) -> None:
-        original(self)
-        self.optimizer.param_groups[0]["lr"] *= 1.001
-
-    return patch.object(Trainer, "update", wrong)
+def _wrong_rate(rank: int, size: int) -> Planted:
+    return after(Trainer, "__init__", _higher_rate)
 
 
-def _wrong_rate_on_the_last_rank(rank: int, size: int) -> AbstractContextManager[object]:
+def _rate_changes_after_a_step(rank: int, size: int) -> Planted:
+    return after(Trainer, "update", _higher_rate)
+
+
+def _wrong_rate_on_the_last_rank(rank: int, size: int) -> Planted:
     return _wrong_rate(rank, size) if rank == size - 1 else ExitStack()
 
 
-def _state_after_a_step(change: Callable[[Tensor], object]) -> AbstractContextManager[object]:
-    original = Trainer.update
-
-    def wrong(self: Trainer) -> None:
-        original(self)
-        for state in self.model.local_state(self.optimizer).values():
+def _state_after_a_step(change: Callable[[Tensor], object]) -> Planted:
+    def changed(trainer: Trainer) -> None:
+        for state in trainer.model.local_state(trainer.optimizer).values():
             for key, value in state.items():
                 if key != "step":
                     change(value)
 
-    return patch.object(Trainer, "update", wrong)
+    return after(Trainer, "update", changed)
 
 
-def _momentum_lost(rank: int, size: int) -> AbstractContextManager[object]:
+def _momentum_lost(rank: int, size: int) -> Planted:
     return _state_after_a_step(Tensor.zero_)
 
 
-def _momentum_off_in_its_last_bit(rank: int, size: int) -> AbstractContextManager[object]:
+def _momentum_off_in_its_last_bit(rank: int, size: int) -> Planted:
     return _state_after_a_step(lambda value: value.mul_(1 + 2**-23))
 
 
-def _state_forgotten(rank: int, size: int) -> AbstractContextManager[object]:
-    original = Trainer.update
-
-    def wrong(self: Trainer) -> None:
-        original(self)
-        self.optimizer.state.clear()
-
-    return patch.object(Trainer, "update", wrong)
+def _state_forgotten(rank: int, size: int) -> Planted:
+    return after(Trainer, "update", lambda self: self.optimizer.state.clear())
 
 
-def _same_data_on_all_ranks(rank: int, size: int) -> AbstractContextManager[object]:
-    original = CellSetup.batches
+def _batches(replica_of: Callable[[int], int]) -> Planted:
+    """Give each replica the batches of another one."""
+    return wrapped(
+        CellSetup,
+        "batches",
+        lambda original, self, workload, replica: original(self, workload, replica_of(replica)),
+    )
 
-    def wrong(self: CellSetup, workload: Any, replica: int) -> Iterator[Any]:
-        # The reference, on rank 0, asks for other replicas too and gets them.
-        return original(self, workload, 0 if replica == rank else replica)
 
-    return patch.object(CellSetup, "batches", wrong)
+def _same_data_on_all_ranks(rank: int, size: int) -> Planted:
+    # The reference, on rank 0, asks for other replicas too and gets them.
+    return _batches(lambda replica: 0 if replica == rank else replica)
 
 
-def _dropout_drawn_from_a_seed_of_the_trainers_own(rank: int, size: int) -> AbstractContextManager[object]:
-    original = Trainer.compute_gradients
+def _one_sampler_for_all(rank: int, size: int) -> Planted:
+    """All replicas get the same data, in whatever the worker opens."""
+    return _batches(lambda replica: 0)
 
-    def wrong(self: Trainer, batches: Any) -> Tensor:
+
+def _dropout_drawn_from_a_seed_of_the_trainers_own(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: Trainer, batches: Any) -> Tensor:
         torch.manual_seed(0)
         return original(self, batches)
 
-    return patch.object(Trainer, "compute_gradients", wrong)
+    return wrapped(Trainer, "compute_gradients", wrong)
 
 
 @contextmanager
-def _seeded_alike(rank: int, size: int) -> Iterator[None]:
+def _seeded_alike(rank: int, size: int) -> Any:
     """All replicas draw the same dropout, in the simulation too."""
-    original = reference.seed_step
 
-    def alike(seed: int, step: int, replica: int) -> None:
+    def alike(original: Any, seed: int, step: int, replica: int) -> None:
         original(seed, step, 0)
 
     with ExitStack() as stack:
         for module in (proof, examination, reference):
-            stack.enter_context(patch.object(module, "seed_step", alike))
+            stack.enter_context(wrapped(module, "seed_step", alike))
         yield
 
 
-def _one_sampler_for_all(rank: int, size: int) -> AbstractContextManager[object]:
-    """All replicas get the same data, in whatever the worker opens."""
-    original = CellSetup.batches
-
-    def wrong(self: CellSetup, workload: Any, replica: int) -> Any:
-        return original(self, workload, 0)
-
-    return patch.object(CellSetup, "batches", wrong)
-
-
-def _seed_of_data_without_replica(rank: int, size: int) -> AbstractContextManager[object]:
+def _seed_of_data_without_replica(rank: int, size: int) -> Planted:
     return patch.object(data, "seed_of", lambda seed, replica: seed)
 
 
-def _epochs_not_dealt_to_replicas(rank: int, size: int) -> AbstractContextManager[object]:
-    original = data.DistributedSampler
-
-    def wrong(dataset: Any, *, rank: int, **named: Any) -> Any:
-        return original(dataset, rank=0, **named)
-
-    return patch.object(data, "DistributedSampler", wrong)
+def _dealt(**wrong: Any) -> Planted:
+    sampler = data.DistributedSampler
+    return patch.object(
+        data, "DistributedSampler", lambda samples, **named: sampler(samples, **named | wrong)
+    )
 
 
-def _data_in_the_order_of_the_file(rank: int, size: int) -> AbstractContextManager[object]:
-    original = data.DistributedSampler
-
-    def wrong(dataset: Any, **named: Any) -> Any:
-        return original(dataset, shuffle=False, **named)
-
-    return patch.object(data, "DistributedSampler", wrong)
+def _epochs_not_dealt_to_replicas(rank: int, size: int) -> Planted:
+    return _dealt(rank=0)
 
 
-def _a_batch_left_out(rank: int, size: int) -> AbstractContextManager[object]:
+def _data_in_the_order_of_the_file(rank: int, size: int) -> Planted:
+    return _dealt(shuffle=False)
+
+
+def _a_batch_left_out(rank: int, size: int) -> Planted:
     """The last rank drops its first micro-batch and goes on with the second."""
-    original = CellSetup.batches
 
-    def wrong(self: CellSetup, workload: Any, replica: int) -> Any:
+    def wrong(original: Any, self: CellSetup, workload: Any, replica: int) -> Any:
         draws = original(self, workload, replica)
         if rank == size - 1:
             next(draws._batches)
         return draws
 
-    return patch.object(CellSetup, "batches", wrong)
+    return wrapped(CellSetup, "batches", wrong)
 
 
 class OneAhead(torch.optim.AdamW):
@@ -288,29 +248,24 @@ class OneAhead(torch.optim.AdamW):
         return super()._init_group(group, *arguments)
 
 
-def _bias_correction_off_by_one(rank: int, size: int) -> AbstractContextManager[object]:
+def _bias_correction_off_by_one(rank: int, size: int) -> Planted:
     """Adam's bias correction is one step ahead wherever bench builds the optimizer."""
     return patch.object(optimizer, "load", lambda place: OneAhead)
 
 
-def _decay_ignored(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(AdamW, "arguments", property(lambda self: {"lr": self.spec.number("lr")}))
+_ONLY_RATE = property(lambda self: {"lr": self.spec.number("lr")})
 
 
-def _other_momentum_by_default(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(Sgd, "arguments", property(lambda self: {"lr": self.spec.number("lr")}))
+def _decay_ignored(rank: int, size: int) -> Planted:
+    return patch.object(AdamW, "arguments", _ONLY_RATE)
 
 
-def _half_precision_ignored(rank: int, size: int) -> AbstractContextManager[object]:
+def _other_momentum_by_default(rank: int, size: int) -> Planted:
+    return patch.object(Sgd, "arguments", _ONLY_RATE)
+
+
+def _half_precision_ignored(rank: int, size: int) -> Planted:
     return patch.object(parallel, "autocast", lambda precision, device: nullcontext())
-
-
-GRADIENT = "gradient of .* differs from the serial simulation"
-UPDATE = "update differs from the serial simulation"
-STATE = "optimizer state of .* differs from the replayed one"
-PRECISION = "the step was computed in fp32"
-BUFFERS = "buffers differs from the serial simulation"
-REPLICAS = "replicas differ after the update"
 
 
 # On two ranks a sum has one order and the bound is zero; on three it is that of rounding.
@@ -360,7 +315,7 @@ REPLICAS = "replicas differ after the update"
     ],
 )
 def test_wrong_training_is_caught_on_all_ranks(
-    proofs: Proofs, mutation: Callable[..., object], sizes: list[int], fields: Fields, detail: str
+    proofs: Runs, mutation: Callable[..., object], sizes: list[int], fields: Fields, detail: str
 ) -> None:
     for size in sizes:
         results = proofs(size, fields, broken=mutation)
@@ -372,9 +327,7 @@ def test_wrong_training_is_caught_on_all_ranks(
 @pytest.mark.parametrize(
     "fields", [MLP, MLP | {"workload": "py:proof_models:conditioned", "strategy": "fsdp"}]
 )
-def test_on_two_ranks_a_gradient_is_caught_that_is_off_in_its_last_bit(
-    proofs: Proofs, fields: Fields
-) -> None:
+def test_on_two_ranks_a_gradient_is_caught_that_is_off_in_its_last_bit(proofs: Runs, fields: Fields) -> None:
     found = proofs(2, fields, broken=_last_bit_off)[0]
     assert not found["passed"]
     size = re.search(f"{GRADIENT} by ([^ ]+) in an element, more than 0;?", found["detail"])

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from itertools import count
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from planting import GPT, Fields, Planted, Runs, after, gradients_times, no_time, wrapped
+from planting import MLP as DDP
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
-from harness.worker.proof import proof, sampled
+from harness.worker.proof import sampled
 from harness.worker.proof.sampled import Sampling
 from strategies.training.trainer import Trainer
 
-Proofs = Callable[..., list[dict[str, Any]]]
-Fields = dict[str, Any]
-DDP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 SCRATCH = DDP | {"strategy": "scratch-ddp:bucket_mb=0.1"}
-GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 FSDP = GPT | {"strategy": "fsdp"}
 SCRATCH_FSDP = GPT | {"strategy": "scratch-fsdp"}
 
 
-@contextmanager
-def _no_time(rank: int, size: int) -> Iterator[None]:
-    with patch.object(proof, "LONGEST_S", 0.0):
-        yield
+def _sampling(*planted: Planted) -> Planted:
+    """Plant defects where no step is simulated."""
+    stack = ExitStack()
+    for each in (no_time(0, 0), *planted):
+        stack.enter_context(each)
+    return stack
 
 
 @pytest.mark.parametrize(
@@ -46,112 +46,80 @@ def _no_time(rank: int, size: int) -> Iterator[None]:
         FSDP | {"workload": "py:proof_models:spoken", "micro_batch": 4},
     ],
 )
-def test_what_is_right_passes(proofs: Proofs, fields: Fields) -> None:
-    for found in proofs(2, fields, broken=_no_time):
+def test_what_is_right_passes(proofs: Runs, fields: Fields) -> None:
+    for found in proofs(2, fields, broken=no_time):
         assert (found["passed"], found["method"]) == (True, "sampled-gradients"), found["detail"]
         assert "2 steps of 2 replicas: 4 projections" in found["detail"]
 
 
-@contextmanager
-def _nothing_is_watched(rank: int, size: int) -> Iterator[None]:
-    with _no_time(rank, size), patch.object(Sampling, "watching", lambda self: nullcontext()):
-        yield
+def _nothing_is_watched(rank: int, size: int) -> Planted:
+    return _sampling(patch.object(Sampling, "watching", lambda self: nullcontext()))
 
 
-def test_what_was_not_watched_is_not_called_sampled(proofs: Proofs) -> None:
+def test_what_was_not_watched_is_not_called_sampled(proofs: Runs) -> None:
     found = proofs(2, DDP, broken=_nothing_is_watched)[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
 
 
-@contextmanager
-def _another_generator_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
+def _another_generator_on_the_last_rank(rank: int, size: int) -> Planted:
     """As on a GPU with more processors, which gives other elements of the same numbers."""
-    original = sampled._normal
-
-    def rolled(drawn: Any, elements: int) -> Tensor:
-        return original(drawn, elements).roll(rank)
-
-    with _no_time(rank, size), patch.object(sampled, "_normal", rolled):
-        yield
+    return _sampling(wrapped(sampled, "_normal", lambda original, *drawn: original(*drawn).roll(rank)))
 
 
-def test_ranks_that_draw_other_vectors_from_one_seed_compare_none(proofs: Proofs) -> None:
+def test_ranks_that_draw_other_vectors_from_one_seed_compare_none(proofs: Runs) -> None:
     found = proofs(2, DDP, broken=_another_generator_on_the_last_rank)[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
 
 
-@contextmanager
-def _beats_are_counted(rank: int, size: int) -> Iterator[None]:
-    original, beats = Sampling.compare, count()
+def _beats_are_counted(rank: int, size: int) -> Planted:
+    beats = count()
 
-    def compared(self: Any) -> Any:
+    def compared(original: Any, self: Any) -> Any:
         before = next(beats)
         found = original(self)
         # Of each parameter at least.
         assert next(beats) - before - 1 >= len(list(self._model.bare.parameters()))
         return found
 
-    created = Sampling.__init__
+    def listening(original: Any, self: Any, *arguments: Any, beat: Any, **named: Any) -> None:
+        original(self, *arguments, beat=lambda: (next(beats), beat()), **named)
 
-    def listening(self: Any, *arguments: Any, **named: Any) -> None:
-        heard = named["beat"]
-        created(self, *arguments, **named | {"beat": lambda: (next(beats), heard())})
-
-    with (
-        _no_time(rank, size),
-        patch.object(Sampling, "compare", compared),
-        patch.object(Sampling, "__init__", listening),
-    ):
-        yield
+    return _sampling(wrapped(Sampling, "compare", compared), wrapped(Sampling, "__init__", listening))
 
 
-def test_a_step_that_is_sampled_says_that_it_goes_on(proofs: Proofs) -> None:
+def test_a_step_that_is_sampled_says_that_it_goes_on(proofs: Runs) -> None:
     assert proofs(2, DDP, broken=_beats_are_counted)[0]["method"] == "sampled-gradients"
 
 
-@contextmanager
-def _changed(change: Callable[[str, Tensor], object]) -> Iterator[None]:
+def _changed(change: Callable[[str, Tensor], object]) -> Planted:
     """`change` may write to the gradients that a rank hands to a sum, by its name, before they are moved."""
-    original = ExchangeGroup._run
 
-    def wrong(self: Any, name: str, sent: list[Tensor], *others: Any) -> Any:
+    def wrong(original: Any, self: Any, name: str, sent: list[Tensor], *others: Any) -> Any:
         if name in _SUMS and sent[0].is_floating_point():
             change(name, sent[0])
         return original(self, name, sent, *others)
 
-    with patch.object(proof, "LONGEST_S", 0.0), patch.object(ExchangeGroup, "_run", wrong):
-        yield
+    return _sampling(wrapped(ExchangeGroup, "_run", wrong))
 
 
 _SUMS = ("allreduce", "_reduce_scatter_base", "alltoall_base")
 
 
-@contextmanager
-def _a_wrong_divisor(rank: int, size: int) -> Iterator[None]:
-    original = Trainer.compute_gradients
-
-    def wrong(self: Trainer, batches: Any) -> Tensor:
-        loss = original(self, batches)
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(size / (size + 1))
-        return loss
-
-    with _no_time(rank, size), patch.object(Trainer, "compute_gradients", wrong):
-        yield
+def _a_wrong_divisor(rank: int, size: int) -> Planted:
+    return _sampling(after(Trainer, "compute_gradients", gradients_times(size / (size + 1))))
 
 
-def _a_rank_left_out_of_the_sums(rank: int, size: int) -> AbstractContextManager[object]:
+def _a_rank_left_out_of_the_sums(rank: int, size: int) -> Planted:
     return _changed(lambda _, values: values.zero_() if rank == size - 1 else None)
 
 
-def _a_bucket_skipped(rank: int, size: int) -> AbstractContextManager[object]:
+def _a_bucket_skipped(rank: int, size: int) -> Planted:
     """Every third sum gives nothing, on all ranks alike."""
     sums = count()
     return _changed(lambda _, values: values.zero_() if next(sums) % 3 == 1 else None)
 
 
-def _a_stale_buffer(rank: int, size: int) -> AbstractContextManager[object]:
+def _a_stale_buffer(rank: int, size: int) -> Planted:
     """A rank sends what it sent the last time."""
     sent: dict[int, Tensor] = {}
 
@@ -164,7 +132,7 @@ def _a_stale_buffer(rank: int, size: int) -> AbstractContextManager[object]:
     return _changed(stale)
 
 
-def _a_shard_at_the_wrong_place(rank: int, size: int) -> AbstractContextManager[object]:
+def _a_shard_at_the_wrong_place(rank: int, size: int) -> Planted:
     """Each rank gets the sum of another one's shard."""
 
     def rolled(name: str, values: Tensor) -> None:
@@ -174,7 +142,7 @@ def _a_shard_at_the_wrong_place(rank: int, size: int) -> AbstractContextManager[
     return _changed(rolled)
 
 
-def _half_a_millionth_too_much(rank: int, size: int) -> AbstractContextManager[object]:
+def _half_a_millionth_too_much(rank: int, size: int) -> Planted:
     """Of every element, which is beyond its rounding, and less than a projection shows."""
     return _changed(lambda _, values: values.mul_(1 + 5e-7))
 
@@ -194,7 +162,7 @@ def _half_a_millionth_too_much(rank: int, size: int) -> AbstractContextManager[o
         (_half_a_millionth_too_much, SCRATCH),
     ],
 )
-def test_a_planted_defect_is_found(proofs: Proofs, mutation: Callable[..., object], fields: Fields) -> None:
+def test_a_planted_defect_is_found(proofs: Runs, mutation: Callable[..., object], fields: Fields) -> None:
     found = proofs(2, fields, broken=mutation)[0]
     assert (found["passed"], found["method"]) == (False, "sampled-gradients"), found["detail"]
     assert "is not the mean of the replicas'" in found["detail"]

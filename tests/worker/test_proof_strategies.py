@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from planting import GPT, GRADIENT, STATE, UPDATE, Fields, Planted, Runs, after, wrapped
 from torch import Tensor
 
 from harness.worker.cell.setup import CellSetup
@@ -19,9 +19,6 @@ from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel
 from strategies.training.trainer import Trainer
 
-Proofs = Callable[..., list[dict[str, Any]]]
-Fields = dict[str, Any]
-GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 SGD: Fields = GPT | {"optimizer": "sgd:lr=0.05"}
 PIPELINE: Fields = GPT | {"strategy": "pipeline:1f1b:microbatches=2", "micro_batch": 2}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 4, "optimizer": "sgd:lr=0.002"}
@@ -69,7 +66,7 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
     ],
 )
 def test_a_model_that_is_split_is_proven_as_far_as_arithmetic_allows(
-    proofs: Proofs, size: int, fields: Fields, replicas: int, rule: str
+    proofs: Runs, size: int, fields: Fields, replicas: int, rule: str
 ) -> None:
     results = proofs(size, fields)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "serial-simulation")}, results
@@ -80,38 +77,33 @@ def test_a_model_that_is_split_is_proven_as_far_as_arithmetic_allows(
     assert (bound == 0) == (rule in (SAME_BITS, CLIPPED))
 
 
-def _ends_not_summed(rank: int, size: int) -> AbstractContextManager[object]:
-    original = PipelineModel._exchange_gradients
-
-    def wrong(self: PipelineModel) -> None:
+def _ends_not_summed(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: PipelineModel) -> None:
         shared, self._shared = self._shared, []
         original(self)
         self._shared = shared
 
-    return patch.object(PipelineModel, "_exchange_gradients", wrong)
+    return wrapped(PipelineModel, "_exchange_gradients", wrong)
 
 
-def _ends_averaged(rank: int, size: int) -> AbstractContextManager[object]:
-    original = PipelineModel._exchange_gradients
-
-    def wrong(self: PipelineModel) -> None:
-        original(self)
-        for parameter in self._shared:
+def _ends_averaged(rank: int, size: int) -> Planted:
+    def halve(model: PipelineModel) -> None:
+        for parameter in model._shared:
             parameter.grad.div_(2)
 
-    return patch.object(PipelineModel, "_exchange_gradients", wrong)
+    return after(PipelineModel, "_exchange_gradients", halve)
 
 
-def _data_of_the_replica_before(rank: int, size: int) -> AbstractContextManager[object]:
+def _data_of_the_replica_before(rank: int, size: int) -> Planted:
     original = CellSetup.replica.fget
     return patch.object(CellSetup, "replica", property(lambda self: max(0, original(self) - 1)))
 
 
-def _data_by_rank_not_by_replica(rank: int, size: int) -> AbstractContextManager[object]:
+def _data_by_rank_not_by_replica(rank: int, size: int) -> Planted:
     return patch.object(CellSetup, "replica", property(lambda self: self.rank.rank % self.cell.replicas))
 
 
-def _clipped_by_the_local_norm(rank: int, size: int) -> AbstractContextManager[object]:
+def _clipped_by_the_local_norm(rank: int, size: int) -> Planted:
     def wrong(gradients: Sequence[tuple[Tensor, int]], max_norm: float, *_: object) -> None:
         norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient, _ in gradients))
         for gradient, _ in gradients:
@@ -120,46 +112,40 @@ def _clipped_by_the_local_norm(rank: int, size: int) -> AbstractContextManager[o
     return patch.object(scratch_fsdp, "clip_shards", wrong)
 
 
-def _momentum_dropped_after_the_first_step(rank: int, size: int) -> AbstractContextManager[object]:
-    original, steps = Trainer.update, iter(range(9))
+def _momentum_dropped_after_the_first_step(rank: int, size: int) -> Planted:
+    steps = iter(range(9))
 
-    def wrong(self: Trainer) -> None:
-        original(self)
+    def drop(trainer: Trainer) -> None:
         if next(steps) == 0:
-            self.model.local_state(self.optimizer).clear()
+            trainer.model.local_state(trainer.optimizer).clear()
 
-    return patch.object(Trainer, "update", wrong)
+    return after(Trainer, "update", drop)
 
 
-def _gradient_not_summed_at_the_entrance(rank: int, size: int) -> AbstractContextManager[object]:
+def _gradient_not_summed_at_the_entrance(rank: int, size: int) -> Planted:
     """Of the last layer: each of three blocks is entered twice in a forward pass."""
-    entrance = tensor_parallel._Entrance
-    original, calls = entrance.enter, iter(range(1000))
+    calls = iter(range(1000))
 
-    def wrong(self: Any, x: Tensor) -> Tensor:
+    def wrong(original: Any, self: Any, x: Tensor) -> Tensor:
         return x if next(calls) % 6 == 5 else original(self, x)
 
-    return patch.object(entrance, "enter", wrong)
+    return wrapped(tensor_parallel._Entrance, "enter", wrong)
 
 
-def _a_shard_not_updated(rank: int, size: int) -> AbstractContextManager[object]:
+def _a_shard_not_updated(rank: int, size: int) -> Planted:
     """The smallest one, on the last rank."""
-    original = Trainer.update
 
-    def wrong(self: Trainer) -> None:
+    def wrong(original: Any, self: Trainer) -> None:
         shard = min(self.model.parameters(), key=torch.numel)
         before = shard.detach().clone()
         original(self)
         if rank == size - 1:
             shard.data.copy_(before)
 
-    return patch.object(Trainer, "update", wrong)
+    return wrapped(Trainer, "update", wrong)
 
 
-GRADIENT = "gradient of .* differs from the serial simulation"
 DATA = "(micro-batches|random state), and each must have its own"
-UPDATE = "update differs from the serial simulation"
-STATE = "optimizer state of .* differs from the replayed one"
 RANKS_APART = f"{GRADIENT}|replicas differ after the update"
 """Where what is whole on every rank gets a gradient of each rank's own."""
 SHARDED: Fields = GPT | {"strategy": "scratch-fsdp:stage=3"}
@@ -201,7 +187,7 @@ MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
     ],
 )
 def test_a_split_that_trains_wrongly_is_caught_on_all_ranks(
-    proofs: Proofs, mutation: Callable[..., object], size: int, fields: Fields, detail: str
+    proofs: Runs, mutation: Callable[..., object], size: int, fields: Fields, detail: str
 ) -> None:
     results = proofs(size, fields, broken=mutation)
     assert [found["passed"] for found in results] == [False] * size, results[0]["detail"]
@@ -210,7 +196,7 @@ def test_a_split_that_trains_wrongly_is_caught_on_all_ranks(
 
 
 def test_ends_of_a_pipeline_that_do_not_have_the_same_gradient_are_called_so_on_all_ranks(
-    proofs: Proofs,
+    proofs: Runs,
 ) -> None:
     expected = {"copies": "wte.weight is not the same on the ranks that have a copy of it"}
     assert proofs(2, PIPELINE, broken=_ends_not_summed) == [expected] * 2
