@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
+from planting import GPT as ONE_SAMPLE
+from planting import Fields, Planted, Runs, wrapped
 
 from harness.worker.cell.setup import CellSetup
 from results.outcome import Outcome
@@ -18,50 +19,42 @@ from strategies.pipeline import model as pipeline
 from strategies.training import trainer
 from workloads.workload import Workload
 
-Fields = dict[str, Any]
-Runs = Callable[..., list[Fields]]
-GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
+GPT: Fields = ONE_SAMPLE | {"micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 WIDE: Fields = GPT | {"workload": "py:proof_models:wide", "strategy": "scratch-ddp"}
 NODES: Fields = WIDE | {"collective": "hierarchical", "node_size": 2}
 
 
-def _parameters_of_seed_0(rank: int, size: int) -> AbstractContextManager[object]:
-    original = CellSetup.workload
-
-    def wrong(self: CellSetup) -> Workload:
+def _parameters_of_seed_0(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: CellSetup) -> Workload:
         return original(replace(self, cell=msgspec.structs.replace(self.cell, seed=0)))
 
-    return patch.object(CellSetup, "workload", wrong)
+    return wrapped(CellSetup, "workload", wrong)
 
 
-def _gpipe_in_its_place(rank: int, size: int) -> AbstractContextManager[object]:
+def _gpipe_in_its_place(rank: int, size: int) -> Planted:
     return patch.object(pipeline, "Schedule1F1B", pipeline.ScheduleGPipe)
 
 
-def _one_f_one_b_in_its_place(rank: int, size: int) -> AbstractContextManager[object]:
+def _one_f_one_b_in_its_place(rank: int, size: int) -> Planted:
     return patch.object(pipeline, "ScheduleGPipe", pipeline.Schedule1F1B)
 
 
-def _all_activations_kept(rank: int, size: int) -> AbstractContextManager[object]:
+def _all_activations_kept(rank: int, size: int) -> Planted:
     return patch.object(trainer, "checkpoint_blocks", lambda *_, **named: None)
 
 
-def _the_default_collective(rank: int, size: int) -> AbstractContextManager[object]:
-    original = gradient_exchange.build_route
-
-    def wrong(text: str, *arguments: Any, **named: Any) -> object:
+def _the_default_collective(rank: int, size: int) -> Planted:
+    def wrong(original: Any, text: str, *arguments: Any, **named: Any) -> object:
         return original("default", *arguments, **named)
 
-    return patch.object(gradient_exchange, "build_route", wrong)
+    return wrapped(gradient_exchange, "build_route", wrong)
 
 
-def _plain_ddp(rank: int, size: int) -> AbstractContextManager[object]:
-    original = CellSetup.trainer
-
-    def wrong(self: CellSetup, *arguments: Any) -> object:
+def _plain_ddp(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: CellSetup, *arguments: Any) -> object:
         return original(replace(self, cell=msgspec.structs.replace(self.cell, strategy="ddp")), *arguments)
 
-    return patch.object(CellSetup, "trainer", wrong)
+    return wrapped(CellSetup, "trainer", wrong)
 
 
 MLP: Fields = GPT | {"workload": "mlp", "optimizer": "adamw:lr=0.001"}
@@ -73,12 +66,7 @@ MLP: Fields = GPT | {"workload": "mlp", "optimizer": "adamw:lr=0.001"}
         (2, MLP | {"strategy": "ddp:bucket_mb=0.01"}, _plain_ddp, "operations of a step, and its steps sent"),
         (2, MLP | {"strategy": "zero1"}, _plain_ddp, "operations of a step, and its steps sent"),
         (2, MLP | {"strategy": "zero1", "precision": "bf16"}, _plain_ddp, "bytes of optimizer state"),
-        (
-            2,
-            WIDE | {"seed": 3},
-            _parameters_of_seed_0,
-            "seed 3 gives other initial parameters: 0.weight",
-        ),
+        (2, WIDE | {"seed": 3}, _parameters_of_seed_0, "seed 3 gives other initial parameters: 0.weight"),
         (
             2,
             GPT | {"seed": 3, "strategy": "fsdp"},

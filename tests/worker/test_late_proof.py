@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -13,6 +13,20 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from planting import (
+    GPT,
+    GRADIENT,
+    MLP,
+    NORMED,
+    UPDATE,
+    WIDE,
+    Fields,
+    Planted,
+    Runs,
+    after,
+    gradients_times,
+    wrapped,
+)
 from torch import Tensor
 
 from harness.worker import run as run_module
@@ -26,12 +40,6 @@ from strategies.local_sgd.model import LocalSgdModel
 from strategies.training.parallel import GradientTask, ParallelModel
 from strategies.training.trainer import Trainer
 
-Runs = Callable[..., list[dict[str, Any]]]
-Fields = dict[str, Any]
-MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
-WIDE: Fields = {"workload": "py:proof_models:wide", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
-NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
-GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 TOPK: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01", "compression": "topk:0.05"}
 
 
@@ -74,117 +82,88 @@ def test_steps_after_the_timed_ones_are_checked_in_every_run(
     assert 0 <= left_out <= (1 if fields.get("precision") == "fp16" else 0)
 
 
-def _from_step(first: int, change: Callable[[Trainer], object]) -> AbstractContextManager[object]:
-    """Change what lies in the trainer after the gradients of each step from `first` on are computed."""
-    original, steps = Trainer.compute_gradients, count()
-
-    def wrong(self: Trainer, batches: Any) -> Tensor:
-        loss = original(self, batches)
-        if next(steps) >= first:
-            change(self)
-        return loss
-
-    return patch.object(Trainer, "compute_gradients", wrong)
+def _from_step_8(change: Callable[[Trainer], object]) -> Planted:
+    """Change what lies in the trainer after the gradients of each step from the ninth on are computed."""
+    steps = count()
+    return after(Trainer, "compute_gradients", lambda self: change(self) if next(steps) >= 8 else None)
 
 
-def _double(trainer: Trainer) -> None:
-    for parameter in trainer.model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(2)
+def _gradients_doubled_after_step_8(rank: int, size: int) -> Planted:
+    return _from_step_8(gradients_times(2))
 
 
-def _gradients_doubled_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
-    return _from_step(8, _double)
+def _rate_halved_after_step_8(rank: int, size: int) -> Planted:
+    return _from_step_8(lambda trainer: trainer.optimizer.param_groups[0].update(lr=0.025))
 
 
-def _rate_halved_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
-    def halve(trainer: Trainer) -> None:
-        trainer.optimizer.param_groups[0]["lr"] = 0.025
+def _half_of_the_batch_left_out_after_step_8(rank: int, size: int) -> Planted:
+    batches = count()
 
-    return _from_step(8, halve)
-
-
-def _half_of_the_batch_left_out_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
-    original, batches = Draws.__next__, count()
-
-    def wrong(self: Draws) -> Any:
+    def wrong(original: Any, self: Draws) -> Any:
         inputs, targets = original(self)
         half = len(inputs) // (2 if next(batches) >= 8 else 1)
         return inputs[:half], targets[:half]
 
-    return patch.object(Draws, "__next__", wrong)
+    return wrapped(Draws, "__next__", wrong)
 
 
-def _half_of_a_batch_left_out_by_the_strategy(rank: int, size: int) -> AbstractContextManager[object]:
+def _half_of_a_batch_left_out_by_the_strategy(rank: int, size: int) -> Planted:
     """In every tenth step."""
-    original, steps = ParallelModel.compute_gradients, count()
+    steps = count()
 
-    def wrong(self: ParallelModel, batches: Any, task: GradientTask) -> Tensor:
+    def wrong(original: Any, self: ParallelModel, batches: Any, task: GradientTask) -> Tensor:
         if next(steps) % 10 == 9:
             whole = task.loss
             task = replace(task, loss=lambda y, t: whole(y[: len(y) // 2], t[: len(t) // 2]))
         return original(self, batches, task)
 
-    return patch.object(ParallelModel, "compute_gradients", wrong)
+    return wrapped(ParallelModel, "compute_gradients", wrong)
 
 
-def _same_data_for_all_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
-    original = Draws.__next__
+def _same_data_for_all_after_step_8(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: Draws) -> Any:
+        batch = original(self)
+        for part in batch if self.drawn > 8 else ():
+            torch.distributed.broadcast(part, src=0)
+        return batch
 
-    def wrong(self: Draws) -> Any:
-        inputs, targets = original(self)
-        if self.drawn > 8:
-            for part in (inputs, targets):
-                torch.distributed.broadcast(part, src=0)
-        return inputs, targets
-
-    return patch.object(Draws, "__next__", wrong)
+    return wrapped(Draws, "__next__", wrong)
 
 
-def _update_left_out_in_every_tenth_step(rank: int, size: int) -> AbstractContextManager[object]:
-    original, steps = Trainer.update, count()
-
-    def wrong(self: Trainer) -> None:
-        if next(steps) % 10 == 9:
-            self.optimizer.zero_grad()
-        else:
-            original(self)
-
-    return patch.object(Trainer, "update", wrong)
+def _every_tenth_update(wrong: Callable[[Any, Trainer], object]) -> Planted:
+    """Replace every tenth update by `wrong`, which is given the right one."""
+    steps = count()
+    return wrapped(
+        Trainer,
+        "update",
+        lambda original, self: wrong(original, self) if next(steps) % 10 == 9 else original(self),
+    )
 
 
-def _update_twice_in_every_tenth_step(rank: int, size: int) -> AbstractContextManager[object]:
-    original, steps = Trainer.update, count()
-
-    def wrong(self: Trainer) -> None:
-        if next(steps) % 10 == 9:
-            self.optimizer.step()
-        original(self)
-
-    return patch.object(Trainer, "update", wrong)
+def _update_left_out_in_every_tenth_step(rank: int, size: int) -> Planted:
+    return _every_tenth_update(lambda original, trainer: trainer.optimizer.zero_grad())
 
 
-@contextmanager
-def _timed_steps_seeded_alike(rank: int, size: int) -> Iterator[None]:
+def _update_twice_in_every_tenth_step(rank: int, size: int) -> Planted:
+    return _every_tenth_update(lambda original, trainer: (trainer.optimizer.step(), original(trainer)))
+
+
+def _timed_steps_seeded_alike(rank: int, size: int) -> Planted:
     """All replicas draw the same dropout in the timed steps."""
-    original = run_module.seed_step
-    with patch.object(run_module, "seed_step", lambda seed, step, replica: original(seed, step, 0)):
-        yield
+    return wrapped(run_module, "seed_step", lambda original, seed, step, replica: original(seed, step, 0))
 
 
-def _average_left_out_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
-    original = LocalSgdModel.updated
-
-    def wrong(self: LocalSgdModel) -> None:
+def _average_left_out_after_step_8(rank: int, size: int) -> Planted:
+    def wrong(original: Any, self: LocalSgdModel) -> None:
         if self._steps >= 8 and self._alone == self.period - 1:
             self._alone, self._steps = 0, self._steps + 1
         else:
             original(self)
 
-    return patch.object(LocalSgdModel, "updated", wrong)
+    return wrapped(LocalSgdModel, "updated", wrong)
 
 
-def _nothing_is_wrong(rank: int, size: int) -> AbstractContextManager[object]:
+def _nothing_is_wrong(rank: int, size: int) -> Planted:
     return ExitStack()
 
 
@@ -198,10 +177,10 @@ AFTER = "in a step after the timed blocks, from step"
         (
             _gradients_doubled_after_step_8,
             MLP,
-            f"gradient of .* differs from the serial simulation by .*; {AFTER}",
+            f"{GRADIENT} by .*; {AFTER}",
         ),
         (_gradients_doubled_after_step_8, TOPK, f"held back differs .*{AFTER}"),
-        (_rate_halved_after_step_8, MLP, f"update differs from the serial simulation .*{AFTER}"),
+        (_rate_halved_after_step_8, MLP, f"{UPDATE} .*{AFTER}"),
         (
             _half_of_the_batch_left_out_after_step_8,
             MLP,
@@ -236,7 +215,7 @@ def test_what_goes_wrong_later_ends_the_run_on_all_ranks(
     assert re.search(reason, records[0]["proof"].detail), records[0]["proof"].detail
 
 
-def _feedback_dropped(period: int) -> AbstractContextManager[object]:
+def _feedback_dropped(period: int) -> Planted:
     exchange, compensate = GradientExchange.sum_shares, Compressor.compensate
     exchanges = count()
 
@@ -300,11 +279,9 @@ def test_a_defect_of_every_tenth_step_is_met_by_ten_steps_and_by_one_with_probab
             assert record["proof"].late_steps == 1
 
 
-@contextmanager
-def _other_time_on_each_rank(rank: int, size: int) -> Iterator[None]:
+def _other_time_on_each_rank(rank: int, size: int) -> Planted:
     """Rank 0 has time for all steps, the others for one."""
-    with patch.object(run_module, "LATE_SHARE", 0.0 if rank else 1e6):
-        yield
+    return patch.object(run_module, "LATE_SHARE", 0.0 if rank else 1e6)
 
 
 def test_ranks_that_timed_their_steps_otherwise_check_as_many_late_steps(whole_runs: Runs) -> None:
@@ -312,19 +289,19 @@ def test_ranks_that_timed_their_steps_otherwise_check_as_many_late_steps(whole_r
         assert (record["outcome"], record["proof"].late_steps) == ("ok", LATE_STEPS)
 
 
-@contextmanager
-def _simulated_in_1200_ms(rank: int, size: int) -> Iterator[None]:
-    """By its clock; a twentieth of the timed steps is far less."""
-    clock = count(step=1.2)
-    with patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock))):
-        yield
+def _simulated_in(seconds: float) -> Planted:
+    """By the clock of the simulation."""
+    clock = count(step=seconds)
+    return patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
 
-@contextmanager
-def _simulated_in_100_s(rank: int, size: int) -> Iterator[None]:
-    clock = count(step=100)
-    with patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock))):
-        yield
+def _simulated_in_1200_ms(rank: int, size: int) -> Planted:
+    """A twentieth of the timed steps is far less."""
+    return _simulated_in(1.2)
+
+
+def _simulated_in_100_s(rank: int, size: int) -> Planted:
+    return _simulated_in(100)
 
 
 def test_one_step_may_take_up_to_a_minute_and_a_record_says_that_none_was_checked(whole_runs: Runs) -> None:
@@ -340,10 +317,9 @@ def test_one_step_may_take_up_to_a_minute_and_a_record_says_that_none_was_checke
     assert alone.detail.endswith(f"; no step after the timed blocks: {why}")
 
 
-@contextmanager
-def _little_memory_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
-    with patch.object(simulation, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
-        yield
+def _little_memory_on_the_last_rank(rank: int, size: int) -> Planted:
+    left = 2.0**30 if rank < size - 1 else 2.0**15
+    return patch.object(simulation, "available_bytes", lambda: left)
 
 
 @pytest.mark.parametrize(
@@ -363,13 +339,10 @@ def test_a_measured_run_is_kept_where_a_late_step_does_not_fit_in_memory(
         assert re.search(told, record["proof"].detail)
 
 
-def _little_memory_and_gradients_doubled_after_step_8(rank: int, size: int) -> AbstractContextManager[object]:
-    @contextmanager
-    def both() -> Iterator[None]:
-        with _little_memory_on_the_last_rank(rank, size), _gradients_doubled_after_step_8(rank, size):
-            yield
-
-    return both()
+@contextmanager
+def _little_memory_and_gradients_doubled_after_step_8(rank: int, size: int) -> Iterator[None]:
+    with _little_memory_on_the_last_rank(rank, size), _gradients_doubled_after_step_8(rank, size):
+        yield
 
 
 def test_a_sampled_step_after_the_timed_ones_finds_what_went_wrong_in_them(whole_runs: Runs) -> None:
@@ -395,10 +368,8 @@ class _OneBlock(Turns):
         """There is no socket."""
 
 
-@contextmanager
-def _only_timed(rank: int, size: int) -> Iterator[None]:
-    with patch.object(Turns, "of_driver", lambda beat: _OneBlock()):
-        yield
+def _only_timed(rank: int, size: int) -> Planted:
+    return patch.object(Turns, "of_driver", lambda beat: _OneBlock())
 
 
 def test_a_later_pair_says_that_no_late_step_was_checked(whole_runs: Runs) -> None:
@@ -409,19 +380,13 @@ def test_a_later_pair_says_that_no_late_step_was_checked(whole_runs: Runs) -> No
         )
 
 
-def _once_after_step_8(change: Callable[[Trainer], object]) -> AbstractContextManager[object]:
+def _once_after_step_8(change: Callable[[Trainer], object]) -> Planted:
     """After the update of step 10, on all ranks alike."""
-    original, steps = Trainer.update, count()
-
-    def wrong(self: Trainer) -> None:
-        original(self)
-        if next(steps) == 10:
-            change(self)
-
-    return patch.object(Trainer, "update", wrong)
+    steps = count()
+    return after(Trainer, "update", lambda self: change(self) if next(steps) == 10 else None)
 
 
-def _momentum_lost_once(rank: int, size: int) -> AbstractContextManager[object]:
+def _momentum_lost_once(rank: int, size: int) -> Planted:
     return _once_after_step_8(lambda trainer: trainer.optimizer.state.clear())
 
 
@@ -431,11 +396,11 @@ def _double_parameters(trainer: Trainer) -> None:
         parameter.mul_(2)
 
 
-def _parameters_doubled_once_on_all_ranks(rank: int, size: int) -> AbstractContextManager[object]:
+def _parameters_doubled_once_on_all_ranks(rank: int, size: int) -> Planted:
     return _once_after_step_8(_double_parameters)
 
 
-def _feedback_dropped_once(rank: int, size: int) -> AbstractContextManager[object]:
+def _feedback_dropped_once(rank: int, size: int) -> Planted:
     """In step 5."""
     return _feedback_dropped(10**6)
 

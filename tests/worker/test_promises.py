@@ -14,8 +14,11 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from planting import NORMED as NORMED_MODEL
+from planting import Fields, Planted, Runs, gradients_times, no_time, wrapped
 from torch import Tensor
 
+from harness.worker.proof import proof
 from results.cell import Cell
 from results.errors import SpecError
 from strategies.catalog import STRATEGIES
@@ -23,16 +26,10 @@ from strategies.closed_form.traffic import traffic
 from strategies.compression.promise import Largest, Rounded, UnbiasedLevels
 from strategies.promise import Promise
 from strategies.refusal import refusal
+from strategies.training.parallel import ParallelModel
 from workloads.catalog import WORKLOADS, facts
 
-Proofs = Callable[..., list[dict[str, Any]]]
-Fields = dict[str, Any]
-NORMED: Fields = {
-    "workload": "py:proof_models:normed",
-    "micro_batch": 4,
-    "optimizer": "sgd:lr=0.05",
-    "strategy": "gossip",
-}
+NORMED: Fields = NORMED_MODEL | {"strategy": "gossip"}
 CELL: Fields = {
     "workload": "gpt-nano",
     "dataset": "synthetic",
@@ -71,84 +68,57 @@ def _right(rank: int, size: int) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def _mean(wrong: Callable[[Any, Any], Tensor]) -> Iterator[None]:
+def _mean(wrong: Callable[[Any, Any, Any], Tensor]) -> Planted:
+    """Replace the mean of a bucket by `wrong`, given the right function, the model and the bucket."""
     _register()
     from gossip.model import GossipModel
 
-    with patch.object(GossipModel, "_mean", wrong):
-        yield
+    return wrapped(GossipModel, "_mean", wrong)
 
 
-@contextmanager
-def _weight_off(rank: int, size: int) -> Iterator[None]:
+def _weight_off(rank: int, size: int) -> Planted:
     """A rank itself counts by a hundredth more than its neighbours."""
-    _register()
-    from gossip.model import GossipModel
 
-    right = GossipModel._mean
-
-    def wrong(self: Any, bucket: Any) -> Tensor:
+    def wrong(right: Any, self: Any, bucket: Any) -> Tensor:
         own = bucket.values.clone()
         return right(self, bucket).mul_(0.99).add_(own, alpha=0.01)
 
-    with patch.object(GossipModel, "_mean", wrong):
-        yield
+    return _mean(wrong)
 
 
-@contextmanager
-def _neighbour_skipped(rank: int, size: int) -> Iterator[None]:
+def _neighbour_skipped(rank: int, size: int) -> Planted:
     """The last rank averages with one neighbour of two, or with none."""
-    _register()
-    from gossip.model import GossipModel
 
-    right = GossipModel._mean
-
-    def wrong(self: Any, bucket: Any) -> Tensor:
+    def wrong(right: Any, self: Any, bucket: Any) -> Tensor:
         mean = right(self, bucket)
         return bucket.values.clone() if rank == size - 1 else mean
 
-    with patch.object(GossipModel, "_mean", wrong):
-        yield
+    return _mean(wrong)
 
 
-@contextmanager
-def _never_averaged(rank: int, size: int) -> Iterator[None]:
-    with _mean(lambda self, bucket: bucket.values.clone()):
-        yield
+def _never_averaged(rank: int, size: int) -> Planted:
+    return _mean(lambda right, self, bucket: bucket.values.clone())
 
 
-@contextmanager
-def _all_averaged(rank: int, size: int) -> Iterator[None]:
+def _all_averaged(rank: int, size: int) -> Planted:
     """The mean over all ranks, which is not that of the neighbours on a ring of 4."""
-
-    def wrong(self: Any, bucket: Any) -> Tensor:
-        return self._link.all_gather(bucket.values).mean(dim=0)
-
-    with _mean(wrong):
-        yield
+    return _mean(lambda right, self, bucket: self._link.all_gather(bucket.values).mean(dim=0))
 
 
-@contextmanager
-def _gradient_doubled(rank: int, size: int) -> Iterator[None]:
+def _gradient_doubled(rank: int, size: int) -> Planted:
     _register()
-    from strategies.training.parallel import ParallelModel
 
-    right = ParallelModel.compute_gradients
-
-    def wrong(self: Any, *arguments: Any) -> Tensor:
+    def wrong(right: Any, self: Any, *arguments: Any) -> Tensor:
         loss = right(self, *arguments)
-        for parameter in self.parameters():
-            parameter.grad.mul_(2 if rank == size - 1 else 1)
+        gradients_times(2 if rank == size - 1 else 1)(self)
         return loss
 
-    with patch.object(ParallelModel, "compute_gradients", wrong):
-        yield
+    return wrapped(ParallelModel, "compute_gradients", wrong)
 
 
 @pytest.mark.parametrize("fields", [{}, {"accumulation": 2}, {"optimizer": "adamw:lr=0.001"}], ids=str)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_rank_averages_with_its_neighbours(proofs: Proofs, size: int, fields: Fields) -> None:
+def test_every_rank_averages_with_its_neighbours(proofs: Runs, size: int, fields: Fields) -> None:
     for found in proofs(size, NORMED | fields, broken=_right):
         assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
         assert "parameters averaged with its partners' within their rounding" in found["detail"]
@@ -169,29 +139,25 @@ def test_every_rank_averages_with_its_neighbours(proofs: Proofs, size: int, fiel
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_wrong_averages_are_caught(
-    proofs: Proofs, broken: Callable[..., object], size: int, found: str
+    proofs: Runs, broken: Callable[..., object], size: int, found: str
 ) -> None:
     first = proofs(size, NORMED, broken=broken)[0]
     assert not first["passed"]
     assert re.search(found, first["detail"]), first["detail"]
 
 
-@contextmanager
-def _three_averaged(rank: int, size: int) -> Iterator[None]:
+def _three_averaged(rank: int, size: int) -> Planted:
     """Ranks 1, 2 and 3 are one group, and rank 0 is alone."""
     _register()
     import paired
 
-    with patch.object(paired, "pair", lambda rank, ranks: [[0], [], [1, 2, 3]][min(rank, 2)]):
-        yield
+    return patch.object(paired, "pair", lambda rank, ranks: [[0], [], [1, 2, 3]][min(rank, 2)])
 
 
 @contextmanager
 def _not_averaged(rank: int, size: int) -> Iterator[None]:
     _register()
     from paired import PairedGradientsModel, PairedParametersModel
-
-    from strategies.training.parallel import ParallelModel
 
     alone = ParallelModel.compute_gradients
     with (
@@ -214,7 +180,7 @@ PAIRED = NORMED | {"strategy": "paired-gradients"}
     ],
     ids=["gradients", "accumulated", "compressed", "parameters"],
 )
-def test_every_rank_averages_with_its_pair(proofs: Proofs, fields: Fields) -> None:
+def test_every_rank_averages_with_its_pair(proofs: Runs, fields: Fields) -> None:
     for found in proofs(4, fields, broken=_right):
         assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
     if fields is PAIRED:
@@ -224,7 +190,7 @@ def test_every_rank_averages_with_its_pair(proofs: Proofs, fields: Fields) -> No
 @pytest.mark.parametrize("strategy", ["paired-gradients", "paired-parameters"])
 @pytest.mark.parametrize("broken", [_three_averaged, _not_averaged], ids=lambda broken: broken.__name__)
 def test_averages_with_others_than_the_pair_are_caught(
-    proofs: Proofs, broken: Callable[..., object], strategy: str
+    proofs: Runs, broken: Callable[..., object], strategy: str
 ) -> None:
     for found in proofs(4, NORMED | {"strategy": strategy}, broken=broken):
         assert not found["passed"]
@@ -240,19 +206,15 @@ def test_averages_with_others_than_the_pair_are_caught(
         ("paired-gradients", "the parameters of replicas that average together are equal bit for bit after"),
     ],
 )
-def test_a_weaker_proof_says_what_is_true_of_it(proofs: Proofs, strategy: str, words: str) -> None:
+def test_a_weaker_proof_says_what_is_true_of_it(proofs: Runs, strategy: str, words: str) -> None:
     found = proofs(4, NORMED | {"strategy": strategy}, broken=_no_time)[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement")
     assert found["detail"].startswith(words)
 
 
-@contextmanager
-def _no_time(rank: int, size: int) -> Iterator[None]:
-    from harness.worker.proof import proof
-
+def _no_time(rank: int, size: int) -> Planted:
     _register()
-    with patch.object(proof, "LONGEST_S", 0.0):
-        yield
+    return no_time(rank, size)
 
 
 @contextmanager
@@ -271,23 +233,19 @@ def _nothing_in_five_steps(rank: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def _three_of_five_steps(rank: int, size: int) -> Iterator[None]:
-    from harness.worker.proof import proof
-
     with _nothing_in_five_steps(rank, size), patch.object(proof, "first_steps", lambda model: [True] * 3):
         yield
 
 
-@contextmanager
-def _partners_of_none(rank: int, size: int) -> Iterator[None]:
+def _partners_of_none(rank: int, size: int) -> Planted:
     _register()
     from paired import PairedParameters
 
     promise = Promise(of="parameters", partners=lambda replica, replicas: [replica], equal=False)
-    with patch.object(PairedParameters, "promise", promise):
-        yield
+    return patch.object(PairedParameters, "promise", promise)
 
 
-def test_a_promise_is_proven_by_steps_that_keep_it(proofs: Proofs) -> None:
+def test_a_promise_is_proven_by_steps_that_keep_it(proofs: Runs) -> None:
     fields = NORMED | {"strategy": "paired-parameters"}
     assert not any(found["passed"] for found in proofs(2, fields, broken=_nothing_in_five_steps))
     found = proofs(2, fields, broken=_three_of_five_steps)[0]
@@ -307,8 +265,7 @@ def _weighted(rank: int, size: int) -> Iterator[None]:
             yield
 
 
-@contextmanager
-def _weight_of_a_third(rank: int, size: int) -> Iterator[None]:
+def _weight_of_a_third(rank: int, size: int) -> Planted:
     _register()
     from paired import PairedParametersModel
 
@@ -318,11 +275,10 @@ def _weight_of_a_third(rank: int, size: int) -> Iterator[None]:
             self.link.all_reduce(share)
             parameter.data.copy_(share)
 
-    with patch.object(PairedParametersModel, "updated", wrong):
-        yield
+    return patch.object(PairedParametersModel, "updated", wrong)
 
 
-def test_what_no_promise_expresses_is_declared_to_have_no_proof(whole_runs: Proofs) -> None:
+def test_what_no_promise_expresses_is_declared_to_have_no_proof(whole_runs: Runs) -> None:
     fields = NORMED | {"strategy": "paired-parameters"}
     assert {found["outcome"] for found in whole_runs(2, fields, broken=_weight_of_a_third)} == {
         "proof_failed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -13,23 +13,19 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from planting import GPT, MLP, NORMED, Fields, Planted, Runs, after, gradients_times, no_time, wrapped
 from torch import Tensor
 
-from harness.worker.proof import examination, proof, reference, simulation
+from harness.worker.proof import examination, reference, simulation
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
 
-Proofs = Callable[..., list[dict[str, Any]]]
-Fields = dict[str, Any]
-MLP: Fields = {"workload": "mlp", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 2, "optimizer": "sgd:lr=0.002"}
-NORMED: Fields = {"workload": "py:proof_models:normed", "micro_batch": 4, "optimizer": "sgd:lr=0.05"}
 OWN: Fields = {"dataset": "own", "micro_batch": 4, "optimizer": "sgd"}
 SPOKEN: Fields = {"workload": "py:proof_models:spoken", "micro_batch": 4, "optimizer": "sgd"}
 TWO_LOSSES: Fields = {"workload": "py:proof_models:two_losses", "micro_batch": 4, "optimizer": "adamw"}
 SPARSE: Fields = {"workload": "py:proof_models:sparse", "micro_batch": 8, "optimizer": "sgd"}
 TEACHER: Fields = {"workload": "py:proof_models:teacher", "micro_batch": 4, "optimizer": "sgd"}
-GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer": "adamw:lr=0.001"}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +58,7 @@ GPT: Fields = {"workload": "py:proof_models:gpt", "micro_batch": 1, "optimizer":
         (2, OWN | {"workload": "py:proof_models:of_a_loader", "accumulation": 2}),
     ],
 )
-def test_a_cell_on_one_rank_or_two_is_proven_bit_for_bit(proofs: Proofs, size: int, fields: Fields) -> None:
+def test_a_cell_on_one_rank_or_two_is_proven_bit_for_bit(proofs: Runs, size: int, fields: Fields) -> None:
     results = proofs(size, fields)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "serial-simulation")}
     first = results[0]
@@ -87,7 +83,7 @@ CONDITIONED: Fields = {"workload": "py:proof_models:conditioned", "micro_batch":
     ],
 )
 def test_blocks_that_share_an_input_are_proven_without_a_wider_bound(
-    proofs: Proofs, size: int, fields: Fields
+    proofs: Runs, size: int, fields: Fields
 ) -> None:
     found = proofs(size, CONDITIONED | fields)[0]
     assert found["passed"], found["detail"]
@@ -103,7 +99,7 @@ EVERY = ("ddp", "zero1", "scratch-ddp", "fsdp", "fsdp:reshard=false", "scratch-f
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", EVERY)
 @pytest.mark.parametrize("workload", ["mlp", "resnet18-32px", "gpt-nano", "llama-nano"])
-def test_these_cells_have_the_bits_of_a_serial_loop(proofs: Proofs, workload: str, strategy: str) -> None:
+def test_these_cells_have_the_bits_of_a_serial_loop(proofs: Runs, workload: str, strategy: str) -> None:
     fields = {"workload": workload, "micro_batch": 2, "optimizer": "adamw:lr=0.001", "strategy": strategy}
     found = proofs(2, fields)[0]
     assert (found["passed"], found["max_difference"], found["max_bound"]) == (True, 0.0, 0.0)
@@ -111,14 +107,14 @@ def test_these_cells_have_the_bits_of_a_serial_loop(proofs: Proofs, workload: st
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "scratch-fsdp"])
-def test_a_strategy_that_loses_what_forward_changes_is_not_proven(proofs: Proofs, strategy: str) -> None:
+def test_a_strategy_that_loses_what_forward_changes_is_not_proven(proofs: Runs, strategy: str) -> None:
     results = proofs(2, TEACHER | {"strategy": strategy})
     assert [found["passed"] for found in results] == [False, False]
     assert "forward itself changes teacher.weight" in results[0]["detail"]
 
 
 @pytest.mark.parametrize("fields", [MLP | {"accumulation": 2}, NORMED, GPT])
-def test_a_cell_on_three_ranks_is_proven_within_the_rounding_of_a_sum(proofs: Proofs, fields: Fields) -> None:
+def test_a_cell_on_three_ranks_is_proven_within_the_rounding_of_a_sum(proofs: Runs, fields: Fields) -> None:
     found = proofs(3, fields)[0]
     assert found["passed"]
     assert "within the rounding of a sum in another order" in found["detail"]
@@ -128,14 +124,11 @@ def test_a_cell_on_three_ranks_is_proven_within_the_rounding_of_a_sum(proofs: Pr
 @pytest.mark.parametrize(
     "fields", [MLP | {"precision": "bf16"}, MLP | {"precision": "fp16", "clip_norm": 1.0}]
 )
-def test_low_precision_is_proven_within_a_stated_part_of_the_gradient(proofs: Proofs, fields: Fields) -> None:
+def test_low_precision_is_proven_within_a_stated_part_of_the_gradient(proofs: Runs, fields: Fields) -> None:
     found = proofs(2, fields)[0]
     assert found["passed"]
     stated = {"bf16": "0.03", "fp16": "0.01"}[fields["precision"]]
     assert f"gradients agree within {stated} of their L2 norm" in found["detail"]
-
-
-Runs = Callable[..., list[Fields]]
 
 
 def test_a_run_whose_batches_are_dictionaries_of_texts_is_measured_as_any_other(whole_runs: Runs) -> None:
@@ -179,16 +172,10 @@ def test_a_pipeline_says_which_batches_it_takes(whole_runs: Runs) -> None:
         assert taken in record["reason"]
 
 
-def _no_time(rank: int, size: int) -> AbstractContextManager[object]:
-    return patch.object(proof, "LONGEST_S", 0.0)
-
-
-@contextmanager
-def _slow_replicas(rank: int, size: int) -> Iterator[None]:
+def _slow_replicas(rank: int, size: int) -> Planted:
     """By its clock each takes 15 s: rank 0 would take too long for all of them, but not for one."""
     clock = count(step=15)
-    with patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock))):
-        yield
+    return patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +186,7 @@ def _slow_replicas(rank: int, size: int) -> Iterator[None]:
         MLP | {"strategy": "scratch-ddp", "precision": "fp16"},
     ],
 )
-def test_ranks_share_a_simulation_that_takes_one_of_them_too_long(proofs: Proofs, fields: Fields) -> None:
+def test_ranks_share_a_simulation_that_takes_one_of_them_too_long(proofs: Runs, fields: Fields) -> None:
     found = proofs(2, fields, broken=_slow_replicas)[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
     assert "3 steps of 2 replicas recomputed, one on a device of each" in found["detail"]
@@ -207,32 +194,28 @@ def test_ranks_share_a_simulation_that_takes_one_of_them_too_long(proofs: Proofs
         assert (found["max_difference"], found["max_bound"]) == (0.0, 0.0)
 
 
-def _no_room(rank: int, size: int) -> AbstractContextManager[object]:
+def _no_room(rank: int, size: int) -> Planted:
     return patch.object(simulation, "simulate_step", side_effect=torch.OutOfMemoryError("no room"))
 
 
-def _no_room_for_the_update(rank: int, size: int) -> AbstractContextManager[object]:
+def _no_room_for_the_update(rank: int, size: int) -> Planted:
     return patch.object(simulation, "replay_update", side_effect=torch.OutOfMemoryError("no room"))
 
 
 @contextmanager
 def _slow_replicas_and_one_dropped(rank: int, size: int) -> Iterator[None]:
-    original = Trainer.compute_gradients
-
-    def wrong(self: Trainer, batches: Any) -> Tensor:
-        loss = original(self, batches)
-        for parameter in self.model.parameters():
+    def change(trainer: Trainer) -> None:
+        for parameter in trainer.model.parameters():
             if parameter.grad is not None:
                 # Of the gradients of two, those of the last.
                 torch.distributed.broadcast(parameter.grad, src=size - 1)
                 parameter.grad.mul_(1.5)
-        return loss
 
-    with _slow_replicas(rank, size), patch.object(Trainer, "compute_gradients", wrong):
+    with _slow_replicas(rank, size), after(Trainer, "compute_gradients", change):
         yield
 
 
-def test_a_shared_simulation_finds_what_differs(proofs: Proofs) -> None:
+def test_a_shared_simulation_finds_what_differs(proofs: Runs) -> None:
     found = proofs(2, NORMED, broken=_slow_replicas_and_one_dropped)[0]
     assert not found["passed"]
     assert "differs from the serial simulation" in found["detail"]
@@ -249,40 +232,37 @@ def _slow_by_its_own_thread(rank: int, size: int) -> Iterator[None]:
         yield
 
 
-def _little_memory(rank: int, size: int) -> AbstractContextManager[object]:
+def _little_memory(rank: int, size: int) -> Planted:
     return patch.object(simulation, "available_bytes", lambda: 2.0**15)
 
 
 @contextmanager
 def _no_time_and_twice_the_gradient_on_rank_0(rank: int, size: int) -> Iterator[None]:
-    original = Trainer.update
-
-    def wrong(self: Trainer) -> None:
-        for parameter in self.model.parameters():
-            if rank == 0 and parameter.grad is not None:
-                parameter.grad.mul_(2)
+    def wrong(original: Any, self: Trainer) -> None:
+        if rank == 0:
+            gradients_times(2)(self)
         original(self)
 
-    with _no_time(rank, size), patch.object(Trainer, "update", wrong):
+    with no_time(rank, size), wrapped(Trainer, "update", wrong):
         yield
 
 
 FP16: Fields = {"micro_batch": 4, "optimizer": "sgd:lr=0.001", "precision": "fp16"}
 
 
-def test_gradients_at_the_edge_of_fp16_lose_the_same_digits_on_both_sides(proofs: Proofs) -> None:
+def test_gradients_at_the_edge_of_fp16_lose_the_same_digits_on_both_sides(proofs: Runs) -> None:
     found = proofs(2, FP16 | {"workload": "py:proof_models:quiet_tokens"})[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
     assert found["max_difference"] < found["max_bound"] / 10
 
 
-def test_steps_that_overflow_are_left_out_by_both_sides_and_the_others_are_compared(proofs: Proofs) -> None:
+def test_steps_that_overflow_are_left_out_by_both_sides_and_the_others_are_compared(proofs: Runs) -> None:
     found = proofs(2, FP16 | {"workload": "py:proof_models:loud"})[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation")
     assert 0 < found["max_bound"] < 1
 
 
-def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(proofs: Proofs) -> None:
+def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(proofs: Runs) -> None:
     found = proofs(2, FP16 | {"workload": "py:proof_models:deafening"})[0]
     assert (found["passed"], found["method"]) == (True, "replica-agreement")
     assert "left out every step" in found["detail"]
@@ -293,7 +273,7 @@ def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(pro
     ("obstacle", "reason"),
     [
         (
-            _no_time,
+            no_time,
             r"a serial simulation of a step would take about \d+ s, and about \d+ s shared out over 2 ranks",
         ),
         (
@@ -310,7 +290,7 @@ def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(pro
     ],
 )
 def test_where_the_reference_does_not_fit_the_gradients_are_sampled_and_the_reason_is_named(
-    proofs: Proofs, obstacle: Callable[..., object], reason: str
+    proofs: Runs, obstacle: Callable[..., object], reason: str
 ) -> None:
     results = proofs(2, MLP, broken=obstacle)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "sampled-gradients")}
@@ -328,20 +308,19 @@ def test_where_the_reference_does_not_fit_the_gradients_are_sampled_and_the_reas
 COMPRESSED: Fields = {"strategy": "scratch-ddp", "compression": "topk:0.5"}
 
 
-def test_where_no_projection_says_anything_the_weakest_proof_is_given(proofs: Proofs) -> None:
-    results = proofs(2, MLP | COMPRESSED, broken=_no_time)
+def test_where_no_projection_says_anything_the_weakest_proof_is_given(proofs: Runs) -> None:
+    results = proofs(2, MLP | COMPRESSED, broken=no_time)
     assert {(found["passed"], found["method"]) for found in results} == {(True, "replica-agreement")}
     equal = "the replicas' parameters are equal bit for bit after the update; a serial simulation of a step"
     assert results[0]["detail"].startswith(equal)
 
 
-@contextmanager
-def _little_memory_on_the_last_rank(rank: int, size: int) -> Iterator[None]:
-    with patch.object(simulation, "available_bytes", lambda: 2.0**30 if rank < size - 1 else 2.0**15):
-        yield
+def _little_memory_on_the_last_rank(rank: int, size: int) -> Planted:
+    left = 2.0**30 if rank < size - 1 else 2.0**15
+    return patch.object(simulation, "available_bytes", lambda: left)
 
 
-def test_every_rank_that_simulates_in_a_later_step_has_room_for_it(proofs: Proofs) -> None:
+def test_every_rank_that_simulates_in_a_later_step_has_room_for_it(proofs: Runs) -> None:
     """After a warm-up, whose steps rank 0 simulates alone."""
     fields = MLP | {"strategy": "local-sgd:2:warmup=2"}
     for found in proofs(2, fields, broken=_little_memory_on_the_last_rank):
@@ -364,21 +343,21 @@ def _slow_replicas_and_no_room_for_the_second_parameter(rank: int, size: int) ->
         yield
 
 
-def test_a_rank_without_room_for_its_share_gathers_with_the_others_all_the_same(proofs: Proofs) -> None:
+def test_a_rank_without_room_for_its_share_gathers_with_the_others_all_the_same(proofs: Runs) -> None:
     fields = GPT | {"strategy": "fsdp"}
     found = proofs(2, fields, broken=_slow_replicas_and_no_room_for_the_second_parameter)[0]
     assert (found["passed"], found["method"]) == (True, "sampled-gradients"), found["detail"]
     assert "a serial simulation does not fit in memory beside the model" in found["detail"]
 
 
-def test_a_forward_pass_that_a_step_computes_again_is_not_what_a_simulation_takes(proofs: Proofs) -> None:
+def test_a_forward_pass_that_a_step_computes_again_is_not_what_a_simulation_takes(proofs: Runs) -> None:
     """At most half of 100 s, less the 5 s that may be taken once."""
     fields = GPT | {"activation_checkpointing": True}
     detail = proofs(2, fields, broken=_slow_by_its_own_thread)[0]["detail"]
     assert "would take about 90 s, and about 45 s shared out over 2 ranks" in detail
 
 
-def test_the_weaker_proof_too_can_fail(proofs: Proofs) -> None:
+def test_the_weaker_proof_too_can_fail(proofs: Runs) -> None:
     for found in proofs(2, MLP | COMPRESSED, broken=_no_time_and_twice_the_gradient_on_rank_0):
         assert not found["passed"]
         assert found["method"] == "replica-agreement"
@@ -393,7 +372,7 @@ def test_the_weaker_proof_too_can_fail(proofs: Proofs) -> None:
     ],
 )
 def test_data_that_do_not_follow_their_generator_are_told_from_a_model_that_draws_its_own(
-    proofs: Proofs, model: str, cause: str
+    proofs: Runs, model: str, cause: str
 ) -> None:
     [found] = proofs(1, {"workload": f"py:proof_models:{model}", "micro_batch": 4, "optimizer": "sgd"})
     assert not found["passed"]
@@ -428,11 +407,11 @@ def _counted_wholes(rank: int, size: int) -> Iterator[None]:
     assert most[0] > 2 or rank != 0
 
 
-def test_ranks_that_compare_nothing_keep_no_wholes(proofs: Proofs) -> None:
+def test_ranks_that_compare_nothing_keep_no_wholes(proofs: Runs) -> None:
     assert all(found["passed"] for found in proofs(2, MLP, broken=_counted_wholes))
 
 
-def test_a_loss_that_is_not_finite_in_the_first_steps_is_called_so_on_all_ranks(proofs: Proofs) -> None:
+def test_a_loss_that_is_not_finite_in_the_first_steps_is_called_so_on_all_ranks(proofs: Runs) -> None:
     found = proofs(3, {"workload": "py:proof_models:diverging", "micro_batch": 1, "optimizer": "sgd"})
     assert found == [{"diverged": "the loss is not a finite number (NaN or infinity)"}] * 3
 

@@ -18,6 +18,7 @@ NO_DEFECTS = {
     "_nothing_is_wrong",
     "_one_step_at_the_place",
     "_one_step_before_the_place",
+    "_no_time",
     "_simulated_in_1200_ms",
     "_simulated_in_100_s",
     "_little_memory_on_the_last_rank",

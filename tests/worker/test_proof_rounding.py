@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import pytest
+from planting import Fields, Runs
 
-Proofs = Callable[..., list[dict[str, Any]]]
-Fields = dict[str, Any]
 # Of four keys' and BatchNorms' biases the gradients are zero but for rounding.
 CELL: Fields = {"workload": "py:proof_models:cancelling", "micro_batch": 8, "optimizer": "adamw:lr=0.01"}
 PIPELINE: Fields = CELL | {"strategy": "pipeline:1f1b:microbatches=2"}
@@ -29,7 +26,7 @@ EXACT = "gradients are equal bit for bit"
     ],
 )
 def test_what_is_compared_within_a_tolerance_may_be_summed_in_another_order(
-    proofs: Proofs, other_rounding: ModuleType, size: int, fields: Fields
+    proofs: Runs, other_rounding: ModuleType, size: int, fields: Fields
 ) -> None:
     for found in proofs(size, fields, broken=other_rounding.trainer_sums_otherwise):
         assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
@@ -47,14 +44,14 @@ def test_what_is_compared_within_a_tolerance_may_be_summed_in_another_order(
     ],
 )
 def test_bits_are_compared_of_two_computations_on_one_cpu_whichever_it_is(
-    proofs: Proofs, other_rounding: ModuleType, size: int, fields: Fields
+    proofs: Runs, other_rounding: ModuleType, size: int, fields: Fields
 ) -> None:
     for found in proofs(size, fields, broken=other_rounding.all_sum_otherwise):
         assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
     assert not proofs(size, fields, broken=other_rounding.trainer_sums_otherwise)[0]["passed"]
 
 
-def test_a_product_with_one_sample_rounds_by_where_its_matrix_begins(proofs: Proofs) -> None:
+def test_a_product_with_one_sample_rounds_by_where_its_matrix_begins(proofs: Runs) -> None:
     """zero1 lays parameters one behind another, which MKL's kernels for AMD's CPUs are sensitive to."""
     odd: Fields = {"workload": "py:proof_models:odd", "micro_batch": 1, "optimizer": "sgd:lr=0.05"}
     found = proofs(2, odd | {"strategy": "zero1"})[0]
@@ -73,7 +70,7 @@ RESNET: Fields = {
 
 @pytest.mark.slow
 def test_where_rounding_alone_makes_another_gradient_it_is_sampled(
-    proofs: Proofs, other_rounding: ModuleType
+    proofs: Runs, other_rounding: ModuleType
 ) -> None:
     """As a compiled ResNet in half precision has: BatchNorm of few samples makes much of each rounding."""
     first, second = proofs(2, RESNET, broken=other_rounding.trainer_norms_round_later)
@@ -85,7 +82,7 @@ def test_where_rounding_alone_makes_another_gradient_it_is_sampled(
 @pytest.mark.slow
 @pytest.mark.parametrize(("defect", "size"), [("trainer_doubles", 1), ("trainer_climbs", 2)])
 def test_what_is_more_than_rounding_is_a_defect_in_such_a_model_too(
-    proofs: Proofs, other_rounding: ModuleType, defect: str, size: int
+    proofs: Runs, other_rounding: ModuleType, defect: str, size: int
 ) -> None:
     cell = RESNET | {"strategy": "single" if size == 1 else "ddp"}
     found = proofs(size, cell, broken=getattr(other_rounding, defect))[0]
@@ -95,7 +92,7 @@ def test_what_is_more_than_rounding_is_a_defect_in_such_a_model_too(
 
 @pytest.mark.slow
 def test_one_device_has_the_weakest_proof_where_rounding_alone_makes_another_gradient(
-    proofs: Proofs, other_rounding: ModuleType
+    proofs: Runs, other_rounding: ModuleType
 ) -> None:
     alone = RESNET | {"strategy": "single"}
     [found] = proofs(1, alone, broken=other_rounding.trainer_norms_round_later)
@@ -105,7 +102,7 @@ def test_one_device_has_the_weakest_proof_where_rounding_alone_makes_another_gra
 
 @pytest.mark.slow
 def test_a_compressed_exchange_has_no_exception_for_rounding(
-    proofs: Proofs, other_rounding: ModuleType
+    proofs: Runs, other_rounding: ModuleType
 ) -> None:
     cell = RESNET | {"strategy": "scratch-ddp", "compression": "bf16"}
     assert not proofs(2, cell, broken=other_rounding.trainer_norms_round_later)[0]["passed"]
