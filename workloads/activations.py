@@ -24,7 +24,7 @@ SCALAR = VALUE_BYTES
 
 
 def saved(*, whole: int = 0, split: int = 0) -> Saved:
-    """Return the bytes of so many values."""
+    """Return the bytes of these numbers of values."""
     return Saved(whole=VALUE_BYTES * whole, split=VALUE_BYTES * split)
 
 

@@ -23,7 +23,7 @@ def build_workload(text: str, *, source_folder: Path | None = None, by_unit: boo
     """Build the workload that `text` names, with its module on the CPU or on the device of a `torch.device`
     context.
 
-    The initial parameters follow from `torch.manual_seed` alone. `by_unit`: a model that can be built unit by
+    The initial parameters follow only from `torch.manual_seed`. `by_unit`: a model that can be built unit by
     unit is on the meta device, with its `initial` values, which are the same. A `py:` workload is imported
     from `source_folder` (default: the working folder). Raises SpecError for a text that names nothing, and
     UsageError for a user's function that cannot be imported or returns something else.

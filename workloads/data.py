@@ -121,7 +121,7 @@ def seed_of(seed: int, replica: int) -> int:
 
 
 def own_data(request: DataRequest) -> Data:
-    """Return the workload's own data. Raises UsageError if it has none."""
+    """Return the workload's own data. Raises UsageError without such data."""
     if request.workload.data is None:
         raise UsageError(
             f"dataset {request.dataset} does not fit: the workload has no data= of its own; use {SYNTHETIC}, "

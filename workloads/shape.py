@@ -1,7 +1,7 @@
 """Facts that a model family declares of its models without building them: one class per family, torch-free.
 
 One shape is the source both of the module that is built and of the closed forms that it is checked
-against. FLOPs are those of one sample's forward pass, 1 multiply-add = 2 FLOP, and count convolutions,
+against. FLOPs are counted for one sample's forward pass, 1 multiply-add = 2 FLOP, and count convolutions,
 matrix products and the two products of attention (in full: the causal half is not taken off). Biases,
 normalisation, activations, pooling, softmax, embedding look-ups and the loss are left out.
 """

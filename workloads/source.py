@@ -42,7 +42,8 @@ def split_positional(positional: str) -> tuple[str, str]:
 
 
 def module_file(module: str, folder: Path) -> Path:
-    """Return the file that importing `module` from `folder` would load. Raises SpecError if there is none."""
+    """Return the file that importing `module` from `folder` would load. Raises SpecError if it does not
+    exist."""
     top, _, _ = module.partition(".")
     if top in _OURS or top in sys.stdlib_module_names:
         raise SpecError(f"workload py:{module}: the name {top!r} is taken; rename your file or folder")

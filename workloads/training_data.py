@@ -41,7 +41,7 @@ class TrainingData(ABC, Iterator[Batch]):
     def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
         self._request = request
         self.samples_per_epoch = samples_per_epoch
-        """Samples of all replicas; None: not known before they are read, or there are no epochs."""
+        """Samples of all replicas; None: not known before they are read, or the data have no epochs."""
         self.epoch = 0
         """Number of epochs that have ended. If their length is not known, one has ended when more is asked
         for."""
@@ -105,7 +105,7 @@ def _length(samples: int | None) -> str:
 
 
 class _Synthetic(TrainingData):
-    """Gives the batches of a measured run in turn; there are no epochs."""
+    """Gives the batches of a measured run in turn, without epochs."""
 
     def __init__(self, request: DataRequest) -> None:
         super().__init__(request, samples_per_epoch=None)
@@ -162,8 +162,8 @@ class _Dealt(TrainingData):
             start = end
 
     def _order(self, epoch: int) -> list[int]:
-        """Return an epoch's order, which is that of torch's DistributedSampler: a training run begins with
-        the batches of a measured run, if nothing is held out."""
+        """Return an epoch's order as torch's DistributedSampler has it: a training run begins with the
+        batches of a measured run, if it holds out no samples."""
         generator = torch.Generator().manual_seed(self._request.seed + epoch)
         order: list[int] = torch.randperm(len(self._data), generator=generator).tolist()
         return order
@@ -323,7 +323,7 @@ class HeldOut(Iterable[Batch]):
 
 
 def held_out(request: DataRequest) -> HeldOut | None:
-    """Return what this replica validates on, or None if nothing is held out.
+    """Return the data that this replica validates on, or None if no samples are held out.
 
     Samples of a Dataset are read when they are asked for, and only by their replica.
     """

@@ -107,7 +107,7 @@ class Workload:
     is made, or a function that opens an epoch of batches for a `DataShare`. A sample follows only from its
     index, or place."""
     held_out: Data | None = None
-    """What a training run validates on, of the same three forms as `data`; a function gives each replica
+    """Data that a training run validates on, of the same three forms as `data`; a function gives each replica
     equally many batches. Data sets that are not the workload's own hold out a part of themselves."""
     metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
     """Functions by name that each validation computes: each takes outputs and targets and returns the mean
@@ -124,7 +124,7 @@ class Workload:
     """Unit of throughput."""
     units_per_sample: int = 1
     layout: ModelLayout | None = None
-    """None: the strategies find its like blocks; `ModelLayout()`: it has none."""
+    """None: the strategies find its like blocks; `ModelLayout()`: it has no blocks."""
     input: ImageInput | TokenInput | None = None
     """Shape that real data are given; None: the workload runs only on synthetic data."""
     initial: Callable[[Tensor, torch.device], None] | None = None

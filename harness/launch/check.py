@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -72,7 +71,7 @@ def _example(facts: type[StrategyFacts]) -> str:
 
 
 def _runs_on_ranks(facts: type[StrategyFacts]) -> bool:
-    """Return False for a strategy that a plan replaces by another, and for that of a single device."""
+    """Return False for the single-device strategy, and for one that a plan replaces by another."""
     return facts.distributed and hasattr(facts, "model")
 
 
@@ -114,32 +113,26 @@ def _run(folder: Path, *, held: int, ranks: int, longest_s: float) -> tuple[int 
     All keep the descriptor `held` open. Returns rank 0's exit code (None: it took too long), and all output.
     """
     log, code = folder / "printed.log", None
-    with log.open("wb") as output, _started(folder, held, ranks, output.fileno()) as started:
-        with suppress(subprocess.TimeoutExpired):
-            code = started[0].wait(longest_s)
-    return code, log.read_text(errors="replace")
-
-
-@contextmanager
-def _started(folder: Path, held: int, ranks: int, output: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start the ranks, and end them with the context."""
     surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": ""}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "harness.worker.check", str(folder)],
-            env={**surroundings, "RANK": str(rank)},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(held,),
-            # Not by the rank itself: importing torch takes seconds, in which this process may end.
-            preexec_fn=die_with_parent,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        yield started
-    finally:
-        for rank in started:
-            rank.kill()
-            rank.wait()
+    with log.open("wb") as output:
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "harness.worker.check", str(folder)],
+                env={**surroundings, "RANK": str(rank)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(held,),
+                # Not by the rank itself: importing torch takes seconds, in which this process may end.
+                preexec_fn=die_with_parent,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                code = started[0].wait(longest_s)
+        finally:
+            for rank in started:
+                rank.kill()
+                rank.wait()
+    return code, log.read_text(errors="replace")

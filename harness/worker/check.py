@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -28,6 +27,7 @@ from torch.utils import _pytree as pytree
 from harness.worker.cell.model_parts import built_on_meta, parts_of
 from harness.worker.cell.setup import CellSetup, layout_of, seed_step
 from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord
+from harness.worker.cell.model_parts import built_on_meta, count_flops, parts_of
 from harness.worker.cell.seeds import seed_step
 from harness.worker.cell.setup import CellSetup, layout_of
 from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord, Verdict
@@ -49,7 +49,6 @@ from workloads.batch import Batch, named_tensors
 from workloads.catalog import WORKLOADS, facts
 from workloads.data import DataRequest
 from workloads.datasets.facts import DATASETS, Own
-from workloads.flops import CountedFlops, count_parts
 from workloads.training_data import open_training
 from workloads.workload import Workload
 
@@ -176,22 +175,20 @@ class Check:
     def _count_flops(self) -> None:
         request = self._request
         count = partial(
-            count_parts,
+            count_flops,
             request.workload,
             micro_batch=request.micro_batch,
             source_folder=Path(request.source_folder),
         )
         try:
-            with suppress(BenchError):
-                return self._say_flops(count())
-            # It has just run here, and on the meta device it does not.
-            self._say_flops(count(device="cpu"))
+            try:
+                flops = count()
+            except BenchError:
+                # The model has just run on the CPU, and does not on the meta device.
+                flops = count(device="cpu")
         except BenchError as error:
-            self._say(absent={"flops": str(error)})
-
-    def _say_flops(self, flops: CountedFlops) -> None:
-        samples = self._request.micro_batch
-        known = facts(WORKLOADS.parse(self._request.workload))
+            return self._say(absent={"flops": str(error)})
+        known, samples = facts(WORKLOADS.parse(request.workload)), request.micro_batch
         wrong = known.contradicted(parameters=self._found.parameters, forward_flops=flops.forward / samples)
         self._say(flops=round(flops.total / samples), notes=(*self._found.notes, *wrong))
 

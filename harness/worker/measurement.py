@@ -15,7 +15,7 @@ from harness.worker.measure.profiler import LONGEST_PERIOD
 from harness.worker.measure.scalars import live_scalars
 from harness.worker.measure.telemetry import sampler
 from harness.worker.proof.compilation import require_compiled
-from harness.worker.proof.uses import Demand, UseCounter, other_collective, other_traffic, whole_state
+from harness.worker.proof.conformance import UseCounter, missed_uses, other_collective, other_traffic, whole_state
 from harness.worker.rank.context import Run
 from harness.worker.rank.failure import classify
 from harness.worker.rank.network import read_transports
@@ -26,7 +26,7 @@ from results.recorded import KernelTimes
 from strategies.devices import device_of
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
-from workloads.flops import count_parts
+from harness.worker.cell.model_parts import count_flops
 
 FEWER_WARM_UP_STEPS = 10
 """Most steps of the warm-up on CPU in a run that a driver wants for its blocks. On a busy machine no two
@@ -107,8 +107,7 @@ class Measurement:
         sent = around.control.largest([payload_bytes, operations])
         if around.rank.local_gpus == cell.gpus:
             run.require(other_traffic(cell, *sent) or whole_state(cell, trainer))
-        demand = Demand(cell=cell, workload=workload, steps=steps)
-        missed = demand.missed(uses, around.control, self._built.setup.groups)
+        missed = missed_uses(cell, workload, steps, uses, around.control, self._built.setup.groups)
         if missed is not None:
             run.fail(missed)
 
@@ -131,7 +130,7 @@ class Measurement:
     def _count_flops(self) -> int | None:
         cell = self._cell
         try:
-            flops = count_parts(
+            flops = count_flops(
                 cell.workload,
                 micro_batch=cell.micro_batch,
                 source_folder=self._around.source_folder,

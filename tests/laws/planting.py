@@ -54,5 +54,5 @@ def gradients_times(factor: float) -> Callable[[Any], None]:
 
 
 def no_time(rank: int, size: int) -> Planted:
-    """Let the simulations of the first steps take no time at all, so that there are none."""
+    """Allow the simulations of the first steps no time, so that no step is simulated."""
     return patch.object(proof, "LONGEST_S", 0.0)

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from data_requests import a_request
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.worker.check import read_epoch, uneven
 from results.errors import UsageError
 from workloads import DataShare, Workload
-from workloads.data import DataRequest
 
 
 def samples() -> tuple[Tensor, Tensor]:
@@ -56,14 +56,6 @@ def test_an_epoch_is_read_to_its_last_batch() -> None:
         return torch.zeros(70, 1).split(share.micro_batch)
 
     workload = Workload(module=model(), step=lambda model, batch: model(batch), data=opened)
-    request = DataRequest(
-        workload=workload,
-        dataset="own",
-        micro_batch=8,
-        replica=0,
-        replicas=1,
-        seed=0,
-        device=torch.device("cpu"),
-    )
+    request = a_request(workload, micro_batch=8, replicas=1)
     with pytest.raises(UsageError, match="a batch of 6 samples, and 8 were asked for"):
         read_epoch(request)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_requests import a_request
 
 from workloads.build import build_workload
 from workloads.data import DataRequest
@@ -56,17 +57,9 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
 
 @pytest.fixture
 def ask() -> Callable[..., DataRequest]:
-    """A request by workload text and data set; seed 0, replica 0 of 1, CPU unless told."""
+    """A request by workload text and data set; batches of 4 for replica 0 of 1 with seed 0 by default."""
 
     def make(text: str, dataset: str, **changes: object) -> DataRequest:
-        filled: dict[str, object] = {
-            "micro_batch": 4,
-            "replica": 0,
-            "replicas": 1,
-            "seed": 0,
-            "device": torch.device("cpu"),
-        }
-        workload = build_workload(text)
-        return DataRequest(workload=workload, dataset=dataset, **(filled | changes))  # type: ignore[arg-type]
+        return a_request(build_workload(text), dataset, **{"micro_batch": 4, "replicas": 1} | changes)
 
     return make

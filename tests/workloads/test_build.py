@@ -39,34 +39,33 @@ def test_code_from_elsewhere_is_named_with_the_folder_that_was_searched(user_fol
     assert f"neither in the folder {user_folder} nor installed" in message
 
 
-def test_an_import_error_without_a_name_keeps_its_own_words(user_folder: Path) -> None:
-    (user_folder / "guarded.py").write_text("raise ModuleNotFoundError('needs layers 2 or later')\n")
-    with pytest.raises(UsageError, match="py:guarded cannot be imported: needs layers 2 or later"):
-        build_workload("py:guarded:build", source_folder=user_folder)
-
-
-def test_an_error_inside_the_users_module_is_not_hidden(user_folder: Path) -> None:
-    (user_folder / "wrong.py").write_text("1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
-        build_workload("py:wrong:build", source_folder=user_folder)
-
-
-def test_a_model_of_lazy_modules_is_named_with_the_fix(user_folder: Path, model_source: str) -> None:
-    (user_folder / "lazy.py").write_text(model_source.replace("nn.Linear(3, 2)", "nn.LazyLinear(2)"))
-    with pytest.raises(UsageError, match=r"weight has no shape yet: call the lazy modules once"):
-        build_workload("py:lazy:build", source_folder=user_folder)
-
-
-def test_what_is_no_workload_is_named(user_folder: Path) -> None:
-    (user_folder / "plain.py").write_text("import torch\ndef build():\n    return torch.nn.Linear(1, 1)\n")
-    with pytest.raises(UsageError, match=r"build\(\) returned Linear, not a workloads\.Workload"):
-        build_workload("py:plain:build", source_folder=user_folder)
-
-
-def test_a_missing_function_is_named(user_folder: Path) -> None:
-    (user_folder / "empty.py").write_text("build = 3\n")
-    with pytest.raises(UsageError, match=r"empty\.py has no function 'build'"):
-        build_workload("py:empty:build", source_folder=user_folder)
+@pytest.mark.parametrize(
+    ("source", "kind", "says"),
+    [
+        (
+            "raise ModuleNotFoundError('needs layers 2 or later')",
+            UsageError,
+            "py:mine cannot be imported: needs layers 2 or later",
+        ),
+        # An error of the user's module is not hidden.
+        ("1 / 0", ZeroDivisionError, "division by zero"),
+        ("LAZY", UsageError, r"weight has no shape yet: call the lazy modules once"),
+        (
+            "import torch\ndef build():\n    return torch.nn.Linear(1, 1)",
+            UsageError,
+            r"build\(\) returned Linear, not a workloads\.Workload",
+        ),
+        ("build = 3", UsageError, r"mine\.py has no function 'build'"),
+    ],
+    ids=["import error", "own error", "lazy modules", "no workload", "no function"],
+)
+def test_what_is_wrong_with_a_users_model_is_named(
+    user_folder: Path, model_source: str, source: str, kind: type[Exception], says: str
+) -> None:
+    lazy = model_source.replace("nn.Linear(3, 2)", "nn.LazyLinear(2)")
+    (user_folder / "mine.py").write_text(lazy if source == "LAZY" else source)
+    with pytest.raises(kind, match=says):
+        build_workload("py:mine:build", source_folder=user_folder)
 
 
 @pytest.mark.parametrize("module", ["scipy", "pytest.mine"])

@@ -38,11 +38,6 @@ def test_a_gpt_counts_its_tokens() -> None:
     assert whole.parameters == part.parameters
 
 
-def test_seq_above_the_context_is_refused() -> None:
-    with pytest.raises(SpecError, match="seq is at most its context of 64, not 65"):
-        facts(WORKLOADS.parse("gpt-nano:seq=65"))
-
-
 def test_a_padded_vocabulary_adds_rows_and_no_tokens() -> None:
     # 50,257 tokens to 786 x 64 = 50,304 rows of width 768.
     bare, padded = (facts(WORKLOADS.parse(f"gpt2-small{padding}")) for padding in ("", ":pad_vocabulary=64"))
@@ -54,9 +49,17 @@ def test_a_padded_vocabulary_adds_rows_and_no_tokens() -> None:
     assert workload.module(inputs[:1]).shape == (1, 64, 288)
 
 
-def test_padding_that_adds_nothing_is_refused() -> None:
-    with pytest.raises(SpecError, match="256 is a multiple of 64 as it is: leave pad_vocabulary out"):
-        facts(WORKLOADS.parse("gpt-nano:pad_vocabulary=64"))
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpt-nano:seq=65", "seq is at most its context of 64, not 65"),
+        ("gpt-nano:pad_vocabulary=64", "256 is a multiple of 64 as it is: leave pad_vocabulary out"),
+        ("py", "MODULE:FUNCTION"),
+    ],
+)
+def test_options_that_do_not_fit_the_model_are_refused(text: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        facts(WORKLOADS.parse(text))
 
 
 def test_options_set_the_measures_of_a_shape() -> None:
@@ -73,11 +76,6 @@ def test_a_users_model_is_unknown_with_the_reason() -> None:
     others = {field.name for field in fields(known)} - stated | {"parameters", "forward_flops", "blocks"}
     said = {str(getattr(known, name)) for name in others}
     assert said == {"unknown, because planning does not run a user's own code"}
-
-
-def test_py_alone_says_what_it_needs() -> None:
-    with pytest.raises(SpecError, match="MODULE:FUNCTION"):
-        WORKLOADS.parse("py")
 
 
 def test_each_family_has_one_cpu_preset_and_the_defaults_on_cpu_are_such() -> None:

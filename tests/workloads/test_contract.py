@@ -6,23 +6,23 @@ A new family is held to all of it by a line in `SHAPES`; a new member of the cat
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
+from data_requests import a_request
 from torch import Tensor, nn
 
+from harness.worker.cell.model_parts import flops_of
 from results.errors import UsageError
 from results.parts import ModelParts
 from results.unknown import Unknown
 from strategies.catalog import OPTIMIZERS
 from workloads.build import build
 from workloads.catalog import MEMBERS, Member
-from workloads.data import DataRequest, open_batches
+from workloads.data import open_batches
 from workloads.datasets.facts import DATASETS
-from workloads.flops import counted
 from workloads.gpt.shape import GPTShape
 from workloads.llama.shape import LlamaShape
 from workloads.mlp.shape import MLPShape
@@ -135,7 +135,7 @@ def test_the_parameters_are_the_modules_own(shape: Shape) -> None:
 
 @every_shape
 def test_the_counted_flops_are_the_closed_form(shape: Shape) -> None:
-    assert counted(on_meta(shape), 3).forward == 3 * parts_of(shape).flops
+    assert flops_of(on_meta(shape), 3).forward == 3 * parts_of(shape).flops
 
 
 @pytest.mark.parametrize("samples", [2, 5])
@@ -281,12 +281,8 @@ def test_a_model_that_is_built_by_unit_has_the_same_values(shape: Shape) -> None
 
 
 def _is_same(found: Tensor, expected: Tensor) -> bool:
-    alike = (type(found), found.dtype, found.requires_grad) == (
-        type(expected),
-        expected.dtype,
-        expected.requires_grad,
-    )
-    return alike and torch.equal(found, expected)
+    kinds = {(type(each), each.dtype, each.requires_grad) for each in (found, expected)}
+    return len(kinds) == 1 and torch.equal(found, expected)
 
 
 @every_shape
@@ -311,21 +307,13 @@ def test_channels_last_is_for_models_of_images_in_channels(shape: Shape) -> None
     assert ("channels_last" in formats) == images or (images and not is_ours(shape))
 
 
-def fits(shape: Shape) -> Iterator[tuple[str, bool]]:
-    known = shape.facts().datasets
-    assert not isinstance(known, Unknown)
-    return ((dataset.name, dataset.name in known) for dataset in DATASETS)
-
-
 @every_shape
 def test_data_sets_that_fit_train_and_others_are_refused(shape: Shape) -> None:
-    workload = build(shape)
-    for dataset, fitting in fits(shape):
-        request = DataRequest(
-            workload=workload, dataset=dataset, micro_batch=2, replica=0, replicas=1, seed=0,
-            device=torch.device("cpu"),
-        )  # fmt: skip
-        if fitting:
+    workload, known = build(shape), shape.facts().datasets
+    assert not isinstance(known, Unknown)
+    for dataset in (each.name for each in DATASETS):
+        request = a_request(workload, dataset, replicas=1)
+        if dataset in known:
             inputs, targets = next(open_batches(request))
             assert workload.loss(workload.module(inputs), targets).isfinite()
         else:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.worker.cell.model_parts import count_flops
 from results.errors import BenchError
 from workloads.catalog import WORKLOADS, facts
-from workloads.flops import count_parts
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from workloads.flops import count_parts
 def test_the_counted_forward_is_the_closed_form(text: str) -> None:
     per_sample = facts(WORKLOADS.parse(text)).forward_flops
     assert per_sample is not None
-    assert count_parts(text, micro_batch=3).forward == 3 * per_sample
+    assert count_flops(text, micro_batch=3).forward == 3 * per_sample
 
 
 @pytest.mark.parametrize(
@@ -47,36 +47,32 @@ def test_the_counted_forward_is_the_closed_form(text: str) -> None:
     ],
 )
 def test_backward_is_twice_forward_less_the_inputs_gradient(text: str, first_layer: int) -> None:
-    counted = count_parts(text, micro_batch=2)
+    counted = count_flops(text, micro_batch=2)
     assert counted.backward == 2 * counted.forward - 2 * first_layer
-
-
-def test_resnet50_takes_4_09_gmac_at_224_px() -> None:
-    assert round(count_parts("resnet50", micro_batch=1 + 1).forward / 2 / 2 / 1e9, 2) == 4.09
 
 
 def test_counting_leaves_torchs_random_state_alone() -> None:
     before = torch.get_rng_state()
-    count_parts("mlp", micro_batch=2)
+    count_flops("mlp", micro_batch=2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_users_model_is_counted_too(user_folder: Path, model_source: str) -> None:
     (user_folder / "counted.py").write_text(model_source)
     # Linear 3 x 2 on 5 samples: 2*3*2*5 = 60 forward, and as much for its weight's gradient.
-    assert count_parts("py:counted:build", micro_batch=5, source_folder=user_folder).total == 120
+    assert count_flops("py:counted:build", micro_batch=5, source_folder=user_folder).total == 120
     # Its own samples may be of another shape than its synthetic ones.
     data = "data=[(torch.zeros(4, 3), torch.zeros(4, 2))] * 20, synthetic="
     (user_folder / "longer.py").write_text(model_source.replace("synthetic=", data))
-    assert count_parts("py:longer:build", micro_batch=5, source_folder=user_folder, own=True).total == 4 * 120
+    assert count_flops("py:longer:build", micro_batch=5, source_folder=user_folder, own=True).total == 4 * 120
 
 
 def test_a_model_that_reads_its_values_is_named_uncountable(user_folder: Path, model_source: str) -> None:
     source = model_source.replace("nn.functional.mse_loss", "lambda out, y: out.sum() * out.sum().item()")
     (user_folder / "reading.py").write_text(source)
     with pytest.raises(BenchError, match="FLOPs of py:reading:build cannot be counted on the meta device"):
-        count_parts("py:reading:build", micro_batch=5, source_folder=user_folder)
-    on_cpu = count_parts("py:reading:build", micro_batch=5, source_folder=user_folder, device="cpu")
+        count_flops("py:reading:build", micro_batch=5, source_folder=user_folder)
+    on_cpu = count_flops("py:reading:build", micro_batch=5, source_folder=user_folder, device="cpu")
     assert on_cpu.total == 120
 
 

@@ -58,9 +58,10 @@ def test_a_gpt_starts_as_gpt2_says() -> None:
     assert not module.get_parameter("h.3.mlp.c_proj.bias").any()
 
 
-def test_a_gpt_does_not_look_ahead() -> None:
+@pytest.mark.parametrize("name", ["gpt-nano", "llama-nano"])
+def test_a_language_model_does_not_look_ahead(name: str) -> None:
     torch.manual_seed(0)
-    module = build_workload("gpt-nano").module.eval()
+    module = build_workload(name).module.eval()
     tokens = torch.arange(64)[None]
     changed = tokens.clone()
     changed[0, 40:] = 7

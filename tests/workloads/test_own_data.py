@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from data_requests import CountedRow, Row
+from data_requests import a_request_of as request
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from results.errors import StoreError, UsageError
 from workloads import DataShare, Workload
@@ -29,34 +31,6 @@ class Squares(Dataset[dict[str, Tensor]]):
         if index == self._broken:
             raise OSError("sample 7 is torn")
         return {"n": torch.tensor(index), "square": torch.tensor(index**2)}
-
-
-class Row(IterableDataset[int]):
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self._length))
-
-
-class CountedRow(Row):
-    """One that knows how many samples it has."""
-
-    def __len__(self) -> int:
-        return self._length
-
-
-def request(data: Any, *, dataset: str = "own", replica: int = 0, seed: int = 0) -> DataRequest:
-    """Of two replicas with batches of two."""
-    return DataRequest(
-        workload=Workload(module=nn.Identity(), loss=nn.functional.mse_loss, data=data),
-        dataset=dataset,
-        micro_batch=2,
-        replica=replica,
-        replicas=2,
-        seed=seed,
-        device=torch.device("cpu"),
-    )
 
 
 def numbers(asked: DataRequest, batches: int) -> list[list[int]]:

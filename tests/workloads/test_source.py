@@ -77,9 +77,28 @@ def test_a_package_goes_before_a_module_of_its_name_as_in_an_import(tmp_path: Pa
     assert module_file("model", tmp_path) == tmp_path / "model" / "__init__.py"
 
 
-@pytest.mark.parametrize("text", ["model", "model:", ":build", "a:b:c", "model.py:build()", "../model:build"])
-def test_what_is_not_module_and_function_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(SpecError, match=r"is not py:MODULE:FUNCTION, such as py:mypackage\.mymodule:build"):
+@pytest.mark.parametrize(
+    ("text", "source", "says"),
+    [
+        *(
+            (text, "", r"is not py:MODULE:FUNCTION, such as py:mypackage\.mymodule:build")
+            for text in ("model", "model:", ":build", "a:b:c", "model.py:build()", "../model:build")
+        ),
+        ("results:build", "def build(): ...\n", "the name 'results' is taken"),
+        ("random:build", "def build(): ...\n", "the name 'random' is taken"),
+        (
+            "model:biuld",
+            "import torch\nwidth = 3\ndef build():\n    inner = 1\n",
+            r"model\.py has no 'biuld'; it has: build, torch, width",
+        ),
+        ("model:build", "x = 1\ndef build(:\n", r"model\.py is not Python: .*line 2"),
+    ],
+)
+def test_what_is_no_function_of_a_module_is_refused(
+    tmp_path: Path, text: str, source: str, says: str
+) -> None:
+    write(tmp_path, **{"model": source, "results": source, "random": source})
+    with pytest.raises(SpecError, match=says):
         source_hash(text, tmp_path)
 
 
@@ -88,19 +107,6 @@ def test_a_missing_module_says_what_was_looked_for_and_where(tmp_path: Path) -> 
         source_hash("net.model:build", tmp_path)
     assert str(tmp_path / "net" / "model.py") in str(caught.value)
     assert str(tmp_path / "net" / "model" / "__init__.py") in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["results", "random"])
-def test_a_name_of_the_program_or_of_python_is_taken(tmp_path: Path, name: str) -> None:
-    write(tmp_path, **{name: "def build(): ...\n"})
-    with pytest.raises(SpecError, match=f"the name '{name}' is taken"):
-        source_hash(f"{name}:build", tmp_path)
-
-
-def test_a_missing_function_lists_what_the_module_has(tmp_path: Path) -> None:
-    write(tmp_path, model="import torch\nwidth = 3\ndef build():\n    inner = 1\n")
-    with pytest.raises(SpecError, match=r"model\.py has no 'biuld'; it has: build, torch, width"):
-        source_hash("model:biuld", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +121,6 @@ def test_a_missing_function_lists_what_the_module_has(tmp_path: Path) -> None:
 def test_a_function_may_be_bound_in_any_way(tmp_path: Path, source: str) -> None:
     write(tmp_path, model=source)
     assert source_hash("model:build", tmp_path)
-
-
-def test_a_module_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> None:
-    write(tmp_path, model="x = 1\ndef build(:\n")
-    with pytest.raises(SpecError, match=r"model\.py is not Python: .*line 2"):
-        source_hash("model:build", tmp_path)
 
 
 def test_a_data_file_is_hashed_by_its_bytes(tmp_path: Path) -> None:

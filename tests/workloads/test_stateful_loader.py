@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from data_requests import a_request_of
+from torch import Tensor
 from torch.utils.data import Dataset, DistributedSampler
 
-from workloads import DataShare, Workload
-from workloads.data import DataRequest
+from workloads import DataShare
 from workloads.training_data import TrainingData, open_training
 
 loaders = pytest.importorskip(
@@ -54,17 +54,7 @@ def opened(replica: int, workers: int) -> TrainingData:
         )
         return batches
 
-    return open_training(
-        DataRequest(
-            workload=Workload(module=nn.Identity(), data=opens),
-            dataset="own",
-            micro_batch=2,
-            replica=replica,
-            replicas=2,
-            seed=3,
-            device=torch.device("cpu"),
-        )
-    )
+    return open_training(a_request_of(opens, replica=replica, seed=3))
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from data_requests import CountedRow, Row, a_request_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from results.errors import UsageError
 from workloads import DataShare, Workload
@@ -24,33 +25,9 @@ Part = tuple[int, int, int]
 """Replicas, micro-batch and batches of one start of a run."""
 
 
-class Row(IterableDataset[int]):
-    """Samples in a row of unknown length."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.length))
-
-
-class CountedRow(Row):
-    def __len__(self) -> int:
-        return self.length
-
-
 def request(data: Any, part: Part, replica: int = 0, kept: Any = None) -> DataRequest:
     replicas, micro_batch, _ = part
-    workload = Workload(module=nn.Identity(), data=data, held_out=kept)
-    return DataRequest(
-        workload=workload,
-        dataset="own",
-        micro_batch=micro_batch,
-        replica=replica,
-        replicas=replicas,
-        seed=3,
-        device=torch.device("cpu"),
-    )
+    return a_request_of(data, kept=kept, micro_batch=micro_batch, replica=replica, replicas=replicas, seed=3)
 
 
 def taken(data: Any, parts: list[Part]) -> tuple[list[int], TrainingData]:

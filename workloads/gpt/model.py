@@ -1,6 +1,6 @@
 """GPT-2 from scratch: learned positions, pre-LayerNorm, GELU by tanh, the head tied to the embedding.
 
-Radford et al. 2019. Modules are named as in nanoGPT. There is no dropout, as in today's pre-training.
+Radford et al. 2019. Modules are named as in nanoGPT. Dropout is left out, as in today's pre-training.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class LlamaShape(TextShape):
 
     def parts(self) -> ModelParts:
         """There are V d (twice if the head is its own) + L (2 d^2 + 2 d k + 3 d H + 2 d) + d parameters for L
-        blocks, keys of width k and an MLP of width H; there are no biases. L (2 T (2 d^2 + 2 d k + 3 d H) + 4
+        blocks, keys of width k and an MLP of width H, without biases. L (2 T (2 d^2 + 2 d k + 3 d H) + 4
         T^2 d) + 2 T d V FLOPs.
 
         A block is query and output 2 d^2, key and value 2 d k, MLP 3 d H and two norms of d. It keeps

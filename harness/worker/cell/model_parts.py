@@ -1,6 +1,7 @@
 """Count the parts of a model that states none: parameters, activations and FLOPs of blocks, stem and head.
 
-They are counted on the meta device, without memory and arithmetic.
+They are counted on the meta device, without memory and arithmetic. `count_flops` has torch count the FLOPs of
+any workload, there or on the CPU.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from results.cell import SYNTHETIC
 from results.errors import BenchError, UsageError
 from results.layout import ModelLayout
 from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
@@ -24,6 +27,8 @@ from strategies.pipeline.chain import chained_layout
 from strategies.training.found_layout import found_layout
 from workloads.batch import Batch, placed, tensors
 from workloads.build import build_workload
+from workloads.data import POOL, DataRequest, open_batches
+from workloads.datasets.facts import Own
 from workloads.workload import Workload
 
 _FEW, _MORE = 2, 4
@@ -58,15 +63,15 @@ def parts_of(workload: Workload) -> ModelParts:
 
 
 @contextmanager
-def _counting(failure: str) -> Iterator[None]:
-    """Raise a BenchError for whatever a user's model raises on meta tensors."""
+def _counting(failure: str, device: str = "meta") -> Iterator[None]:
+    """Raise a BenchError for whatever a user's model raises, on meta tensors in particular."""
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     except BenchError:
         raise
     except Exception as error:
-        raise BenchError(f"{failure} on the meta device: {error}") from error
+        raise BenchError(f"{failure} on the {device} device: {error}") from error
 
 
 def _parts(workload: Workload) -> ModelParts:
@@ -203,3 +208,66 @@ def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str,
         found.setdefault(key, []).append(Weight(rows=rows, columns=columns, trained=trained))
         shared += values if in_stem and id(parameter) in ends else 0
     return found, shared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedFlops:
+    """FLOPs of one micro-batch; 1 multiply-add = 2 FLOP."""
+
+    forward: int
+    backward: int
+
+    @property
+    def total(self) -> int:
+        return self.forward + self.backward
+
+
+def count_flops(
+    text: str,
+    *,
+    micro_batch: int,
+    source_folder: Path | None = None,
+    own: bool = False,
+    device: Literal["meta", "cpu"] = "meta",
+) -> CountedFlops:
+    """Count FLOPs of convolutions and matrix products, uncompiled, without recomputation, attention in full.
+
+    `own` counts batches of the workload's own data, where it has synthetic samples as well. Raises BenchError
+    if the model cannot run on the device: on meta not one that reads values of its tensors, as a user's may.
+    """
+    with _counting(f"the FLOPs of {text} cannot be counted", device):
+        with torch.device(device):
+            workload = build_workload(text, source_folder=source_folder)
+        return flops_of(workload, micro_batch, own=own, device=device)
+
+
+def flops_of(
+    workload: Workload, micro_batch: int, *, own: bool = False, device: str = "meta"
+) -> CountedFlops:
+    """Count the FLOPs of a workload that was built in a context of the device.
+
+    Raises BenchError if its batches differ in shape.
+    """
+    own = own or workload.synthetic is None
+    # Drawn outside the meta context: a generator lives on the CPU.
+    request = DataRequest(
+        workload=workload,
+        dataset=Own.name if own else SYNTHETIC,
+        micro_batch=micro_batch,
+        replica=0,
+        replicas=1,
+        seed=0,
+        device=torch.device(device),
+    )
+    batch, *others = islice(open_batches(request), POOL if own or workload.input is None else 1)
+    shapes = [tensor.shape for tensor in tensors(batch)]
+    if any([tensor.shape for tensor in tensors(other)] != shapes for other in others):
+        raise BenchError("its batches differ in shape")
+    module = workload.module.to(device)
+    # Named, so that the count never depends on which kernel torch prefers: a fused kernel's backward computes
+    # the scores again, which would be counted, and the CPU's fused kernel is not counted at all.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        loss = workload.loss_of(module, batch)
+        forward = counter.get_total_flops()
+        torch.autograd.backward(loss)
+    return CountedFlops(forward=forward, backward=counter.get_total_flops() - forward)

@@ -81,8 +81,7 @@ class Ledger:
 def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[ProofFinding]:
     """Compare what the exchange accounts for with the simulated gradients, in L2 norm.
 
-    The norm is that of each parameter, or, where kernels need not be reproducible, of all parameters
-    together.
+    Each parameter is compared by itself, or, where kernels need not be reproducible, all of them together.
     """
     # A name that is on one side only is found by `same_names`.
     names = sorted(set(reference.gradients) & set(balance.values))

@@ -12,9 +12,10 @@ relative L2 norm within `TOLERANCE`.
 
 Where several ranks compute one replica together, each can get its own parameters wrong, and a small one would
 not be seen in the norm of all: there every parameter's gradient must agree by itself. Its bound is
-`TOLERANCE` of its own norm, but at least `ROUNDING` of the norm of all. The gradients of some parameters are
-zero but for rounding (a bias of attention's keys, or one before BatchNorm). Rounding is a share of the terms
-of a sum, and their terms are as large as the terms of other gradients, which the norm of all represents.
+`TOLERANCE` times its norm, but at least `ROUNDING` times the norm of all. The gradients of some parameters
+are zero but for rounding (a bias of attention's keys, or one before BatchNorm). Rounding is a share of the
+terms of a sum, and their terms are as large as the terms of other gradients, which the norm of all
+represents.
 
 Gradients were compared with a computation that takes products and sums in halves, as another kernel may. The
 gradients of gpt-nano and llama-nano differ by at most 0.01 of `TOLERANCE` of their own norm in fp32, 0.3 in
@@ -156,7 +157,7 @@ def relative(of: ProofSubject, ours: Tensors, reference: Tensors, bound: float) 
 def relative_each(
     of: ProofSubject, ours: Tensors, reference: Tensors, bound: float, least: float
 ) -> list[ProofFinding]:
-    """Compare each tensor, within `bound` of its own norm or `least` of the norm of all."""
+    """Compare each tensor, within `bound` times its norm or `least` times the norm of all."""
     sizes = {name: _size([reference[name]]) for name in sorted(set(ours) & set(reference))}
     allowed = least * math.hypot(*sizes.values())
     findings = []
@@ -287,7 +288,7 @@ def explained_by_rounding(
     exact: Tensors,
     rounded: Tensors,
 ) -> str | None:
-    """Return why gradients that failed may be right, if a defect cannot be told from rounding; else None.
+    """Return why gradients that failed may be right, if rounding may explain the difference; else None.
 
     A compiler rounds at other places. Some models (BatchNorm in half precision, at first) amplify rounding
     until the gradient of a right step has another direction. A second simulation of one replica (`rounded`;

@@ -82,55 +82,44 @@ class UseCounter:
         self._updates += 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """Samples and updates that `steps` steps of a cell must have on every replica."""
+def missed_uses(
+    cell: Cell, workload: Workload, steps: int, uses: Uses, control: Control, groups: GroupLayout
+) -> str | None:
+    """Return in a sentence how the uses of some rank in `steps` steps differ from the cell's, or None.
 
-    cell: Cell
-    workload: Workload
-    steps: int
-
-    def missed(self, uses: Uses, control: Control, groups: GroupLayout) -> str | None:
-        """Return in a sentence how the uses of some rank differ, or None if they do not.
-
-        Collective, with the same answer on all ranks. A replica's samples are counted by at least one of its
-        ranks. Without a loss scaler every step makes one update; with it some may be left out, not all.
-        """
-        rows = control.of_all([uses.samples, uses.targets, uses.updates])
-        return self._wrong_samples(rows, groups) or self._wrong_updates(rows)
-
-    def _wrong_samples(self, rows: Sequence[Sequence[float]], groups: GroupLayout) -> str | None:
-        samples = self.steps * self.cell.batch_per_replica
-        asked = [(0, "samples", samples)]
-        takes = self.workload.input
-        # A step, or a model that gives its loss, is given inputs and targets together; batches of a user's
-        # own may have targets of any shape.
-        own = own_synthetic(self.cell) or DATASETS.facts(self.cell.dataset).takes == Own.takes
-        if isinstance(takes, TokenInput) and self.workload.loss is not None and not own:
-            asked.append((1, "tokens", samples * takes.length))
-        for column, unit, expected in asked:
-            counting = {groups.replica(rank) for rank, row in enumerate(rows) if row[column]}
-            for rank, row in enumerate(rows):
-                expects = row[column] or groups.replica(rank) not in counting
-                if expects and row[column] != expected:
-                    return (
-                        f"rank {rank} used {row[column]:.0f} {unit} in {self.steps} measured steps, "
-                        f"and its replica's batches hold {expected}"
-                    )
-        return None
-
-    def _wrong_updates(self, rows: Sequence[Sequence[float]]) -> str | None:
-        for rank, (_, _, updates) in enumerate(rows):
-            if self.cell.precision == "fp16" and 0 < updates <= self.steps:
-                continue
-            if not updates and self.cell.precision == "fp16":
+    Collective, with the same answer on all ranks. A replica's samples are counted by at least one of its
+    ranks. Without a loss scaler every step makes one update; with it some may be left out, not all.
+    """
+    rows = control.of_all([uses.samples, uses.targets, uses.updates])
+    samples = steps * cell.batch_per_replica
+    asked = [(0, "samples", samples)]
+    # A step, or a model that gives its loss, is given inputs and targets together; batches of a user's own
+    # may have targets of any shape.
+    own = own_synthetic(cell) or DATASETS.facts(cell.dataset).takes == Own.takes
+    if isinstance(workload.input, TokenInput) and workload.loss is not None and not own:
+        asked.append((1, "tokens", samples * workload.input.length))
+    for column, unit, expected in asked:
+        counting = {groups.replica(rank) for rank, row in enumerate(rows) if row[column]}
+        for rank, row in enumerate(rows):
+            expects = row[column] or groups.replica(rank) not in counting
+            if expects and row[column] != expected:
                 return (
-                    f"none of {self.steps} measured steps made an update: the gradients of every step "
-                    f"overflowed at every factor of the loss scaler; use --precision bf16"
+                    f"rank {rank} used {row[column]:.0f} {unit} in {steps} measured steps, "
+                    f"and its replica's batches hold {expected}"
                 )
-            if updates != self.steps:
-                return f"rank {rank} made {updates:.0f} updates in {self.steps} measured steps"
-        return None
+    return _wrong_updates(cell, steps, [updates for _, _, updates in rows])
+
+
+def _wrong_updates(cell: Cell, steps: int, every: Sequence[float]) -> str | None:
+    for rank, updates in enumerate(every):
+        if not updates and cell.precision == "fp16":
+            return (
+                f"none of {steps} measured steps made an update: the gradients of every step "
+                f"overflowed at every factor of the loss scaler; use --precision bf16"
+            )
+        if updates > steps or (updates < steps and cell.precision != "fp16"):
+            return f"rank {rank} made {updates:.0f} updates in {steps} measured steps"
+    return None
 
 
 class Watched:

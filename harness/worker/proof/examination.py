@@ -296,8 +296,8 @@ class Examination:
     ) -> tuple[list[ProofFinding], str | None, Recomputed]:
         """Compare a step with the `reference` of it, which may be a mean over partners.
 
-        Returns the findings; why gradients that differ may be right, if a defect cannot be told from
-        rounding; and the recomputed step, whose update is replayed again if the model was used meanwhile.
+        Returns the findings; why gradients that differ may be right, if rounding may explain it; and the
+        recomputed step, whose update is replayed again if the model was used meanwhile.
         """
         cell = self.setup.cell
         findings = compare_step(cell, step.gradients, buffers, reference, balance)
@@ -387,7 +387,7 @@ class Examination:
         self._history = None if found is None or found.replay is None else found.replay.history
 
     def _check_average(self, step: TrainedStep, found: Recomputed) -> None:
-        """Check an update that ends in an average of parameters; before it they are those of the replay."""
+        """Check an update that ends in an average of the parameters that the replay has."""
         assert found.replay is not None
         cell, model, partners = self.setup.cell, self.trainer.model, self._partners
         expected = found.replay.parameters

@@ -1,4 +1,4 @@
-"""Compare the samples and the random state that every rank starts a step with with those of its replica.
+"""Check that every rank starts a step with the samples and the random state of its replica.
 
 Fingerprints of all ranks are compared with fingerprints that independent code makes: of the samples
 `sampler`, of the random state this module. Neither asks the worker which replica it takes this rank for.

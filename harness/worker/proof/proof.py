@@ -8,8 +8,8 @@ grouped. The reference starts each step from the parameters of the strategy, so 
 judged by themselves, and then replays the update from the strategy's own gradients and optimizer state. What
 state the replay leaves is what the next step must begin with.
 
-What a strategy splits is gathered a tensor at a time, and kept in host memory by the rank that compares it
-alone: a device that the cell nearly fills has no room for full tensors.
+What a strategy splits is gathered a tensor at a time, and kept in host memory only by the rank that compares
+it: a device that the cell nearly fills has no room for full tensors.
 
 A compressed exchange is not meant to give those gradients. Its books are checked instead (`averages`): what
 was applied, with what the ranks kept back, must equal the simulated gradients.

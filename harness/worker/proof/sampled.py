@@ -139,8 +139,7 @@ class Sampling:
     def _row(self, name: str, values: Tensor) -> Tensor:
         """Return (`_ROW`,) numbers in double precision on the cell's device.
 
-        They are linear in `values`, except the absolute values and the norm: those of a sum do not exceed the
-        sum of theirs.
+        They are linear in `values`, except the absolute values and the norm, which are subadditive.
         """
         flat = dense(values.detach()).to(self._control.device).reshape(-1)
         drawn = self._generator(name)

@@ -366,7 +366,7 @@ class Simulator:
         """Simulate this rank's replica, if `model` is given; collective.
 
         Returns the simulation, all parameters on the meta device, and the seconds that the simulation would
-        take (0: there is no memory for it), None if nothing stands in the way.
+        take (0: there is too little memory), None if there is no obstacle.
         """
         blank: dict[str, Tensor] = {}
         gathering = False
