@@ -29,8 +29,7 @@ def saved(*, whole: int = 0, split: int = 0) -> Saved:
 
 
 def linear(inputs: int, outputs: int, *, by: Literal["outputs", "inputs"]) -> tuple[Weight, Weight]:
-    """Return matrix and bias of a layer; if it is split by inputs, the bias is added once, and so not
-    split."""
+    """Return matrix and bias of a layer; if it is split by inputs, the bias is added once, and not split."""
     if by == "inputs":
         return Weight(rows=outputs, columns=inputs, split="columns"), Weight(rows=outputs)
     return Weight(rows=outputs, columns=inputs, split="rows"), Weight(rows=outputs, split="rows")

@@ -14,7 +14,7 @@ Batch = Any
 
 
 def named_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor with its place in the batch; other leaves as an empty tensor, their value in the
+    """Yield every tensor with its place in the batch; other leaves as empty tensors, their value in the
     name."""
     for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
         place = pytree.keystr(path)

@@ -103,8 +103,7 @@ def open_batches(request: DataRequest) -> Iterator[Batch]:
 
 
 def synthetic_pool(request: DataRequest) -> list[Batch]:
-    """Draw the synthetic batches that a replica is given in turn. Raises UsageError if the workload draws
-    none."""
+    """Draw the synthetic batches of a replica. Raises UsageError if the workload draws no samples."""
     draw = request.workload.synthetic
     if draw is None:
         raise UsageError(
@@ -115,7 +114,7 @@ def synthetic_pool(request: DataRequest) -> list[Batch]:
 
 
 def seed_of(seed: int, replica: int) -> int:
-    """Return 32 bits (all that torch's CPU generator uses) that differ for neighbouring seeds and
+    """Return 32 bits (as many as torch's CPU generator uses) that differ for neighbouring seeds and
     replicas."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{replica}".encode()).digest()[:4], "big")
 

@@ -42,8 +42,7 @@ def split_positional(positional: str) -> tuple[str, str]:
 
 
 def module_file(module: str, folder: Path) -> Path:
-    """Return the file that importing `module` from `folder` would load. Raises SpecError if it does not
-    exist."""
+    """Return the file that importing `module` from `folder` would load. Raises SpecError if it is missing."""
     top, _, _ = module.partition(".")
     if top in _OURS or top in sys.stdlib_module_names:
         raise SpecError(f"workload py:{module}: the name {top!r} is taken; rename your file or folder")
@@ -225,8 +224,8 @@ def _require(function: str, path: Path) -> None:
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """Yield names that a module may bind: top-level definitions, imports and assignments, branches
-    included."""
+    """Yield names that a module may bind: top-level definitions, imports and assignments, also in
+    branches."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

@@ -43,8 +43,7 @@ class TrainingData(ABC, Iterator[Batch]):
         self.samples_per_epoch = samples_per_epoch
         """Samples of all replicas; None: not known before they are read, or the data have no epochs."""
         self.epoch = 0
-        """Number of epochs that have ended. If their length is not known, one has ended when more is asked
-        for."""
+        """Epochs that have ended. If their length is not known, one has ended when more is asked for."""
         self.samples = 0
         """Samples that all replicas have taken since the beginning of the run."""
         self._within = 0

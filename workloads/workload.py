@@ -48,8 +48,7 @@ opens an epoch of batches."""
 
 
 def is_dataset(data: object) -> bool:
-    """Return whether samples are read by their index; an IterableDataset has a `__getitem__` that only
-    raises."""
+    """Return whether samples are read by index; an IterableDataset has a `__getitem__` that only raises."""
     return not isinstance(data, IterableDataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 

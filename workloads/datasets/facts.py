@@ -30,7 +30,7 @@ class DatasetFacts(CatalogFacts):
     @classmethod
     @abstractmethod
     def fits(cls, *, shape: tuple[int, ...] = (), classes: int = 0, vocabulary: int = 0) -> bool:
-        """Return whether it suits a model: of images of a `shape` in `classes`, or of tokens of a
+        """Return whether it suits a model of images of a `shape` in `classes`, or of tokens of a
         `vocabulary`."""
 
     @property

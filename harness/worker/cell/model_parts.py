@@ -161,8 +161,7 @@ def _count(workload: Workload, module: nn.Module, layout: ModelLayout, samples: 
 def _hooks(
     module: nn.Module, layout: ModelLayout, turn: Callable[[int | str], None], counted: _Counted
 ) -> Sequence[Any]:
-    """Register hooks that call `turn` with the part that the forward pass enters; without blocks it is the
-    head."""
+    """Register hooks that call `turn` with the part that forward enters; without blocks it is the head."""
 
     def enters(place: int) -> Callable[..., None]:
         def hook(part: nn.Module, positional: Any, named: Any) -> None:

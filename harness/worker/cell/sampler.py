@@ -55,8 +55,7 @@ class Sampler:
     def __init__(
         self, cell: Cell, workload: Workload, device: torch.device, source_folder: Path | None
     ) -> None:
-        """Sample for a cell; the path of a user's text is relative to `source_folder` (None: the working
-        folder)."""
+        """Take paths of a user's text relative to `source_folder` (None: the working folder)."""
         self._cell, self._workload, self._device = cell, workload, device
         self._own_synthetic = own_synthetic(cell)
         self._folder = source_folder or Path.cwd()

@@ -136,7 +136,7 @@ def compare_step(
 
 
 def something_sent(applied: Tensors, expected: Tensors) -> ProofFinding:
-    """Require that something was applied: applying nothing satisfies the law of conservation, and trains
+    """Require that something was applied: applying nothing keeps the law of conservation, and trains
     nothing."""
     sent = distance([(value, None) for value in applied.values()])
     size = distance([(value, None) for value in expected.values()])
@@ -156,8 +156,7 @@ def _balanced(what: str, pairs: list[tuple[Tensor, Tensor | None]], bound: float
 
 
 class Partners:
-    """The replicas that average with this rank's own: sums over them, and whether those that must be equal
-    are."""
+    """The replicas that average with this rank's own: sums over them, and checks that they are equal."""
 
     def __init__(
         self, promise: Promise, groups: GroupLayout, rank: int, *, device: torch.device, control: Control

@@ -232,8 +232,7 @@ def _between(ours: object, replayed: object, tolerance: float) -> tuple[float, f
 
 
 def compare_update(cell: Cell, updated: Tensors, expected: Tensors, start: Tensors) -> ProofFinding:
-    """Compare the trainer's update with the replayed one: equal bits, or nearly the same way from the
-    start."""
+    """Compare the trainer's update with the replayed one: equal bits, or nearly the same way from `start`."""
     names = sorted(expected)
     difference = distance([(updated[name], expected[name]) for name in names])
     if exact_update(cell) and difference == 0:
@@ -262,8 +261,7 @@ def same_values(first: Tensor, second: Tensor) -> bool:
 
 
 def distance(pairs: list[tuple[Tensor, Tensor | None]]) -> float:
-    """Return the L2 norm of the differences, or of values without a partner; equal infinities do not
-    differ."""
+    """Return the L2 norm of the differences, or of a first value alone; equal infinities do not differ."""
     squares = 0.0
     for first, second in pairs:
         if second is not None and same_values(first, second):

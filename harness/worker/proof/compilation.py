@@ -1,5 +1,4 @@
-"""Compilation of a cell: checks that it is compiled, and proves it with the random numbers of its
-reference."""
+"""Compilation of a cell: check that it is compiled, and prove it with the random numbers of its reference."""
 
 from __future__ import annotations
 

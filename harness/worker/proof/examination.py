@@ -105,8 +105,7 @@ class Examination:
     first: FirstStep = field(default_factory=FirstStep)
     """Times what is training of the first step."""
     unexpected: bool = False
-    """Whether both sides compute with other micro-batches than those that are drawn
-    (`Sampler.unexpected`)."""
+    """Whether both sides compute with other micro-batches than the drawn ones (`Sampler.unexpected`)."""
 
     def __post_init__(self) -> None:
         setup, control = self.setup, self.control
@@ -326,8 +325,7 @@ class Examination:
         return TrainedStep(number=number, start=start, gradients=gradients, history=history, scale=scale)
 
     def _compute(self, number: int) -> float:
-        """Have the trainer compute the gradients of a step, check what it begins with, and return the loss
-        scaler's factor."""
+        """Compute the gradients of a step, check what it begins with, and return the loss scaler's factor."""
         cell = self.setup.cell
         self._given.append(compare_random_state(self.setup, number, self.control))
         with self.setup.memory.kept(), self.first.part():

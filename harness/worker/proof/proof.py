@@ -151,14 +151,13 @@ class LateProof:
 
 
 def no_room_late(setup: CellSetup, trainer: Trainer, control: Control) -> str | None:
-    """Return why there is too little memory for the check of a late step, as `memory_shortage`;
-    collective."""
+    """Return why there is too little memory to check a late step, as `memory_shortage`; collective."""
     copies = COPIES if _each_simulates(setup.cell) or setup.rank.rank == 0 else 0
     return memory_shortage(control, trainer.parameter_bytes, copies=copies)
 
 
 def _each_simulates(cell: Cell) -> bool:
-    """Return whether every rank recomputes its own replica of a late step: not if no rank has the whole
+    """Return whether every rank recomputes its own replica of a late step: not if no rank has all of the
     model."""
     facts = STRATEGIES.facts(cell.strategy)
     whole = cell.model_parallel == 1 and not facts.shards

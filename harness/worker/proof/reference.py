@@ -147,8 +147,7 @@ class ReferenceModel:
 
     @torch.no_grad()
     def load(self, start: Iterable[tuple[str, Tensor]]) -> None:
-        """Take all these parameters and buffers, at addresses that are aligned as theirs, and forget
-        gradients."""
+        """Take all parameters and buffers, at addresses that are aligned as theirs, and forget gradients."""
         self.wake()
         parameters, missing = dict(self.module.named_parameters()), dict(reference_state(self.module))
         for name, value in start:
@@ -321,8 +320,7 @@ def _add(sums: dict[str, Tensor], values: dict[str, Tensor]) -> None:
 
 
 def _rounding(terms: int) -> float:
-    """Return the allowed difference of two averages of `terms` values, relative to the mean absolute
-    value."""
+    """Return the allowed difference of two averages of `terms` values, relative to their mean size."""
     if terms <= 2:
         return 0.0
     # Of each term: its share is rounded, by a factor that may be rounded itself, and terms - 1 sums are.
@@ -367,8 +365,7 @@ def replay_update(
     gradients: dict[str, Tensor],
     history: History,
 ) -> Replay:
-    """Take a plain optimizer step of `model` from `start` by `gradients`, with that history; change none of
-    them."""
+    """Take a plain optimizer step of `model` from `start`; gradients and history stay as they are."""
     model.load(start.items())
     parameters = dict(model.module.named_parameters())
     optimizer = plain_optimizer(setup.cell.optimizer, parameters.values())

@@ -200,7 +200,7 @@ class Sampling:
     def _compared(
         self, name: str, mean: Tensor, left: Tensor | None, size: int
     ) -> tuple[ProofFinding, float]:
-        """Compare one parameter; also return the size of a defect in it that is missed with probability
+        """Compare one parameter; also return the size of a defect that is missed with probability
         `MISSED`."""
         if (left is None) != (mean[-1] == 0) or left is None:
             what = f"gradient of {name} exists before the exchange or after it, and not on both sides"

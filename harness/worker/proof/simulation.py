@@ -50,11 +50,9 @@ T = TypeVar("T")
 
 GIB = 2**30
 COPIES_ON_DEVICE = 2
-"""Copies of its parameters that a simulation has at least on a device with separate memory: parameters and
-gradients."""
+"""Fewest copies of its parameters that a simulation has on a device: parameters and gradients."""
 HALVINGS = 4
-"""How often the scale of the loss is halved if a simulated step in fp16 overflows and the trainer's did
-not."""
+"""How often the scale of the loss is halved if a simulated fp16 step overflows and the trainer's did not."""
 ONCE_S = 5.0
 """Seconds of a step's computation that may be spent on work that is done once."""
 NO_MEMORY = "a serial simulation does not fit in memory beside the model"
