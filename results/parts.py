@@ -115,7 +115,7 @@ class ModelParts:
     """Whether a pipeline can be cut between its blocks."""
     by_unit: bool = False
     """Whether it can be built on the meta device, and given its initial values unit by unit: its builder does
-    nothing that `workloads.recorded` refuses."""
+    nothing that `workloads.build` refuses."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -1,14 +1,21 @@
-"""A user's own model: how it is found, and what is said when it cannot be."""
+"""A user's own model: how it is found, what is said when it cannot be; files that it opens; values that are
+drawn again."""
 
 from __future__ import annotations
 
+import builtins
+import io
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from results.errors import SpecError, UsageError
-from workloads.build import build_workload
+from results.errors import BenchError, SpecError, UsageError
+from workloads.build import DrawRecorder, InitialValues, build_workload
+from workloads.source import opened_files
 
 
 def test_a_users_model_is_imported_from_its_folder(user_folder: Path, model_source: str) -> None:
@@ -85,3 +92,125 @@ def test_an_unknown_workload_lists_what_there_is() -> None:
         SpecError, match=r"no workload 'resnet5' \(did you mean 'resnet50'\?\); there are: gpt-nano"
     ):
         build_workload("resnet5")
+
+
+CPU = torch.device("cpu")
+
+
+class Held(nn.Module):
+    """One parameter, which is frozen, and one buffer."""
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(values, requires_grad=False)
+        self.register_buffer("count", torch.ones(2, dtype=torch.int64))
+
+
+def recorded(make: Callable[[], nn.Module]) -> tuple[nn.Module, InitialValues]:
+    with torch.device("meta"), DrawRecorder() as recorder:
+        module = make()
+    return module, recorder.values_of(module)
+
+
+def test_the_last_write_counts_and_is_done_once() -> None:
+    """Drawn twice, then filled: the values are those of the fill."""
+    module, initial = recorded(lambda: Held(torch.empty(3, 2).normal_().uniform_().fill_(7)))
+    weight, count = module.weight, module.count
+    initial(weight, CPU)
+    initial(count, CPU)
+    assert (weight.tolist(), weight.requires_grad) == ([[7.0, 7.0]] * 3, False)
+    assert (count.tolist(), count.dtype) == ([1, 1], torch.int64)
+    weight.fill_(5)
+    initial(weight, CPU)
+    assert weight.tolist() == [[5.0, 5.0]] * 3
+
+
+def halves() -> Tensor:
+    values = torch.empty(4)
+    values[:2].fill_(1)
+    return values
+
+
+REFUSED = {
+    "a generator of its own for aten.normal_": lambda: torch.empty(4).normal_(generator=torch.Generator()),
+    "gives weight no values of its own": lambda: torch.empty(4),
+    "weight no values of its own": lambda: torch.empty(2, 3).normal_().t(),
+    "by aten.mul_": lambda: torch.ones(4).mul_(2),
+    "by aten.randn": lambda: torch.randn(4),
+    "by aten.copy_": lambda: torch.ones(4).copy_(torch.zeros(4)),
+    r"writes \(2,\) on meta": halves,
+    r"writes \(4,\) on cpu": lambda: torch.ones(4, device="cpu"),
+    r"writes \(2, 2\) on meta": lambda: torch.empty(2, 2).t().zero_(),
+}
+
+
+@pytest.mark.parametrize(("words", "make"), REFUSED.items(), ids=REFUSED)
+def test_what_could_not_be_drawn_again_is_refused(words: str, make: Callable[[], Tensor]) -> None:
+    with pytest.raises(BenchError, match=words):
+        recorded(lambda: Held(make()))
+
+
+OPENING = """
+import json
+import os
+from pathlib import Path
+
+from torch import nn
+from workloads import Workload
+
+HERE = Path(__file__).parent
+
+
+def build():
+    with open(HERE / "a.json") as file:
+        json.load(file)
+    (HERE / "b.json").read_text()
+    os.close(os.open(HERE / "c.json", os.O_RDONLY))
+    (HERE / "written.json").write_text("{}")
+    return Workload(module=nn.Linear(1, 1), step=print, synthetic=print)
+"""
+
+
+CONFIG = """
+from pathlib import Path
+
+WIDTH = int((Path(__file__).parent / "width.txt").read_text())
+"""
+MODELS = """
+import config_{0}
+from torch import nn
+from workloads import Workload
+
+
+def first():
+    return Workload(module=nn.Linear(config_{0}.WIDTH, 1), step=print, synthetic=print)
+
+
+second = first
+"""
+
+
+@pytest.mark.parametrize("before", ["imported", "first", "second"])
+def test_what_a_module_opens_when_it_is_imported_is_of_every_model_that_imports_it(
+    tmp_path: Path, before: str
+) -> None:
+    """In whichever order a process builds them, and where it has imported the module before."""
+    (tmp_path / f"config_{before}.py").write_text(CONFIG)
+    (tmp_path / f"models_{before}.py").write_text(MODELS.format(before))
+    (tmp_path / "width.txt").write_text("3")
+    functions = ["first", "second"] if before == "first" else ["second", "first"]
+    if before == "imported":
+        import_builder(f"py:models_{before}:first", source_folder=tmp_path)
+    for function in functions:
+        build_workload(f"py:models_{before}:{function}", source_folder=tmp_path)
+        assert list(opened_files(f"models_{before}:{function}", tmp_path)) == ["width.txt"]
+
+
+def test_files_that_are_read_are_known_and_those_that_are_written_are_not(tmp_path: Path) -> None:
+    before = builtins.open, io.open, os.open
+    (tmp_path / "opening.py").write_text(OPENING)
+    for name in "abc":
+        (tmp_path / f"{name}.json").write_text("{}")
+    build_workload("py:opening:build", source_folder=tmp_path)
+    assert (builtins.open, io.open, os.open) == before
+    assert list(opened_files("opening:build", tmp_path)) == ["a.json", "b.json", "c.json"]
