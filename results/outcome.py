@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -43,3 +44,11 @@ class Evidence(StrEnum):
     MEASURED = "measured"
     EMULATED = "emulated"
     """Real code on a stand-in: more ranks than cores or devices, virtual nodes, a shaped network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """Why the supervisor ended a launch."""
+
+    outcome: Outcome
+    reason: str

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slurm.durations import slurm_seconds
+from results.durations import seconds_of
 from slurm.runner import SlurmError
 
 SINFO_FORMAT = "%R|%a|%l|%s|%D|%T|%c|%m|%G"
@@ -107,6 +107,15 @@ def _group(line: str) -> NodeGroup:
         )
     except ValueError as error:
         raise SlurmError(f"a line of sinfo is not as Slurm writes it ({error}): {line!r}") from error
+
+
+def slurm_seconds(text: str) -> int | None:
+    """Return the seconds of a time limit that Slurm printed, or None if Slurm printed no limit.
+
+    Slurm means minutes by a bare number.
+    """
+    seconds = seconds_of(f"{text}:00" if text.isdecimal() else text)
+    return None if seconds is None else int(seconds)
 
 
 def _gpus(gres: str) -> dict[str, int]:

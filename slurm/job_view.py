@@ -8,13 +8,123 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Literal
 
 from results.outcome import Outcome
-from slurm import states
 from slurm.hosts import expand_hosts
 from slurm.runner import SlurmError
-from slurm.states import JobPhase
+
+
+class JobPhase(StrEnum):
+    """Where a job is between its submission and its end."""
+
+    WAITING = "waiting"
+    """It waits for nodes, for its first start or a later one."""
+    RUNNING = "running"
+    """It has nodes; while Slurm cleans up after its end, it still has them."""
+    ENDED_WELL = "ended well"
+    ENDED_BADLY = "ended badly"
+    UNKNOWN = "unknown"
+    """No state that is listed here. Never taken for an end."""
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobPhase.ENDED_WELL, JobPhase.ENDED_BADLY)
+
+
+_WAITING = {
+    "PENDING",
+    "CONFIGURING",
+    "POWER_UP_NODE",
+    "EXPEDITING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+    # Flags of a job that goes back to the queue because it could not be started.
+    "LAUNCH_FAILED",
+    "RECONFIG_FAIL",
+}
+_RUNNING = {
+    "RUNNING",
+    "SUSPENDED",
+    "STOPPED",
+    "SIGNALING",
+    "RESIZING",
+    "COMPLETING",
+    "STAGE_OUT",
+    "UPDATE_DB",
+}
+_OUTCOMES = {
+    "COMPLETED": Outcome.OK,
+    "FAILED": Outcome.CRASHED,
+    "OUT_OF_MEMORY": Outcome.OUT_OF_MEMORY,
+    "TIMEOUT": Outcome.TIMED_OUT,
+    "DEADLINE": Outcome.TIMED_OUT,
+    "CANCELLED": Outcome.CANCELLED,
+    "PREEMPTED": Outcome.PREEMPTED,
+    "NODE_FAIL": Outcome.NODE_FAILED,
+    "BOOT_FAIL": Outcome.NODE_FAILED,
+    # Another cluster of the federation took the job: how it ended is not known here.
+    "REVOKED": Outcome.UNKNOWN,
+}
+"""By final state."""
+
+_REASONS = {
+    "OutOfMemory": Outcome.OUT_OF_MEMORY,
+    "TimeLimit": Outcome.TIMED_OUT,
+    "NodeDown": Outcome.NODE_FAILED,
+    "SystemFailure": Outcome.NODE_FAILED,
+}
+"""Reasons that say more than FAILED. JobLaunchFailure does not: Slurm before 23.02 gives it to any signal."""
+
+_HELD = {
+    "JobHeldUser",
+    "JobHeldAdmin",
+    "JobHoldMaxRequeue",
+    "job requeued in held state",
+    "launch failed requeued held",
+    "launch failure limit exceeded requeued held",
+    "user env retrieval failed requeued held",
+    "DependencyNeverSatisfied",
+    "ReservationDeleted",
+    "BadConstraints",
+    "InvalidAccount",
+    "InvalidQOS",
+}
+
+
+def phase_of(state: str) -> JobPhase:
+    """The phase of a job in `state`, one word as squeue and sacct print it."""
+    if state in _WAITING:
+        return JobPhase.WAITING
+    if state in _RUNNING:
+        return JobPhase.RUNNING
+    if state in _OUTCOMES:
+        return JobPhase.ENDED_WELL if state == "COMPLETED" else JobPhase.ENDED_BADLY
+    return JobPhase.UNKNOWN
+
+
+def outcome_of(state: str, reason: str | None = None, exit_code: int | None = None) -> Outcome:
+    """How a job ended, as far as the scheduler can tell: it sees one exit code of one script.
+
+    A state that is not final, or not listed, is `unknown`.
+    """
+    ended = _OUTCOMES.get(state, Outcome.UNKNOWN)
+    if state == "FAILED":
+        return _REASONS.get(reason or "", ended)
+    # State and exit code contradict each other: a job is done only if both say so.
+    if state == "COMPLETED" and exit_code:
+        return Outcome.UNKNOWN
+    return ended
+
+
+def waits_for_somebody(reason: str | None) -> bool:
+    """Whether a waiting job with this reason will not start unless somebody acts."""
+    return reason in _HELD
+
 
 _SQUEUE = {
     "job_id": "JobID",
@@ -70,7 +180,7 @@ class JobView:
 
     @property
     def phase(self) -> JobPhase:
-        known = states.phase(self.state)
+        known = phase_of(self.state)
         # A job that the queue no longer has and that accounting shows without an end: its end was lost.
         return known if self.source == "squeue" or known.ended else JobPhase.UNKNOWN
 
@@ -79,7 +189,7 @@ class JobView:
         """How it ended; None while it has not. The job's own records say more."""
         if self.phase in (JobPhase.WAITING, JobPhase.RUNNING):
             return None
-        return states.outcome(self.state, self.reason, self.exit_code)
+        return outcome_of(self.state, self.reason, self.exit_code)
 
     def left_s(self, now: float) -> float | None:
         """Seconds from `now` (as `time.time` counts) to the end that Slurm says; None if it says none.
@@ -94,7 +204,7 @@ class JobView:
     @property
     def is_held(self) -> bool:
         """Whether it waits until somebody releases it, or for a condition that can no longer be met."""
-        return self.phase is JobPhase.WAITING and states.is_held(self.reason)
+        return self.phase is JobPhase.WAITING and waits_for_somebody(self.reason)
 
     @property
     def words(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import jinja2
 
 from results.plan import Placement
-from slurm.durations import slurm_time
 from slurm.quoting import directive, log_pattern, shell
 from slurm.site import Container, SiteProfile
 
@@ -216,6 +216,12 @@ def _common(site: SiteProfile, job: ScriptJob | FollowUp) -> dict[str, str | boo
         "open-mode": "append",
         "time": slurm_time(job.time_limit_s),
     }
+
+
+def slurm_time(limit_s: float) -> str:
+    """A time limit as `DAYS-HH:MM:SS`, in whole minutes, rounded up: Slurm has no finer ones."""
+    days, minutes = divmod(math.ceil(limit_s / 60), 24 * 60)
+    return f"{days}-{minutes // 60:02}:{minutes % 60:02}:00"
 
 
 def _gpus(site: SiteProfile, placement: Placement) -> dict[str, str]:

@@ -156,7 +156,7 @@ def collect_command(study: str) -> int:
 @click.option("--forget", is_flag=True, help="close the jobs without asking the scheduler: it has lost them")
 def cancel_command(study: str, *, forget: bool) -> int:
     """End all jobs of STUDY that wait or run. What they have measured stays; `bench matrix` goes on later."""
-    from harness.launchers import study_jobs
+    from harness.launchers import registry
     from harness.terminal.console import Console
     from reports.text import count
     from results.lock import study_lock
@@ -165,9 +165,9 @@ def cancel_command(study: str, *, forget: bool) -> int:
     folder, console = Study.existing(Path(study)), Console()
     with study_lock(folder.root):
         if forget:
-            console.result(f"{count(study_jobs.forget(folder), 'job')} closed")
+            console.result(f"{count(registry.forget(folder), 'job')} closed")
             return 0
-        done = study_jobs.cancel(folder)
+        done = registry.cancel(folder)
     told = f": {', '.join(done.told)}" if done.told else ""
     console.result(f"{count(len(done.told) + len(done.by_hand), 'job')} cancelled{told}")
     for line in done.by_hand:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.launchers.study_jobs import job_statuses
 from harness.machine.processes import temporary_folder
+from harness.launchers.registry import job_statuses
 from harness.plan.naming import fresh_studies
 from results.errors import NightBusyError, StudyBusyError
 from results.lock import study_lock

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.launch.ending import Stopped, rank_exits, unless_disk_full
+from harness.launch.ending import rank_exits, unless_disk_full
 from results import files
 from results.errors import StoreError
 from results.launch import Attempt, Launch
-from results.outcome import Outcome
+from results.outcome import Outcome, Stopped
 from results.store import Study, utc_now
 
 

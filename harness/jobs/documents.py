@@ -11,14 +11,17 @@ from typing import Any
 
 import msgspec
 
+from harness.jobs.job_status import place
 from harness.jobs.planned import PlannedJob
 from harness.plan.naming import plain_name
+from reports.text import count, duration
 from results.environment import CodeVersion
+from results.errors import UsageError
 from results.job import Job, Purpose, RunOptions
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.plan import Placement, Plan
-from results.site import TimeLimits
+from results.site import SitePrice, TimeLimits
 from results.store import Study
 
 LONGER = 2.0
@@ -128,3 +131,90 @@ class JobMaker:
     def _digest(self) -> str:
         """4 digits of the study's folder: two studies may have the same name, two jobs of a user may not."""
         return hashlib.sha256(str(self.root).encode()).hexdigest()[:4]
+
+
+def require_within_budget(documents: Sequence[Document], gpu_hours_allowed: float | None) -> None:
+    """Raises UsageError if the jobs may take more GPU-hours than are allowed (None: any number)."""
+    if gpu_hours_allowed is None:
+        return
+    expected, most = gpu_hours(documents)
+    if expected is None or most is None:
+        raise UsageError(
+            "--max-gpu-hours cannot be checked: the site gives whole nodes (exclusive), and its profile "
+            "does not say how many GPUs a node has; add gpus_per_node to the profile"
+        )
+    if most > gpu_hours_allowed:
+        raise UsageError(
+            f"--max-gpu-hours {gpu_hours_allowed:g}: the jobs may take {most:.2f} by their time limits "
+            f"({expected:.2f} expected); ask for fewer sizes or repeats, a shorter --time, or more "
+            f"hours. Nothing was submitted"
+        )
+
+
+def gpu_hours(documents: Sequence[Document]) -> tuple[float | None, float | None]:
+    """Expected and at most, of all jobs; None if that of one is not known."""
+    expected = [document.gpu_hours_expected for document in documents]
+    most = [document.gpu_hours_at_most for document in documents]
+    return _sum(expected), _sum(most)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+COST_HEADS = ("job", "nodes x GPUs", "cells", "expected", "time limit", "GPU-hours expected", "at most")
+COST_NUMERIC = (False, False, True, True, True, True, True)
+
+
+def cost_rows(documents: Sequence[Document]) -> list[list[str]]:
+    """A row a job."""
+    return [
+        [
+            document.job.job_id,
+            place(document.job.placement),
+            str(len(document.job.cells)),
+            duration(document.job.estimate_s * 1e9),
+            duration(document.job.time_limit_s * 1e9),
+            _hours(document.gpu_hours_expected),
+            _hours(document.gpu_hours_at_most),
+        ]
+        for document in documents
+    ]
+
+
+def cost_lines(documents: Sequence[Document], price: SitePrice | None, *, gpus: bool) -> list[str]:
+    """The sums over all jobs, with their price, and what to know of the time limits.
+
+    `gpus` says whether the cluster has some.
+    """
+    expected, most = gpu_hours(documents)
+    sums = f"{count(len(documents), 'job')}: "
+    if not gpus:
+        lines = [sums + "no GPUs are asked for"]
+    elif expected is None or most is None:
+        lines = [sums + "GPU-hours are not known: give gpus_per_node in the profile of an exclusive site"]
+    else:
+        limits = f"{most:.2f} at most (the time limits; a requeue begins anew)"
+        lines = [sums + f"{expected:.2f} GPU-hours expected, {limits}"]
+        lines.append(_price(expected, most, price))
+    short = [document for document in documents if document.job.time_limit_s < document.job.estimate_s]
+    if short:
+        lines.append(
+            f"{count(len(short), 'job')} may not end within the time limit; the same command goes on after it"
+        )
+    return lines
+
+
+def _price(expected: float, most: float, price: SitePrice | None) -> str:
+    if price is None:
+        return "dollars are not known: give a price in the site profile"
+    rate = price.usd_per_gpu_hour
+    return (
+        f"${expected * rate:,.2f} expected, ${most * rate:,.2f} at most, at ${rate:.2f} a GPU-hour "
+        f"({price.source})"
+    )
+
+
+def _hours(hours: float | None) -> str:
+    return "?" if hours is None else f"{hours:.2f}"

@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from harness.jobs.closing import close_launches, open_launches
-from harness.launch.ending import Stopped
 from results import files
 from results.errors import StoreError
 from results.job import Job, JobEnd, Submission
 from results.job_store import JobStore
-from results.outcome import Outcome
+from results.outcome import Outcome, Stopped
+from results.plan import Placement
 from results.store import Study, utc_now
 
 FORGOTTEN = Stopped(
     outcome=Outcome.UNKNOWN,
     reason="the scheduler no longer knows the job, and the job did not record its end",
 )
+STATUS_HEADS = ("job", "id", "nodes x GPUs", "state", "cells", "words")
+STATUS_NUMERIC = (False, True, False, False, True, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +151,22 @@ def _written(store: JobStore, end: JobEnd) -> JobEnd:
 def held_by_jobs(statuses: Sequence[JobStatus]) -> set[str]:
     """Ids of the cells that live jobs are about to run, or run."""
     return {cell for status in statuses if status.is_live for cell in status.job.cells}
+
+
+def status_rows(statuses: Sequence[JobStatus]) -> list[list[str]]:
+    """A row a job."""
+    return [
+        [
+            status.job.job_id,
+            "" if status.submission is None else status.submission.scheduler_id,
+            place(status.job.placement) if status.job.purpose == "run" else "",
+            status.state,
+            str(len(status.job.cells)) if status.job.purpose == "run" else "",
+            status.words,
+        ]
+        for status in statuses
+    ]
+
+
+def place(placement: Placement) -> str:
+    return f"{placement.nodes} x {placement.gpus_per_node}"

@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 
 from harness.launch.deadline import Deadline
+from harness.console import Console, ProgressLine
+from harness.launch.ending import log_end, machine_fault, no_rendezvous, scheduler_away
 from harness.launch.machine import Machine
-from harness.launch.pace import Pace
+from harness.launch.pace import Deadline, Pace, TrainingPace
 from harness.launch.preflight import require_devices, require_room, warnings
 from harness.launch.starter import LogWords, Starter
-from harness.launch.startup import log_end, machine_fault, no_rendezvous, scheduler_away
 from harness.launch.supervise import POLL_S, Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, tally
 from harness.launch.training import (
@@ -27,7 +28,6 @@ from harness.launch.training import (
     trained_cells,
     why_not_again,
 )
-from harness.launch.training_pace import TrainingPace
 from harness.plan.estimate import estimate
 from harness.plan.launchers import job_variables
 from harness.plan.schedule import PlannedLaunch

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.launch.command import local_command
-from harness.launch.ending import Stopped
 from results.launch import Launch
-from results.outcome import Outcome
+from results.outcome import Outcome, Stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,30 +10,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.launch.command import worker_environment
-from harness.launch.deadline import Deadline
 from harness.launch.ending import (
     Signs,
-    Stopped,
+    allocation_over,
     asked_to_end,
     failed_node,
     inferred_outcome,
     killed_on_a_node,
+    kills_told,
+    never_started,
+    out_of_memory_kills,
     rank_exits,
+    startup_outcome,
     unless_disk_full,
+    who_left,
 )
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.guarded import Guarded
 from harness.launch.hang import hang_reason, heartbeats
-from harness.launch.host_memory import kills_told, out_of_memory_kills
-from harness.launch.node_exit import who_left
+from harness.launch.pace import Deadline
 from harness.launch.starter import Starter
 from harness.launch.startup import allocation_over, never_started, startup_outcome
 from harness.worker.rank.log import MARGIN_S
+from harness.worker.watchdog import MARGIN_S
 from results.files import no_follow
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.launch import Attempt, Launch, RankExit
 from results.launch_files import flight_paths, rank_log_path, torchrun_log_path
-from results.outcome import Outcome
+from results.outcome import Outcome, Stopped
 from results.store import Study, utc_now
 
 POLL_S = 0.1

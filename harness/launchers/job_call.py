@@ -5,14 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence, Set
 
-from harness.jobs.documents import Document
-from harness.jobs.gpu_hours import require_within_budget
+from harness.jobs.documents import Document, cost_lines, require_within_budget
 from harness.jobs.job_status import held_by_jobs
-from harness.jobs.left import left
-from harness.jobs.planned import PlannedJob, planned_jobs
-from harness.jobs.words import cost_lines
+from harness.jobs.planned import PlannedJob, left, planned_jobs
 from harness.launchers.launcher import LauncherCall, MatrixCall
-from harness.launchers.study_jobs import job_statuses
+from harness.launchers.registry import job_statuses
 from harness.plan.estimate import Hardware
 from harness.plan.schedule import PlannedLaunch
 from results.environment import CodeVersion

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from inspect import isabstract
 
+from harness.jobs.job_status import Cancelled, JobStatus, close, held_by_jobs, kept_status
 from harness.launchers.launcher import JobLauncher, Launcher
 from harness.plan.launchers import launcher_entry, launcher_names, own_launchers
 from results.errors import SchedulerError
+from results.job import Job
+from results.job_store import JobStore
+from results.outcome import Outcome, Stopped
 from results.registry import load
+from results.store import Study
 
 
 def launcher(name: str) -> Launcher:
@@ -43,3 +49,68 @@ def job_launcher(name: str) -> JobLauncher:
             f"under this name ({', '.join(makers)} do): install it, or close the jobs: bench cancel --forget"
         )
     return found
+
+
+def job_statuses(study: Study, *, settle: bool = False) -> list[JobStatus]:
+    """All jobs, oldest first. Each scheduler is asked once, about those that have not ended.
+
+    A job that has ended is written down, with the launches that it left open: its scheduler will forget it.
+    With `settle`, under the study's lock, it is also found out whether jobs were submitted of which that is
+    not known. Raises SchedulerError if a scheduler does not answer, or is not the one that has the jobs.
+    """
+    return _of_each(study, lambda name, jobs: job_launcher(name).asked(study, jobs, settle=settle))
+
+
+def kept_job_statuses(study: Study) -> list[JobStatus]:
+    """All jobs as they have been written down, oldest first: nobody is asked."""
+
+    def kept(name: str, jobs: Sequence[Job]) -> Sequence[JobStatus]:
+        try:
+            return job_launcher(name).kept(study, jobs)
+        except SchedulerError:
+            # What is written down is there without the launcher that would know more.
+            return [kept_status(study, job) for job in jobs]
+
+    return _of_each(study, kept)
+
+
+def live_cells(study: Study) -> set[str]:
+    """Ids of the cells that jobs are about to run, or run. Asks schedulers only if there may be any.
+
+    Under the study's lock. Raises SchedulerError if one does not answer: cells are not to be run twice.
+    """
+    return held_by_jobs(job_statuses(study, settle=True))
+
+
+def cancel(study: Study) -> Cancelled:
+    """End the live jobs of a study, under its lock. Raises SchedulerError if a scheduler does not answer."""
+    live = [status for status in job_statuses(study, settle=True) if status.is_live]
+    names = dict.fromkeys(status.job.launcher for status in live)
+    done = [_cancelled(study, job_launcher(name), live) for name in names]
+    return Cancelled(
+        told=tuple(name for each in done for name in each.told),
+        by_hand=tuple(line for each in done for line in each.by_hand),
+    )
+
+
+def forget(study: Study) -> int:
+    """Close the live jobs of a study without asking anybody, under its lock. Returns how many there were."""
+    stopped = Stopped(outcome=Outcome.CANCELLED, reason="given up by the user")
+    live = [status for status in kept_job_statuses(study) if status.ended is None]
+    for status in live:
+        close(study, status, stopped)
+    return len(live)
+
+
+def _cancelled(study: Study, launcher: JobLauncher, live: Sequence[JobStatus]) -> Cancelled:
+    return launcher.cancel(study, [status for status in live if status.job.launcher == launcher.name])
+
+
+def _of_each(study: Study, find: Callable[[str, Sequence[Job]], Sequence[JobStatus]]) -> list[JobStatus]:
+    """What is found of the jobs of each launcher, in the order of the jobs."""
+    jobs = JobStore(study.root).jobs()
+    found: dict[str, JobStatus] = {}
+    for name in dict.fromkeys(job.launcher for job in jobs):
+        for status in find(name, [job for job in jobs if job.launcher == name]):
+            found[status.job.job_id] = status
+    return [found[job.job_id] for job in jobs]

@@ -38,7 +38,7 @@ def register(name: str, home: str, help: str, *, job_variables: JobVariables | N
     _ENTRIES[name] = LauncherEntry(name=name, home=home, help=help, job_variables=job_variables)
 
 
-register("local", "harness.launchers.local.launcher:LocalLauncher", "runs here")
+register("local", "harness.launchers.local:LocalLauncher", "runs here")
 register(
     "slurm",
     "harness.launchers.slurm.launcher:SlurmLauncher",
@@ -46,7 +46,7 @@ register(
     job_variables=JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT"),
 )
 register("kubernetes", "harness.launchers.kubernetes.launcher:KubernetesLauncher", "writes manifests of jobs")
-register("manual", "harness.launchers.manual.launcher:ManualLauncher", "prints the command for each host")
+register("manual", "harness.launchers.manual:ManualLauncher", "prints the command for each host")
 
 
 def launcher_entries() -> dict[str, LauncherEntry]:

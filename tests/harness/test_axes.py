@@ -14,7 +14,7 @@ from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
-from harness.launchers.manual.launches import write_launches
+from harness.launchers.manual import write_launches
 from harness.plan.expand import expand
 from harness.plan.schedule import PlannedLaunch, schedule
 from harness.plan.study_file import StudyFile

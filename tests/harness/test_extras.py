@@ -22,8 +22,8 @@ from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
-from harness.launchers.manual.launches import write_launches
-from harness.launchers.slurm.documents import SlurmDocuments
+from harness.launchers.manual import write_launches
+from harness.launchers.slurm.call import SlurmDocuments
 from harness.plan.estimate import Hardware
 from harness.plan.expand import expand
 from harness.plan.schedule import schedule

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.host_memory import kills_told, out_of_memory_kills, tell_kills
+from harness.launch.ending import kills_told, out_of_memory_kills, tell_kills
 from slurm.notices import OUT_OF_MEMORY_KILLS
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
@@ -73,7 +73,7 @@ def test_agents_of_other_hosts_tell_in_their_logs(tmp_path: Path) -> None:
 HOG = "hog = bytearray(256 * 2**20)"
 COUNT = f"""
 import subprocess, sys
-from harness.launch.host_memory import out_of_memory_kills
+from harness.launch.ending import out_of_memory_kills
 before = out_of_memory_kills()
 code = subprocess.run([sys.executable, "-c", {HOG!r}]).returncode
 print(code, out_of_memory_kills() - before)

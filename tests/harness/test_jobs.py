@@ -16,22 +16,20 @@ import pytest
 from builders import a_request
 
 from harness.jobs.baseline import baseline_of
+from harness.code import checkout, code_hash
 from harness.jobs.closing import close_launches, close_lost_launches
-from harness.jobs.documents import Document
-from harness.jobs.gpu_hours import gpu_hours, require_within_budget
-from harness.jobs.job_environment import obstacle, stranger_to
+from harness.jobs.documents import Document, cost_lines, cost_rows, gpu_hours, require_within_budget
 from harness.jobs.job_status import Cancelled, JobStatus, end_of_job, held_by_jobs
-from harness.jobs.planned import planned_jobs
+from harness.jobs.planned import baseline_of, planned_jobs
 from harness.jobs.progress import progress
-from harness.jobs.start import JobStart
-from harness.jobs.words import cost_lines, cost_rows
-from harness.launch.ending import Stopped
+from harness.jobs.start import JobStart, obstacle, stranger_to
 from harness.launch.tally import Conditions
-from harness.launchers.kubernetes.environment import PodEnvironment
+from harness.launchers.kubernetes.pods import PodEnvironment
 from harness.launchers.kubernetes.profile import KubernetesProfile
+from harness.launchers.registry import forget, kept_job_statuses
 from harness.launchers.slurm import job_status
 from harness.launchers.slurm.allocation import Allocation
-from harness.launchers.slurm.documents import SlurmDocuments
+from harness.launchers.slurm.call import SlurmDocuments
 from harness.launchers.slurm.job_status import SlurmJobStatus
 from harness.launchers.study_jobs import forget, kept_job_statuses
 from harness.machine.code import checkout, code_hash
@@ -44,7 +42,7 @@ from results.errors import UsageError
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.job_store import JobStore
 from results.launch import Launch, Slot
-from results.outcome import Evidence, Outcome
+from results.outcome import Evidence, Outcome, Stopped
 from results.plan import Placement, Plan
 from results.site import SitePrice, TimeLimits
 from results.store import Study

@@ -26,11 +26,10 @@ from builders import a_cell, an_environment
 
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
-from harness.launch.deadline import Deadline
-from harness.launch.ending import Signs, Stopped, asked_to_end, inferred_outcome, rank_exits
+from harness.launch.ending import Signs, asked_to_end, inferred_outcome, rank_exits
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.machine import Machine
-from harness.launch.pace import Pace
+from harness.launch.pace import Deadline, Pace
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.machine import device
 from harness.machine.code import checkout, code_hash, code_version, what_runs
@@ -45,7 +44,7 @@ from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
 from results.launch_files import rank_log_path, torchrun_folder
-from results.outcome import Evidence, Outcome
+from results.outcome import Evidence, Outcome, Stopped
 from results.plan import Placement, Plan, Request
 from results.run import RunResult
 from results.statistics import Metric

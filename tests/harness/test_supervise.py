@@ -14,18 +14,17 @@ import psutil
 import pytest
 
 from harness.launch import supervise
-from harness.launch.deadline import Deadline
-from harness.launch.ending import Stopped
+from harness.launch.ending import say_left, who_left
 from harness.launch.follow import LaunchState, Pulse
 from harness.launch.guarded import Guarded
-from harness.launch.node_exit import say_left, who_left
+from harness.launch.pace import Deadline
 from harness.launch.starter import LocalStarter, Starter
 from harness.launch.supervise import Interrupted, Supervisor, Watch
-from harness.launchers.slurm.starter import SlurmStarter
+from harness.launchers.slurm.allocation import SlurmStarter
 from results.environment import CodeVersion
 from results.launch import Launch, Slot
 from results.launch_files import rank_log_path
-from results.outcome import Evidence, Outcome
+from results.outcome import Evidence, Outcome, Stopped
 from results.plan import Placement
 from results.store import Study
 

@@ -14,9 +14,10 @@ from harness.cli import run
 from harness.commands.train import Train
 from harness.gate.prune import Origins, candidates
 from harness.launch.deadline import Deadline
+from harness.console import Standing
 from harness.launch.follow import LaunchState
+from harness.launch.pace import Deadline, TrainingPace, left_s, standing
 from harness.launch.training import FailedLaunch, lost_checkpoints, nodes_left, pause_s, why_not_again
-from harness.launch.training_pace import TrainingPace, left_s, standing
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Standing

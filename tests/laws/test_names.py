@@ -21,8 +21,8 @@ HOMES = {
     for catalog in (STRATEGIES, COMPRESSIONS, COLLECTIVES, DATASETS)
     for facts in catalog.all_facts
     for entry in facts.entries()
-} | {one.name: type(one).__module__.rpartition(".")[0].replace(".", "/") for one in launchers()}
-"""By name: the folder that may have it."""
+} | {one.name: type(one).__module__.removesuffix(".launcher").replace(".", "/") for one in launchers()}
+"""By name: the folder, or the module without its suffix, that may have it."""
 COMMON = {
     *("auto", "default", "local", "manual", "none", "pipeline", "ring", "single", "tree"),
     # What a text is, and what it says of data.
@@ -105,7 +105,7 @@ def test_a_name_is_a_text_in_its_own_folder_alone() -> None:
         for text in texts(tree)
         for name, word in words.items()
         # A package of the name is the client of what a launcher starts jobs by.
-        if word.search(text) and not file.startswith((f"{HOMES[name]}/", f"{name}/"))
+        if word.search(text) and not file.startswith((f"{HOMES[name]}/", f"{HOMES[name]}.py", f"{name}/"))
     }
     assert sorted(found - set(ALLOWED)) == []
     assert sorted(set(ALLOWED) - found) == [], "allowed, and not there any more"
@@ -116,7 +116,8 @@ def test_no_field_of_a_cell_is_compared_with_a_name_or_given_one() -> None:
         f"{file}: {field} {text!r}"
         for file, tree in sources()
         for text, field in given(tree)
-        if (name := text.partition(":")[0]) in HOMES and not file.startswith(f"{HOMES[name]}/")
+        if (name := text.partition(":")[0]) in HOMES
+        and not file.startswith((f"{HOMES[name]}/", f"{HOMES[name]}.py"))
     ]
     assert found == []
 

@@ -10,7 +10,7 @@ import pytest
 from results.outcome import Outcome
 from slurm.client import Client
 from slurm.cluster import Association, NodeGroup, read_sinfo
-from slurm.job_view import JobView, read_sacct, read_squeue
+from slurm.job_view import JobPhase, JobView, read_sacct, read_squeue
 from slurm.runner import (
     Completed,
     NoAnswerError,
@@ -21,7 +21,6 @@ from slurm.runner import (
     job_environment,
     run_program,
 )
-from slurm.states import JobPhase
 
 RECORDED = Path(__file__).parent / "recorded"
 NO_JOB = Completed(exit_code=1, stdout="", stderr="slurm_load_jobs error: Invalid job id specified\n")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm.durations import slurm_seconds, slurm_time
+from slurm.cluster import slurm_seconds
+from slurm.script import slurm_time
 
 
 @pytest.mark.parametrize(

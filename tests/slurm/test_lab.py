@@ -19,7 +19,7 @@ import pytest
 from results.outcome import Outcome
 from results.plan import Placement
 from slurm.client import Client
-from slurm.job_view import JobView
+from slurm.job_view import JobPhase, JobView
 from slurm.runner import RefusedError, SlurmError
 from slurm.script import (
     FollowUp,
@@ -31,7 +31,6 @@ from slurm.script import (
     rendezvous_port,
 )
 from slurm.site import SiteProfile
-from slurm.states import JobPhase
 
 SITE = SiteProfile(partition="main", cpus_per_gpu=1)
 NASTY = 'it\'s a "$(touch pwned)" `id` \\ #1; 50%j \u00e9'

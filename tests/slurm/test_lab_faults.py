@@ -13,9 +13,9 @@ import pytest
 from results.outcome import Outcome
 from results.plan import Placement
 from slurm.client import Client
+from slurm.job_view import JobPhase
 from slurm.script import ScriptJob, job_script, log_path
 from slurm.site import SiteProfile
-from slurm.states import JobPhase
 
 # Ends at a signal, and tells which it was, and of how often it was started; the second time it ends at once.
 PROGRAM = """

@@ -122,7 +122,7 @@ OF_CALL = {"local": _OF_BENCH, "link": _OF_BENCH, "slurm": OF_JOB}
 CONTROLLER_AWAY_S = 45.0
 """For how long Slurm's controller is away, at most: srun gives up after 30 s."""
 HOG = """
-from harness.launch.host_memory import out_of_memory_kills
+from harness.launch.ending import out_of_memory_kills
 before, taken = out_of_memory_kills(), []
 while out_of_memory_kills() == before:
     taken.append(b"x" * 2**24)

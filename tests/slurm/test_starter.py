@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.launchers.slurm import starter as slurm_starter
-from harness.launchers.slurm.allocation import Allocation
-from harness.launchers.slurm.starter import SlurmStarter
+from harness.launchers.slurm import allocation as slurm_starter
+from harness.launchers.slurm.allocation import Allocation, SlurmStarter
 from results.environment import CodeVersion
 from results.launch import Launch
 from results.outcome import Evidence, Outcome

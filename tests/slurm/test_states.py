@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from results.outcome import Outcome
-from slurm.states import JobPhase, is_held, outcome, phase
+from slurm.job_view import JobPhase, outcome_of, phase_of, waits_for_somebody
 
 # The tables of https://slurm.schedmd.com/job_state_codes.html, version 26.11.
 BASE = {
@@ -45,20 +45,20 @@ FLAGS = {
 
 @pytest.mark.parametrize("state", BASE)
 def test_base_states(state: str) -> None:
-    assert (phase(state), outcome(state)) == BASE[state]
+    assert (phase_of(state), outcome_of(state)) == BASE[state]
 
 
 @pytest.mark.parametrize("state", FLAGS)
 def test_flags(state: str) -> None:
-    assert phase(state) is FLAGS[state]
-    assert outcome(state) is Outcome.UNKNOWN
+    assert phase_of(state) is FLAGS[state]
+    assert outcome_of(state) is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize("state", ["", "?", "completed", "COMPLETED+", "DONE", "CANCELLED by 0", "None"])
 def test_what_is_not_listed_never_counts_as_an_end(state: str) -> None:
-    assert phase(state) is JobPhase.UNKNOWN
-    assert not phase(state).ended
-    assert outcome(state) is Outcome.UNKNOWN
+    assert phase_of(state) is JobPhase.UNKNOWN
+    assert not phase_of(state).ended
+    assert outcome_of(state) is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,16 @@ def test_what_is_not_listed_never_counts_as_an_end(state: str) -> None:
     ],
 )
 def test_reasons_tell_failures_apart(reason: str | None, expected: Outcome) -> None:
-    assert outcome("FAILED", reason) is expected
+    assert outcome_of("FAILED", reason) is expected
 
 
 def test_a_reason_changes_no_other_state() -> None:
-    assert outcome("COMPLETED", "NodeDown", 0) is Outcome.OK
-    assert outcome("CANCELLED", "TimeLimit") is Outcome.CANCELLED
+    assert outcome_of("COMPLETED", "NodeDown", 0) is Outcome.OK
+    assert outcome_of("CANCELLED", "TimeLimit") is Outcome.CANCELLED
 
 
 def test_a_job_that_completed_with_an_error_is_not_done() -> None:
-    assert outcome("COMPLETED", None, 1) is Outcome.UNKNOWN
+    assert outcome_of("COMPLETED", None, 1) is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_a_job_that_completed_with_an_error_is_not_done() -> None:
     ],
 )
 def test_held(reason: str | None, held: bool) -> None:
-    assert is_held(reason) is held
+    assert waits_for_somebody(reason) is held

@@ -2,35 +2,96 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from harness.jobs.baseline import baseline_of
-from harness.jobs.documents import Document
-from harness.jobs.gpu_hours import require_within_budget
+from harness.jobs.documents import (
+    COST_HEADS,
+    COST_NUMERIC,
+    Document,
+    JobMaker,
+    cost_rows,
+    require_within_budget,
+)
 from harness.jobs.job_status import held_by_jobs
-from harness.jobs.planned import PlannedJob
-from harness.jobs.words import COST_HEADS, COST_NUMERIC, cost_rows
+from harness.jobs.planned import PlannedJob, baseline_of
 from harness.launchers.job_call import JobCall
-from harness.launchers.kubernetes.apply import apply
-from harness.launchers.kubernetes.documents import MANIFEST, KubernetesDocuments
 from harness.launchers.kubernetes.job_status import KubernetesJobStatus
-from harness.launchers.kubernetes.manifest import Form
-from harness.launchers.kubernetes.names import object_name
-from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile
+from harness.launchers.kubernetes.manifest import MANIFEST, Form, manifest
+from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, object_name
 from harness.launchers.launcher import MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
 from harness.launchers.study_jobs import job_statuses
+from harness.launchers.registry import job_statuses
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
-from results.errors import UsageError, bench_call
-from results.job import Submission
+from results.errors import BenchError, UsageError, bench_call
+from results.job import RunOptions, Submission
 from results.job_store import JobStore
 from results.plan import Plan
 from results.store import Study, utc_now
+
+TIMEOUT_S = 60.0
+_COMMAND = ("kubectl", "apply", "-f", "-")
+
+
+class KubectlError(BenchError):
+    """kubectl could not be run, failed, or did not answer."""
+
+
+def apply(manifest: str, *, timeout_s: float = TIMEOUT_S) -> tuple[str, ...]:
+    """Make the objects of a manifest, or bring those that exist to what it says.
+
+    Returns what kubectl says, a line an object. Raises KubectlError with kubectl's own words; when it has not
+    answered in time, some of the objects may be there, and applying the same manifest again does no harm.
+    """
+    command = " ".join(_COMMAND)
+    try:
+        done = subprocess.run(
+            _COMMAND, input=manifest.encode(), capture_output=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KubectlError(
+            f"no answer in {timeout_s:g} s to: {command}; run it on the manifest again by hand"
+        ) from error
+    except FileNotFoundError as error:
+        raise KubectlError(
+            "there is no kubectl here: leave out --apply, and apply the manifest on a machine with one"
+        ) from error
+    except OSError as error:
+        raise KubectlError(f"cannot run kubectl: {error.strerror}") from error
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split()) or "it said nothing"
+        raise KubectlError(f"{command} ended with {done.returncode}: {said}")
+    return tuple(done.stdout.decode(errors="replace").splitlines())
+
+
+class KubernetesDocuments:
+    """Makes the jobs of one call and their manifests."""
+
+    def __init__(
+        self, study: Study, plan: Plan, profile: KubernetesProfile, options: RunOptions, code: CodeVersion
+    ) -> None:
+        self._jobs = JobMaker(study, plan, "kubernetes", options, code)
+        self._profile = profile
+
+    def run(self, planned: PlannedJob, form: Form) -> Document:
+        """The job of the pods to come."""
+        profile = self._profile
+        billed = profile.billed_gpus(planned.placement)
+        job = self._jobs.run(planned, profile.time, billed_gpus=billed, site=profile)
+        folder = f"{self.study_folder}/jobs/{job.job_id}"
+        return Document(job=job, text=manifest(profile, job, form=form, folder=folder))
+
+    @property
+    def study_folder(self) -> str:
+        """Where pods find the study: at its own path if that is on the volume, else by its folder's name."""
+        root, volume = self._jobs.root, Path(self._profile.mount_path)
+        return str(root if root.is_relative_to(volume) else volume / root.name)
 
 
 def profile_of(options: StudyFile) -> KubernetesProfile:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 from harness.jobs.closing import open_launches
 from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, own_word
-from harness.launch.ending import Stopped
-from harness.launchers.kubernetes.documents import MANIFEST
+from harness.launchers.kubernetes.manifest import MANIFEST
 from harness.launchers.kubernetes.pods import is_over
 from results.job import Job
 from results.job_store import JobStore
-from results.outcome import Outcome
+from results.outcome import Outcome, Stopped
 from results.store import Study
 
 

@@ -8,9 +8,8 @@ from harness.jobs.job_status import Cancelled, JobStatus
 from harness.jobs.start import JobStart
 from harness.launchers.kubernetes import job_status
 from harness.launchers.kubernetes.call import KubernetesCall
-from harness.launchers.kubernetes.environment import PodEnvironment, meeting_of, pod_number
 from harness.launchers.kubernetes.job_status import KubernetesJobStatus
-from harness.launchers.kubernetes.pods import follow, is_over
+from harness.launchers.kubernetes.pods import PodEnvironment, follow, is_over, meeting_of, pod_number
 from harness.launchers.kubernetes.profile import PROFILE_FILE
 from harness.launchers.launcher import JobLauncher, MatrixCall
 from results.job import Job

@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 
 from harness.launch.command import code_environment, node_command
-from harness.launch.ending import tell_torchrun_killed
+from harness.launch.ending import out_of_memory_kills, tell_kills, tell_torchrun_killed
 from harness.launch.guarded import Guarded
-from harness.launch.host_memory import out_of_memory_kills, tell_kills
 from harness.launch.nodes import GRACE_S, PATIENCE_S, POLL_S, shell_code
 from harness.machine.code import checkout
 from results.schemas import LAUNCH

@@ -6,16 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, own_word
-from harness.launch.ending import Stopped
 from results.job import Job, Submission
 from results.job_store import JobStore
-from results.outcome import Outcome
+from results.outcome import Outcome, Stopped
 from results.store import Study, utc_now
 from slurm.client import Client
-from slurm.job_view import JobView
+from slurm.job_view import JobPhase, JobView
 from slurm.runner import SlurmError
 from slurm.script import log_path
-from slurm.states import JobPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,9 @@ from harness.jobs.job_status import Cancelled, JobStatus
 from harness.jobs.start import JobStart
 from harness.launchers.launcher import JobLauncher, MatrixCall
 from harness.launchers.slurm import job_status
-from harness.launchers.slurm.call import SlurmCall
-from harness.launchers.slurm.environment import SlurmEnvironment
+from harness.launchers.slurm.allocation import SlurmEnvironment
+from harness.launchers.slurm.call import SlurmCall, site_checks
 from harness.launchers.slurm.job_status import SlurmJobStatus
-from harness.launchers.slurm.site import site_checks
 from results.job import Job
 from results.job_store import JobStore
 from results.store import Study

@@ -9,7 +9,6 @@ from typing import Literal
 
 from harness.jobs.documents import Document
 from harness.jobs.job_status import JobStatus, end_of_job
-from harness.launchers.slurm.documents import SCRIPT
 from harness.launchers.slurm.job_status import SlurmJobStatus
 from harness.terminal.console import Console
 from reports.text import count
@@ -19,12 +18,13 @@ from results.outcome import Outcome
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.cluster import NodeGroup
+from slurm.job_view import JobPhase
 from slurm.runner import NoAnswerError, QueueFullError, RefusedError, SlurmError
 from slurm.site import SiteProfile
 from slurm.site_checks import over_limits
-from slurm.states import JobPhase
 
 Feed = Literal["once", "wait", "depend"]
+SCRIPT = "script.sh"
 POLL_S = 30.0
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from harness.launch import guarded
-from harness.launch.node_exit import who_left
+from harness.launch.ending import who_left
 from harness.launchers.kubernetes import pods
 from harness.launchers.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
 from results.environment import CodeVersion

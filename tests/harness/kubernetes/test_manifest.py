@@ -19,9 +19,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.launchers.kubernetes.manifest import Form, manifest, pod_address
+from harness.launchers.kubernetes.manifest import Form, manifest, pod_address, unexpanded, yaml_text
 from harness.launchers.kubernetes.profile import PROFILE_FILE, ExtraVolume, KubernetesProfile, Toleration
-from harness.launchers.kubernetes.text import unexpanded, yaml_text
 from results.errors import UsageError
 from results.job import Job, RunOptions
 from results.plan import Placement

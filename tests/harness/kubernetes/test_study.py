@@ -12,6 +12,8 @@ import yaml
 from harness.cli import run
 from harness.launchers.study_jobs import job_statuses
 from harness.machine.code import checkout, code_hash
+from harness.code import checkout, code_hash
+from harness.launchers.registry import job_statuses
 from results.job import JobEnd
 from results.job_store import JobStore
 from results.outcome import Outcome

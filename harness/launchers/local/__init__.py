@@ -1,1 +1,0 @@
-"""Launches on this machine, as children of this process."""

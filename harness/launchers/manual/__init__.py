@@ -1,1 +1,0 @@
-"""Launches that a person starts by hand."""
