@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Outcome(StrEnum):
@@ -46,9 +46,8 @@ class Evidence(StrEnum):
     """Real code on a stand-in: more ranks than cores or devices, virtual nodes, a shaped network."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
-    """Why the supervisor ended a launch."""
+class Ending(NamedTuple):
+    """How a run, a launch or a job ended, and why: the one type of it between a process and its record."""
 
     outcome: Outcome
     reason: str

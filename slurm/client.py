@@ -7,7 +7,6 @@ import pwd
 import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import Literal
 
 from slurm.cluster import (
     ASSOCIATION_FORMAT,
@@ -41,8 +40,6 @@ _JOB_ID = re.compile(r"^(?P<id>\d+)(?:;.*)?$", re.MULTILINE)
 _QUEUE_FULL = re.compile(r"(?:Max|Grp)Submit|MaxJobCount|maximum number of jobs", re.IGNORECASE)
 _NO_SUCH_JOB = "Invalid job id specified"
 
-Condition = Literal["afterany", "afterok", "afternotok"]
-
 
 class Client:
     """The cluster that this machine's Slurm commands talk to."""
@@ -51,18 +48,18 @@ class Client:
         self._runner = runner
         self._timeout_s = timeout_s
 
-    def submit(self, script: str, *, after: Sequence[int] = (), condition: Condition = "afterany") -> int:
-        """Hand a job script to the scheduler, to start when the jobs in `after` have met `condition`.
+    def submit(self, script: str, *, after: Sequence[int] = ()) -> int:
+        """Hand a job script to the scheduler, to start when the jobs in `after` have ended, however they did.
 
         Returns the job's id. Raises RefusedError if it was not taken, QueueFullError if that may change by
         itself, and NoAnswerError if it may have been taken: look for its name among `own_jobs` before
-        submitting again. A job that the queue has forgotten meets every condition, however it ended.
+        submitting again.
         """
         options = ["--parsable"]
         if after:
             # A job that can never start would stay in the queue for good.
             jobs = ":".join(map(str, after))
-            options += [f"--dependency={condition}:{jobs}", "--kill-on-invalid-dep=yes"]
+            options += [f"--dependency=afterany:{jobs}", "--kill-on-invalid-dep=yes"]
         printed = self._sbatch(options, script)
         # Sites put greetings around it.
         match = _JOB_ID.search(printed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from results.outcome import Outcome
+from results.outcome import Ending, Outcome
 
 _NOTICE = re.compile(r"\*\*\* JOB (?P<job>\d+) ON \S+ CANCELLED AT \S+(?: (?P<tail>[^*]+?))? \*\*\*")
 _CAUSES = {
@@ -49,8 +49,8 @@ OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
 """What slurmstepd prints where Slurm confines jobs (task/cgroup)."""
 
 
-def read_notice(log: str, job_id: int) -> tuple[Outcome, str] | None:
-    """How to read the last notice in a job's log, and its words; None if there is none.
+def read_notice(log: str, job_id: int) -> Ending | None:
+    """The ending that the last notice in a job's log stands for; None without a notice.
 
     A cause that is not listed here is `unknown`.
     """
@@ -59,4 +59,4 @@ def read_notice(log: str, job_id: int) -> tuple[Outcome, str] | None:
         return None
     tail = found[-1]["tail"]
     words = "it was cancelled" if tail is None else f"Slurm ended it {tail.lower()}"
-    return _CAUSES.get(tail, Outcome.UNKNOWN), words
+    return Ending(_CAUSES.get(tail, Outcome.UNKNOWN), words)

@@ -17,6 +17,7 @@ FIRST_PORT, JOBS, LAUNCHES = 20_000, 750, 16
 """Ports for LAUNCHES of JOBS, all below 32768, where Linux begins to give ports to whoever asks."""
 
 _LOG = "job-%j.log"
+_SMALL_MEMORY = "4G"
 _OF_THE_RANKS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONSAFEPATH")
 """Variables that whoever starts the agents sets for the ranks."""
 
@@ -48,34 +49,18 @@ class ScriptJob:
     """One allocation and the program that is started in it, once, on its first node."""
 
     name: str
-    placement: Placement
+    placement: Placement | None
+    """None: a small job on one CPU that comes after others, such as writing their report."""
     time_limit_s: float
     folder: Path
-    """Where the program starts."""
+    """The folder in which the program starts."""
     log_folder: Path
     """Must exist: Slurm makes no folders, and a job without a log fails. See `log_path`."""
     command: tuple[str, ...]
     python_path: Path | None = None
-    """Where the command's Python looks first for packages."""
+    """The folder where the command's Python looks first for packages."""
     requeue: bool = True
     """Whether Slurm starts it again after a node failed or another job took its nodes."""
-
-    def __post_init__(self) -> None:
-        assert self.command
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowUp:
-    """A small job on one CPU that comes after others, such as writing their report."""
-
-    name: str
-    time_limit_s: float
-    folder: Path
-    log_folder: Path
-    command: tuple[str, ...]
-    python_path: Path | None = None
-    memory: str = "4G"
-    requeue: bool = True
 
     def __post_init__(self) -> None:
         assert self.command
@@ -98,43 +83,63 @@ def rendezvous_port(job_id: int, launch: int) -> int:
 def job_script(site: SiteProfile, job: ScriptJob) -> str:
     """The script of a job, for sbatch. Raises UsageError for a value that a script cannot hold.
 
-    The command must handle USR1, which comes before the time limit, and TERM, which comes at the limit, and
-    when the job is cancelled or loses its nodes. MASTER_ADDR and MASTER_PORT say where the nodes can meet.
+    The command of a job with a placement must handle USR1, which comes before the time limit, and TERM,
+    which comes at the limit, and when the job is cancelled or loses its nodes. MASTER_ADDR and MASTER_PORT
+    say where the nodes can meet. `Client.submit` takes the jobs after which one without a placement comes.
     """
-    return _TEMPLATES.get_template("job.sh.j2").render(
-        site=site,
-        directives=_lines(_directives(site, job)),
-        command=job.command,
-        python_path=job.python_path,
-        folder=job.folder,
-        first_port=FIRST_PORT,
-        jobs=JOBS,
-        launches=LAUNCHES,
-        each_node=_srun(site, job.placement),
-        node_setup="\n".join(["set -e", *site.node_setup]),
-    )
-
-
-def follow_up_script(site: SiteProfile, job: FollowUp) -> str:
-    """The script of a job that comes after others; `Client.submit` is told which."""
+    parts: dict[str, object] = {
+        "site": site,
+        "command": job.command,
+        "python_path": job.python_path,
+        "folder": job.folder,
+    }
     options = {
-        **_common(site, job),
-        # Another partition has its own quality of service.
-        "qos": None if site.serial_partition else site.qos,
-        "partition": site.serial_partition or site.partition,
-        "cpus-per-task": "1",
-        "mem": job.memory,
-        "nodes": "1",
-        "ntasks": "1",
+        "account": site.account,
+        "qos": site.qos,
+        "job-name": job.name,
+        "chdir": str(job.folder),
+        "output": f"{log_pattern(str(job.log_folder))}/{_LOG}",
+        "open-mode": "append",
+        "time": slurm_time(job.time_limit_s),
         "requeue" if job.requeue else "no-requeue": True,
     }
-    return _TEMPLATES.get_template("base.sh.j2").render(
-        site=site,
-        directives=_lines(options),
-        command=job.command,
-        python_path=job.python_path,
-        folder=job.folder,
-    )
+    placement = job.placement
+    if placement is None:
+        options |= {
+            # Another partition has its own quality of service.
+            "qos": None if site.serial_partition else site.qos,
+            "partition": site.serial_partition or site.partition,
+            "cpus-per-task": "1",
+            "mem": _SMALL_MEMORY,
+            "nodes": "1",
+            "ntasks": "1",
+        }
+        template = "base.sh.j2"
+    else:
+        options = {
+            **site.directives,
+            **options,
+            "partition": site.partition,
+            "constraint": site.constraint,
+            "reservation": site.reservation,
+            "nodes": str(placement.nodes),
+            "ntasks-per-node": "1",
+            "cpus-per-task": None if site.cpus_per_gpu is None else str(_cpus(site, placement)),
+            "mem": site.memory_per_node,
+            "exclusive": site.exclusive,
+            **_gpus(site, placement),
+            "signal": f"B:USR1@{site.time.signal_s(job.time_limit_s)}",
+        }
+        parts |= {
+            "first_port": FIRST_PORT,
+            "jobs": JOBS,
+            "launches": LAUNCHES,
+            "each_node": _srun(site, placement),
+            "node_setup": "\n".join(["set -e", *site.node_setup]),
+        }
+        template = "job.sh.j2"
+    lines = [_Verbatim(directive(option, value)) for option, value in sorted(options.items()) if value]
+    return _TEMPLATES.get_template(template).render(directives=lines, **parts)
 
 
 def agent_command(
@@ -187,37 +192,6 @@ def _cpus(site: SiteProfile, placement: Placement) -> int:
     return site.cpus_per_gpu * placement.gpus_per_node
 
 
-def _directives(site: SiteProfile, job: ScriptJob) -> dict[str, str | bool | None]:
-    placement = job.placement
-    return {
-        **site.directives,
-        **_common(site, job),
-        "partition": site.partition,
-        "constraint": site.constraint,
-        "reservation": site.reservation,
-        "nodes": str(placement.nodes),
-        "ntasks-per-node": "1",
-        "cpus-per-task": None if site.cpus_per_gpu is None else str(_cpus(site, placement)),
-        "mem": site.memory_per_node,
-        "exclusive": site.exclusive,
-        **_gpus(site, placement),
-        "signal": f"B:USR1@{site.time.signal_s(job.time_limit_s)}",
-        "requeue" if job.requeue else "no-requeue": True,
-    }
-
-
-def _common(site: SiteProfile, job: ScriptJob | FollowUp) -> dict[str, str | bool | None]:
-    return {
-        "account": site.account,
-        "qos": site.qos,
-        "job-name": job.name,
-        "chdir": str(job.folder),
-        "output": f"{log_pattern(str(job.log_folder))}/{_LOG}",
-        "open-mode": "append",
-        "time": slurm_time(job.time_limit_s),
-    }
-
-
 def slurm_time(limit_s: float) -> str:
     """A time limit as `DAYS-HH:MM:SS`, in whole minutes, rounded up: Slurm has no finer ones."""
     days, minutes = divmod(math.ceil(limit_s / 60), 24 * 60)
@@ -233,8 +207,3 @@ def _gpus(site: SiteProfile, placement: Placement) -> dict[str, str]:
         # Which sbatch takes only with a number of tasks.
         return {"gpus-per-task": ":".join(parts), "ntasks": str(placement.nodes)}
     return {} if site.gpu_request == "none" else {site.gpu_request: ":".join(parts)}
-
-
-def _lines(options: dict[str, str | bool | None]) -> list[_Verbatim]:
-    """The options that are given, in alphabetical order, quoted."""
-    return [_Verbatim(directive(option, value)) for option, value in sorted(options.items()) if value]

@@ -6,11 +6,11 @@ from harness.launch.ending import rank_exits, unless_disk_full
 from results import files
 from results.errors import StoreError
 from results.launch import Attempt, Launch
-from results.outcome import Outcome, Stopped
+from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 
 
-def close_launches(study: Study, job_id: str, stopped: Stopped, *, scheduler: str | None = None) -> int:
+def close_launches(study: Study, job_id: str, stopped: Ending, *, scheduler: str | None = None) -> int:
     """Write an attempt for each launch of a job that has none. Returns how many launches had none.
 
     Call this only when no process of the job runs any more: an attempt is written once.
@@ -28,11 +28,11 @@ def close_lost_launches(study: Study) -> int:
     for launch in lost:
         gone = f"bench (process {launch.supervisor_pid}) was killed, or its machine stopped"
         reason = f"{gone}, before the end of the launch was recorded"
-        _close(study, [launch], Stopped(outcome=Outcome.MISSING_RANKS, reason=reason))
+        _close(study, [launch], Ending(Outcome.MISSING_RANKS, reason))
     return len(lost)
 
 
-def _close(study: Study, found: list[Launch], stopped: Stopped, *, scheduler: str | None = None) -> int:
+def _close(study: Study, found: list[Launch], stopped: Ending, *, scheduler: str | None = None) -> int:
     for launch in found:
         try:
             study.add_attempt(_attempt(study, launch, stopped, scheduler))
@@ -52,7 +52,7 @@ def open_launches(study: Study, job_id: str | None) -> list[Launch]:
     return [launch for launch in own if not study.has_attempt(launch.launch_id)]
 
 
-def _attempt(study: Study, launch: Launch, stopped: Stopped, scheduler: str | None) -> Attempt:
+def _attempt(study: Study, launch: Launch, stopped: Ending, scheduler: str | None) -> Attempt:
     folder = study.launch_folder(launch.launch_id)
     ranks = range(launch.placement.gpus)
     unfinished = [
@@ -60,7 +60,7 @@ def _attempt(study: Study, launch: Launch, stopped: Stopped, scheduler: str | No
         for slot in study.begun_slots(launch)
         if not all(study.rank_path(slot.cell_id, slot.run_id, rank).exists() for rank in ranks)
     ]
-    outcome, reason = unless_disk_full(folder, stopped.outcome, stopped.reason)
+    ending = unless_disk_full(folder, stopped)
     return Attempt(
         launch_id=launch.launch_id,
         command=(),
@@ -68,10 +68,10 @@ def _attempt(study: Study, launch: Launch, stopped: Stopped, scheduler: str | No
         started_at=None,
         ended_at=utc_now(),
         exit_code=None,
-        stopped_by=reason,
-        outcomes=dict.fromkeys(unfinished, outcome),
-        reasons=dict.fromkeys(unfinished, reason),
-        ranks=rank_exits(sorted(folder.glob("*.log"))),
+        stopped_by=ending.reason,
+        outcomes=dict.fromkeys(unfinished, ending.outcome),
+        reasons=dict.fromkeys(unfinished, ending.reason),
+        ranks=rank_exits(folder),
         startup_ns=None,
         scheduler=scheduler,
     )

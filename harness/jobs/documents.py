@@ -1,4 +1,7 @@
-"""Records of jobs with their numbers and names: the same plan and earlier jobs give the same ones."""
+"""Records of jobs with their numbers and names, and what they cost before they are submitted.
+
+The same plan and the same earlier jobs give the same records.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ from results.site import SitePrice, TimeLimits
 from results.store import Study
 
 LONGER = 2.0
-"""What a job asks for where one before it ran out of time, in parts of that one's limit."""
+"""A job asks for this many times the limit of an earlier job with one of its cells that ran out of time."""
+COST_HEADS = ("job", "nodes x GPUs", "cells", "expected", "time limit", "GPU-hours expected", "at most")
+COST_NUMERIC = (False, False, True, True, True, True, True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +39,6 @@ class Document:
 
     job: Job
     text: str
-
-    @property
-    def gpu_hours_expected(self) -> float | None:
-        return self._gpu_hours(self.job.estimate_s)
-
-    @property
-    def gpu_hours_at_most(self) -> float | None:
-        """Those of its time limit; None if the number of GPUs that it is charged for is not known."""
-        return self._gpu_hours(self.job.time_limit_s)
-
-    def _gpu_hours(self, seconds: float) -> float | None:
-        return None if self.job.billed_gpus is None else self.job.billed_gpus * seconds / 3600
 
 
 class JobMaker:
@@ -64,19 +57,23 @@ class JobMaker:
         self._made = len(list(self.root.glob("jobs/*")))
 
     def run(self, planned: PlannedJob, time: TimeLimits, *, billed_gpus: int | None, site: object) -> Job:
-        """The job of an allocation to come. Where one of its cells was in a job that ran out of time, it asks
-        for longer, as far as the site allows."""
-        place = planned.placement
-        # Beside the cells' own launches there may be one of the baseline.
+        """The job of an allocation to come.
+
+        If one of its cells was in a job that ran out of time, it asks for longer, as far as the site allows.
+        """
+        placement = planned.placement
+        # In addition to the cells' own launches there may be one of the baseline.
         launches = len(planned.launches) + (planned.baseline is not None)
         estimate_s = planned.estimate_s + launches * time.startup_s
+        cells = set(planned.cells)
+        ran_out = [job.time_limit_s for job in self._too_short if cells & set(job.cells)]
         return self._job(
-            f"{place.nodes}x{place.gpus_per_node}",
-            placement=place,
+            f"{placement.nodes}x{placement.gpus_per_node}",
+            placement=placement,
             cells=planned.cells,
             baseline=None if planned.baseline is None else planned.baseline.id,
             estimate_s=estimate_s,
-            time_limit_s=time.limit_s(estimate_s, least_s=LONGER * self._ran_out_s(planned.cells)),
+            time_limit_s=time.limit_s(estimate_s, least_s=LONGER * max(ran_out, default=0.0)),
             billed_gpus=billed_gpus,
             site=msgspec.to_builtins(site),
         )
@@ -95,31 +92,24 @@ class JobMaker:
             site=msgspec.to_builtins(site),
         )
 
-    def _ran_out_s(self, cells: Sequence[str]) -> float:
-        """The longest limit of a job with one of these cells that ran out of it; 0.0 if none did."""
-        wanted = set(cells)
-        return max((job.time_limit_s for job in self._too_short if wanted & set(job.cells)), default=0.0)
-
     @cached_property
     def _too_short(self) -> list[Job]:
         """The jobs so far that ran out of their time, not of the user's `--max-time`."""
         store, found = JobStore(self.root), []
         for job in store.jobs():
-            end, most_s = store.ended(job.job_id), job.options.max_time_s
-            if (
-                end is not None
-                and end.outcome is Outcome.TIMED_OUT
-                and (most_s or math.inf) > job.time_limit_s
-            ):
+            end, most_s = store.ended(job.job_id), job.options.max_time_s or math.inf
+            if end is not None and end.outcome is Outcome.TIMED_OUT and most_s > job.time_limit_s:
                 found.append(job)
         return found
 
     def _job(self, kind: str, **facts: Any) -> Job:
         self._made += 1
         job_id = f"{self._made:04d}-{kind}"
+        # Two studies may have the same name, and two jobs of a user may not.
+        digest = hashlib.sha256(str(self.root).encode()).hexdigest()[:4]
         return Job(
             job_id=job_id,
-            name=f"{plain_name(self._plan.study)[:40]}-{self._digest}-{job_id}",
+            name=f"{plain_name(self._plan.study)[:40]}-{digest}-{job_id}",
             launcher=self._launcher,
             plan=self._number,
             options=self._options,
@@ -127,22 +117,32 @@ class JobMaker:
             **facts,
         )
 
-    @property
-    def _digest(self) -> str:
-        """4 digits of the study's folder: two studies may have the same name, two jobs of a user may not."""
-        return hashlib.sha256(str(self.root).encode()).hexdigest()[:4]
+
+def gpu_hours(documents: Sequence[Document]) -> tuple[float, float] | None:
+    """The GPU-hours that all jobs are expected to take, and those of their time limits.
+
+    None if it is not known for how many GPUs one of them is charged.
+    """
+    expected = most = 0.0
+    for job in (document.job for document in documents):
+        if job.billed_gpus is None:
+            return None
+        expected += job.billed_gpus * job.estimate_s / 3600
+        most += job.billed_gpus * job.time_limit_s / 3600
+    return expected, most
 
 
 def require_within_budget(documents: Sequence[Document], gpu_hours_allowed: float | None) -> None:
     """Raises UsageError if the jobs may take more GPU-hours than are allowed (None: any number)."""
     if gpu_hours_allowed is None:
         return
-    expected, most = gpu_hours(documents)
-    if expected is None or most is None:
+    hours = gpu_hours(documents)
+    if hours is None:
         raise UsageError(
             "--max-gpu-hours cannot be checked: the site gives whole nodes (exclusive), and its profile "
             "does not say how many GPUs a node has; add gpus_per_node to the profile"
         )
+    expected, most = hours
     if most > gpu_hours_allowed:
         raise UsageError(
             f"--max-gpu-hours {gpu_hours_allowed:g}: the jobs may take {most:.2f} by their time limits "
@@ -151,70 +151,48 @@ def require_within_budget(documents: Sequence[Document], gpu_hours_allowed: floa
         )
 
 
-def gpu_hours(documents: Sequence[Document]) -> tuple[float | None, float | None]:
-    """Expected and at most, of all jobs; None if that of one is not known."""
-    expected = [document.gpu_hours_expected for document in documents]
-    most = [document.gpu_hours_at_most for document in documents]
-    return _sum(expected), _sum(most)
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-COST_HEADS = ("job", "nodes x GPUs", "cells", "expected", "time limit", "GPU-hours expected", "at most")
-COST_NUMERIC = (False, False, True, True, True, True, True)
-
-
 def cost_rows(documents: Sequence[Document]) -> list[list[str]]:
-    """A row a job."""
-    return [
-        [
-            document.job.job_id,
-            place(document.job.placement),
-            str(len(document.job.cells)),
-            duration(document.job.estimate_s * 1e9),
-            duration(document.job.time_limit_s * 1e9),
-            _hours(document.gpu_hours_expected),
-            _hours(document.gpu_hours_at_most),
-        ]
-        for document in documents
-    ]
+    """The rows of a table under COST_HEADS, one for each job."""
+    rows = []
+    for document in documents:
+        job, hours = document.job, gpu_hours([document])
+        rows.append(
+            [
+                job.job_id,
+                place(job.placement),
+                str(len(job.cells)),
+                duration(job.estimate_s * 1e9),
+                duration(job.time_limit_s * 1e9),
+                *(["?", "?"] if hours is None else [f"{each:.2f}" for each in hours]),
+            ]
+        )
+    return rows
 
 
 def cost_lines(documents: Sequence[Document], price: SitePrice | None, *, gpus: bool) -> list[str]:
-    """The sums over all jobs, with their price, and what to know of the time limits.
+    """The sums over all jobs, with their price, and a warning about time limits that are too short.
 
-    `gpus` says whether the cluster has some.
+    `gpus` says whether the cluster has GPUs.
     """
-    expected, most = gpu_hours(documents)
-    sums = f"{count(len(documents), 'job')}: "
+    sums, hours = f"{count(len(documents), 'job')}: ", gpu_hours(documents)
     if not gpus:
         lines = [sums + "no GPUs are asked for"]
-    elif expected is None or most is None:
+    elif hours is None:
         lines = [sums + "GPU-hours are not known: give gpus_per_node in the profile of an exclusive site"]
     else:
+        expected, most = hours
         limits = f"{most:.2f} at most (the time limits; a requeue begins anew)"
-        lines = [sums + f"{expected:.2f} GPU-hours expected, {limits}"]
-        lines.append(_price(expected, most, price))
+        dollars = "dollars are not known: give a price in the site profile"
+        if price is not None:
+            rate = price.usd_per_gpu_hour
+            dollars = (
+                f"${expected * rate:,.2f} expected, ${most * rate:,.2f} at most, at ${rate:.2f} a GPU-hour "
+                f"({price.source})"
+            )
+        lines = [f"{sums}{expected:.2f} GPU-hours expected, {limits}", dollars]
     short = [document for document in documents if document.job.time_limit_s < document.job.estimate_s]
     if short:
         lines.append(
             f"{count(len(short), 'job')} may not end within the time limit; the same command goes on after it"
         )
     return lines
-
-
-def _price(expected: float, most: float, price: SitePrice | None) -> str:
-    if price is None:
-        return "dollars are not known: give a price in the site profile"
-    rate = price.usd_per_gpu_hour
-    return (
-        f"${expected * rate:,.2f} expected, ${most * rate:,.2f} at most, at ${rate:.2f} a GPU-hour "
-        f"({price.source})"
-    )
-
-
-def _hours(hours: float | None) -> str:
-    return "?" if hours is None else f"{hours:.2f}"

@@ -12,13 +12,13 @@ from results import files
 from results.errors import StoreError
 from results.job import Job, JobEnd, Submission
 from results.job_store import JobStore
-from results.outcome import Outcome, Stopped
+from results.outcome import Ending, Outcome
 from results.plan import Placement
 from results.store import Study, utc_now
 
-FORGOTTEN = Stopped(
-    outcome=Outcome.UNKNOWN,
-    reason="the scheduler no longer knows the job, and the job did not record its end",
+FORGOTTEN = Ending(
+    Outcome.UNKNOWN,
+    "the scheduler no longer knows the job, and the job did not record its end",
 )
 STATUS_HEADS = ("job", "id", "nodes x GPUs", "state", "cells", "words")
 STATUS_NUMERIC = (False, True, False, False, True, False)
@@ -85,7 +85,7 @@ def kept_status(study: Study, job: Job) -> JobStatus:
     return JobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
 
 
-def own_word(study: Study, job: Job, restarts: int | None) -> Stopped | None:
+def own_word(study: Study, job: Job, restarts: int | None) -> Ending | None:
     """How the last start of a job ended, as the job itself recorded it; None if it did not record it.
 
     `restarts` is how often the scheduler has requeued it; None if the scheduler does not count that.
@@ -98,15 +98,15 @@ def own_word(study: Study, job: Job, restarts: int | None) -> Stopped | None:
     last = starts[-1]
     # Where the scheduler does not count starts, an open launch is of a later start.
     is_last = not open_launches(study, job.job_id) if restarts is None else last.start == restarts
-    return Stopped(outcome=last.outcome, reason=last.reason or "") if is_last else None
+    return Ending(last.outcome, last.reason or "") if is_last else None
 
 
 def close(
     study: Study,
     status: AnyStatus,
-    stopped: Stopped,
+    stopped: Ending,
     *,
-    runs: Stopped | None = None,
+    runs: Ending | None = None,
     scheduler: str | None = None,
 ) -> AnyStatus:
     """Write down that a job has ended, with the launches that it left open, where one may write.
@@ -114,14 +114,14 @@ def close(
     `runs` is how the runs of these launches ended (None: as the job did), `scheduler` what its scheduler says
     of the end, for their attempts.
     """
-    end = end_of_job(status.job, status.submission, stopped.outcome, stopped.reason)
+    end = end_of_job(status.job, status.submission, stopped)
     if os.access(study.root, os.W_OK):
         close_launches(study, status.job.job_id, runs or stopped, scheduler=scheduler)
         end = _written(JobStore(study.root), end)
     return replace(status, ended=end)
 
 
-def end_of_job(job: Job, submission: Submission | None, outcome: Outcome, reason: str) -> JobEnd:
+def end_of_job(job: Job, submission: Submission | None, ending: Ending) -> JobEnd:
     """The end of a whole job, as whoever finds out writes it down."""
     return JobEnd(
         job_id=job.job_id,
@@ -131,8 +131,8 @@ def end_of_job(job: Job, submission: Submission | None, outcome: Outcome, reason
         nodes=(),
         started_at=None,
         ended_at=utc_now(),
-        outcome=outcome,
-        reason=reason,
+        outcome=ending.outcome,
+        reason=ending.reason,
     )
 
 

@@ -30,7 +30,7 @@ from results.errors import BenchError
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.job import Job, JobEnd, Submission
 from results.job_store import JobStore
-from results.outcome import Outcome, Stopped
+from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 
 AGAIN = "run the same bench matrix command again"
@@ -62,7 +62,7 @@ class JobEnvironment(Protocol):
     def conditions(self, code: CodeVersion) -> Conditions:
         """Code, versions and settings that an earlier run must share to be pooled with runs of this start."""
 
-    def earlier_notice(self) -> Stopped | None:
+    def earlier_notice(self) -> Ending | None:
         """Why the scheduler ended the start before this one; None if it did not say."""
 
     def obstacle(self, job: Job) -> str | None:
@@ -116,7 +116,7 @@ class JobStart:
             self._console.warn(f"{self._job.name}: {stranger}")
             return 1
         started_at = utc_now()
-        end = Stopped(outcome=Outcome.CRASHED, reason="the job's program failed; see its log")
+        end = Ending(Outcome.CRASHED, "the job's program failed; see its log")
         try:
             end = self._worked()
         finally:
@@ -136,12 +136,12 @@ class JobStart:
         self._console.note(f"{self._job.name}: {end.outcome}" + (f": {end.reason}" if end.reason else ""))
         return 0 if end.outcome in _FINE else 1
 
-    def _worked(self) -> Stopped:
+    def _worked(self) -> Ending:
         with self._signals():
             try:
                 reason = obstacle(self._job, self._environment, self._jobs.ended(self._job.job_id))
                 if reason is not None:
-                    return Stopped(outcome=Outcome.CANCELLED, reason=reason)
+                    return Ending(Outcome.CANCELLED, reason)
                 self._close_earlier_start()
                 plan = self._study.plan(self._job.plan)
                 campaign = Campaign(
@@ -153,17 +153,17 @@ class JobStart:
             except KeyboardInterrupt:
                 return self._environment.starter.interruption()
             except BenchError as error:
-                return Stopped(outcome=Outcome.CRASHED, reason=shortened(str(error), REASON_CHARACTERS))
+                return Ending(Outcome.CRASHED, shortened(str(error), REASON_CHARACTERS))
         if self._deadline.is_over:
-            return Stopped(outcome=Outcome.TIMED_OUT, reason=self._deadline.reason)
-        return Stopped(outcome=Outcome.OK, reason="")
+            return Ending(Outcome.TIMED_OUT, self._deadline.reason)
+        return Ending(Outcome.OK, "")
 
     def _close_earlier_start(self) -> None:
         """Close the launches of earlier starts: the job was requeued, so no process of them is left."""
         reason = (
             f"the job was requeued (start {self._environment.start}), and the start before recorded no end"
         )
-        lost = Stopped(outcome=Outcome.NODE_FAILED, reason=f"{reason}: its first node failed")
+        lost = Ending(Outcome.NODE_FAILED, f"{reason}: its first node failed")
         close_launches(self._study, self._job.job_id, self._environment.earlier_notice() or lost)
 
     def _context(self) -> CampaignContext:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import msgspec
 
 from harness.launch.deadline import Deadline
 from harness.console import Console, ProgressLine
-from harness.launch.ending import log_end, machine_fault, no_rendezvous, scheduler_away
+from harness.launch.ending import log_end, machine_fault, no_rendezvous, scheduler_said
 from harness.launch.machine import Machine
 from harness.launch.pace import Deadline, Pace, TrainingPace
 from harness.launch.preflight import require_devices, require_room, warnings
@@ -33,12 +33,13 @@ from harness.plan.launchers import job_variables
 from harness.plan.schedule import PlannedLaunch
 from harness.terminal.console import Console, ProgressLine
 from results.cell import Cell, Device
+from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import RunOptions
 from results.label import point
 from results.launch import Attempt, Launch, Slot
-from results.outcome import Evidence, Outcome
+from results.outcome import Ending, Evidence, Outcome
 from results.plan import Plan
 from results.run import RunResult
 from results.store import Study, new_id
@@ -46,13 +47,13 @@ from results.store import Study, new_id
 NEVER_READY = 3
 """Launches in a row in which no cell began, after which no more are started."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 60.0
-"""Before a launch that the scheduler did not answer is tried again; each pause is twice the one before."""
+"""Pauses before a launch that the scheduler did not answer is tried again: each is twice the one before."""
 _NOT_STARTED = "the launches that are left were not started: mend that, then run the same command again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignContext:
-    """Where a campaign runs: what starts its launches, and the allocation they are in."""
+    """The surroundings of a campaign: what starts its launches, and the allocation they are in."""
 
     starter: Starter
     checkout: Path
@@ -106,10 +107,6 @@ class Campaign:
             trained=trained_cells(self._study, self._plan),
         )
 
-    def planned(self, so_far: Tally) -> list[PlannedLaunch]:
-        """The launches that are left, in order."""
-        return so_far.planned(self._options.isolation)
-
     def run(self, context: CampaignContext) -> None:
         """Run all launches that are left.
 
@@ -118,9 +115,11 @@ class Campaign:
         cells = {cell.id for cell in self._plan.cells}
         conditions = context.conditions or Conditions.here(context.code)
         so_far = self.tally(self._study.results(keep=True, cells=cells), conditions)
-        launches = self.planned(so_far)
+        launches = so_far.planned(self._options.isolation)
         if context.only is not None:
-            launches, cells = _only(launches, context.only), cells & context.only
+            only, cells = context.only, cells & context.only
+            kept = [tuple(cell for cell in launch.cells if cell.id in only) for launch in launches]
+            launches = [replace(launch, cells=own) for launch, own in zip(launches, kept, strict=True) if own]
         for cell_id, reason in so_far.closed.items():
             if cell_id in cells:
                 self._console.note(f"{cell_id} is left out: {reason}")
@@ -207,7 +206,7 @@ class Campaign:
             return False
         failures = self._failures.setdefault(result.cell_id, [])
         step = step_reached(self._study, result.cell_id, result.run_id)
-        failures.append(FailedLaunch(step, result.outcome, result.reason))
+        failures.append(FailedLaunch(step, Ending(result.outcome, result.reason or "")))
         why_not = why_not_again(failures, order.restarts)
         if why_not is not None:
             self._console.warn(f"{result.cell_id} is not trained on: {why_not}")
@@ -231,13 +230,13 @@ class Campaign:
 
         A controller that is restarted leaves its jobs alone, and their time goes on.
         """
-        away = scheduler_away(self._study.launch_folder(launch.launch_id), words)
+        away = scheduler_said(self._study.launch_folder(launch.launch_id), words.scheduler_away)
         if away is None or attempt.stopped_by is not None:
             return False
         away_s = min(FIRST_PAUSE_S * 2**self._unanswered, LAST_PAUSE_S)
         self._unanswered += 1
         self._console.warn(
-            f"the scheduler does not answer ({away}); the launch is tried again in {away_s:.0f} s"
+            f"the scheduler does not answer ({away['words']}); the launch is tried again in {away_s:.0f} s"
         )
         self._pause(away_s)
         return True
@@ -288,33 +287,19 @@ class Campaign:
         return results
 
 
-def _only(launches: Sequence[PlannedLaunch], cells: Set[str]) -> list[PlannedLaunch]:
-    """The launches with these cells alone."""
-    chosen = [tuple(cell for cell in launch.cells if cell.id in cells) for launch in launches]
-    return [replace(launch, cells=kept) for launch, kept in zip(launches, chosen, strict=True) if kept]
-
-
 def _slots(planned: PlannedLaunch, cells: Sequence[Cell], so_far: Tally) -> tuple[Slot, ...]:
-    return tuple(
-        Slot(
-            cell_id=cell.id,
-            run_id=new_id(),
-            repeat=planned.repeat,
-            proved_by=so_far.proofs.get(cell.id),
-        )
-        for cell in cells
-    )
+    """One slot for each of the cells.
 
-
-def _forked_slots(cells: Sequence[Cell], so_far: Tally) -> tuple[Slot, ...]:
-    """All repeats of the cells; the first one of a cell proves it, and the launch ends if it does not."""
+    A launch with forks runs all repeats of a cell. The first one proves it, and the launch ends if it fails.
+    """
     done, proofs = Counter(so_far.ok_runs), dict(so_far.proofs)
     slots: list[Slot] = []
     for cell in cells:
         done[cell.id] += 1
-        run = new_id()
-        slots.append(Slot(cell_id=cell.id, run_id=run, repeat=done[cell.id], proved_by=proofs.get(cell.id)))
-        proofs.setdefault(cell.id, run)
+        run, repeat = new_id(), done[cell.id] if planned.forks else planned.repeat
+        slots.append(Slot(cell_id=cell.id, run_id=run, repeat=repeat, proved_by=proofs.get(cell.id)))
+        if planned.forks:
+            proofs.setdefault(cell.id, run)
     return tuple(slots)
 
 
@@ -332,6 +317,7 @@ class LaunchMaker:
         """The workers' input for a new launch of these cells."""
         starter, placement = self.context.starter, planned.placement
         here = placement.gpus_per_node if starter.hosts else placement.gpus
+        threads = starter.threads if planned.device == "cuda" else None
         room = here <= self.machine.devices(planned.device)
         return Launch(
             launch_id=new_id(),
@@ -339,10 +325,10 @@ class LaunchMaker:
             device=planned.device,
             backend=planned.backend,
             evidence=Evidence.MEASURED if room and not planned.virtual else Evidence.EMULATED,
-            slots=_forked_slots(cells, so_far) if planned.forks else _slots(planned, cells, so_far),
+            slots=_slots(planned, cells, so_far),
             forks=planned.forks,
             code=self.context.code,
-            threads=self._threads(planned.device),
+            threads=self.machine.threads(planned.device) if threads is None else threads,
             pin=room and starter.pins,
             link_mbit_per_s=planned.link_mbit_per_s,
             source_folder=self.plan.request.source_folder,
@@ -355,7 +341,3 @@ class LaunchMaker:
             job_variables=job_variables(),
             training=self.plan.training,
         )
-
-    def _threads(self, device: Device) -> int:
-        given = self.context.starter.threads
-        return given if given is not None and device == "cuda" else self.machine.threads(device)

@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 
 from harness.launch.command import Rendezvous, torchrun_command
-from harness.launch.ending import tell_torchrun_killed
+from harness.launch.ending import print_torchrun_killed
 from harness.launch.virtual_network import INTERFACE, VirtualNode, VirtualSwitch
 from harness.machine.device import usable_cores
 from harness.machine.kernel import Namespace, die_with_parent, enter_network, unshare
@@ -100,7 +100,7 @@ def outlast(agents: _Agents, stopped: Callable[[], bool]) -> int:
     _wait(agents, until=stopped, seconds=PATIENCE_S)
     for agent in agents:
         if agent.returncode is not None and agent.returncode < 0 and not stopped():
-            tell_torchrun_killed(-agent.returncode)
+            print_torchrun_killed(-agent.returncode)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for agent in agents:
             agent.send_signal(number)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.launch.command import local_command
 from results.launch import Launch
-from results.outcome import Outcome, Stopped
+from results.outcome import Ending, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,11 @@ class Starter(ABC):
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
         """What starts the workers of a new launch, whose file is `path`, and ends when they have."""
 
-    def interruption(self) -> Stopped:
+    def interruption(self) -> Ending:
         """Why this process has been asked to end."""
-        return Stopped(outcome=Outcome.CANCELLED, reason="interrupted by the user")
+        return Ending(Outcome.CANCELLED, "interrupted by the user")
 
-    def notice(self) -> Stopped | None:
+    def notice(self) -> Ending | None:
         """Why the scheduler ends the job, and with it the workers; None if it has not said that it does."""
         return None
 

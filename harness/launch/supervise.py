@@ -12,16 +12,15 @@ from pathlib import Path
 from harness.launch.command import worker_environment
 from harness.launch.ending import (
     Signs,
-    allocation_over,
     asked_to_end,
-    failed_node,
-    inferred_outcome,
+    inferred_ending,
     killed_on_a_node,
-    kills_told,
     never_started,
     out_of_memory_kills,
+    printed_kills,
     rank_exits,
-    startup_outcome,
+    scheduler_said,
+    startup_ending,
     unless_disk_full,
     who_left,
 )
@@ -37,7 +36,7 @@ from results.files import no_follow
 from results.foreign_text import REASON_CHARACTERS, shortened
 from results.launch import Attempt, Launch, RankExit
 from results.launch_files import flight_paths, rank_log_path, torchrun_log_path
-from results.outcome import Outcome, Stopped
+from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 
 POLL_S = 0.1
@@ -54,14 +53,14 @@ Report = Callable[[LaunchState], None]
 class Interrupted(Exception):
     """This process was asked to end; its launch has been stopped and recorded."""
 
-    def __init__(self, stopped: Stopped) -> None:
+    def __init__(self, stopped: Ending) -> None:
         super().__init__(stopped.reason)
         self.stopped = stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What a campaign gives each of its supervisors."""
+    """The ways in which a campaign follows, ends and locks each of its launches."""
 
     report: Report
     """Called with rank 0's progress, about ten times a second."""
@@ -106,7 +105,7 @@ class Supervisor:
                 environment=worker_environment(self._launch, self._checkout),
                 descriptors=() if self._watch.lock is None else (self._watch.lock,),
             )
-            stopped: Stopped | None = Stopped(outcome=Outcome.UNKNOWN, reason="the supervisor failed")
+            stopped: Ending | None = Ending(Outcome.UNKNOWN, "the supervisor failed")
             try:
                 stopped, interrupted = self._until_end(process)
             finally:
@@ -115,7 +114,10 @@ class Supervisor:
                     exit_code = process.end()
                     attempt = self._attempt(command, started_at, began, exit_code, stopped)
                     self._study.add_attempt(attempt)
-                    self._show_first_slot()
+                    if not self._state.started:
+                        # Results are listed by folder: the first slot's run has the launch's ending.
+                        first = self._launch.slots[0]
+                        self._study.start_run(first.cell_id, first.run_id)
         if interrupted:
             assert stopped is not None
             raise Interrupted(stopped)
@@ -123,18 +125,20 @@ class Supervisor:
             raise Interrupted(self._starter.interruption())
         return attempt, self._state
 
-    def _until_end(self, process: Guarded) -> tuple[Stopped | None, bool]:
+    def _until_end(self, process: Guarded) -> tuple[Ending | None, bool]:
+        """Watch the launch. Returns why it is ended (None: it ended by itself), and whether the job is."""
+        words = self._starter.log_words
         try:
             stopped = self._watch_over(process)
-            over = None if self._state.started else allocation_over(self._folder, self._starter.log_words)
+            over = None if self._state.started else scheduler_said(self._folder, words.allocation_over)
             if stopped is None and over is not None:
-                return self._await_notice(over), True
-            node = failed_node(self._logs(), self._starter.log_words.node_failed)
-            if node is not None and (stopped is None or stopped.outcome is Outcome.HUNG):
+                return self._await_notice(over["words"]), True
+            failed = scheduler_said(self._folder, words.node_failed)
+            if failed is not None and (stopped is None or stopped.outcome is Outcome.HUNG):
                 # Even where the job may go on without the node, no other launch of this size can start.
-                words = f"the scheduler says that the node {node} failed"
-                return self._starter.notice() or Stopped(outcome=Outcome.NODE_FAILED, reason=words), True
-            if stopped is None and self._asked_to_end(self._logs()):
+                reason = f"the scheduler says that the node {failed['node']} failed"
+                return self._starter.notice() or Ending(Outcome.NODE_FAILED, reason), True
+            if stopped is None and self._asked_to_end():
                 # A scheduler that ends a job may reach the workers before it reaches this process.
                 stopped = self._starter.notice()
                 return stopped, stopped is not None
@@ -143,17 +147,17 @@ class Supervisor:
                 return self._starter.interruption(), True
         return stopped, False
 
-    def _await_notice(self, over: str) -> Stopped:
-        """Why the scheduler has ended the job, as soon as it says so. It may also send a signal meanwhile."""
+    def _await_notice(self, over: str) -> Ending:
+        """Wait for the scheduler's word on why it has ended the job. It may also send a signal meanwhile."""
         end = time.monotonic() + NOTICE_S
         while time.monotonic() < end:
             notice = self._starter.notice()
             if notice is not None:
                 return notice
             time.sleep(POLL_S)
-        return Stopped(outcome=Outcome.CANCELLED, reason=f"its allocation was over: {over}")
+        return Ending(Outcome.CANCELLED, f"its allocation was over: {over}")
 
-    def _watch_over(self, process: Guarded) -> Stopped | None:
+    def _watch_over(self, process: Guarded) -> Ending | None:
         """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""
         pulse = Pulse(self._folder, self._launch.placement)
         look_at, waits = 0.0, True
@@ -164,7 +168,7 @@ class Supervisor:
             if ended:
                 return None
             if self._watch.deadline.is_over:
-                return Stopped(outcome=Outcome.TIMED_OUT, reason=self._watch.deadline.reason)
+                return Ending(Outcome.TIMED_OUT, self._watch.deadline.reason)
             if time.monotonic() > look_at:
                 look_at = time.monotonic() + LOOK_S
                 if waits and never_started(self._folder, self._starter.log_words) is None:
@@ -178,21 +182,23 @@ class Supervisor:
                     return None
             time.sleep(POLL_S)
 
-    def _hung(self, pulse: Pulse) -> Stopped | None:
-        """The end of a launch in which no rank's log has grown for too long, or which the scheduler has not
-        started for as long; None while a log grows."""
+    def _hung(self, pulse: Pulse) -> Ending | None:
+        """The ending of a launch that hangs; None while a rank's log grows.
+
+        It hangs when for `silence_s` no rank's log has grown, or the scheduler has started no process.
+        """
         if min(pulse.silence_s().values()) <= self._launch.silence_s:
             return None
         waits = never_started(self._folder, self._starter.log_words)
         if waits is not None:
             # No program of the cell has run, so none hangs.
             words = f"the scheduler started no process within {self._launch.silence_s:.0f} s: {waits}"
-            return Stopped(outcome=Outcome.NODE_FAILED, reason=words)
+            return Ending(Outcome.NODE_FAILED, words)
         self._await_recordings()
         silence_s = pulse.silence_s()
         if min(silence_s.values()) <= self._launch.silence_s:
             return None
-        return Stopped(outcome=Outcome.HUNG, reason=hang_reason(self._folder, silence_s))
+        return Ending(Outcome.HUNG, hang_reason(self._folder, silence_s))
 
     def _deserted(self) -> bool:
         """Whether a node has left, and the others have not ended within PATIENCE_S."""
@@ -223,34 +229,38 @@ class Supervisor:
         started_at: str,
         began: float,
         exit_code: int | None,
-        stopped: Stopped | None,
+        stopped: Ending | None,
     ) -> Attempt:
         # A run may have begun between the last look and the end.
         self._read_log()
         # Another rank may have begun one that rank 0 had not come to.
         begun = {*self._state.started, *(slot.run_id for slot in self._study.begun_slots(self._launch))}
         self._state.started = [slot.run_id for slot in self._launch.slots if slot.run_id in begun]
-        logs = self._logs()
-        exits, kills = rank_exits(logs), self._out_of_memory_kills(logs)
+        words, exits = self._starter.log_words, rank_exits(self._folder)
+        # Those on this host since the start, and those that agents of other hosts printed.
+        now = None if self._starter.tells_kills else out_of_memory_kills()
+        here = None if now is None or self._kills_before is None else max(now - self._kills_before, 0)
+        elsewhere = printed_kills(self._folder, words.out_of_memory)
+        kills = None if here is None and elsewhere is None else (here or 0) + (elsewhere or 0)
         signs = Signs(
             exit_code=exit_code if self._deserted_by is None else None,
-            asked_to_end=self._asked_to_end(logs),
-            killed_on_a_node=killed_on_a_node(logs, self._starter.log_words.agent_killed),
+            asked_to_end=self._asked_to_end(),
+            killed_on_a_node=killed_on_a_node(self._folder, words),
             left=who_left(self._folder),
             recorded=self._recorded(),
             ended_early=self._ended_early(exits, exit_code),
             out_of_memory_kills=kills,
         )
         if self._state.started:
-            unfinished = [run for run in self._state.started if not self._complete(run)]
-            outcome, reason = inferred_outcome(exits, stopped, signs)
+            ranks = self._launch.placement.gpus
+            unfinished = [run for run in self._state.started if len(self._records(run)) < ranks]
+            ending = inferred_ending(exits, stopped, signs)
             if unfinished and stopped is None:
-                outcome, reason = unless_disk_full(self._folder, outcome, reason)
+                ending = unless_disk_full(self._folder, ending)
         else:
-            # The first slot tells what happened; the cells of the others are to do as before.
+            # The ending is that of the first slot; the cells of the others are to do as before.
             unfinished = [self._launch.slots[0].run_id]
-            words = self._starter.log_words
-            outcome, reason = startup_outcome(self._folder, self._launch, exits, stopped, signs, words)
+            ending = startup_ending(self._folder, self._launch, exits, stopped, signs, words)
         return Attempt(
             launch_id=self._launch.launch_id,
             command=command,
@@ -258,36 +268,16 @@ class Supervisor:
             ended_at=utc_now(),
             exit_code=exit_code,
             stopped_by=self._deserted_by if stopped is None else stopped.reason,
-            outcomes=dict.fromkeys(unfinished, outcome),
-            reasons=dict.fromkeys(unfinished, shortened(reason, REASON_CHARACTERS)),
+            outcomes=dict.fromkeys(unfinished, ending.outcome),
+            reasons=dict.fromkeys(unfinished, shortened(ending.reason, REASON_CHARACTERS)),
             ranks=exits,
             heartbeats={str(rank): at for rank, at in heartbeats(self._folder).items()},
             out_of_memory_kills=kills,
             startup_ns=None if self._ready_at is None else round((self._ready_at - began) * 1e9),
         )
 
-    def _show_first_slot(self) -> None:
-        """Give the first slot's run its folder if no run began: results are listed by folder."""
-        if not self._state.started:
-            first = self._launch.slots[0]
-            self._study.start_run(first.cell_id, first.run_id)
-
-    def _logs(self) -> list[Path]:
-        """The logs of the started process and of agents."""
-        return sorted(self._folder.glob("*.log"))
-
-    def _asked_to_end(self, logs: Sequence[Path]) -> bool:
-        return asked_to_end(logs, nodes=self._launch.placement.nodes)
-
-    def _out_of_memory_kills(self, logs: Sequence[Path]) -> int | None:
-        """Those on this host since the start, and those that agents of other hosts printed."""
-        now = None if self._starter.tells_kills else out_of_memory_kills()
-        told = kills_told(logs, self._starter.log_words.out_of_memory)
-        here = None if now is None or self._kills_before is None else max(now - self._kills_before, 0)
-        return None if here is None and told is None else (here or 0) + (told or 0)
-
-    def _complete(self, run_id: str) -> bool:
-        return len(self._records(run_id)) == self._launch.placement.gpus
+    def _asked_to_end(self) -> bool:
+        return asked_to_end(self._folder, nodes=self._launch.placement.nodes)
 
     def _recorded(self) -> frozenset[int]:
         """Ranks that have a record of the last run that began."""

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from results.errors import SchemaError
-from results.outcome import Outcome
+from results.outcome import Ending, Outcome
 from results.plan import Plan
 from results.store import Study
 from strategies.saving.run_folder import Kept, RunFolder
@@ -52,19 +52,17 @@ def _has_its_files(kept: Kept) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class FailedLaunch:
-    """How a launch that trained a cell ended before the training did."""
+class FailedLaunch(NamedTuple):
+    """A launch of a cell that ended before the training did."""
 
     step: int
-    """That its ranks came to, as far as that is known."""
-    outcome: Outcome
-    reason: str | None
+    """The last step that its ranks recorded."""
+    ending: Ending
 
     def is_like(self, other: FailedLaunch) -> bool:
         """Whether both failed at one step in the same way: numbers in a reason are of ranks, steps, ports."""
-        words, others = (re.sub(r"\d+", "", failure.reason or "") for failure in (self, other))
-        return (self.step, self.outcome, words) == (other.step, other.outcome, others)
+        words, others = (re.sub(r"\d+", "", failure.ending.reason) for failure in (self, other))
+        return (self.step, self.ending.outcome, words) == (other.step, other.ending.outcome, others)
 
 
 def step_reached(study: Study, cell_id: str, run_id: str) -> int:
@@ -84,11 +82,11 @@ def why_not_again(failures: Sequence[FailedLaunch], restarts: int) -> str | None
     failed, the next launch may fare better.
     """
     last = failures[-1]
-    if _REFUSED.match(last.reason or ""):
+    if _REFUSED.match(last.ending.reason):
         return "what was refused is refused again until it is changed"
-    if last.outcome is Outcome.DIVERGED:
+    if last.ending.outcome is Outcome.DIVERGED:
         return "it would diverge again from the same checkpoint"
-    if not last.outcome.runs_again and failures[:-1] and failures[-2].is_like(last):
+    if not last.ending.outcome.runs_again and failures[:-1] and failures[-2].is_like(last):
         return f"it failed twice in the same way at step {last.step}"
     if len(failures) > restarts:
         return f"no more launches may follow a failed one (--restarts {restarts})"
@@ -103,5 +101,5 @@ def pause_s(failures: int) -> float:
 def nodes_left(elastic: tuple[int, int], nodes: int, failures: Sequence[FailedLaunch]) -> int:
     """Nodes of the next launch: of those of the cell, without one for each launch that lost one."""
     least, most = elastic
-    lost = sum(failure.outcome in (Outcome.MISSING_RANKS, Outcome.NODE_FAILED) for failure in failures)
+    lost = sum(failure.ending.outcome in (Outcome.MISSING_RANKS, Outcome.NODE_FAILED) for failure in failures)
     return max(least, min(most, nodes) - lost)

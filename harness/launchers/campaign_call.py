@@ -66,7 +66,7 @@ class CampaignCall(LauncherCall):
         campaign = Campaign(study, plan, self._call.run_options, console)
         conditions = self._conditions(code)
         so_far = campaign.tally(study.collect(), conditions)
-        launches = campaign.planned(so_far)
+        launches = so_far.planned(self._call.run_options.isolation)
         costs = _costs(plan, launches, so_far, self.machine or Machine.here())
         for line in plan_summary(study, plan, launches, costs):
             console.note(line)
@@ -103,7 +103,7 @@ def show_plan(
     """Print the plan, what it takes on such `hosts`, and the `line` of each launch. Writes nothing."""
     campaign = Campaign(study, plan, call.run_options, call.console)
     so_far = campaign.tally(study.results(), conditions)
-    launches = campaign.planned(so_far)
+    launches = so_far.planned(call.run_options.isolation)
     plan_tables(call.console, study, plan, launches, _costs(plan, launches, so_far, hosts), line=line)
 
 

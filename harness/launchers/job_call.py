@@ -1,13 +1,15 @@
-"""What the calls of all launchers that make jobs have in common."""
+"""The calls of launchers that make jobs: their common half, over every scheduler."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 
-from harness.jobs.documents import Document, cost_lines, require_within_budget
+from harness.jobs.documents import Document, JobMaker, cost_lines, require_within_budget
 from harness.jobs.job_status import held_by_jobs
-from harness.jobs.planned import PlannedJob, left, planned_jobs
+from harness.jobs.planned import PlannedJob, planned_jobs
+from harness.launch.tally import Conditions, tally
+from harness.launch.training import trained_cells
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import job_statuses
 from harness.plan.estimate import Hardware
@@ -21,17 +23,23 @@ from results.store import Study
 class JobCall(LauncherCall):
     """A call whose launches are left to jobs."""
 
-    def __init__(self, call: MatrixCall, price: SitePrice | None, gpu_model: str | None) -> None:
+    def __init__(
+        self, call: MatrixCall, launcher: str, price: SitePrice | None, gpu_model: str | None
+    ) -> None:
         """`gpu_model` is the catalogue's name of the cluster's GPUs; None: not known, or none."""
+        self._call = call
         self._options = call.options
-        self._run_options = call.run_options
         self._console = call.console
+        self._launcher = launcher
         self._price = price
         self._hardware = Hardware(gpu_name=gpu_model)
 
     @abstractmethod
-    def maker(self, study: Study, plan: Plan, code: CodeVersion) -> Callable[[PlannedJob], Document]:
-        """What makes the records of jobs, in their order, and the texts that are submitted for them."""
+    def document(self, jobs: JobMaker, planned: PlannedJob) -> Document:
+        """Make the record of a job, and the text that is submitted for it."""
+
+    def maker(self, study: Study, plan: Plan, code: CodeVersion) -> JobMaker:
+        return JobMaker(study, plan, self._launcher, self._call.run_options, code)
 
     def check_all(self, study: Study, plans: Sequence[Plan], code: CodeVersion) -> None:
         """Refuse more GPU-hours than were allowed for all settings of a call together.
@@ -52,20 +60,34 @@ class JobCall(LauncherCall):
     def left(
         self, study: Study, plan: Plan, code: CodeVersion, *, held: Set[str] = frozenset()
     ) -> tuple[list[PlannedLaunch], list[Document]]:
-        """The launches that are left, but for the cells in `held`, and the jobs for them."""
-        found = left(study, plan, self._run_options, code, held=held)
-        jobs = planned_jobs(
+        """The launches that are left, but for the cells in `held`, which live jobs have; and their jobs.
+
+        The hosts of the jobs are not known here, so that only the code of earlier runs is compared; the job
+        that runs a cell compares the other conditions.
+        """
+        options = self._call.run_options
+        so_far = tally(
+            study.results(),
             plan,
-            found.launches,
+            Conditions.elsewhere(code),
+            rerun_failed=options.rerun_failed,
+            prune=options.prune,
+            trained=trained_cells(study, plan),
+        )
+        so_far.closed |= dict.fromkeys(held, "a job has it")
+        launches = so_far.planned(options.isolation)
+        planned = planned_jobs(
+            plan,
+            launches,
             per_cell=bool(self._options.jobs_per_cell),
-            earlier=found.earlier,
+            earlier=so_far.earlier,
             hardware=self._hardware,
         )
-        make = self.maker(study, plan, code)
-        return found.launches, [make(job) for job in jobs]
+        jobs = self.maker(study, plan, code)
+        return launches, [self.document(jobs, one) for one in planned]
 
     def summary(self, documents: Sequence[Document]) -> list[str]:
-        """What the jobs will take."""
+        """What the jobs will take, in lines."""
         if not documents:
             return ["no jobs are left to submit"]
         return cost_lines(documents, self._price, gpus=self.hosts.has_gpus)

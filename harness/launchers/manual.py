@@ -104,7 +104,7 @@ def write_launches(
         CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code),
     )
     waiting = [launch for launch in study.launches() if _waits(study, launch, code, options)]
-    for planned in campaign.planned(so_far):
+    for planned in so_far.planned(options.isolation):
         launch = _written_before(planned, waiting) or _new(study, planned, maker, so_far)
         path = study.launch_folder(launch.launch_id).resolve() / "launch.json"
         console.result(f"# repeat {planned.repeat}, {planned.placement.gpus} workers")

@@ -11,7 +11,7 @@ from harness.plan.launchers import launcher_entry, launcher_names, own_launchers
 from results.errors import SchedulerError
 from results.job import Job
 from results.job_store import JobStore
-from results.outcome import Outcome, Stopped
+from results.outcome import Ending, Outcome
 from results.registry import load
 from results.store import Study
 
@@ -95,7 +95,7 @@ def cancel(study: Study) -> Cancelled:
 
 def forget(study: Study) -> int:
     """Close the live jobs of a study without asking anybody, under its lock. Returns how many there were."""
-    stopped = Stopped(outcome=Outcome.CANCELLED, reason="given up by the user")
+    stopped = Ending(Outcome.CANCELLED, "given up by the user")
     live = [status for status in kept_job_statuses(study) if status.ended is None]
     for status in live:
         close(study, status, stopped)

@@ -158,7 +158,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     report_job: Annotated[Switch, option("have a last job write the report")] = None
     apply: Annotated[Switch, option("hand Kubernetes manifests to kubectl, not to stdout alone")] = None
     kind: Annotated[
-        Literal["job", "statefulset"] | None, option("what is made on Kubernetes; job if left out")
+        Literal["job", "statefulset"] | None,
+        option("job, which is an Indexed Job on Kubernetes, and is made if left out; statefulset is refused"),
     ] = None
     name: Annotated[Text, option("name of the study: its folder under runs/", heading="Output")] = None
     out: Annotated[Text, option("folder of the study, instead of runs/NAME")] = None

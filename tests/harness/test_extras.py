@@ -17,13 +17,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness import matrix
 from harness.cli import run
+from harness.console import Console
+from harness.jobs.documents import JobMaker
 from harness.jobs.planned import planned_jobs
 from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
 from harness.launchers.manual import write_launches
-from harness.launchers.slurm.call import SlurmDocuments
+from harness.launchers.slurm.call import run_document
 from harness.plan.estimate import Hardware
 from harness.plan.expand import expand
 from harness.plan.schedule import schedule
@@ -120,7 +122,8 @@ def test_a_job_carries_them_to_its_launches(tmp_path: Path) -> None:
         plan, schedule(plan.cells, repeats=1), per_cell=False, earlier={}, hardware=Hardware()
     )
     site = SiteProfile(gpus_per_node=8)
-    document = SlurmDocuments(Study(tmp_path / "s"), plan, site, BOTH, CODE).run(jobs[0])
+    maker = JobMaker(Study(tmp_path / "s"), plan, "slurm", BOTH, CODE)
+    document = run_document(site, maker, jobs[0])
     assert document.job.options == BOTH
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.ending import kills_told, out_of_memory_kills, tell_kills
+from harness.launch.ending import out_of_memory_kills, print_kills, printed_kills
 from slurm.notices import OUT_OF_MEMORY_KILLS
 
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
@@ -58,16 +58,16 @@ def test_where_nothing_tells_nothing_is_known(kills: Callable[..., int | None]) 
 
 
 def test_agents_of_other_hosts_tell_in_their_logs(tmp_path: Path) -> None:
+    assert printed_kills(tmp_path) is None
     logs = [tmp_path / "agent-0.log", tmp_path / "agent-1.log"]
     logs[0].write_text("[W] something\nout-of-memory kills on this host: 2\n")
     logs[1].write_text("no word\n")
-    assert kills_told(logs) == 2
+    assert printed_kills(tmp_path) == 2
     logs[1].write_text("out-of-memory kills on this host: 10\n")
-    assert kills_told(logs) == 12
-    assert kills_told(logs[:0]) is None
+    assert printed_kills(tmp_path) == 12
     # As slurmstepd writes it where Slurm confines jobs.
     logs[1].write_text("slurmstepd-n1: error: Detected 3 oom_kill events in StepId=17.0.\n")
-    assert (kills_told(logs), kills_told(logs, OUT_OF_MEMORY_KILLS)) == (2, 5)
+    assert (printed_kills(tmp_path), printed_kills(tmp_path, OUT_OF_MEMORY_KILLS)) == (2, 5)
 
 
 HOG = "hog = bytearray(256 * 2**20)"
@@ -95,8 +95,8 @@ def test_a_process_that_the_kernel_really_ends_is_counted(
 
 def test_what_an_agent_tells_is_what_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "agent-1.log"
-    tell_kills(0)
+    print_kills(0)
     assert capsys.readouterr().out == ""
-    tell_kills(2)
+    print_kills(2)
     log.write_text(f"words\n{capsys.readouterr().out}more\n")
-    assert kills_told([log]) == 2
+    assert printed_kills(tmp_path) == 2

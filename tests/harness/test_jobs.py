@@ -18,7 +18,7 @@ from builders import a_request
 from harness.jobs.baseline import baseline_of
 from harness.code import checkout, code_hash
 from harness.jobs.closing import close_launches, close_lost_launches
-from harness.jobs.documents import Document, cost_lines, cost_rows, gpu_hours, require_within_budget
+from harness.jobs.documents import Document, JobMaker, cost_lines, cost_rows, gpu_hours, require_within_budget
 from harness.jobs.job_status import Cancelled, JobStatus, end_of_job, held_by_jobs
 from harness.jobs.planned import baseline_of, planned_jobs
 from harness.jobs.progress import progress
@@ -29,7 +29,7 @@ from harness.launchers.kubernetes.profile import KubernetesProfile
 from harness.launchers.registry import forget, kept_job_statuses
 from harness.launchers.slurm import job_status
 from harness.launchers.slurm.allocation import Allocation
-from harness.launchers.slurm.call import SlurmDocuments
+from harness.launchers.slurm.call import run_document
 from harness.launchers.slurm.job_status import SlurmJobStatus
 from harness.launchers.study_jobs import forget, kept_job_statuses
 from harness.machine.code import checkout, code_hash
@@ -42,7 +42,7 @@ from results.errors import UsageError
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.job_store import JobStore
 from results.launch import Launch, Slot
-from results.outcome import Evidence, Outcome, Stopped
+from results.outcome import Ending, Evidence, Outcome
 from results.plan import Placement, Plan
 from results.site import SitePrice, TimeLimits
 from results.store import Study
@@ -114,8 +114,8 @@ def documents_of(tmp_path: Path, site: SiteProfile, **options: object) -> list[D
     plan = plan_of(**options)
     launches = schedule(plan.cells, repeats=plan.request.repeats, gpus_per_node=plan.request.gpus_per_node)
     jobs = planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Hardware())
-    made = SlurmDocuments(Study(tmp_path / "s"), plan, site, RunOptions(), CODE)
-    return [made.run(job) for job in jobs]
+    maker = JobMaker(Study(tmp_path / "s"), plan, "slurm", RunOptions(), CODE)
+    return [run_document(site, maker, job) for job in jobs]
 
 
 def test_hours_and_dollars_are_those_of_whole_nodes_where_they_are_the_jobs_alone(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_job_that_ran_out_of_time_asks_for_more(tmp_path: Path) -> None:
     assert [document.job.time_limit_s for document in first] == [600, 600]
     for document, outcome in zip(first, (Outcome.TIMED_OUT, Outcome.CRASHED), strict=True):
         store.add(document.job, document="", name="script.sh")
-        store.add_end(end_of_job(document.job, None, outcome, "the job's time limit was near"))
+        store.add_end(end_of_job(document.job, None, Ending(outcome, "the job's time limit was near")))
     # Another cell's limit stays; a site may allow no more; a fixed limit is the user's.
     asked = [
         [document.job.time_limit_s for document in documents_of(tmp_path, site, **options)]
@@ -158,7 +158,7 @@ def test_a_job_that_ran_out_of_time_asks_for_more(tmp_path: Path) -> None:
     [again, _] = documents_of(tmp_path, SITE, **options)
     own = msgspec.structs.replace(again.job, options=RunOptions(max_time_s=60.0))
     store.add(own, document="", name="script.sh")
-    store.add_end(end_of_job(own, None, Outcome.TIMED_OUT, "--max-time was over"))
+    store.add_end(end_of_job(own, None, Ending(Outcome.TIMED_OUT, "--max-time was over")))
     assert documents_of(tmp_path, SITE, **options)[0].job.time_limit_s == 1200
 
 
@@ -186,7 +186,7 @@ def test_a_limit_below_the_estimate_is_told(tmp_path: Path) -> None:
 def test_what_exclusive_nodes_cost_is_not_guessed(tmp_path: Path) -> None:
     site = SiteProfile(exclusive=True)
     documents = documents_of(tmp_path, site, gpus="8", gpus_per_node=8, strategy="ddp", repeats=1)
-    assert gpu_hours(documents) == (None, None)
+    assert gpu_hours(documents) is None
     assert "GPU-hours are not known" in cost_lines(documents, site.price, gpus=True)[0]
 
 
@@ -461,7 +461,7 @@ def test_open_launches_of_a_job_that_is_gone_are_closed_once(tmp_path: Path) -> 
     study.add_launch(launch)
     study.add_launch(msgspec.structs.replace(launch, launch_id="m", job_id="0002-1x1"))
     study.start_run(cell.id, "begun")
-    stopped = Stopped(outcome=Outcome.NODE_FAILED, reason="n1 went away")
+    stopped = Ending(Outcome.NODE_FAILED, "n1 went away")
     assert close_launches(study, "0001-1x1", stopped, scheduler="NODE_FAIL") == 1
     assert close_launches(study, "0001-1x1", stopped) == 0
     [result] = study.results()

@@ -26,7 +26,7 @@ from builders import a_cell, an_environment
 
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
-from harness.launch.ending import Signs, asked_to_end, inferred_outcome, rank_exits
+from harness.launch.ending import Signs, asked_to_end, inferred_ending, rank_exits
 from harness.launch.follow import LaunchState, LogTail, Pulse
 from harness.launch.machine import Machine
 from harness.launch.pace import Deadline, Pace
@@ -44,7 +44,7 @@ from results.environment import CodeVersion
 from results.errors import MachineError
 from results.launch import Launch, RankExit, Slot
 from results.launch_files import rank_log_path, torchrun_folder
-from results.outcome import Evidence, Outcome, Stopped
+from results.outcome import Ending, Evidence, Outcome
 from results.plan import Placement, Plan, Request
 from results.run import RunResult
 from results.statistics import Metric
@@ -155,12 +155,12 @@ Root Cause (first observed failure):
 
 def test_torchruns_report_is_read_and_its_own_sigterm_blamed_on_nobody(tmp_path: Path) -> None:
     (tmp_path / "torchrun.log").write_text(KILLED)
-    exits = rank_exits([tmp_path / "torchrun.log"])
+    exits = rank_exits(tmp_path)
     assert [(exit.rank, exit.signal, exit.exit_code) for exit in exits] == [
         (0, "SIGTERM", None),
         (1, "SIGKILL", None),
     ]
-    assert inferred_outcome(exits, None) == (Outcome.CRASHED, "rank 1 was killed by SIGKILL")
+    assert inferred_ending(exits, None) == (Outcome.CRASHED, "rank 1 was killed by SIGKILL")
 
 
 def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> None:
@@ -169,22 +169,22 @@ def test_a_rank_that_raised_is_quoted_from_its_error_file(tmp_path: Path) -> Non
     error.write_text(json.dumps({"message": {"message": "OSError: [Errno 28] No space left on device"}}))
     report = f"  rank      : 1 (local_rank: 0)\n  exitcode  : 1 (pid: 7)\n  error_file: {error}\n"
     (tmp_path / "torchrun.log").write_text(report)
-    exits = rank_exits([tmp_path / "torchrun.log"])
-    assert inferred_outcome(exits, None) == (
+    exits = rank_exits(tmp_path)
+    assert inferred_ending(exits, None) == (
         Outcome.CANCELLED,
         "the disk is full: rank 1: OSError: [Errno 28] No space left on device",
     )
     error.write_text(json.dumps({"message": {"message": "ValueError: no room in the model"}}))
-    assert inferred_outcome(rank_exits([tmp_path / "torchrun.log"]), None) == (
+    assert inferred_ending(rank_exits(tmp_path), None) == (
         Outcome.CRASHED,
         "rank 1: ValueError: no room in the model",
     )
 
 
 def test_what_the_supervisor_did_comes_before_how_ranks_ended() -> None:
-    stopped = Stopped(outcome=Outcome.HUNG, reason="no rank said anything for 900 s")
+    stopped = Ending(Outcome.HUNG, "no rank said anything for 900 s")
     exits = (RankExit(rank=0, exit_code=None, signal="SIGTERM", message=None),)
-    assert inferred_outcome(exits, stopped) == (Outcome.HUNG, "no rank said anything for 900 s")
+    assert inferred_ending(exits, stopped) == (Outcome.HUNG, "no rank said anything for 900 s")
 
 
 def _exit(rank: int, *, code: int | None = None, by: str | None = None) -> RankExit:
@@ -282,21 +282,24 @@ UNSAID = "the launch ended without a word; see its logs"
 def test_an_end_is_read_from_what_was_seen_and_is_unknown_otherwise(
     exits: list[RankExit], signs: Signs | None, outcome: Outcome, reason: str
 ) -> None:
-    assert inferred_outcome(exits, None, signs) == (outcome, reason)
+    assert inferred_ending(exits, None, signs) == (outcome, reason)
 
 
 def test_a_launch_was_asked_to_end_if_all_of_its_torchruns_say_so(tmp_path: Path) -> None:
     # The last line of what torchrun 2.13 prints after `kill`.
     words = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 714 got signal: 15\n"
-    logs = [tmp_path / "agent-0.log", tmp_path / "agent-1.log"]
-    logs[0].write_text(words)
-    logs[1].write_text("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n")
-    assert asked_to_end(logs[:1], nodes=1)
-    assert not asked_to_end(logs, nodes=2)
-    logs[1].write_text(words)
-    assert asked_to_end(logs, nodes=2)
-    logs[1].write_text(words.replace("15", "11"))
-    assert not asked_to_end(logs, nodes=2)
+    first, second = tmp_path / "agent-0.log", tmp_path / "agent-1.log"
+    first.write_text(words)
+    assert asked_to_end(tmp_path, nodes=1)
+    # Once more is of a signal that came while torchrun waited for its ranks, after the first.
+    first.write_text(words + words)
+    second.write_text("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n")
+    assert not asked_to_end(tmp_path, nodes=2)
+    # Hosts number their processes each for itself.
+    second.write_text(words)
+    assert asked_to_end(tmp_path, nodes=2)
+    second.write_text(words.replace("15", "11"))
+    assert not asked_to_end(tmp_path, nodes=2)
 
 
 def test_a_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:

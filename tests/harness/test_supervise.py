@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from harness.launch import supervise
-from harness.launch.ending import say_left, who_left
+from harness.launch.ending import who_left, write_left
 from harness.launch.follow import LaunchState, Pulse
 from harness.launch.guarded import Guarded
 from harness.launch.pace import Deadline
@@ -24,7 +24,7 @@ from harness.launchers.slurm.allocation import SlurmStarter
 from results.environment import CodeVersion
 from results.launch import Launch, Slot
 from results.launch_files import rank_log_path
-from results.outcome import Evidence, Outcome, Stopped
+from results.outcome import Ending, Evidence, Outcome
 from results.plan import Placement
 from results.store import Study
 
@@ -71,7 +71,7 @@ def test_a_signal_that_comes_while_a_launch_is_ended_is_heard_after_its_attempt_
 
     def play() -> None:
         _until(folder / "begun")
-        say_left(folder, 1, "its pod was asked to end")
+        write_left(folder, 1, "its pod was asked to end")
         _until(folder / "asked")
         os.kill(os.getpid(), number)
         (folder / "heard").touch()
@@ -157,11 +157,11 @@ def test_ranks_have_a_while_to_find_out_that_a_node_has_left(
     monkeypatch.setattr(supervise.time, "monotonic", lambda: now[0])
     assert (supervisor._deserted(), who_left(folder)) == (False, None)
     now[0] = 2000.0
-    say_left(folder, 10, "its torchrun ended with exit code 1")
+    write_left(folder, 10, "its torchrun ended with exit code 1")
     # From when it is seen: the clocks of files are those of other hosts.
     assert not supervisor._deserted()
     now[0] = 2010.0
-    say_left(folder, 9, "its pod was asked to end")
+    write_left(folder, 9, "its pod was asked to end")
     assert not supervisor._deserted()
     now[0] = 2010.1
     assert supervisor._deserted()
@@ -193,7 +193,7 @@ def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
     now[0] = 10.5
     stopped = supervisor._hung(pulse)
     reason = "no rank said anything for 12 s; rank 0 was heard of longest ago, 12 s (phase: starting)"
-    assert stopped == (None if speaks else Stopped(outcome=Outcome.HUNG, reason=reason))
+    assert stopped == (None if speaks else Ending(Outcome.HUNG, reason))
 
 
 FULL = "OSError: [Errno 28] No space left on device"
@@ -239,18 +239,18 @@ class NodeFailed(Shell):
 
     log_words = SlurmStarter.log_words
 
-    def __init__(self, begins: str, notice: Stopped | None = None) -> None:
+    def __init__(self, begins: str, notice: Ending | None = None) -> None:
         super().__init__("echo RendezvousTimeoutError; echo 'srun: error: Node failure on n2'; exit 1")
         self._begins, self._notice = begins, notice
 
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
         return ("bash", "-c", f"echo '{self._begins}' > {rank_log_path(path.parent, 0)}; {self._script}")
 
-    def notice(self) -> Stopped | None:
+    def notice(self) -> Ending | None:
         return self._notice
 
 
-NOTICE = Stopped(outcome=Outcome.NODE_FAILED, reason="Slurm ended it due to node failure")
+NOTICE = Ending(Outcome.NODE_FAILED, "Slurm ended it due to node failure")
 WITHOUT_NOTICE = "the scheduler says that the node n2 failed"
 
 
@@ -263,7 +263,7 @@ WITHOUT_NOTICE = "the scheduler says that the node n2 failed"
     ],
 )
 def test_a_job_whose_node_failed_starts_no_other_launch(
-    begins: str, notice: Stopped | None, reason: str, tmp_path: Path
+    begins: str, notice: Ending | None, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Interrupted) as ended:
         _supervisor(tmp_path, _launch(), NodeFailed(begins, notice)).run()
@@ -276,9 +276,9 @@ def test_ranks_that_are_silent_because_their_node_failed_did_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = _supervisor(tmp_path, _launch(), NodeFailed(""))
-    hung = Stopped(outcome=Outcome.HUNG, reason="no rank said anything for 900 s")
+    hung = Ending(Outcome.HUNG, "no rank said anything for 900 s")
 
-    def watch(process: Guarded) -> Stopped:
+    def watch(process: Guarded) -> Ending:
         # srun says it and ends while the supervisor collects the stacks of silent ranks.
         while process.poll() is None:
             time.sleep(0.01)
@@ -295,12 +295,12 @@ class Refused(Shell):
 
     log_words = SlurmStarter.log_words
 
-    def __init__(self, *notices: Stopped | None) -> None:
+    def __init__(self, *notices: Ending | None) -> None:
         over = "Unable to create step for job 8: Job/step already completing or completed"
         super().__init__(f"echo 'srun: error: {over}'; exit 1")
         self._notices = list(notices)
 
-    def notice(self) -> Stopped | None:
+    def notice(self) -> Ending | None:
         return self._notices.pop(0) if self._notices else None
 
 
@@ -308,7 +308,7 @@ class Refused(Shell):
     ("starter", "outcome", "words"),
     [
         (
-            Refused(None, Stopped(outcome=Outcome.TIMED_OUT, reason="due to time limit")),
+            Refused(None, Ending(Outcome.TIMED_OUT, "due to time limit")),
             Outcome.TIMED_OUT,
             "before any cell began: due to time limit",
         ),

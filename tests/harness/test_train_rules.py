@@ -34,7 +34,7 @@ from harness.worker.train.rules import (
 from results.cell import Cell
 from results.checkpoint import Checkpoint, LaidOut
 from results.errors import UsageError
-from results.outcome import Outcome
+from results.outcome import Ending, Outcome
 from results.store import Study
 from results.train_order import TrainOrder
 from results.training_log import (
@@ -128,25 +128,27 @@ def test_another_number_of_workers_keeps_the_global_batch_or_scales_the_rate() -
 
 
 def test_a_launch_follows_a_failed_one_unless_it_would_fail_alike() -> None:
-    killed = FailedLaunch(10, Outcome.CRASHED, "rank 1 was killed by SIGKILL")
+    killed = FailedLaunch(10, Ending(Outcome.CRASHED, "rank 1 was killed by SIGKILL"))
     assert why_not_again([killed], restarts=3) is None
     assert why_not_again([killed, killed], restarts=3) == "it failed twice in the same way at step 10"
-    later = FailedLaunch(20, Outcome.CRASHED, killed.reason)
+    later = FailedLaunch(20, Ending(Outcome.CRASHED, killed.ending.reason))
     assert why_not_again([killed, later], restarts=3) is None
     assert (
         why_not_again([killed, later], restarts=1)
         == "no more launches may follow a failed one (--restarts 1)"
     )
     # Numbers in the reason are those of ranks, steps and ports.
-    alike = FailedLaunch(10, Outcome.CRASHED, "rank 0 was killed by SIGKILL")
+    alike = FailedLaunch(10, Ending(Outcome.CRASHED, "rank 0 was killed by SIGKILL"))
     assert why_not_again([killed, alike], restarts=3) == "it failed twice in the same way at step 10"
     # A loss that was not finite is so again after the same steps.
-    diverged = FailedLaunch(12, Outcome.DIVERGED, "the loss is not finite")
+    diverged = FailedLaunch(12, Ending(Outcome.DIVERGED, "the loss is not finite"))
     assert why_not_again([diverged], restarts=3) == "it would diverge again from the same checkpoint"
-    refused = FailedLaunch(0, Outcome.CRASHED, "rank 0: UsageError: --epochs 2: these data do not say")
+    refused = FailedLaunch(
+        0, Ending(Outcome.CRASHED, "rank 0: UsageError: --epochs 2: these data do not say")
+    )
     assert why_not_again([refused], restarts=3) is not None
     # The cluster's fault, not the program's.
-    lost = FailedLaunch(10, Outcome.NODE_FAILED, "a node failed")
+    lost = FailedLaunch(10, Ending(Outcome.NODE_FAILED, "a node failed"))
     assert why_not_again([lost, lost], restarts=3) is None
     # Elastic: one node less for each that was lost, and never fewer than the least.
     assert [nodes_left((1, 3), 3, [killed] + [lost] * times) for times in range(4)] == [3, 2, 1, 1]

@@ -15,10 +15,8 @@ from results.errors import UsageError
 from results.plan import Placement
 from slurm.quoting import directive, log_pattern, shell
 from slurm.script import (
-    FollowUp,
     ScriptJob,
     agent_command,
-    follow_up_script,
     job_script,
     log_path,
     rendezvous_port,
@@ -43,15 +41,16 @@ def job(nodes: int = 4, gpus_per_node: int = 8, **changes: object) -> ScriptJob:
     return ScriptJob(**(values | changes))  # type: ignore[arg-type]
 
 
-def follow_up(**changes: object) -> FollowUp:
+def follow_up(**changes: object) -> ScriptJob:
     values: dict[str, object] = {
         "name": "study-report",
+        "placement": None,
         "time_limit_s": 900,
         "folder": Path("/home/me/bench"),
         "log_folder": Path("/home/me/bench/runs/study/jobs"),
         "command": ("/opt/bench/bin/bench", "report", "runs/study"),
     }
-    return FollowUp(**(values | changes))  # type: ignore[arg-type]
+    return ScriptJob(**(values | changes))  # type: ignore[arg-type]
 
 
 NASTY_SITE = SiteProfile(
@@ -75,7 +74,7 @@ SCRIPTS = {
     "cpu": job_script(SITE_FILE.read(SITES / "cpu.yaml"), job(nodes=2, gpus_per_node=16)),
     "flags": job_script(SiteProfile(partition="gpu"), job(nodes=1, gpus_per_node=1, time_limit_s=60)),
     "nasty": job_script(NASTY_SITE, NASTY_JOB),
-    "report": follow_up_script(SITE_FILE.read(SITES / "plain.yaml"), follow_up()),
+    "report": job_script(SITE_FILE.read(SITES / "plain.yaml"), follow_up()),
 }
 
 
@@ -188,7 +187,7 @@ def test_a_follow_up_reads_relative_paths_where_the_call_was_made(tmp_path: Path
     folder.mkdir()
     (folder / "study.yaml").write_text("found")
     site = SiteProfile(setup=("cd /",))
-    script = follow_up_script(site, follow_up(folder=folder, command=("cat", "study.yaml")))
+    script = job_script(site, follow_up(folder=folder, command=("cat", "study.yaml")))
     done = subprocess.run(["bash"], input=script.encode(), capture_output=True, check=True)
     assert done.stdout == b"found"
 

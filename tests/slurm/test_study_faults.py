@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from harness.jobs.start import END_S
-from harness.launch.ending import Signs, asked_to_end, inferred_outcome, killed_on_a_node
+from harness.launch.ending import Signs, inferred_ending, killed_on_a_node
+from harness.launch.starter import LogWords
 from harness.launchers.slurm import call as slurm_call
 from harness.machine.code import PACKAGES, checkout
 from results.job_store import JobStore
@@ -355,16 +356,16 @@ def test_a_rank_that_lost_its_peer_is_no_culprit() -> None:
     victim = RankExit(rank=0, exit_code=1, signal=None, message=None)
     lost = ("a node's torchrun", "SIGKILL")
     alone = Signs(exit_code=143, killed_on_a_node=lost)
-    assert inferred_outcome([victim], None, alone) == (Outcome.CRASHED, "rank 0: exit code 1")
+    assert inferred_ending([victim], None, alone) == (Outcome.CRASHED, "rank 0: exit code 1")
     told = Signs(exit_code=143, killed_on_a_node=lost, recorded=frozenset({0}))
-    assert inferred_outcome([victim], None, told) == (
+    assert inferred_ending([victim], None, told) == (
         Outcome.MISSING_RANKS,
         "a node's torchrun was killed by SIGKILL",
     )
     killed = RankExit(rank=0, exit_code=None, signal="SIGSEGV", message=None)
-    assert inferred_outcome([killed], None, told) == (Outcome.CRASHED, "rank 0 was killed by SIGSEGV")
+    assert inferred_ending([killed], None, told) == (Outcome.CRASHED, "rank 0 was killed by SIGSEGV")
     short = Signs(exit_code=137, killed_on_a_node=("the agent of n2", "SIGKILL"), out_of_memory_kills=1)
-    assert inferred_outcome([], None, short)[0] is Outcome.OUT_OF_MEMORY
+    assert inferred_ending([], None, short)[0] is Outcome.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
@@ -385,19 +386,7 @@ def test_who_was_killed_is_in_the_logs(
 ) -> None:
     (tmp_path / "agent-1.log").write_text(f"some words\n{agent}")
     (tmp_path / "torchrun.log").write_text(f"some words\n{srun}")
-    assert killed_on_a_node(sorted(tmp_path.glob("*.log")), SRUN_KILLED) == killed
-
-
-def test_a_torchrun_that_says_twice_that_it_was_asked_to_end_is_one(tmp_path: Path) -> None:
-    """The second is of a signal that came while it waited for its ranks, after the first."""
-    said = "SignalException: Process {} got signal: 15\n"
-    logs = [tmp_path / "agent-0.log", tmp_path / "agent-1.log"]
-    logs[0].write_text(said.format(7) + said.format(7))
-    logs[1].write_text("")
-    assert not asked_to_end(logs, nodes=2)
-    # Hosts number their processes each for itself.
-    logs[1].write_text(said.format(7))
-    assert asked_to_end(logs, nodes=2)
+    assert killed_on_a_node(tmp_path, LogWords(agent_killed=SRUN_KILLED)) == killed
 
 
 # What people do

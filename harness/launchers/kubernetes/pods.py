@@ -1,7 +1,8 @@
-"""Launches in the pods of a job: each pod starts a torchrun of its own, and pod 0 says when.
+"""Launches in the pods of a job: each pod starts one torchrun for each launch, and pod 0 decides when.
 
-Pod 0 supervises. A launch is there for the others when its file is on the shared volume, and over when the
-supervisor's word on it is; the nodes meet at a port that all of them work out from the launch's id.
+Pod 0 supervises, and the others follow it. A launch begins for them when its file is on the shared volume,
+and is over when its attempt is there. The torchruns meet by their own rendezvous, at the address of pod 0 and
+a port that all pods work out from the launch's id.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.launch.command import node_command, worker_environment
-from harness.launch.ending import say_left
+from harness.launch.ending import write_left
 from harness.launch.guarded import Guarded
 from harness.launch.starter import Starter
 from harness.launchers.kubernetes.profile import PORTS
@@ -31,7 +32,7 @@ from results.errors import MachineError, NewerSchemaError, StoreError
 from results.job import Job
 from results.job_store import JobStore
 from results.launch import Launch
-from results.outcome import Outcome, Stopped
+from results.outcome import Ending, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
 
@@ -68,10 +69,10 @@ class PodStarter(Starter):
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
         return node_command(launch, path, 0, self._meeting.endpoint(launch.launch_id))
 
-    def interruption(self) -> Stopped:
-        return Stopped(
-            outcome=Outcome.PREEMPTED,
-            reason="the pod was asked to end: it was evicted, preempted or deleted, or its time was over",
+    def interruption(self) -> Ending:
+        return Ending(
+            Outcome.PREEMPTED,
+            "the pod was asked to end: it was evicted, preempted or deleted, or its time was over",
         )
 
 
@@ -130,28 +131,18 @@ class _Follower:
         """The oldest launch that waits for this node."""
         names = {path.name for path in self._study.root.glob("launches/*")} - self._settled
         for name in sorted(names):
-            launch = self._readable(name)
-            if launch is None:
+            try:
+                launch = LAUNCH.read(self._study.launch_folder(name) / "launch.json")
+            except NewerSchemaError:
+                raise
+            except StoreError:
+                # Its file is not there yet, or not complete to see.
                 continue
-            if self._is_ours(launch) and not self._is_over(name):
+            is_ours = launch.job_id == self._job.job_id and self._rank < launch.placement.nodes
+            if is_ours and not self._study.has_attempt(name):
                 return launch
             self._settled.add(name)
         return None
-
-    def _readable(self, launch_id: str) -> Launch | None:
-        """A launch; None if its file is not there yet, or not whole to see."""
-        try:
-            return LAUNCH.read(self._study.launch_folder(launch_id) / "launch.json")
-        except NewerSchemaError:
-            raise
-        except StoreError:
-            return None
-
-    def _is_ours(self, launch: Launch) -> bool:
-        return launch.job_id == self._job.job_id and self._rank < launch.placement.nodes
-
-    def _is_over(self, launch_id: str) -> bool:
-        return self._study.has_attempt(launch_id)
 
     def join(self, launch: Launch) -> None:
         """Run this node's torchrun until it has ended, or the launch is over, or this pod is to end."""
@@ -161,35 +152,33 @@ class _Follower:
             log = (folder / f"agent-{self._rank}.log").open("xb")
         except FileExistsError:
             # Who meets there has met its predecessor, and cannot meet it.
-            say_left(folder, self._rank, "its pod was started again")
+            write_left(folder, self._rank, "its pod was started again")
             return
+        path, endpoint = (folder / "launch.json").resolve(), self._meeting.endpoint(launch.launch_id)
         with log:
-            command = node_command(
-                launch,
-                (folder / "launch.json").resolve(),
-                self._rank,
-                self._meeting.endpoint(launch.launch_id),
+            torchrun = Guarded(
+                node_command(launch, path, self._rank, endpoint),
+                log=log,
+                environment=worker_environment(launch, checkout()),
             )
-            torchrun = Guarded(command, log=log, environment=worker_environment(launch, checkout()))
             try:
-                self._outlast(torchrun, launch.launch_id)
+                why = self._outlast(torchrun, launch.launch_id)
+                if why is not None:
+                    write_left(folder, self._rank, why)
             finally:
                 torchrun.end()
 
-    def _outlast(self, torchrun: Guarded, launch_id: str) -> None:
+    def _outlast(self, torchrun: Guarded, launch_id: str) -> str | None:
+        """Wait for the end of the torchrun or of the launch. Returns why this node left before the end."""
         over_at: float | None = None
         while (code := torchrun.poll()) is None:
             now = time.monotonic()
-            if over_at is None and self._is_over(launch_id):
+            if over_at is None and self._study.has_attempt(launch_id):
                 over_at = now
             if self._stopped() or (over_at is not None and now - over_at > PATIENCE_S):
-                if over_at is None:
-                    say_left(self._study.launch_folder(launch_id), self._rank, "its pod was asked to end")
-                return
+                return "its pod was asked to end" if over_at is None else None
             time.sleep(POLL_S)
-        if code:
-            why = f"its torchrun {exit_words(code)}"
-            say_left(self._study.launch_folder(launch_id), self._rank, why)
+        return f"its torchrun {exit_words(code)}" if code else None
 
 
 class PodEnvironment:
@@ -210,7 +199,7 @@ class PodEnvironment:
     def conditions(self, code: CodeVersion) -> Conditions:
         return Conditions.here(code)
 
-    def earlier_notice(self) -> Stopped | None:
+    def earlier_notice(self) -> Ending | None:
         return None
 
     def obstacle(self, job: Job) -> str | None:

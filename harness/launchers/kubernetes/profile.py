@@ -15,10 +15,9 @@ from results.site import SitePrice, TimeLimits
 from results.strict_yaml import FileKind
 
 LONGEST = 52
-"""Characters of an object's name, 63 of a label of DNS less those that are put behind it.
+"""Characters of an object's name: 63 of a label of DNS less a dash and 10 that Kubernetes may put behind it.
 
-A StatefulSet labels its pods with `<name>-<revision>`, where the revision has at most 10 characters; the
-number of a pod takes less.
+The number of a pod takes fewer. Names that were given before stay the same.
 """
 _DIGITS = 8
 

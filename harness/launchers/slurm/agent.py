@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from harness.launch.command import code_environment, node_command
-from harness.launch.ending import out_of_memory_kills, tell_kills, tell_torchrun_killed
+from harness.launch.ending import out_of_memory_kills, print_kills, print_torchrun_killed
 from harness.launch.guarded import Guarded
 from harness.launch.nodes import GRACE_S, PATIENCE_S, POLL_S, shell_code
 from harness.machine.code import checkout
@@ -36,9 +36,9 @@ def main() -> int:
     code = torchrun.end()
     if kills is not None:
         # The ranks are in this process's control group, and not in that of the job's program.
-        tell_kills((out_of_memory_kills() or kills) - kills)
+        print_kills((out_of_memory_kills() or kills) - kills)
     if code < 0 and not stops:
-        tell_torchrun_killed(-code)
+        print_torchrun_killed(-code)
     if code and not stops:
         time.sleep(PATIENCE_S)
     return shell_code(code)

@@ -18,7 +18,7 @@ from results.errors import MachineError
 from results.job import Job
 from results.job_store import JobStore
 from results.launch import Launch
-from results.outcome import Outcome, Stopped
+from results.outcome import Ending, Outcome
 from slurm.client import Client
 from slurm.hosts import expand_hosts
 from slurm.notices import (
@@ -120,22 +120,22 @@ class SlurmStarter(Starter):
         )
         return agent_command(self._site, launch.placement, agent, path.parent / LOG)
 
-    def interruption(self) -> Stopped:
+    def interruption(self) -> Ending:
         words = "the job's program got SIGTERM, and Slurm has not said why"
-        return self.notice() or Stopped(outcome=Outcome.CANCELLED, reason=words)
+        return self.notice() or Ending(Outcome.CANCELLED, words)
 
-    def earlier_notice(self) -> Stopped | None:
+    def earlier_notice(self) -> Ending | None:
         """Why Slurm ended the start before this one: the log goes on from start to start."""
         notice = read_notice(self._earlier, self._allocation.slurm_id)
-        return None if notice is None else Stopped(outcome=notice[0], reason=f"before: {notice[1]}")
+        return None if notice is None else Ending(notice.outcome, f"before: {notice.reason}")
 
-    def notice(self) -> Stopped | None:
+    def notice(self) -> Ending | None:
         """What Slurm has written into the job's log, or does so within a moment."""
         end = time.monotonic() + NOTICE_S
         while True:
             notice = read_notice(_text(self._log, self._begins_at), self._allocation.slurm_id)
             if notice is not None:
-                return Stopped(outcome=notice[0], reason=f"the job was asked to end: {notice[1]}")
+                return Ending(notice.outcome, f"the job was asked to end: {notice.reason}")
             if time.monotonic() > end:
                 return None
             time.sleep(0.05)
@@ -189,7 +189,7 @@ class SlurmEnvironment:
         # What is in the image is not seen from outside of it.
         return Conditions.elsewhere(code) if self._in_container else Conditions.here(code)
 
-    def earlier_notice(self) -> Stopped | None:
+    def earlier_notice(self) -> Ending | None:
         return self.starter.earlier_notice()
 
     def obstacle(self, job: Job) -> str | None:

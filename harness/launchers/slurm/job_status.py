@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, own_word
 from results.job import Job, Submission
 from results.job_store import JobStore
-from results.outcome import Outcome, Stopped
+from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.job_view import JobPhase, JobView
@@ -92,7 +92,7 @@ def cancel(study: Study, live: Sequence[SlurmJobStatus], client: Client) -> Canc
             close(
                 study,
                 status,
-                Stopped(outcome=Outcome.CANCELLED, reason="cancelled by the user"),
+                Ending(Outcome.CANCELLED, "cancelled by the user"),
             )
     return Cancelled(told=tuple(map(str, numbers)))
 
@@ -111,7 +111,7 @@ def _require_cluster(client: Client, waiting: Collection[JobStatus]) -> None:
 def _found(study: Study, lost: SlurmJobStatus, by_name: dict[str, JobView], cluster: str) -> SlurmJobStatus:
     view, job_id = by_name.get(lost.job.name), lost.job.job_id
     if view is None and not _has_begun(study, job_id):
-        return close(study, lost, Stopped(outcome=Outcome.CANCELLED, reason="the scheduler never took it"))
+        return close(study, lost, Ending(Outcome.CANCELLED, "the scheduler never took it"))
     if view is None:
         # It was taken, has run, and the scheduler has forgotten it.
         return _with_view(study, lost, None)
@@ -147,19 +147,19 @@ def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> Sl
         return close(
             study,
             seen,
-            Stopped(outcome=Outcome.CRASHED, reason=killed),
+            Ending(Outcome.CRASHED, killed),
             # Its ranks are gone, and no cell is to blame: they are run again.
-            runs=Stopped(outcome=Outcome.MISSING_RANKS, reason=killed),
+            runs=Ending(Outcome.MISSING_RANKS, killed),
             scheduler=view.words,
         )
     return close(study, seen, stopped or _schedulers_word(study, status.job, view), scheduler=view.words)
 
 
-def _schedulers_word(study: Study, job: Job, view: JobView) -> Stopped:
+def _schedulers_word(study: Study, job: Job, view: JobView) -> Ending:
     """How a job ended that left no word of its own."""
     outcome = view.outcome or Outcome.UNKNOWN
     if outcome is Outcome.OK and job.purpose == "run":
         # A job that has run its cells says so.
         outcome = Outcome.UNKNOWN
     log = log_path(JobStore(study.root).folder(job.job_id), view.job_id)
-    return Stopped(outcome=outcome, reason=f"the scheduler says {view.words}; see {log}")
+    return Ending(outcome, f"the scheduler says {view.words}; see {log}")

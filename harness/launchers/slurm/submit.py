@@ -14,7 +14,7 @@ from harness.terminal.console import Console
 from reports.text import count
 from results.job import Job, Submission
 from results.job_store import JobStore
-from results.outcome import Outcome
+from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.cluster import NodeGroup
@@ -130,7 +130,7 @@ class Submitter:
             raise RefusedError(why)
 
     def _close(self, document: Document, reason: str) -> None:
-        self._store.add_end(end_of_job(document.job, None, Outcome.CANCELLED, f"refused: {reason}"))
+        self._store.add_end(end_of_job(document.job, None, Ending(Outcome.CANCELLED, f"refused: {reason}")))
 
 
 def live_ids(statuses: Sequence[JobStatus]) -> list[int]:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
-import psutil
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.launchers.kubernetes.manifest import Form, manifest, pod_address, unexpanded, yaml_text
+from harness.launchers.kubernetes.manifest import manifest, pod_address, unexpanded, yaml_text
 from harness.launchers.kubernetes.profile import PROFILE_FILE, ExtraVolume, KubernetesProfile, Toleration
 from results.errors import UsageError
 from results.job import Job, RunOptions
@@ -28,12 +22,10 @@ from results.plan import Placement
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "docs" / "sites" / "kubernetes.yaml"
 FOLDER = "/results/demo/jobs/0001-2x8"
-FORMS: tuple[Form, ...] = ("job", "statefulset")
 NASTY = 'it\'s a "$(HOME)" $$x `id` \\ #1: 50% & <x>, [y]: {z}\u2028\u00e4'
 
 MakeJob = Callable[..., Job]
 MakeProfile = Callable[..., KubernetesProfile]
-Staying = Callable[..., Any]
 
 
 @pytest.fixture
@@ -73,31 +65,29 @@ def rich(make_profile: MakeProfile) -> KubernetesProfile:
     )
 
 
-def documents(profile: KubernetesProfile, job: Job, form: Form = "job", folder: str = FOLDER) -> list[Any]:
-    return list(yaml.safe_load_all(manifest(profile, job, form=form, folder=folder)))
+def documents(profile: KubernetesProfile, job: Job, folder: str = FOLDER) -> list[Any]:
+    return list(yaml.safe_load_all(manifest(profile, job, folder=folder)))
 
 
 def pod(documents: list[Any]) -> Any:
     return documents[1]["spec"]["template"]["spec"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_whole_text(form: Form, make_job: MakeJob) -> None:
-    text = manifest(PROFILE_FILE.read(EXAMPLE), make_job(), form=form, folder=FOLDER)
-    assert text == (HERE / "golden" / f"{form}.yaml").read_text(encoding="utf-8")
+def test_the_whole_text(make_job: MakeJob) -> None:
+    text = manifest(PROFILE_FILE.read(EXAMPLE), make_job(), folder=FOLDER)
+    assert text == (HERE / "golden" / "job.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.31", "1.34"])
-@pytest.mark.parametrize("form", FORMS)
 def test_kubernetes_knows_all_of_it(
-    version: str, form: Form, rich: KubernetesProfile, make_profile: MakeProfile, make_job: MakeJob
+    version: str, rich: KubernetesProfile, make_profile: MakeProfile, make_job: MakeJob
 ) -> None:
     cpu = make_profile(gpu_resource="none")
     one = make_job(placement=Placement(nodes=1, gpus_per_node=1))
     made = [
-        *documents(PROFILE_FILE.read(EXAMPLE), make_job(), form),
-        *documents(rich, make_job(), form, folder="/mnt/no/jobs/1"),
-        *documents(cpu, one, form),
+        *documents(PROFILE_FILE.read(EXAMPLE), make_job()),
+        *documents(rich, make_job(), folder="/mnt/no/jobs/1"),
+        *documents(cpu, one),
     ]
     for document in made:
         assert kubernetes_validate.validate(document, version, strict=True) == version
@@ -182,15 +172,10 @@ def test_names_of_pods_are_those_that_the_service_gives(make_job: MakeJob, make_
     name = made["metadata"]["name"]
     assert re.fullmatch(r"my-study-[0-9a-f]{8}", name)
     assert service["metadata"]["name"] == made["spec"]["template"]["spec"]["subdomain"] == name
-    stateful = documents(profile, job, "statefulset")[1]
-    assert (stateful["metadata"]["name"], stateful["spec"]["serviceName"]) == (name, name)
-    # <pod>.<service>.<namespace>.svc, and pods of both forms are <name>-<number>.
+    # <pod>.<service>.<namespace>.svc, and pods are <name>-<number>.
     assert pod_address(profile, job) == f"{name}-0.{name}.ml.svc"
-    for labels in (
-        made["spec"]["template"]["metadata"]["labels"],
-        stateful["spec"]["template"]["metadata"]["labels"],
-    ):
-        assert service["spec"]["selector"].items() <= labels.items()
+    labels = made["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
     assert made["metadata"]["annotations"] == {"bench/job": "My study"}
 
 
@@ -201,16 +186,12 @@ def test_a_job_of_one_pod_per_node_with_its_limits(make_job: MakeJob, make_profi
     made = documents(make_profile(), job)[1]["spec"]
     assert (made["completions"], made["parallelism"], made["backoffLimit"]) == (3, 3, 5)
     assert made["template"]["spec"]["activeDeadlineSeconds"] == 91 + 600
-    assert documents(make_profile(), job, "statefulset")[1]["spec"]["replicas"] == 3
     assert made["ttlSecondsAfterFinished"] == 7 * 24 * 3600
     kept = documents(make_profile(ttl_seconds_after_finished=None), job)[1]["spec"]
     assert "ttlSecondsAfterFinished" not in kept
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_a_fast_network_needs_is_in_every_pod(
-    make_job: MakeJob, make_profile: MakeProfile, form: Form
-) -> None:
+def test_what_a_fast_network_needs_is_in_every_pod(make_job: MakeJob, make_profile: MakeProfile) -> None:
     profile = make_profile(
         extra_resources={"rdma/hca_shared_devices_a": 1},
         host_network=True,
@@ -220,7 +201,7 @@ def test_what_a_fast_network_needs_is_in_every_pod(
         runtime_class="nvidia",
         scheduler_name="volcano",
     )
-    made = documents(profile, make_job(), form)
+    made = documents(profile, make_job())
     template, spec = made[1]["spec"]["template"], pod(made)
     (container,) = spec["containers"]
     assert template["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "rdma-net"}
@@ -231,7 +212,7 @@ def test_what_a_fast_network_needs_is_in_every_pod(
     assert spec["volumes"][-1] == {"name": "data", "persistentVolumeClaim": {"claimName": "images"}}
     assert container["volumeMounts"][-1] == {"name": "data", "mountPath": "/data", "readOnly": True}
     # Without any of it, a pod has nothing of it.
-    plain = yaml.safe_dump(documents(make_profile(), make_job(), form))
+    plain = yaml.safe_dump(documents(make_profile(), make_job()))
     assert not re.search("hostNetwork|dnsPolicy|runtimeClass|schedulerName|add:", plain)
 
 
@@ -245,75 +226,15 @@ def test_pods_have_hosts_of_their_own_unless_told_otherwise(
 
 
 def test_the_job_is_queued_and_its_service_is_not(rich: KubernetesProfile, make_job: MakeJob) -> None:
-    for form in FORMS:
-        service, made = documents(rich, make_job(), form, folder="/mnt/no/jobs/1")
-        assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
-        assert "kueue.x-k8s.io/queue-name" not in service["metadata"]["labels"]
+    service, made = documents(rich, make_job(), folder="/mnt/no/jobs/1")
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "q"
+    assert "kueue.x-k8s.io/queue-name" not in service["metadata"]["labels"]
 
 
 def test_what_cannot_be_is_refused(make_job: MakeJob, make_profile: MakeProfile) -> None:
     for folder in ("/elsewhere/jobs/1", "/resultsbeside/jobs/1"):
         with pytest.raises(UsageError, match="is not under /results"):
-            manifest(make_profile(), make_job(), form="job", folder=folder)
+            manifest(make_profile(), make_job(), folder=folder)
     with pytest.raises(UsageError, match="8 GPUs are asked of a node, and the profile says it has 4"):
-        manifest(make_profile(gpus_per_node=4), make_job(), form="job", folder=FOLDER)
-    manifest(make_profile(gpus_per_node=8), make_job(), form="job", folder=FOLDER)
-
-
-@pytest.fixture
-def staying(tmp_path: Path, make_job: MakeJob, make_profile: MakeProfile) -> Iterator[Staying]:
-    """Starts the command of a StatefulSet's pod, really run, with a program in the place of Python."""
-    started = []
-
-    def start(program: str, limit_s: float = 60) -> subprocess.Popen[str]:
-        python = tmp_path / "python"
-        python.write_text(f"#!/bin/sh\n{program}\n")
-        python.chmod(0o755)
-        container = pod(documents(make_profile(), make_job(), "statefulset"))["containers"][0]
-        command = [expanded(word, {}) for word in container["command"]]
-        assert command[4:6] == ["3600", "python3"]
-        command[4:6] = [str(limit_s), str(python)]
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, "POD_NAME": "a-b-12"},
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        with process, suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def test_a_pod_of_a_stateful_set_stays_when_its_program_has_ended(staying: Staying) -> None:
-    process = staying('echo "$JOB_COMPLETION_INDEX $*"; exit 3')
-    assert process.stdout.readline() == f"12 -m harness.launchers.program {FOLDER}\n"
-    assert process.stdout.readline().startswith("ended with exit code 3; ")
-    time.sleep(0.1)
-    assert process.poll() is None
-    process.terminate()
-    assert process.wait(100) == 128 + signal.SIGTERM
-
-
-def test_a_pod_of_a_stateful_set_hands_sigterm_on(staying: Staying) -> None:
-    process = staying("trap 'echo told; exit 0' TERM; echo begun; while :; do sleep 0.05; done")
-    assert process.stdout.readline() == "begun\n"
-    # `timeout` of coreutils 9.1 ends without its command if SIGTERM comes before it has noted its process,
-    # and has noted it when it waits. (A real pod ends with all that is in it.)
-    (timeout,) = psutil.Process(process.pid).children()
-    end = time.monotonic() + 100
-    while timeout.status() != psutil.STATUS_SLEEPING and time.monotonic() < end:
-        time.sleep(0.01)
-    process.terminate()
-    assert process.wait(100) == 128 + signal.SIGTERM
-    assert process.stdout.read() == "told\n"
-
-
-def test_a_pod_of_a_stateful_set_keeps_the_time_limit(staying: Staying) -> None:
-    process = staying("exec sleep 60", limit_s=0.3)
-    # 124 is timeout's own, if the time was over.
-    assert process.stdout.readline().startswith("ended with exit code 124; ")
+        manifest(make_profile(gpus_per_node=4), make_job(), folder=FOLDER)
+    manifest(make_profile(gpus_per_node=8), make_job(), folder=FOLDER)

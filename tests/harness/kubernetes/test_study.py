@@ -120,7 +120,11 @@ def test_a_job_ends_by_its_own_word_and_leaves_the_rest_to_the_next(tmp_path: Pa
 def test_cancelled_jobs_are_closed_and_the_way_to_delete_them_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(MATRIX) == 0
+    assert run([*MATRIX, "--kind", "job"]) == 0
+    # Earlier versions made StatefulSets as well.
+    old = tmp_path / "volume/study/jobs/0001-1x8/manifest.yaml"
+    old.write_text(old.read_text().replace("kind: Job", "kind: StatefulSet"))
+    assert [found.state for found in job_statuses(Study(tmp_path / "volume/study"))] == ["not submitted"] * 2
     capsys.readouterr()
     assert run(["cancel", "volume/study"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -140,6 +144,7 @@ def test_cancelled_jobs_are_closed_and_the_way_to_delete_them_is_told(
             "--link makes nodes with a network of their own on this host",
         ),
         (["--max-gpu-hours", "1"], "--max-gpu-hours 1: the jobs may take"),
+        (["--kind", "statefulset"], "--kind statefulset is no longer made: leave --kind out"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(
