@@ -1,4 +1,4 @@
-"""What a live cluster says of a site profile: pure, from the facts that `Client.cluster` gathers.
+"""Checks of a site profile against a live cluster: pure, from the facts that `Client.cluster` gathers.
 
 The scheduler has the last word (`Client.check`), but not the only one: with EnforcePartLimits=NO, Slurm's
 default, it takes jobs that can never start, and it never says that figures would be of the wrong nodes.
@@ -18,20 +18,20 @@ from slurm.site import SiteProfile
 Level = Literal["wrong", "doubtful", "fine"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ClusterCheck:
-    """One thing that was checked."""
+    """One check of a profile against a cluster."""
 
     level: Level
     """`wrong`: jobs are refused or never start. `doubtful`: some are, or they get what nobody meant."""
     about: str
     """The key of the profile."""
     words: str
-    """What was given, what the cluster has, and what to write instead if it is not fine."""
+    """The given value, that of the cluster, and, if it is not fine, the value to write instead."""
 
 
 def cluster_checks(site: SiteProfile, cluster: Cluster) -> tuple[ClusterCheck, ...]:
-    """All that the cluster's description tells of the profile, in the order of its keys."""
+    """Check the profile against the cluster's description, in the order of the profile's keys."""
     return (*_partitions(site, cluster), _signal(site, cluster), *_accounting(site, cluster))
 
 
@@ -68,41 +68,28 @@ def _over(name: str, nodes: int, time_limit_s: float, group: NodeGroup) -> str |
     return None
 
 
-def _wrong(about: str, words: str) -> ClusterCheck:
-    return ClusterCheck(level="wrong", about=about, words=words)
-
-
-def _doubtful(about: str, words: str) -> ClusterCheck:
-    return ClusterCheck(level="doubtful", about=about, words=words)
-
-
-def _fine(about: str, words: str) -> ClusterCheck:
-    return ClusterCheck(level="fine", about=about, words=words)
-
-
 def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[ClusterCheck]:
     if site.partition is None:
         advice = _write(group.partition for group in cluster.groups)
         words = f"left to Slurm, so nodes and times are not checked; to have them checked, {advice}"
-        yield _doubtful("partition", words)
+        yield ClusterCheck("doubtful", "partition", words)
     for name in _names(site.partition):
-        groups = _of(name, cluster)
+        groups = [group for group in cluster.groups if group.partition == name]
         yield _partition("partition", name, groups, cluster, reserved=site.reservation is not None)
         if groups:
             yield from _gpus(site, name, groups)
-            yield from _sizes(site, name, _asked_for(site, groups))
+            if asked_for := _asked_for(site, groups):
+                yield _cpus(site, name, asked_for)
+                yield _memory(site.memory_per_node, name, asked_for)
             yield _time(site, name, groups[0].time_limit_s)
     for name in _names(site.serial_partition):
-        yield _partition("serial_partition", name, _of(name, cluster), cluster)
+        groups = [group for group in cluster.groups if group.partition == name]
+        yield _partition("serial_partition", name, groups, cluster)
 
 
 def _names(partition: str | None) -> list[str]:
-    """Slurm takes several partitions, and starts a job in the first that has room."""
+    """The names in a key: Slurm takes several partitions, and starts a job in the first that has room."""
     return [] if partition is None else [name.strip() for name in partition.split(",")]
-
-
-def _of(name: str, cluster: Cluster) -> list[NodeGroup]:
-    return [group for group in cluster.groups if group.partition == name]
 
 
 _USABLE = re.compile(r"(?:allocated|completing|idle|mixed|planned|powered_down|powering_up)[-+~#!%]?")
@@ -120,17 +107,20 @@ def _partition(
 ) -> ClusterCheck:
     if not groups:
         advice = _write(group.partition for group in cluster.groups)
-        return _wrong(about, f"{name} is not one that sinfo shows; {advice}")
+        return ClusterCheck("wrong", about, f"{name} is not one that sinfo shows; {advice}")
     if not groups[0].is_up:
-        return _wrong(about, f"{name} is not up and starts no jobs; wait for it, or name another")
-    usable = _nodes(groups, lambda group: _is_usable(group.state, reserved))
+        return ClusterCheck(
+            "wrong", about, f"{name} is not up and starts no jobs; wait for it, or name another"
+        )
+    taking = (_USABLE, _RESERVED) if reserved else (_USABLE,)
+    usable = _nodes(groups, lambda group: any(state.fullmatch(group.state) for state in taking))
     states = _listed(group.state for group in groups)
     words = f"{usable} of {_nodes(groups)} nodes of {name} are usable ({states})"
-    return _fine(about, words) if usable else _wrong(about, f"{words}; wait for them, or name another")
-
-
-def _is_usable(state: str, reserved: bool) -> bool:
-    return bool(_USABLE.fullmatch(state) or (reserved and _RESERVED.fullmatch(state)))
+    return (
+        ClusterCheck("fine", about, words)
+        if usable
+        else ClusterCheck("wrong", about, f"{words}; wait for them, or name another")
+    )
 
 
 def _nodes(groups: Iterable[NodeGroup], which: Callable[[NodeGroup], bool] = lambda _: True) -> int:
@@ -143,12 +133,12 @@ def _gpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator
     if site.gpu_request == "none" and having:
         there = f"{_nodes(having)} of {_nodes(groups)} nodes of {name} have GPUs ({types})"
         words = f"none, but {there}; write gres or gpus-per-node, or name a partition without GPUs"
-        yield _doubtful("gpu_request", words)
+        yield ClusterCheck("doubtful", "gpu_request", words)
     elif site.gpu_request == "none":
-        yield _fine("gpu_request", f"none, and {name} has no GPUs")
+        yield ClusterCheck("fine", "gpu_request", f"none, and {name} has no GPUs")
     elif not having:
         words = f"{site.gpu_request}, but {name} has no GPUs; name a partition that has, or write none"
-        yield _wrong("gpu_request", words)
+        yield ClusterCheck("wrong", "gpu_request", words)
     else:
         yield _gpu_type(site.gpu_type, name, having, types)
         if fitting := _asked_for(site, groups):
@@ -158,14 +148,16 @@ def _gpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator
 def _gpu_type(kind: str | None, name: str, having: Sequence[NodeGroup], types: str) -> ClusterCheck:
     kinds = {kind for group in having for kind in group.gpus}
     if kind is None and len(kinds) > 1:
-        return _doubtful("gpu_type", f"left out, but GPUs of {name} are {types}, and jobs get any; name one")
+        return ClusterCheck(
+            "doubtful", "gpu_type", f"left out, but GPUs of {name} are {types}, and jobs get any; name one"
+        )
     if kind is None:
-        return _fine("gpu_type", f"left out; all GPUs of {name} are {types}")
+        return ClusterCheck("fine", "gpu_type", f"left out; all GPUs of {name} are {types}")
     if kind in kinds:
         there = _nodes(having, lambda group: kind in group.gpus)
-        return _fine("gpu_type", f"{there} nodes of {name} have {kind}")
+        return ClusterCheck("fine", "gpu_type", f"{there} nodes of {name} have {kind}")
     advice = _write(filter(None, kinds)) if any(kinds) else "leave it out"
-    return _wrong("gpu_type", f"{kind}, but the GPUs of {name} are {types}; {advice}")
+    return ClusterCheck("wrong", "gpu_type", f"{kind}, but the GPUs of {name} are {types}; {advice}")
 
 
 def _asked_for(site: SiteProfile, groups: Sequence[NodeGroup]) -> list[NodeGroup]:
@@ -183,42 +175,35 @@ def _gpus_per_node(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) ->
     sizes = [(_gpu_count(site, group), group.nodes) for group in groups]
     most, there = max(sizes)[0], f"nodes of {name} have {_span(sizes)}"
     if given is None:
-        return _doubtful(about, f"left out; {there}; write {most}")
+        return ClusterCheck("doubtful", about, f"left out; {there}; write {most}")
     if given < most:
-        return _doubtful(about, f"{given}, but {there}: the others would stay idle; write {most}")
+        idle = f"{given}, but {there}: the others would stay idle; write {most}"
+        return ClusterCheck("doubtful", about, idle)
     return _fit(about, str(given), given, sizes, f"GPUs a node of {name}", f"write {most}")
-
-
-def _sizes(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> Iterator[ClusterCheck]:
-    if groups:
-        yield _cpus(site, name, groups)
-        yield _memory(site.memory_per_node, name, groups)
 
 
 def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> ClusterCheck:
     about, each = "cpus_per_gpu", site.cpus_per_gpu
-    workers, what = _workers(site, groups)
+    # Without GPUs the number of workers of a full node is not known, and at least one must fit.
+    workers, what = 1, "1 rank"
+    if site.gpu_request != "none":
+        gpus = max(_gpu_count(site, group) for group in groups)
+        # More GPUs than a node has is reported as an error of gpus_per_node.
+        workers = min(site.gpus_per_node or gpus, gpus)
+        what = f"{workers} GPU{'s' * (workers > 1)}"
     most = max(group.cpus for group in groups)
     share = most // workers
     if each is None and site.exclusive:
-        return _fine(about, f"left out; a job has all {most} CPUs of its nodes of {name} for itself")
+        words = f"left out; a job has all {most} CPUs of its nodes of {name} for itself"
+        return ClusterCheck("fine", about, words)
     if each is None:
         there = f"nodes of {name} have {most} CPUs for {what}"
-        return _doubtful(about, f"left out, so a job may get one CPU a node; {there}; write {max(1, share)}")
+        words = f"left out, so a job may get one CPU a node; {there}; write {max(1, share)}"
+        return ClusterCheck("doubtful", about, words)
     asked = f"{each} x {what} = {each * workers}"
     sizes = [(group.cpus, group.nodes) for group in groups]
     advice = f"write at most {share}" if share else "leave it out"
     return _fit(about, asked, each * workers, sizes, f"CPUs a node of {name}", advice)
-
-
-def _workers(site: SiteProfile, groups: Sequence[NodeGroup]) -> tuple[int, str]:
-    """Workers of a full node. Without GPUs their number is not known, and at least one must fit."""
-    if site.gpu_request == "none":
-        return 1, "1 rank"
-    most = max(_gpu_count(site, group) for group in groups)
-    # More GPUs than a node has is reported as an error of gpus_per_node.
-    count = min(site.gpus_per_node or most, most)
-    return count, f"{count} GPU{'s' * (count > 1)}"
 
 
 _UNIT_KB = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
@@ -227,12 +212,12 @@ _UNIT_KB = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 def _memory(size: str | None, name: str, groups: Sequence[NodeGroup]) -> ClusterCheck:
     about, most = "memory_per_node", max(group.memory_mb for group in groups)
     if size is None:
-        return _fine(about, f"left to Slurm; nodes of {name} have up to {most} MB")
+        return ClusterCheck("fine", about, f"left to Slurm; nodes of {name} have up to {most} MB")
     unit = size[-1] if size[-1] in _UNIT_KB else "M"
     # Slurm counts in MiB, which it calls MB, and rounds up.
     need_mb = -(-int(size.removesuffix(unit)) * _UNIT_KB[unit] // 1024)
     if not need_mb:
-        return _fine(about, f"{size} is all of a node; nodes of {name} have up to {most} MB")
+        return ClusterCheck("fine", about, f"{size} is all of a node; nodes of {name} have up to {most} MB")
     sizes = [(group.memory_mb, group.nodes) for group in groups]
     advice = f"write at most {most}M, or 0 for all"
     return _fit(about, f"{size} = {need_mb} MB", need_mb, sizes, f"MB a node of {name}", advice)
@@ -245,11 +230,13 @@ def _fit(
     most, least, every = max(sizes)[0], min(sizes)[0], sum(nodes for _, nodes in sizes)
     enough = sum(nodes for size, nodes in sizes if size >= need)
     if not enough:
-        return _wrong(about, f"{asked}, but there are at most {most} {what}; {advice}")
+        return ClusterCheck("wrong", about, f"{asked}, but there are at most {most} {what}; {advice}")
     if enough < every:
         there = f"{enough} of {every} nodes have as much, the least {least} {what}"
-        return _doubtful(about, f"{asked}; {there}; ask for less, or choose nodes with constraint")
-    return _fine(about, f"{asked}; there are {_span(sizes)} {what}")
+        return ClusterCheck(
+            "doubtful", about, f"{asked}; {there}; ask for less, or choose nodes with constraint"
+        )
+    return ClusterCheck("fine", about, f"{asked}; there are {_span(sizes)} {what}")
 
 
 def _span(sizes: Sequence[tuple[int, int]]) -> str:
@@ -259,15 +246,17 @@ def _span(sizes: Sequence[tuple[int, int]]) -> str:
 
 def _time(site: SiteProfile, name: str, limit_s: int | None) -> ClusterCheck:
     if limit_s is None:
-        return _fine("time", f"sinfo shows no limit of {name}")
+        return ClusterCheck("fine", "time", f"sinfo shows no limit of {name}")
     keys = ("fixed",) if site.time.fixed is not None else ("minimum", "maximum")
     texts = {key: getattr(site.time, key) for key in keys}
     too_long = [f"{key} {text}" for key, text in texts.items() if seconds(text) > limit_s]
     limit = _written(limit_s)
     if too_long:
         given = " and ".join(too_long)
-        return _wrong("time", f"{given}, but the limit of {name} is {limit}; write at most {limit}")
-    return _fine("time", f"{keys[-1]} {texts[keys[-1]]}; the limit of {name} is {limit}")
+        return ClusterCheck(
+            "wrong", "time", f"{given}, but the limit of {name} is {limit}; write at most {limit}"
+        )
+    return ClusterCheck("fine", "time", f"{keys[-1]} {texts[keys[-1]]}; the limit of {name} is {limit}")
 
 
 def _written(time_s: float) -> str:
@@ -284,20 +273,25 @@ def _signal(site: SiteProfile, cluster: Cluster) -> ClusterCheck:
     if seconds(site.time.signal) > shortest_s / 2:
         given = f"{site.time.signal}, but a job of time.{key} {_written(shortest_s)}"
         most = _written(shortest_s / 2)
-        return _doubtful("time.signal", f"{given} is told {told_s} s before its limit; write at most {most}")
+        return ClusterCheck(
+            "doubtful", "time.signal", f"{given} is told {told_s} s before its limit; write at most {most}"
+        )
     wait_s = cluster.kill_wait_s
     end = "KillWait is not known" if wait_s is None else f"it is killed {wait_s} s after it (KillWait)"
-    return _fine("time.signal", f"a job is told {told_s} s before its limit; {end}")
+    return ClusterCheck("fine", "time.signal", f"a job is told {told_s} s before its limit; {end}")
 
 
 def _accounting(site: SiteProfile, cluster: Cluster) -> Iterator[ClusterCheck]:
     if cluster.associations is None:
         why = "you may not ask" if cluster.has_accounting else "the cluster has no accounting"
-        level = _doubtful if cluster.has_accounting and (site.account or site.qos) else _fine
-        yield level("account", f"accounts, QOS and limits are not known here: {why}; they are not checked")
+        given = cluster.has_accounting and (site.account or site.qos)
+        level: Level = "doubtful" if given else "fine"
+        yield ClusterCheck(
+            level, "account", f"accounts, QOS and limits are not known here: {why}; they are not checked"
+        )
     elif not cluster.associations:
         words = "accounting knows no account of yours here; if jobs are refused, ask for one"
-        yield _doubtful("account", words)
+        yield ClusterCheck("doubtful", "account", words)
     else:
         yield from _associated(site, cluster.associations)
 
@@ -306,15 +300,15 @@ def _associated(site: SiteProfile, mine: Sequence[Association]) -> Iterator[Clus
     accounts = {each.account for each in mine}
     chosen = [each for each in mine if site.account is None or _same(each.account, site.account)]
     if not chosen:
-        yield _wrong("account", f"{site.account} is not one of yours; {_write(accounts)}")
+        yield ClusterCheck("wrong", "account", f"{site.account} is not one of yours; {_write(accounts)}")
         return
     given = "left to Slurm" if site.account is None else site.account
-    yield _fine("account", f"{given}; yours: {_listed(accounts)}")
+    yield ClusterCheck("fine", "account", f"{given}; yours: {_listed(accounts)}")
     for about, partition in (("partition", site.partition), ("serial_partition", site.serial_partition)):
         for name in _names(partition):
             if not any(each.partition in (None, name) for each in chosen):
                 advice = _write(each.partition or "" for each in chosen)
-                yield _wrong(about, f"{name} is not one that your account may use; {advice}")
+                yield ClusterCheck("wrong", about, f"{name} is not one that your account may use; {advice}")
     yield _qos(site.qos, chosen)
     yield _submit_limit(site.submit_limit, chosen)
 
@@ -323,12 +317,12 @@ def _qos(qos: str | None, chosen: Sequence[Association]) -> ClusterCheck:
     allowed = {name for each in chosen for name in each.qos}
     words = f"your account may use {_listed(allowed, otherwise='none that is known')}"
     if qos is None:
-        return _fine("qos", f"left to Slurm; {words}")
+        return ClusterCheck("fine", "qos", f"left to Slurm; {words}")
     if not allowed:
-        return _doubtful("qos", f"{qos}, but {words}; leave it out if jobs are refused")
+        return ClusterCheck("doubtful", "qos", f"{qos}, but {words}; leave it out if jobs are refused")
     if any(_same(name, qos) for name in allowed):
-        return _fine("qos", f"{qos}; {words}")
-    return _wrong("qos", f"{qos} is not one that your account may use; {_write(allowed)}")
+        return ClusterCheck("fine", "qos", f"{qos}; {words}")
+    return ClusterCheck("wrong", "qos", f"{qos} is not one that your account may use; {_write(allowed)}")
 
 
 def _submit_limit(given: int | None, chosen: Sequence[Association]) -> ClusterCheck:
@@ -336,14 +330,14 @@ def _submit_limit(given: int | None, chosen: Sequence[Association]) -> ClusterCh
     known = [limit for limit in limits if limit is not None]
     if len(known) < len(limits):
         asked = "left out" if given is None else str(given)
-        return _fine(about, f"{asked}; no limit of your account's is known")
+        return ClusterCheck("fine", about, f"{asked}; no limit of your account's is known")
     most = max(known)
     there = f"your account may have {most} jobs in the queue"
     if given is None:
-        return _doubtful(about, f"left out, but {there}; write {most}")
+        return ClusterCheck("doubtful", about, f"left out, but {there}; write {most}")
     if given > most:
-        return _wrong(about, f"{given}, but {there}; write {most}")
-    return _fine(about, f"{given}; {there}")
+        return ClusterCheck("wrong", about, f"{given}, but {there}; write {most}")
+    return ClusterCheck("fine", about, f"{given}; {there}")
 
 
 def _same(one: str, other: str) -> bool:

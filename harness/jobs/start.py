@@ -1,4 +1,4 @@
-"""What a job does after its scheduler has started it.
+"""What a job does after its scheduler has started it, and the environment that the scheduler has given it.
 
 It runs the cells of the job that are left, as `bench matrix` does on one machine, and writes how it ended.
 SIGUSR1 says that the job's end is near: the scheduler is asked when it is. SIGTERM says that it is now.
@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from harness.code import checkout, code_hash
 from harness.console import Console
@@ -34,39 +33,38 @@ from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 
 AGAIN = "run the same bench matrix command again"
+END_S = GRACE_S + 10.0
+"""Seconds before the end of the job in which its last launch is ended and recorded."""
+_FINE = {Outcome.OK, Outcome.TIMED_OUT, Outcome.CANCELLED}
+"""Ends after which the scheduler must not requeue the job: its program exits with 0."""
 
 
-class JobEnvironment(Protocol):
-    """One start of a job."""
+class JobEnvironment:
+    """One start of a job, in the allocation that its scheduler has given it."""
 
-    @property
-    def scheduler_id(self) -> str | None: ...
-
-    @property
-    def start(self) -> int:
-        """0 for the first start; one more each time that the scheduler requeues the job."""
-
-    @property
-    def nodes(self) -> tuple[str, ...]: ...
-
-    @property
-    def notice_s(self) -> float | None:
-        """Between SIGUSR1 and the end of the job's time, at least; None: there is no SIGUSR1 before it."""
+    scheduler_id: str | None = None
+    start: int
+    """0 for the first start; one more each time that the scheduler requeues the job."""
+    nodes: tuple[str, ...]
+    notice_s: float | None = None
+    """Between SIGUSR1 and the end of the job's time, at least; None: there is no SIGUSR1 before it."""
+    starter: Starter
 
     def left_s(self) -> float | None:
         """Seconds to the end of the job, as the scheduler says now; None if it does not say."""
-
-    @property
-    def starter(self) -> Starter: ...
+        return None
 
     def conditions(self, code: CodeVersion) -> Conditions:
         """Code, versions and settings that an earlier run must share to be pooled with runs of this start."""
+        return Conditions.here(code)
 
     def earlier_notice(self) -> Ending | None:
         """Why the scheduler ended the start before this one; None if it did not say."""
+        return None
 
     def obstacle(self, job: Job) -> str | None:
         """Why the job cannot run in what the scheduler gave it; None if it can."""
+        return None
 
 
 def stranger_to(submission: Submission | None, environment: JobEnvironment) -> str | None:
@@ -90,12 +88,6 @@ def obstacle(job: Job, environment: JobEnvironment, ended: JobEnd | None) -> str
     return environment.obstacle(job)
 
 
-END_S = GRACE_S + 10.0
-"""Seconds before the end of the job in which its last launch is ended and recorded."""
-_FINE = {Outcome.OK, Outcome.TIMED_OUT, Outcome.CANCELLED}
-"""Ends after which the scheduler must not requeue the job: its program exits with 0."""
-
-
 class JobStart:
     """One start of a job, in the environment that its scheduler has given it."""
 
@@ -110,6 +102,7 @@ class JobStart:
         self._console = Console()
 
     def run(self) -> int:
+        """Run what is left of the job's cells. Returns the exit code of the job's program."""
         stranger = stranger_to(self._jobs.submission(self._job.job_id), self._environment)
         if stranger is not None:
             # It writes no end: the ends of the job's starts are those of its own allocation.
@@ -137,46 +130,41 @@ class JobStart:
         return 0 if end.outcome in _FINE else 1
 
     def _worked(self) -> Ending:
+        job, environment = self._job, self._environment
         with self._signals():
             try:
-                reason = obstacle(self._job, self._environment, self._jobs.ended(self._job.job_id))
+                reason = obstacle(job, environment, self._jobs.ended(job.job_id))
                 if reason is not None:
                     return Ending(Outcome.CANCELLED, reason)
-                self._close_earlier_start()
-                plan = self._study.plan(self._job.plan)
-                campaign = Campaign(
-                    self._study, plan, self._job.options, self._console, deadline=self._deadline
+                # Launches of earlier starts: the job was requeued, so no process of them is left.
+                lost = Ending(
+                    Outcome.NODE_FAILED,
+                    f"the job was requeued (start {environment.start}), and the start before recorded no "
+                    f"end: its first node failed",
                 )
-                campaign.run(self._context())
+                close_launches(self._study, job.job_id, environment.earlier_notice() or lost)
+                plan, baseline = self._study.plan(job.plan), job.baseline
+                campaign = Campaign(self._study, plan, job.options, self._console, deadline=self._deadline)
+                campaign.run(
+                    CampaignContext(
+                        starter=environment.starter,
+                        checkout=checkout(),
+                        code=job.code,
+                        job_id=job.job_id,
+                        conditions=environment.conditions(job.code),
+                        only=frozenset(job.cells),
+                        first=() if baseline is None else (baseline_launch(self._study.cell(baseline)),),
+                    )
+                )
             except Interrupted as error:
                 return error.stopped
             except KeyboardInterrupt:
-                return self._environment.starter.interruption()
+                return environment.starter.interruption()
             except BenchError as error:
                 return Ending(Outcome.CRASHED, shortened(str(error), REASON_CHARACTERS))
         if self._deadline.is_over:
             return Ending(Outcome.TIMED_OUT, self._deadline.reason)
         return Ending(Outcome.OK, "")
-
-    def _close_earlier_start(self) -> None:
-        """Close the launches of earlier starts: the job was requeued, so no process of them is left."""
-        reason = (
-            f"the job was requeued (start {self._environment.start}), and the start before recorded no end"
-        )
-        lost = Ending(Outcome.NODE_FAILED, f"{reason}: its first node failed")
-        close_launches(self._study, self._job.job_id, self._environment.earlier_notice() or lost)
-
-    def _context(self) -> CampaignContext:
-        baseline = self._job.baseline
-        return CampaignContext(
-            starter=self._environment.starter,
-            checkout=checkout(),
-            code=self._job.code,
-            job_id=self._job.job_id,
-            conditions=self._environment.conditions(self._job.code),
-            only=frozenset(self._job.cells),
-            first=() if baseline is None else (baseline_launch(self._study.cell(baseline)),),
-        )
 
     def _ask_for_end(self) -> None:
         """Learn when the job ends: a scheduler's signal may come earlier than it was asked to.

@@ -32,7 +32,7 @@ class _Recording(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """What one rank has issued in one process group."""
+    """The collectives that one rank has issued in one process group."""
 
     collectives: int
     last: str
@@ -44,7 +44,7 @@ Issues = Mapping[str, Mapping[int, Issued]]
 
 
 def heartbeats(folder: Path) -> dict[int, str]:
-    """When each rank wrote the last whole line of its log, by its own host's clock."""
+    """The time at which each rank wrote the last complete line of its log, by its own host's clock."""
     times = {rank: _last_time(path) for rank, path in rank_log_paths(folder).items()}
     return {rank: at for rank, at in times.items() if at is not None}
 
@@ -64,7 +64,7 @@ def hang_reason(folder: Path, silence_s: Mapping[int, float]) -> str:
 def issues(folder: Path) -> dict[str, dict[int, Issued]]:
     """The collectives that each rank has issued, by flight recordings; a damaged one is left out.
 
-    A recording has the last collectives alone, but their numbers count all of them.
+    A recording has only the last collectives, but their numbers count all of them.
     """
     found: dict[str, dict[int, Issued]] = {}
     for rank, path in flight_paths(folder).items():
@@ -88,9 +88,20 @@ def laggard(found: Issues) -> str | None:
     """
     compared = [group for group in found.values() if len(group) > 1]
     behind = {rank for group in compared for rank in group if group[rank].collectives < _most(group)}
-    ahead = {rank for group in compared for rank in group if group[rank].collectives > _fewest(group)}
+    ahead = {
+        rank
+        for group in compared
+        for rank in group
+        if group[rank].collectives > min(issued.collectives for issued in group.values())
+    }
+    if not compared:
+        return None
     if not behind:
-        return _all_alike(compared)
+        group = max(compared, key=lambda group: (len(group), _most(group)))
+        one = group[min(group)]
+        return (
+            f"{len(group)} ranks had issued {one.collectives} collectives each, the last of them {one.last}"
+        )
     rank = min(behind - ahead or behind)
     group = max(
         (group for group in compared if rank in group),
@@ -103,20 +114,8 @@ def laggard(found: Issues) -> str | None:
     )
 
 
-def _all_alike(compared: list[Mapping[int, Issued]]) -> str | None:
-    if not compared:
-        return None
-    group = max(compared, key=lambda group: (len(group), _most(group)))
-    one = group[min(group)]
-    return f"{len(group)} ranks had issued {one.collectives} collectives each, the last of them {one.last}"
-
-
 def _most(group: Mapping[int, Issued]) -> int:
     return max(issued.collectives for issued in group.values())
-
-
-def _fewest(group: Mapping[int, Issued]) -> int:
-    return min(issued.collectives for issued in group.values())
 
 
 def _last_time(path: Path) -> str | None:

@@ -1,4 +1,8 @@
-"""How far a campaign is, and how long it will still take."""
+"""How far a campaign is, how long it will still take, and when it has to end.
+
+`Pace` is that of a campaign that measures. `TrainingPace` reads the log of a training run: step, loss,
+throughput, validation and time left.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,11 @@ from results.training_log import (
     rows_of,
     seconds_between,
 )
+
+LOOK_S = 1.0
+"""Between two looks at the log of a training run."""
+RECENT = 20
+"""Number of rows from which throughput and time left are computed."""
 
 
 class Deadline:
@@ -54,162 +63,8 @@ class Deadline:
             self._at, self.reason = at, reason
 
 
-LOOK_S = 1.0
-"""Between two looks at the log."""
-RECENT = 20
-"""Rows that throughput and time left are told by."""
-
-
-class TrainingPace:
-    """Tells a progress line where a training campaign stands; in place of a `Pace`."""
-
-    def __init__(
-        self,
-        line: ProgressLine,
-        study: Study,
-        cells: Mapping[str, str],
-        *,
-        deadline: Deadline,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`cells` are the names, by id, of those that are still to train."""
-        self._line, self._study, self._names, self._deadline = line, study, cells, deadline
-        self._clock = clock
-        self._began = clock()
-        self._done = 0
-        self._look_at = 0.0
-        self._told: tuple[str, float | None] = "", None
-        self._recent: dict[str, _Recent] = {}
-        """By cell."""
-
-    def report(self, state: LaunchState) -> None:
-        """Show where the launch in progress is."""
-        doing, left = "starting workers", None
-        if state.cell_id:
-            if self._clock() >= self._look_at:
-                self._look_at = self._clock() + LOOK_S
-                log = self._look(state.cell_id)
-                self._told = standing(log, state.started[-1]), left_s(log, state.started[-1])
-            told, left = self._told
-            name = self._names.get(state.cell_id, state.cell_id)
-            doing = f"{told or state.phase} ({name})" if len(self._names) > 1 else told or state.phase
-        most = self._deadline.left_s
-        if most is not None:
-            left = most if left is None else min(left, most)
-        self._line.show(
-            Standing(
-                done=self._done,
-                total=len(self._names),
-                doing=doing,
-                left="?" if left is None else _span(max(0.0, left)),
-                elapsed=_span(self._clock() - self._began),
-                waits_for=state.waits_for,
-            )
-        )
-
-    def _look(self, cell_id: str) -> TrainingLog:
-        """The end of a cell's log, of which what is new is read."""
-        path = self._study.training_log_path(cell_id)
-        recent = self._recent.setdefault(cell_id, _Recent(LogTail(path)))
-        recent.read()
-        return recent.log
-
-    def done(self, runs: int) -> None:
-        self._done += runs
-
-    def launch_over(self) -> None:
-        self._told = "", None
-
-
-class _Recent:
-    """What the live line needs of a growing log: the rows of the last launch, of steps the last `RECENT`, and
-    the last validation that counts."""
-
-    def __init__(self, tail: LogTail) -> None:
-        self._tail = tail
-        self._started: Started | None = None
-        self._steps: deque[Steps] = deque(maxlen=RECENT)
-        self._validated: Validated | None = None
-        self._saved: SavedCheckpoint | None = None
-
-    def read(self) -> None:
-        """Take what is new. A log that cannot be read now does not end the training that it tells of."""
-        lines: list[bytes] = []
-        with suppress(OSError):
-            lines = self._tail.lines()
-        for row in rows_of(lines):
-            match row:
-                case Started():
-                    self._begin(row)
-                case Steps():
-                    self._steps.append(row)
-                case Validated():
-                    self._validated = row
-                case SavedCheckpoint():
-                    self._saved = row
-
-    def _begin(self, row: Started) -> None:
-        self._started, self._saved = row, None
-        self._steps.clear()
-        if self._validated is not None and self._validated.step > (row.resumed_step or 0):
-            self._validated = None
-
-    @property
-    def log(self) -> TrainingLog:
-        rows = (self._started, self._validated, *self._steps, self._saved)
-        return TrainingLog(tuple(row for row in rows if row is not None))
-
-
-def standing(log: TrainingLog, run_id: str) -> str:
-    """`step 120/400, loss 0.412, val_loss 0.5, 812 samples/s, epoch 1.2`: what a narrow terminal must show
-    comes first. Empty before a run has a row."""
-    started, steps = _of_run(log, run_id)
-    if started is None or not steps:
-        return ""
-    last = steps[-1]
-    told = [f"step {last.step:,}/{started.total_steps:,}", f"loss {last.loss:.4g}"]
-    validated: Validated | None = next(iter(log.validations[-1:]), None)
-    if validated is not None:
-        told += [f"{name} {value:.4g}" for name, value in sorted(validated.metrics.items())]
-    recent = steps[-RECENT:]
-    seconds = sum(row.seconds for row in recent[1:])
-    if seconds > 0:
-        told.append(f"{(recent[-1].samples - recent[0].samples) / seconds:,.0f} samples/s")
-    told += [f"epoch {last.epoch:.3g}"] if last.epoch else []
-    saved = log.saves[-1] if log.saves else None
-    if saved is not None and saved.failed is not None:
-        told.append(f"no checkpoint of step {saved.step:,}: {saved.failed}")
-    return ", ".join(told)
-
-
-def left_s(log: TrainingLog, run_id: str) -> float | None:
-    """Seconds to the last ordered step, at the rate of the last rows with all that came between them."""
-    started, steps = _of_run(log, run_id)
-    recent = steps[-RECENT:]
-    if started is None or len(recent) < 2 or recent[-1].step == recent[0].step:
-        return None
-    each = seconds_between(recent[0].at, recent[-1].at) / (recent[-1].step - recent[0].step)
-    return each * max(0, started.total_steps - recent[-1].step)
-
-
-def _of_run(log: TrainingLog, run_id: str) -> tuple[Started | None, list[Steps]]:
-    """The rows that one run has written."""
-    begin = next(
-        (n for n, row in enumerate(log.rows) if isinstance(row, Started) and row.run_id == run_id), None
-    )
-    if begin is None:
-        return None, []
-    started = log.rows[begin]
-    assert isinstance(started, Started)
-    return started, [row for row in log.rows[begin:] if isinstance(row, Steps)]
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else duration(seconds * 1e9)
-
-
 class Pace:
-    """Tells a progress line where a campaign stands, launch after launch."""
+    """Shows the progress of a campaign that measures, launch after launch."""
 
     def __init__(
         self,
@@ -221,24 +76,22 @@ class Pace:
         names: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`estimates` and `runs` (how many each has) are those of the launches, in order.
+        """`estimates` and `runs` (their number) are those of the launches, in order.
 
-        `names` are what cells are called, by id.
+        `names` are the displayed names of cells, by id.
         """
         self._line = line
         self._seconds = [estimate.seconds for estimate in estimates]
         self._runs = list(runs)
         self._clock = clock
-        self._began = clock()
-        self._ended = self._began
+        self._began = self._ended = clock()
         self._launch = 0
-        self._done = 0
-        self._done_before = 0
+        self._done = self._done_before = 0
         self._deadline = deadline
         self._names = names or {}
 
     def report(self, state: LaunchState) -> None:
-        """Show where the launch in progress is."""
+        """Show the progress of the current launch."""
         done = self._done + max(0, len(state.started) - 1)
         doing = "starting workers"
         if state.cell_id:
@@ -255,7 +108,7 @@ class Pace:
         )
 
     def done(self, runs: int) -> None:
-        """So many runs of the launch in progress have ended, or are not going to be."""
+        """Count `runs` of the current launch that have ended, or are left out."""
         self._done += runs
 
     def launch_over(self) -> None:
@@ -273,6 +126,139 @@ class Pace:
         return left if most is None else max(0.0, min(left, most))
 
 
+class TrainingPace:
+    """Shows the progress of a campaign that trains, with the methods of a `Pace`."""
+
+    def __init__(
+        self,
+        line: ProgressLine,
+        study: Study,
+        cells: Mapping[str, str],
+        *,
+        deadline: Deadline,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`cells` are the names, by id, of those that are still to train."""
+        self._line, self._study, self._names, self._deadline = line, study, cells, deadline
+        self._clock = clock
+        self._began = clock()
+        self._done = 0
+        self._look_at = 0.0
+        self._shown: tuple[str, float | None] = "", None
+        self._recent: dict[str, _Recent] = {}
+        """By cell."""
+
+    def report(self, state: LaunchState) -> None:
+        """Show the progress of the current launch."""
+        doing, left = "starting workers", None
+        if state.cell_id:
+            if self._clock() >= self._look_at:
+                self._look_at = self._clock() + LOOK_S
+                tail = LogTail(self._study.training_log_path(state.cell_id))
+                log = self._recent.setdefault(state.cell_id, _Recent(tail)).read()
+                self._shown = standing(log, state.started[-1]), left_s(log, state.started[-1])
+            shown, left = self._shown
+            doing = shown or state.phase
+            if len(self._names) > 1:
+                doing = f"{doing} ({self._names.get(state.cell_id, state.cell_id)})"
+        most = self._deadline.left_s
+        if most is not None:
+            left = most if left is None else min(left, most)
+        self._line.show(
+            Standing(
+                done=self._done,
+                total=len(self._names),
+                doing=doing,
+                left="?" if left is None else _seconds(max(0.0, left)),
+                elapsed=_seconds(self._clock() - self._began),
+                waits_for=state.waits_for,
+            )
+        )
+
+    def done(self, runs: int) -> None:
+        self._done += runs
+
+    def launch_over(self) -> None:
+        self._shown = "", None
+
+
+class _Recent:
+    """The rows of a growing log that the live line needs.
+
+    They are the rows of the last launch, of steps the last `RECENT`, and the last validation that counts.
+    """
+
+    def __init__(self, tail: LogTail) -> None:
+        self._tail = tail
+        self._started: Started | None = None
+        self._steps: deque[Steps] = deque(maxlen=RECENT)
+        self._validated: Validated | None = None
+        self._saved: SavedCheckpoint | None = None
+
+    def read(self) -> TrainingLog:
+        """Read the new rows. A log that cannot be read now does not end the training that it describes."""
+        lines: list[bytes] = []
+        with suppress(OSError):
+            lines = self._tail.lines()
+        for row in rows_of(lines):
+            match row:
+                case Started():
+                    self._started, self._saved = row, None
+                    self._steps.clear()
+                    if self._validated is not None and self._validated.step > (row.resumed_step or 0):
+                        self._validated = None
+                case Steps():
+                    self._steps.append(row)
+                case Validated():
+                    self._validated = row
+                case SavedCheckpoint():
+                    self._saved = row
+        rows = (self._started, self._validated, *self._steps, self._saved)
+        return TrainingLog(tuple(row for row in rows if row is not None))
+
+
+def standing(log: TrainingLog, run_id: str) -> str:
+    """`step 120/400, loss 0.412, val_loss 0.5, 812 samples/s, epoch 1.2`; empty before a run has a row.
+
+    What a narrow terminal must show comes first.
+    """
+    started, steps = _of_run(log, run_id)
+    if started is None or not steps:
+        return ""
+    last = steps[-1]
+    parts = [f"step {last.step:,}/{started.total_steps:,}", f"loss {last.loss:.4g}"]
+    validated: Validated | None = next(iter(log.validations[-1:]), None)
+    if validated is not None:
+        parts += [f"{name} {value:.4g}" for name, value in sorted(validated.metrics.items())]
+    recent = steps[-RECENT:]
+    seconds = sum(row.seconds for row in recent[1:])
+    if seconds > 0:
+        parts.append(f"{(recent[-1].samples - recent[0].samples) / seconds:,.0f} samples/s")
+    parts += [f"epoch {last.epoch:.3g}"] if last.epoch else []
+    saved = log.saves[-1] if log.saves else None
+    if saved is not None and saved.failed is not None:
+        parts.append(f"no checkpoint of step {saved.step:,}: {saved.failed}")
+    return ", ".join(parts)
+
+
+def left_s(log: TrainingLog, run_id: str) -> float | None:
+    """Seconds to the last ordered step, at the rate of the last rows with all that came between them."""
+    started, steps = _of_run(log, run_id)
+    recent = steps[-RECENT:]
+    if started is None or len(recent) < 2 or recent[-1].step == recent[0].step:
+        return None
+    each = seconds_between(recent[0].at, recent[-1].at) / (recent[-1].step - recent[0].step)
+    return each * max(0, started.total_steps - recent[-1].step)
+
+
+def _of_run(log: TrainingLog, run_id: str) -> tuple[Started | None, list[Steps]]:
+    """The first row of a run, and its rows of steps."""
+    for number, row in enumerate(log.rows):
+        if isinstance(row, Started) and row.run_id == run_id:
+            return row, [later for later in log.rows[number:] if isinstance(later, Steps)]
+    return None, []
+
+
 def _seconds(seconds: float) -> str:
-    """`9 s`, `2 min 05 s`: parts of a second say nothing of a campaign."""
+    """`9 s`, `2 min 05 s`: parts of a second say nothing about a campaign."""
     return f"{seconds:.0f} s" if seconds < 100 else duration(seconds * 1e9)

@@ -1,4 +1,4 @@
-"""Before anything is measured: can it run here, and what would spoil the figures."""
+"""Checks of this machine before a launch: what prevents it, and what would spoil its figures."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ def require_torch() -> None:
 
 
 def require_devices(device: Device) -> None:
-    """Raises MachineError if torch cannot use the GPUs that NVML shows; on CPU, and where there are none,
-    nothing is asked."""
+    """Raises MachineError if torch cannot use the GPUs that NVML shows.
+
+    Torch is not asked on CPU, nor where there are no GPUs.
+    """
     shown = len(visible_gpus()) if device == "cuda" else 0
     if not shown:
         return
@@ -97,12 +99,11 @@ def require_room(root: Path) -> None:
 def link_obstacle() -> str | None:
     """Why nodes with a network link can't be made here, and what to install; None if they can.
 
-    Two are made and taken away again, by a process of their own, within a second.
+    A process makes two and takes them away again, within a second.
     """
-    command = [sys.executable, *LINK_TRIAL]
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, *LINK_TRIAL],
             env=code_environment(checkout()),
             capture_output=True,
             text=True,
@@ -130,11 +131,12 @@ def unknown_name() -> list[str]:
 
 
 def warnings(device: Device) -> tuple[str, ...]:
-    """What may distort the figures: the state of this machine at the start; kept on every record."""
-    return tuple(_of_gpus() if device == "cuda" else _of_host())
-
-
-def _of_host() -> list[str]:
+    """Conditions of this machine at the start that may distort the figures; kept on every record."""
+    if device == "cuda":
+        lost = [f"GPU {gpu.index} {_why_lost(gpu)}" for gpu in lost_gpus()]
+        blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
+        waits = "CUDA_LAUNCH_BLOCKING is set: each kernel is waited for, and nothing overlaps; unset it"
+        return (*gpu_warnings(visible_gpus()), *lost, *([waits] * blocking))
     found = []
     if on_battery():
         found.append("the machine runs on battery: its clocks may be held down")
@@ -144,14 +146,7 @@ def _of_host() -> list[str]:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > BUSY_LOAD * cores:
         found.append(f"the machine was busy at the start: load {load:.1f} on {cores} cores")
-    return found
-
-
-def _of_gpus() -> list[str]:
-    lost = [f"GPU {gpu.index} {_why_lost(gpu)}" for gpu in lost_gpus()]
-    blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
-    waits = "CUDA_LAUNCH_BLOCKING is set: each kernel is waited for, and nothing overlaps; unset it"
-    return gpu_warnings(visible_gpus()) + lost + [waits] * blocking
+    return tuple(found)
 
 
 def _why_lost(gpu: LostGpu) -> str:

@@ -1,4 +1,4 @@
-"""What a study's runs so far mean for the next ones."""
+"""The state of a study: what its runs so far mean for the next ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from results.run import RunResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What runs must have in common with one that would start now; None: that is not known here."""
+    """Conditions that a run must share with one that would start now; None: not known here."""
 
     code_hash: str
     python: str | None = None
@@ -40,7 +40,7 @@ class Conditions:
 
     @classmethod
     def here(cls, code: CodeVersion) -> Conditions:
-        """Of runs on this machine."""
+        """The conditions of runs on this machine."""
         return cls(
             code_hash=code.code_hash,
             python=platform.python_version(),
@@ -53,27 +53,23 @@ class Conditions:
 
     @classmethod
     def elsewhere(cls, code: CodeVersion) -> Conditions:
-        """Of runs on other machines, of which the code alone is known."""
+        """The conditions of runs on other machines, of which only the code is known."""
         return cls(code_hash=code.code_hash, packages=code.packages)
 
     def after(self, results: Sequence[RunResult]) -> Conditions:
-        """The same of runs that would come after these."""
+        """The same conditions for runs that would come after these: they build the same programs."""
         good = [run for run in results if run.outcome is Outcome.OK and run.environment is not None]
         newest = sorted(good, key=lambda run: (run.started_at or "", run.run_id))
         found = {run.cell_id: run.environment.program for run in newest if run.environment is not None}
         return replace(self, programs={cell: built for cell, built in found.items() if built is not None})
 
-    def allow(self, result: RunResult, *, virtual: bool) -> bool:
-        """Whether a run that would start now could be pooled with this one.
+    def changes(self, result: RunResult, *, virtual: bool) -> list[str]:
+        """The conditions that differ from those of a run: `torch 2.12.0 then, 2.13.0 now`.
 
         Runs of other code or versions are not pooled by the report, nor emulated ones with measured ones,
-        and so do not count as done; on `virtual` nodes all are emulated. Of a run that left no record
-        nothing is known, and it counts.
+        and so do not count as done; on `virtual` nodes all are emulated. A run that left no record counts, as
+        its conditions are not known.
         """
-        return not self.changes(result, virtual=virtual)
-
-    def changes(self, result: RunResult, *, virtual: bool) -> list[str]:
-        """Which conditions are others than those of a run: `torch 2.12.0 then, 2.13.0 now`."""
         environment = result.environment
         if environment is None:
             return []
@@ -110,7 +106,7 @@ def _fact(value: object) -> str:
 
 @dataclass
 class Tally:
-    """What is known of the study's runs while it goes on."""
+    """The study's runs so far, updated while new ones end."""
 
     plan: Plan
     conditions: Conditions
@@ -118,13 +114,13 @@ class Tally:
     """Whether a larger batch is left out when a smaller one ran out of memory."""
     ok_runs: dict[str, int] = field(default_factory=dict)
     closed: dict[str, str] = field(default_factory=dict)
-    """Cells that are not run (again) by this call, and why."""
+    """Cells that this call does not run (again), each with the reason."""
     inferred: set[str] = field(default_factory=set)
     """Those of `closed` that did not fail themselves: a smaller batch ran out of memory."""
     proofs: dict[str, str] = field(default_factory=dict)
     """The run that proved a cell under the present code."""
     earlier: dict[str, Earlier] = field(default_factory=dict)
-    """What the runs of a cell took."""
+    """The time that the runs of a cell took."""
 
     def __post_init__(self) -> None:
         self._virtual = self.plan.virtual_cells
@@ -137,18 +133,18 @@ class Tally:
             progress=Progress(ok_runs=self.ok_runs, closed=frozenset(self.closed)),
             seed=self.plan.request.seed,
             gpus_per_node=self.plan.request.gpus_per_node,
-            # A launch that trains has one cell, with which the launch after it goes on.
+            # A launch that trains has one cell, which the launch after it continues.
             isolation="cell" if self.plan.training else isolation,
         )
 
     def allows(self, result: RunResult) -> bool:
         """Whether the run is comparable with the next ones."""
-        return self.conditions.allow(result, virtual=result.cell_id in self._virtual)
+        return not self.conditions.changes(result, virtual=result.cell_id in self._virtual)
 
     def changes(self, result: RunResult) -> str:
-        """Which conditions are others than those of a run that does not count; else empty."""
+        """The conditions that differ from those of a run that does not count; empty if it counts."""
         if self.plan.training is not None:
-            # Its log tells whether a cell is trained, under whatever conditions.
+            # A cell is trained when its log says so, under whatever conditions.
             return ""
         return "; ".join(self.conditions.changes(result, virtual=result.cell_id in self._virtual))
 
@@ -189,11 +185,11 @@ def tally(
     prune: bool = True,
     trained: Set[str] | None = None,
 ) -> Tally:
-    """What the study's runs so far mean for the next ones of `plan`.
+    """Tally the study's runs so far for the next ones of `plan`.
 
     A cell whose last run failed by its own fault stays closed unless `rerun_failed`; what was interrupted,
-    or failed under other code, is open again. Of a plan that trains, `trained` are the cells that are done,
-    and all others are open.
+    or failed under other code, is open again. If the plan trains, `trained` are the cells that are done, and
+    all others are open.
     """
     so_far = Tally(plan=plan, conditions=conditions.after(results), prune=prune)
     if trained is not None:
@@ -212,7 +208,7 @@ def tally(
 
 
 def uncounted(results: Sequence[RunResult], plan: Plan, conditions: Conditions) -> list[str]:
-    """How many good runs of the plan's cells do not count, and which conditions have changed since."""
+    """Lines about good runs of the plan's cells that do not count: how many, and what has changed since."""
     so_far, cells = Tally(plan=plan, conditions=conditions.after(results)), {cell.id for cell in plan.cells}
     found = Counter(
         changes

@@ -66,20 +66,19 @@ class VirtualSwitch:
         The rate is in 10^6 bits of whole frames a second. Called once. Raises MachineError, with what is
         missing.
         """
-        nodes = tuple(_node(index) for index in range(count))
+        nodes = tuple(
+            VirtualNode(
+                # At most 64 bytes in Linux; what tells nodes apart is at the front.
+                name=f"node{index}.{socket.gethostname()}"[:64],
+                address=str(_ADDRESSES[index + 1]),
+                network=new_network(),
+            )
+            for index in range(count)
+        )
         for port, node in enumerate(nodes):
             _plug_in(node, f"port{port}", mbit_per_s)
         _answer_for(nodes)
         return nodes
-
-
-def _node(index: int) -> VirtualNode:
-    return VirtualNode(
-        # At most 64 bytes in Linux; what tells nodes apart is at the front.
-        name=f"node{index}.{socket.gethostname()}"[:64],
-        address=str(_ADDRESSES[index + 1]),
-        network=new_network(),
-    )
 
 
 def _plug_in(node: VirtualNode, port: str, mbit_per_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The launcher `local`."""
+"""The launcher `local`: launches on this machine, as children of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The launcher `manual`."""
+"""The launcher `manual`: launches that a person starts by hand.
+
+They are on one host, or on several that share the study's folder.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from harness.code import checkout
 from harness.launch.campaign import Campaign, CampaignContext, LaunchMaker
 from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.machine import Machine
@@ -17,6 +21,7 @@ from harness.launch.tally import Conditions, Tally
 from harness.machine.code import checkout
 from harness.plan.schedule import PlannedLaunch
 from harness.terminal.console import Console
+from harness.launch.tally import Conditions
 from harness.launchers.campaign_call import show_plan
 from harness.launchers.launcher import Launcher, LauncherCall, MatrixCall, WorkerHosts
 from harness.plan.schedule import PlannedLaunch
@@ -82,41 +87,40 @@ class ManualCall(LauncherCall):
         show_plan(self._call, study, plan, Conditions.here(code), line=typed_line, hosts=self._machine)
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
-        write_launches(study, plan, self._call.run_options, code, self._call.console)
+        """Write a launch file for everything that is left of the plan, and print how to start each.
+
+        On every host of a launch the same line is run with that host's NODE_RANK (0, 1, ...), and HOST:PORT
+        the address of the host whose NODE_RANK is 0. A launch that was written before and not started is
+        printed again.
+        """
+        options, console = self._call.run_options, self._call.console
+        so_far = Campaign(study, plan, options, console).tally(study.collect(), Conditions.here(code))
+        context = CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code)
+        maker = LaunchMaker(plan, options, Machine.here(), context)
+        waiting = [launch for launch in study.launches() if _waits(study, launch, code, options)]
+        for planned in so_far.planned(options.isolation):
+            launch = _written_before(planned, waiting)
+            if launch is None:
+                launch = msgspec.structs.replace(
+                    maker.launch(planned, planned.cells, so_far),
+                    # Which hosts will run it is not known here, nor watched.
+                    evidence=Evidence.EMULATED if planned.virtual else Evidence.MEASURED,
+                    pin=True,
+                    supervisor_pid=None,
+                )
+                study.add_launch(launch)
+            path = study.launch_folder(launch.launch_id).resolve() / "launch.json"
+            console.result(f"# repeat {planned.repeat}, {planned.placement.gpus} workers")
+            console.result(typed_line(launch, path))
+        console.note(
+            f"run each line on every host of its launch, NODE_RANK 0, 1, ... and HOST:PORT that of node 0, "
+            f"in the environment where bench is installed; then: {bench_call('report', study.root)}"
+        )
         return 0
 
 
-def write_launches(
-    study: Study, plan: Plan, options: RunOptions, code: CodeVersion, console: Console
-) -> None:
-    """Write a launch file for everything that is left of the plan, and print how to start each.
-
-    On every host of a launch the same line is run with that host's NODE_RANK (0, 1, ...), and HOST:PORT
-    the address of the host whose NODE_RANK is 0. A launch that was written before and not started is
-    printed again.
-    """
-    campaign = Campaign(study, plan, options, console)
-    so_far = campaign.tally(study.collect(), Conditions.here(code))
-    maker = LaunchMaker(
-        plan,
-        options,
-        Machine.here(),
-        CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code),
-    )
-    waiting = [launch for launch in study.launches() if _waits(study, launch, code, options)]
-    for planned in so_far.planned(options.isolation):
-        launch = _written_before(planned, waiting) or _new(study, planned, maker, so_far)
-        path = study.launch_folder(launch.launch_id).resolve() / "launch.json"
-        console.result(f"# repeat {planned.repeat}, {planned.placement.gpus} workers")
-        console.result(typed_line(launch, path))
-    console.note(
-        f"run each line on every host of its launch, NODE_RANK 0, 1, ... and HOST:PORT that of node 0, in "
-        f"the environment where bench is installed; then: {bench_call('report', study.root)}"
-    )
-
-
 def typed_line(launch: Launch, path: Path) -> str:
-    """What is typed on every host, with words in place of the host's number and of node 0's address."""
+    """The line to type on every host, with words instead of the host's number and of node 0's address."""
     rendezvous = Rendezvous(node_rank="NODE_RANK", endpoint="HOST:PORT")
     return shell_line(launch, torchrun_command(launch, path, rendezvous=rendezvous, python="python"))
 
@@ -138,15 +142,3 @@ def _written_before(planned: PlannedLaunch, waiting: Sequence[Launch]) -> Launch
         if same and launch.placement == planned.placement:
             return launch
     return None
-
-
-def _new(study: Study, planned: PlannedLaunch, maker: LaunchMaker, so_far: Tally) -> Launch:
-    launch = msgspec.structs.replace(
-        maker.launch(planned, planned.cells, so_far),
-        # Which hosts will run it is not known here, nor watched.
-        evidence=Evidence.EMULATED if planned.virtual else Evidence.MEASURED,
-        pin=True,
-        supervisor_pid=None,
-    )
-    study.add_launch(launch)
-    return launch

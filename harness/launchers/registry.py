@@ -1,4 +1,4 @@
-"""From the name of a launcher to the launcher, imported when it is asked for."""
+"""Launchers by name, imported when they are asked for, and the jobs of a study, of all launchers."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def job_statuses(study: Study, *, settle: bool = False) -> list[JobStatus]:
 
 
 def kept_job_statuses(study: Study) -> list[JobStatus]:
-    """All jobs as they have been written down, oldest first: nobody is asked."""
+    """All jobs as they have been written down, oldest first. No scheduler is asked."""
 
     def kept(name: str, jobs: Sequence[Job]) -> Sequence[JobStatus]:
         try:
             return job_launcher(name).kept(study, jobs)
         except SchedulerError:
-            # What is written down is there without the launcher that would know more.
+            # The launcher would know more, but the records can be read without it.
             return [kept_status(study, job) for job in jobs]
 
     return _of_each(study, kept)
@@ -85,8 +85,10 @@ def live_cells(study: Study) -> set[str]:
 def cancel(study: Study) -> Cancelled:
     """End the live jobs of a study, under its lock. Raises SchedulerError if a scheduler does not answer."""
     live = [status for status in job_statuses(study, settle=True) if status.is_live]
-    names = dict.fromkeys(status.job.launcher for status in live)
-    done = [_cancelled(study, job_launcher(name), live) for name in names]
+    done = [
+        job_launcher(name).cancel(study, [status for status in live if status.job.launcher == name])
+        for name in dict.fromkeys(status.job.launcher for status in live)
+    ]
     return Cancelled(
         told=tuple(name for each in done for name in each.told),
         by_hand=tuple(line for each in done for line in each.by_hand),
@@ -102,12 +104,8 @@ def forget(study: Study) -> int:
     return len(live)
 
 
-def _cancelled(study: Study, launcher: JobLauncher, live: Sequence[JobStatus]) -> Cancelled:
-    return launcher.cancel(study, [status for status in live if status.job.launcher == launcher.name])
-
-
 def _of_each(study: Study, find: Callable[[str, Sequence[Job]], Sequence[JobStatus]]) -> list[JobStatus]:
-    """What is found of the jobs of each launcher, in the order of the jobs."""
+    """Find the jobs of each launcher. Returns them in the order of the jobs."""
     jobs = JobStore(study.root).jobs()
     found: dict[str, JobStatus] = {}
     for name in dict.fromkeys(job.launcher for job in jobs):

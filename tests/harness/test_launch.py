@@ -743,15 +743,15 @@ def test_a_deadline_comes_nearer_and_never_goes_away() -> None:
 def test_runs_of_other_code_do_not_count(tmp_path: Path) -> None:
     code = code_version()
     for conditions in (Conditions.here(code), Conditions.elsewhere(code)):
-        assert not conditions.allow(_measured(code_hash="other"), virtual=False)
-        assert conditions.allow(_measured(code_hash=code.code_hash), virtual=False)
+        assert conditions.changes(_measured(code_hash="other"), virtual=False)
+        assert not conditions.changes(_measured(code_hash=code.code_hash), virtual=False)
 
 
 def test_what_is_not_known_of_the_next_run_rules_no_run_out() -> None:
     result = _measured(code_hash="c")
-    assert not Conditions(code_hash="c", torch="0.1").allow(result, virtual=False)
-    assert not Conditions(code_hash="c", nccl_settings={"NCCL_ALGO": "Tree"}).allow(result, virtual=False)
-    assert Conditions(code_hash="c").allow(result, virtual=False)
+    assert Conditions(code_hash="c", torch="0.1").changes(result, virtual=False)
+    assert Conditions(code_hash="c", nccl_settings={"NCCL_ALGO": "Tree"}).changes(result, virtual=False)
+    assert not Conditions(code_hash="c").changes(result, virtual=False)
 
 
 def test_variables_that_change_a_step_are_a_condition_and_what_torchrun_sets_is_not(
@@ -797,7 +797,7 @@ def test_variables_of_other_libraries_that_change_a_step_are_a_condition_too(
     assert result.environment is not None
     now = Conditions(code_hash="c", settings={"FI_PROVIDER": "efa"})
     # Of an older run nothing is known.
-    assert now.allow(result, virtual=False)
+    assert not now.changes(result, virtual=False)
     then = msgspec.structs.replace(result.environment, settings={})
     changed = now.changes(msgspec.structs.replace(result, environment=then), virtual=False)
     assert changed == ["other settings none then, FI_PROVIDER=efa now"]
@@ -890,10 +890,10 @@ def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() ->
     assert emulated.environment is not None
     four = msgspec.structs.replace(emulated.environment, gpus_per_node=4)
     emulated = msgspec.structs.replace(emulated, environment=four)
-    assert Conditions(code_hash=code.code_hash, cores=2).allow(emulated, virtual=False)
-    assert not Conditions(code_hash=code.code_hash, cores=4).allow(emulated, virtual=False)
+    assert not Conditions(code_hash=code.code_hash, cores=2).changes(emulated, virtual=False)
+    assert Conditions(code_hash=code.code_hash, cores=4).changes(emulated, virtual=False)
     # On virtual nodes the next run would be emulated as well.
-    assert Conditions(code_hash=code.code_hash, cores=4).allow(emulated, virtual=True)
+    assert not Conditions(code_hash=code.code_hash, cores=4).changes(emulated, virtual=True)
 
 
 def test_the_version_of_torch_is_the_one_that_ranks_record(

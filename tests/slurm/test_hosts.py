@@ -1,4 +1,4 @@
-"""Host lists: by hand, there and back again, and as scontrol reads them."""
+"""Host lists: by hand, and as scontrol writes and reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm.hosts import compress, expand_hosts
+from slurm.hosts import expand_hosts
 
 NAMES = st.from_regex(r"[a-z]{1,3}(-?[a-z])?([0-9]{1,4})?(-ib|x)?", fullmatch=True)
 
@@ -31,26 +31,6 @@ def test_expand_by_hand(text: str, hosts: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "text"),
-    [
-        ((), ""),
-        (("n1",), "n1"),
-        (("n1", "n2", "n3", "n07", "n08"), "n[1-3,07-08]"),
-        (("n9", "n10", "n11"), "n[9-11]"),
-        (("n09", "n10"), "n[09-10]"),
-        (("n1", "n02"), "n[1,02]"),
-        (("n2", "n1"), "n[2,1]"),
-        (("n1", "n1"), "n[1,1]"),
-        (("a1", "b1", "a2"), "a1,b1,a2"),
-        (("x1-ib", "x2-ib"), "x1-ib,x2-ib"),
-        (("head", "head"), "head,head"),
-    ],
-)
-def test_compress_by_hand(hosts: tuple[str, ...], text: str) -> None:
-    assert compress(hosts) == text
-
-
-@pytest.mark.parametrize(
     "text",
     ["n[", "n]", "n[1-", "n[a]", "n[3-1]", "n[1 ,2]", "n1 n2", "a,,b", ",a", "n[]", "n[[1]]", "n[0-8:2]"],
 )
@@ -65,30 +45,6 @@ def test_a_list_of_too_many_hosts_is_refused_at_once() -> None:
         expand_hosts("n[1-65537]")
     with pytest.raises(ValueError, match="65536"):
         expand_hosts("r[1-60000]n[1-60000]")
-
-
-@pytest.mark.parametrize("host", ["", "a b", "a,b", "n[1]", "n]"])
-def test_what_is_no_name_is_not_compressed(host: str) -> None:
-    with pytest.raises(ValueError, match="not a host name"):
-        compress([host])
-
-
-@given(st.lists(NAMES))
-def test_compressing_loses_nothing(hosts: list[str]) -> None:
-    assert expand_hosts(compress(hosts)) == tuple(hosts)
-
-
-@given(st.integers(0, 10_000), st.integers(1, 300), st.integers(1, 6))
-def test_a_run_of_numbers_is_one_range(first: int, count: int, width: int) -> None:
-    hosts = [f"n{number:0{width}}" for number in range(first, first + count)]
-    assert compress(hosts).count("[") <= 1
-    assert "," not in compress(hosts)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(NAMES, min_size=1, max_size=12))
-def test_scontrol_reads_what_is_compressed(running_lab: Any, hosts: list[str]) -> None:
-    assert running_lab.command("scontrol", "show", "hostnames", compress(hosts)).split() == hosts
 
 
 @settings(max_examples=40, deadline=None)

@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.code import checkout
+from harness.exits import exit_words
+from harness.jobs.start import JobEnvironment
 from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import write_left
 from harness.launch.guarded import Guarded
@@ -27,7 +30,6 @@ from results.errors import NewerSchemaError, StoreError
 from harness.launch.tally import Conditions
 from harness.launchers.kubernetes.manifest import pod_address
 from harness.launchers.kubernetes.profile import PORTS, PROFILE_FILE
-from results.environment import CodeVersion
 from results.errors import MachineError, NewerSchemaError, StoreError
 from results.job import Job
 from results.job_store import JobStore
@@ -181,29 +183,14 @@ class _Follower:
         return f"its torchrun {exit_words(code)}" if code else None
 
 
-class PodEnvironment:
+class PodEnvironment(JobEnvironment):
     """The first pod of a job on Kubernetes; the others follow it."""
-
-    scheduler_id: str | None = None
-    notice_s: float | None = None
 
     def __init__(self, job: Job, store: JobStore) -> None:
         # A pod does not know how many it replaces; each of them has left a word, or its launches open.
         self.start = len(store.starts(job.job_id))
         self.nodes = (platform.node(),)
         self.starter = PodStarter(meeting_of(job))
-
-    def left_s(self) -> float | None:
-        return None
-
-    def conditions(self, code: CodeVersion) -> Conditions:
-        return Conditions.here(code)
-
-    def earlier_notice(self) -> Ending | None:
-        return None
-
-    def obstacle(self, job: Job) -> str | None:
-        return None
 
 
 def meeting_of(job: Job) -> Meeting:

@@ -1,4 +1,7 @@
-"""The allocation that this process runs in, as Slurm tells it, and whether its job can be run in it."""
+"""A job in an allocation of Slurm: whether it can be run there, and how its launches are started and ended.
+
+srun starts an agent on each node, and each agent a torchrun.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.jobs.start import AGAIN
+from harness.jobs.start import AGAIN, JobEnvironment
 from harness.launch.starter import LogWords, Starter
 from harness.launch.tally import Conditions
 from reports.text import count
@@ -34,10 +37,17 @@ from slurm.runner import SlurmError
 from slurm.script import agent_command, log_path, rendezvous_port
 from slurm.site import SITE_FILE, SiteProfile
 
+LOG = "agent"
+"""Logs of agents are agent-0.log, agent-1.log and so on."""
+NOTICE_S = 1.0
+"""Time that Slurm's notice may take to reach the log after its signal."""
+ANSWER_S = 10.0
+"""Time that Slurm may take to say when the job ends: less than it has by its own notice."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What Slurm gave."""
+    """The allocation that Slurm gave this process, by its variables."""
 
     slurm_id: int
     start: int
@@ -50,7 +60,7 @@ class Allocation:
 
     @classmethod
     def here(cls, variables: Mapping[str, str] = os.environ) -> Allocation | None:
-        """This process's; None outside of one."""
+        """Read the allocation of this process; None outside of one."""
         if "SLURM_JOB_ID" not in variables:
             return None
         gpus = variables.get("SLURM_GPUS_ON_NODE")
@@ -66,22 +76,12 @@ class Allocation:
         """Why the allocation is not the job's; None if it is."""
         placement = job.placement
         if len(self.nodes) != placement.nodes:
-            return (
-                f"the allocation has {count(len(self.nodes), 'node')} and the job is for {placement.nodes}: "
-                f"its script was edited; {AGAIN}"
-            )
-        if self.gpus_per_node is not None and self.gpus_per_node < placement.gpus_per_node:
-            return (
-                f"a node has {self.gpus_per_node} GPUs here and the job needs {placement.gpus_per_node}: "
-                f"its script was edited; {AGAIN}"
-            )
-        return None
-
-
-LOG = "agent"
-"""Logs of agents are agent-0.log, agent-1.log and so on."""
-NOTICE_S = 1.0
-"""How long Slurm's notice may take to come to the log after its signal."""
+            why = f"the allocation has {count(len(self.nodes), 'node')} and the job is for {placement.nodes}"
+        elif self.gpus_per_node is not None and self.gpus_per_node < placement.gpus_per_node:
+            why = f"a node has {self.gpus_per_node} GPUs here and the job needs {placement.gpus_per_node}"
+        else:
+            return None
+        return f"{why}: its script was edited; {AGAIN}"
 
 
 class SlurmStarter(Starter):
@@ -130,7 +130,7 @@ class SlurmStarter(Starter):
         return None if notice is None else Ending(notice.outcome, f"before: {notice.reason}")
 
     def notice(self) -> Ending | None:
-        """What Slurm has written into the job's log, or does so within a moment."""
+        """Read the ending that Slurm has written into the job's log, or writes within a moment."""
         end = time.monotonic() + NOTICE_S
         while True:
             notice = read_notice(_text(self._log, self._begins_at), self._allocation.slurm_id)
@@ -142,7 +142,7 @@ class SlurmStarter(Starter):
 
 
 def _text(path: Path, offset: int) -> str:
-    """What a log has from `offset` on: an earlier start of the job has its own notice there."""
+    """Read a log from `offset` on; before it is the notice of an earlier start of the job."""
     if not path.exists():
         return ""
     with path.open("rb") as file:
@@ -157,11 +157,7 @@ def python(site: SiteProfile) -> str:
     return site.python or sys.executable
 
 
-ANSWER_S = 10.0
-"""How long Slurm may take to say when the job ends: less than it has by its own notice."""
-
-
-class SlurmEnvironment:
+class SlurmEnvironment(JobEnvironment):
     """An allocation of Slurm."""
 
     def __init__(self, job: Job, store: JobStore) -> None:
@@ -171,11 +167,11 @@ class SlurmEnvironment:
         site = SITE_FILE.converted(job.site, f"the profile of {job.name}")
         self._allocation = allocation
         self._in_container = site.container is not None
-        self.scheduler_id: str | None = str(allocation.slurm_id)
+        self.scheduler_id = str(allocation.slurm_id)
         self.start = allocation.start
         self.nodes = allocation.nodes
-        self.notice_s: float | None = float(site.time.signal_s(job.time_limit_s))
-        self.starter = SlurmStarter(site, allocation, store.folder(job.job_id))
+        self.notice_s = float(site.time.signal_s(job.time_limit_s))
+        self.starter: SlurmStarter = SlurmStarter(site, allocation, store.folder(job.job_id))
 
     def left_s(self) -> float | None:
         number = self._allocation.slurm_id

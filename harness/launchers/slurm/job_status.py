@@ -1,8 +1,8 @@
-"""What Slurm says of the jobs of a study: asked once for all of them, and found by name where need be."""
+"""The status of a study's jobs by Slurm: asked once for all of them, and found by name where need be."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, own_word
@@ -21,7 +21,7 @@ class SlurmJobStatus(JobStatus):
     """One job at the moment of asking."""
 
     view: JobView | None = None
-    """What Slurm says; None if it does not know the job, or was not asked."""
+    """The job in Slurm's words; None if Slurm does not know it, or was not asked."""
 
     @property
     def slurm_id(self) -> int | None:
@@ -54,13 +54,20 @@ def kept(study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
 
 
 def asked(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list[SlurmJobStatus]:
-    """What Slurm says of those that have not ended. Raises SlurmError if it is not the one that has them."""
+    """Ask Slurm about the jobs that have not ended. Raises SlurmError if they are of another cluster."""
     waiting = {
         status.slurm_id: status for status in found if status.ended is None and status.slurm_id is not None
     }
     if not waiting:
         return list(found)
-    _require_cluster(client, waiting.values())
+    # Another cluster has jobs of the same numbers.
+    names = {status.submission.cluster for status in waiting.values() if status.submission is not None}
+    elsewhere = sorted(name for name in names if name not in (None, client.cluster_name))
+    if elsewhere:
+        raise SlurmError(
+            f"jobs of the study are on the cluster {', '.join(map(str, elsewhere))}, and this is "
+            f"{client.cluster_name}: run the same command there"
+        )
     views = client.query(list(waiting))
     news = {
         status.job.job_id: _with_view(study, status, views.get(slurm_id))
@@ -72,8 +79,8 @@ def asked(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list
 def settled(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list[SlurmJobStatus]:
     """Find out about jobs of which it is not known whether they were submitted, by their names.
 
-    Under the study's lock: another process may be about to submit. One that the queue does not have was
-    not taken, and is closed.
+    Under the study's lock: another process may be about to submit. A job that the queue lacks was not taken,
+    and is closed.
     """
     lost = [status for status in found if status.submission is None and status.ended is None]
     if not lost:
@@ -84,49 +91,27 @@ def settled(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> li
 
 
 def cancel(study: Study, live: Sequence[SlurmJobStatus], client: Client) -> Cancelled:
-    """Tell Slurm to end jobs. Those that the queue does not have are closed, whatever accounting says."""
+    """Have Slurm end jobs. Jobs that its queue lacks are closed, whatever accounting says."""
     numbers = [status.slurm_id for status in live if status.slurm_id is not None]
     client.cancel(numbers)
     for status in live:
         if status.view is not None and status.view.source != "squeue":
-            close(
-                study,
-                status,
-                Ending(Outcome.CANCELLED, "cancelled by the user"),
-            )
+            close(study, status, Ending(Outcome.CANCELLED, "cancelled by the user"))
     return Cancelled(told=tuple(map(str, numbers)))
 
 
-def _require_cluster(client: Client, waiting: Collection[JobStatus]) -> None:
-    """Raises SlurmError if jobs were submitted to another cluster: it has jobs of the same numbers."""
-    names = {status.submission.cluster for status in waiting if status.submission is not None}
-    elsewhere = sorted(name for name in names if name not in (None, client.cluster_name))
-    if elsewhere:
-        raise SlurmError(
-            f"jobs of the study are on the cluster {', '.join(map(str, elsewhere))}, and this is "
-            f"{client.cluster_name}: run the same command there"
-        )
-
-
 def _found(study: Study, lost: SlurmJobStatus, by_name: dict[str, JobView], cluster: str) -> SlurmJobStatus:
-    view, job_id = by_name.get(lost.job.name), lost.job.job_id
-    if view is None and not _has_begun(study, job_id):
-        return close(study, lost, Ending(Outcome.CANCELLED, "the scheduler never took it"))
-    if view is None:
+    view, job_id, store = by_name.get(lost.job.name), lost.job.job_id, JobStore(study.root)
+    if view is not None:
+        submission = Submission(
+            job_id=job_id, scheduler_id=str(view.job_id), submitted_at=utc_now(), cluster=cluster
+        )
+        store.add_submission(submission)
+        return _with_view(study, replace(lost, submission=submission), view)
+    if store.starts(job_id) or any(launch.job_id == job_id for launch in study.launches()):
         # It was taken, has run, and the scheduler has forgotten it.
         return _with_view(study, lost, None)
-    submission = Submission(
-        job_id=job_id, scheduler_id=str(view.job_id), submitted_at=utc_now(), cluster=cluster
-    )
-    JobStore(study.root).add_submission(submission)
-    return _with_view(study, replace(lost, submission=submission), view)
-
-
-def _has_begun(study: Study, job_id: str) -> bool:
-    """Whether a job has left anything."""
-    if JobStore(study.root).starts(job_id):
-        return True
-    return any(launch.job_id == job_id for launch in study.launches())
+    return close(study, lost, Ending(Outcome.CANCELLED, "the scheduler never took it"))
 
 
 def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> SlurmJobStatus:
@@ -152,14 +137,11 @@ def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> Sl
             runs=Ending(Outcome.MISSING_RANKS, killed),
             scheduler=view.words,
         )
-    return close(study, seen, stopped or _schedulers_word(study, status.job, view), scheduler=view.words)
-
-
-def _schedulers_word(study: Study, job: Job, view: JobView) -> Ending:
-    """How a job ended that left no word of its own."""
-    outcome = view.outcome or Outcome.UNKNOWN
-    if outcome is Outcome.OK and job.purpose == "run":
-        # A job that has run its cells says so.
-        outcome = Outcome.UNKNOWN
-    log = log_path(JobStore(study.root).folder(job.job_id), view.job_id)
-    return Ending(outcome, f"the scheduler says {view.words}; see {log}")
+    if stopped is None:
+        outcome = view.outcome or Outcome.UNKNOWN
+        if outcome is Outcome.OK and status.job.purpose == "run":
+            # A job that has run its cells says so.
+            outcome = Outcome.UNKNOWN
+        log = log_path(JobStore(study.root).folder(status.job.job_id), view.job_id)
+        stopped = Ending(outcome, f"the scheduler says {view.words}; see {log}")
+    return close(study, seen, stopped, scheduler=view.words)

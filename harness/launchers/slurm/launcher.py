@@ -69,7 +69,7 @@ class SlurmLauncher(JobLauncher):
             level, words = "doubtful", f"{error}; ask again when jobs have ended"
         except RefusedError as error:
             level, words = "wrong", str(error)
-        return [*checks, ClusterCheck(level=level, about="the scheduler", words=words)]
+        return [*checks, ClusterCheck(level, "the scheduler", words)]
 
     def kept(self, study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
         return job_status.kept(study, jobs)
