@@ -86,7 +86,7 @@ class Client:
 
         One call of squeue, and at most one of sacct, however many jobs. An id that nobody knows is left out:
         without accounting, that is every job some minutes after its end (MinJobAge in slurm.conf). Raises
-        SlurmError if one of the two does not answer: nothing is said of a job because nobody was asked.
+        SlurmError if one of the two does not answer: a job is never called unknown without asking.
         """
         views = {view.job_id: view for view in self._queued(job_ids)}
         forgotten = sorted(set(job_ids) - set(views))
@@ -116,7 +116,7 @@ class Client:
         )
 
     def cancel(self, job_ids: Collection[int]) -> None:
-        """End jobs, or take them out of the queue; one that has ended already is no error."""
+        """End jobs, or take them out of the queue; one that has ended already is not an error."""
         if not job_ids:
             return
         try:

@@ -25,7 +25,7 @@ class NodeGroup:
     is_up: bool
     """Whether the partition starts jobs."""
     time_limit_s: int | None
-    """Of a job in the partition; None: no limit."""
+    """The time limit of a job in the partition; None: no limit."""
     least_nodes: int = 1
     """The smallest number of nodes that a job in the partition may have."""
     most_nodes: int | None = None

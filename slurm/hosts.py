@@ -1,6 +1,6 @@
 """Host lists as Slurm writes them (`n[1-3,07-09]`), expanded without asking Slurm.
 
-The rules are those of Slurm's hostlist.c: brackets multiply from left to right, the lower bound's leading
+It follows the rules of Slurm's hostlist.c: brackets multiply from left to right, the lower bound's leading
 zeros give the width, and order and repeats are kept. Beyond it, text after the last bracket is allowed.
 """
 
@@ -19,7 +19,7 @@ _RANGE = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """The hosts that a list names, in its order. Raises ValueError if it is none."""
+    """The hosts that a list names, in its order. Raises ValueError if the text is not a host list."""
     expressions = _EXPRESSION.findall(text)
     if ",".join(expressions) != text:
         raise ValueError(f"{text!r} is not a host list such as n[1-3,07-09]")

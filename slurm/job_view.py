@@ -17,7 +17,7 @@ from slurm.runner import SlurmError
 
 
 class JobPhase(StrEnum):
-    """Where a job is between its submission and its end."""
+    """The phase of a job between its submission and its end."""
 
     WAITING = "waiting"
     """It waits for nodes, for its first start or a later one."""
@@ -70,7 +70,7 @@ _OUTCOMES = {
     # Another cluster of the federation took the job: how it ended is not known here.
     "REVOKED": Outcome.UNKNOWN,
 }
-"""By final state."""
+"""The outcome of each final state."""
 
 _REASONS = {
     "OutOfMemory": Outcome.OUT_OF_MEMORY,
@@ -108,7 +108,7 @@ def phase_of(state: str) -> JobPhase:
 
 
 def outcome_of(state: str, reason: str | None = None, exit_code: int | None = None) -> Outcome:
-    """How a job ended, as far as the scheduler can tell: it sees one exit code of one script.
+    """How a job ended, as far as the scheduler knows: it sees one exit code of one script.
 
     A state that is not final, or not listed, is `unknown`.
     """
@@ -166,12 +166,12 @@ class JobView:
     reason: str | None
     """Why it waits, or ended as it did, in Slurm's words."""
     exit_code: int | None
-    """Of the script, once it has ended; 0 also if a signal ended it."""
+    """The exit code of the script, once it has ended; 0 also if a signal ended it."""
     signal: int | None
-    """That ended the script; None if none did."""
+    """The signal that ended the script; None if it ended by itself."""
     nodes: tuple[str, ...]
     restarts: int | None
-    """How often it has gone back to the queue; None where sacct does not tell."""
+    """The number of times that it was requeued; None from sacct, which does not say."""
     start: str | None
     """When it started, or is expected to: the cluster's local time, as Slurm wrote it."""
     end: str | None

@@ -1,4 +1,4 @@
-"""What Slurm writes into the logs of jobs and launches: why it ends a job, and what srun says of nodes."""
+"""Messages of Slurm in the logs of jobs and launches: why it ends a job, and what srun prints about nodes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CAUSES = {
     "DUE TO JOB REQUEUE": Outcome.PREEMPTED,
     "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS": Outcome.NODE_FAILED,
 }
-"""By the words that slurmstepd has for them (slurmstepd/req.c, up to version 25.05)."""
+"""The causes by the words that slurmstepd has for them (slurmstepd/req.c, up to version 25.05)."""
 
 SRUN_KILLED = re.compile(r"^srun: error: (?P<node>\S+): tasks? \S+: Killed$", re.MULTILINE)
-"""What srun prints when its task on a node was killed by SIGKILL."""
+"""srun prints this when its task on a node was killed by SIGKILL."""
 NODE_FAILED = re.compile(r"^srun: error: Node failure on (?P<node>\S+)$", re.MULTILINE)
-"""What srun prints when Slurm has set a node of its step down (_node_fail_handler() in step_launch.c).
+"""srun prints this when Slurm has set a node of its step down (_node_fail_handler() in step_launch.c).
 
 Slurm queues this message before it ends the job or puts it back (job_mgr.c): srun may end before the notice.
 """
@@ -29,14 +29,14 @@ CONTROLLER_AWAY = re.compile(
     r"(?:Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted).*)$",
     re.MULTILINE,
 )
-"""What srun prints when Slurm's controller does not answer for MessageTimeout, as while it is restarted."""
+"""srun prints this when Slurm's controller does not answer for MessageTimeout, as during a restart."""
 ALLOCATION_OVER = re.compile(
     r"^srun: error: (?P<words>Unable to (?:confirm allocation|create step) for job \d+: "
     r"(?:Job/step already completing or completed|Invalid job id specified|"
     r"Job is pending execution|Duplicate job id).*|Slurm job \d+ has expired.*)$",
     re.MULTILINE,
 )
-"""What srun prints when Slurm has ended the job, which a job's program may hear of a moment later.
+"""srun prints this when Slurm has ended the job, which a job's program may hear of a moment later.
 
 Of a job that was put back into the queue srun says that it is pending when it looks the job up, and Duplicate
 job id when it asks for a step after that.
@@ -46,11 +46,11 @@ STEP_PENDING = re.compile(
 )
 """srun prints this while another step holds the nodes, version 22.05 as late as after two minutes."""
 OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
-"""What slurmstepd prints where Slurm confines jobs (task/cgroup)."""
+"""slurmstepd prints this if Slurm confines jobs (task/cgroup)."""
 
 
 def read_notice(log: str, job_id: int) -> Ending | None:
-    """The ending that the last notice in a job's log stands for; None without a notice.
+    """The ending of a job by the last notice in its log; None without a notice.
 
     A cause that is not listed here is `unknown`.
     """

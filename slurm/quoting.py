@@ -12,10 +12,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 def directive(option: str, value: str | bool) -> str:
-    """`--option="value"` as it stands after `#SBATCH`; quotes only where needed, a switch the option alone.
+    """`--option="value"` as it stands after `#SBATCH`; quotes only where needed, a switch without a value.
 
-    sbatch reads these lines by rules of its own (get_argument in its opt.c), not by the shell's: a backslash
-    escapes inside of both kinds of quotes, nothing is expanded, and a line always ends at its end. Raises
+    sbatch reads these lines by its own rules (get_argument in its opt.c), not by the shell's: a backslash
+    escapes inside of both kinds of quotes, no variable is expanded, and a line always ends at its end. Raises
     UsageError for what such a line cannot carry.
     """
     if value is True:
@@ -36,7 +36,7 @@ def carried(text: str, what: str) -> str:
 
 
 def log_pattern(path: str) -> str:
-    """The path as Slurm's file name pattern that stands for just this path; raises UsageError if none does.
+    """The path as a file name pattern of Slurm that means just this path; raises UsageError if none does.
 
     A backslash anywhere turns the replacing of %j off (FILENAME PATTERN in sbatch's manual).
     """

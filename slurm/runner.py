@@ -40,7 +40,7 @@ class NoAnswerError(SlurmError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """What a command left."""
+    """The exit code and the output of a command that has ended."""
 
     exit_code: int
     stdout: str
@@ -48,7 +48,7 @@ class Completed:
 
 
 class Runner(Protocol):
-    """Runs a command to its end; tests put recorded output in its place."""
+    """Runs a command and waits for it; tests replace it by recorded output."""
 
     def __call__(
         self, command: Sequence[str], *, stdin: str, environment: Mapping[str, str], timeout_s: float
@@ -90,7 +90,7 @@ _OF_THE_USER = {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TZ", "U
 
 
 def client_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables for a command that asks or tells: none that would change what it prints or does."""
+    """The variables for a command of Slurm: none that would change what it prints or does."""
     return {
         name: value
         for name, value in inherited.items()
@@ -102,7 +102,7 @@ def job_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]
     """The variables that sbatch gets and hands on to the job: the user and the locale, and nothing else.
 
     `--export=NONE` is not used: it has the node imitate a login, which takes long and fails on some sites,
-    and it goes on to the steps unless they are told otherwise (--export in sbatch's manual).
+    and it applies to the steps as well unless they override it (--export in sbatch's manual).
     """
     return {
         name: value

@@ -23,7 +23,7 @@ _OF_THE_RANKS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONSAFE
 
 
 class _Verbatim(str):
-    """Text that stands in a script as it is."""
+    """Text that is put into a script as it is."""
 
 
 def _quoted(value: object) -> str:
@@ -67,12 +67,12 @@ class ScriptJob:
 
 
 def log_path(log_folder: Path, job_id: int) -> Path:
-    """Where a job's output goes; a job that starts again goes on in the same file."""
+    """The file of a job's output; a job that starts again appends to it."""
     return log_folder / _LOG.replace("%j", str(job_id))
 
 
 def rendezvous_port(job_id: int, launch: int) -> int:
-    """The port of a job's `launch`-th rendezvous, from 0; MASTER_PORT of the job script is that of launch 0.
+    """The port of a job's `launch`-th rendezvous, from 0; MASTER_PORT in the job script is for launch 0.
 
     Jobs that share a node have ports apart if their ids are less than JOBS apart, and so have two launches
     of one job that come less than LAUNCHES apart: a port may linger after its launch has ended.

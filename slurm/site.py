@@ -37,7 +37,7 @@ _OWN_KEYS = {
     "reservation": "reservation",
     "time": "time.fixed",
 }
-"""Directives that keys of the profile stand for."""
+"""Directives that have a key of the profile."""
 _THE_JOBS = {
     *("array", "chdir", "dependency", "error", "export", "export-file", "get-user-env", "gpus", "het-group"),
     *("input", "job-name", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output"),
@@ -137,14 +137,14 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gpus_per_node: Count | None = None
     """GPUs that a node has; left out: not known."""
     network_gbit_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Of a node, all its adapters together, by which the strategy `auto` weighs messages; left out: 200 are
+    """The rate of a node's adapters together, by which the strategy `auto` weighs messages; left out: 200 are
     assumed with GPUs, 10 without."""
     cpus_per_gpu: Count | None = None
     """CPUs of one worker; without GPUs, of one rank."""
     memory_per_node: str | None = None
-    """Such as 480G; 0 is all that a node has."""
+    """The memory of a node, such as 480G; 0 is all that it has."""
     exclusive: bool = False
-    """Whether nodes are the job's alone. Neighbours on a shared one disturb what is measured."""
+    """Whether a job has its nodes for itself. Neighbours on a shared one disturb what is measured."""
     directives: dict[str, str | bool] = {}
     """Other options of sbatch by long name; true for one that takes no value. `gres` names resources
     other than GPUs, such as nic:1."""
@@ -186,7 +186,7 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             _check("setup and node_setup", shell, line)
 
     def billed_gpus(self, placement: Placement) -> int | None:
-        """GPUs that a job of this placement is charged for: those of whole nodes, if it has them alone.
+        """GPUs that a job of this placement is charged for: all GPUs of its nodes, if it has them for itself.
 
         None if that is not known.
         """

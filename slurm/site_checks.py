@@ -27,7 +27,7 @@ class ClusterCheck:
     about: str
     """The key of the profile."""
     words: str
-    """The given value, that of the cluster, and, if it is not fine, the value to write instead."""
+    """The given value, the cluster's, and, if it is not fine, the value to write instead."""
 
 
 def cluster_checks(site: SiteProfile, cluster: Cluster) -> tuple[ClusterCheck, ...]:

@@ -11,7 +11,7 @@ from results.store import Study, utc_now
 
 
 def close_launches(study: Study, job_id: str, stopped: Ending, *, scheduler: str | None = None) -> int:
-    """Write an attempt for each launch of a job that has none. Returns how many launches had none.
+    """Write an attempt for each launch of a job that lacks one. Returns the number of these launches.
 
     Call this only when no process of the job runs any more: an attempt is written once.
     """
@@ -19,7 +19,7 @@ def close_launches(study: Study, job_id: str, stopped: Ending, *, scheduler: str
 
 
 def close_lost_launches(study: Study) -> int:
-    """Write an attempt for each launch of a bench that is gone. Returns how many launches had none.
+    """Write an attempt for each launch of a bench that is gone. Returns the number of these launches.
 
     Call this only under the study's lock, which a bench holds while it supervises a launch, and its workers
     as long as they live. A launch that a person starts by hand has no supervisor, and stays as it is.

@@ -119,7 +119,7 @@ class JobMaker:
 
 
 def gpu_hours(documents: Sequence[Document]) -> tuple[float, float] | None:
-    """The GPU-hours that all jobs are expected to take, and those of their time limits.
+    """The GPU-hours that all jobs are expected to take, and the most that their time limits allow.
 
     None if it is not known for how many GPUs one of them is charged.
     """

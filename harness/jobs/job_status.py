@@ -62,7 +62,7 @@ class JobStatus:
 
     @property
     def scheduler_words(self) -> str:
-        """What the scheduler says of a job that has not ended."""
+        """The scheduler's words about a job that has not ended."""
         return ""
 
 
@@ -74,9 +74,9 @@ class Cancelled:
     """The live jobs that a call of `bench cancel` ended."""
 
     told: tuple[str, ...] = ()
-    """The names of those that a scheduler was told to end."""
+    """The names of the jobs that a scheduler has been asked to end."""
     by_hand: tuple[str, ...] = ()
-    """For each of the others, the command by which its user ends what runs of it."""
+    """For each of the other jobs, the command by which the user ends its processes."""
 
 
 def kept_status(study: Study, job: Job) -> JobStatus:

@@ -39,7 +39,7 @@ class PlannedJob:
 
     launches: tuple[PlannedLaunch, ...]
     baseline: Cell | None
-    """Timed beside its own cells; None if it is one of them, or if the job trains."""
+    """Timed in addition to its own cells; None if it is one of them, or if the job trains."""
     estimate_s: float
 
     @property

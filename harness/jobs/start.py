@@ -1,4 +1,4 @@
-"""What a job does after its scheduler has started it, and the environment that the scheduler has given it.
+"""The work of a job after its scheduler has started it, and the environment that the scheduler has given it.
 
 It runs the cells of the job that are left, as `bench matrix` does on one machine, and writes how it ended.
 SIGUSR1 says that the job's end is near: the scheduler is asked when it is. SIGTERM says that it is now.
@@ -47,7 +47,7 @@ class JobEnvironment:
     """0 for the first start; one more each time that the scheduler requeues the job."""
     nodes: tuple[str, ...]
     notice_s: float | None = None
-    """Between SIGUSR1 and the end of the job's time, at least; None: there is no SIGUSR1 before it."""
+    """Between SIGUSR1 and the end of the job's time, at least; None: SIGUSR1 does not come."""
     starter: Starter
 
     def left_s(self) -> float | None:
@@ -68,7 +68,7 @@ class JobEnvironment:
 
 
 def stranger_to(submission: Submission | None, environment: JobEnvironment) -> str | None:
-    """Why this environment is not that of the job: its script was submitted by hand. None if it may be."""
+    """Why this environment is of another job: its script was submitted by hand. None if it may be right."""
     if submission is None or environment.scheduler_id in (None, submission.scheduler_id):
         return None
     return (

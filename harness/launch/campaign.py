@@ -62,9 +62,9 @@ class CampaignContext:
     """Descriptor of the study's lock, for the workers to inherit."""
     job_id: str | None = None
     conditions: Conditions | None = None
-    """What earlier runs must have in common with new ones; None: those of this process."""
+    """The conditions that earlier runs must share with new ones; None: the conditions of this process."""
     machine: Machine | None = None
-    """What each host of the ranks has; None: this process is on one of them, and sees it."""
+    """The devices of each host of the ranks; None: this process is on one of them, and sees them."""
     only: frozenset[str] | None = None
     """Ids of the cells that are run; None: all of the plan."""
     first: tuple[PlannedLaunch, ...] = ()
@@ -94,10 +94,10 @@ class Campaign:
         self._unanswered = 0
         """Launches in a row, up to now, that the scheduler did not answer."""
         self._failures: dict[str, list[FailedLaunch]] = {}
-        """Of launches that trained, by cell."""
+        """The launches that failed while they trained, by cell."""
 
     def tally(self, results: Sequence[RunResult], conditions: Conditions) -> Tally:
-        """What the study's runs so far mean for the next ones of this plan."""
+        """Tally the study's runs so far for the next ones of this plan."""
         return tally(
             results,
             self._plan,
@@ -200,7 +200,7 @@ class Campaign:
         return replace(planned, placement=msgspec.structs.replace(placement, nodes=nodes))
 
     def _trains_again(self, results: Sequence[RunResult], so_far: Tally) -> bool:
-        """Whether the training of a launch that failed goes on in another one, after a pause."""
+        """Pause if another launch continues the training of one that failed. Returns whether one does."""
         order, result = self._plan.training, results[0]
         if order is None or result.outcome is Outcome.OK or self._deadline.is_over:
             return False
@@ -228,7 +228,7 @@ class Campaign:
     def _waited_for_scheduler(self, launch: Launch, attempt: Attempt, words: LogWords) -> bool:
         """Whether the scheduler did not answer a launch: it is started again after a while, without limit.
 
-        A controller that is restarted leaves its jobs alone, and their time goes on.
+        A controller that is restarted does not touch its jobs, and their time runs.
         """
         away = scheduler_said(self._study.launch_folder(launch.launch_id), words.scheduler_away)
         if away is None or attempt.stopped_by is not None:

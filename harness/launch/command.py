@@ -23,7 +23,7 @@ another launcher or an operator left are wrong for the launch that torchrun star
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the nodes of a launch meet, and which of them this is."""
+    """The address at which the nodes of a launch meet, and the number of this node."""
 
     node_rank: int | str
     endpoint: str

@@ -62,7 +62,7 @@ _MACHINE = re.compile(
 )
 """A fault of the machine, on any line: each launch on this machine would end with it."""
 _MACHINE_AT_END = re.compile(r"(?:\[rank\d+\]: ?)?(?:\w+\.)*(?:ModuleNotFoundError|MachineError): .*")
-"""Such a fault only as the last line of a process: amid a log it may be about an optional module."""
+"""The same, but only as the last line of a process: amid a log it may be about an optional module."""
 
 
 def rank_exits(folder: Path) -> tuple[RankExit, ...]:
@@ -135,7 +135,7 @@ def out_of_memory_kills(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sy
 
     They are counted since the group was made, or since the host started: use the difference over a launch.
     None if the kernel has no such counter. Sources: cgroup-v2.rst, memory.events (with the groups below);
-    cgroup-v1/memory.rst, memory.oom_control (this group alone); /proc/vmstat.
+    cgroup-v1/memory.rst, memory.oom_control (this group only); /proc/vmstat.
     """
     for path in (*_own_counters(proc, cgroups), proc / "vmstat"):
         with suppress(OSError):
@@ -201,7 +201,7 @@ def who_left(folder: Path) -> str | None:
 
 
 def unless_disk_full(folder: Path, ending: Ending) -> Ending:
-    """The ending of runs that lack records: that of the launch in `folder`, or that the disk is full.
+    """The ending of runs that lack records: the ending of the launch in `folder`, or a full disk.
 
     A full disk on which a rank failed is the reason why no process recorded what happened.
     """
@@ -217,10 +217,10 @@ def unless_disk_full(folder: Path, ending: Ending) -> Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What else is seen of a launch that has ended."""
+    """Signs of how a launch ended, in addition to the exits of its ranks."""
 
     exit_code: int | None = None
-    """Of the process that was started; of a signal the number below zero. None: the supervisor ended it."""
+    """The exit code of the process that was started, negative for a signal. None: the supervisor ended it."""
     asked_to_end: bool = False
     """Whether its torchruns say so."""
     killed_on_a_node: tuple[str, str] | None = None
@@ -356,7 +356,7 @@ def machine_fault(folder: Path, launch: Launch, exits: Sequence[RankExit]) -> st
 
 
 def _last_words(folder: Path, launch: Launch, exits: Sequence[RankExit]) -> Iterator[str]:
-    """The last line of each failed rank; if torchrun names none, that of the process that started them."""
+    """The last line of each failed rank; if torchrun names none, the last line of each launcher."""
     failed = [rank for rank in exits if rank.signal is None]
     if not failed:
         yield from (_last_line(log) for log in _logs(folder))
@@ -395,7 +395,7 @@ def _logs(folder: Path) -> list[Path]:
 
 
 def _ranks_and_logs(folder: Path) -> list[Path]:
-    """What the ranks have printed as errors, and then the logs of torchruns and agents."""
+    """The stderr of the ranks, and then the logs of torchruns and agents."""
     return [*sorted(folder.glob("torchrun/**/attempt_0/*/stderr.log")), *_logs(folder)]
 
 

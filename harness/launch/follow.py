@@ -28,11 +28,11 @@ _PHASES = {
     "trained": "ending",
     "recorded": "ending",
 }
-"""By the events that `run`, `training_loop` and `crew` of `harness.worker` write."""
+"""The phase that each event of `run`, `training_loop` and `crew` of `harness.worker` begins."""
 
 
 QUIET_S = 20.0
-"""Silence of a rank's log from which on the launch is said to wait for it."""
+"""Silence of a rank's log after which the launch is said to wait for the rank."""
 
 
 class LogTail:
@@ -60,7 +60,7 @@ class LogTail:
     def events(self) -> Iterator[dict[str, object]]:
         """The events since the last call.
 
-        A line that is no JSON (cut off by a full disk, and continued) is left out.
+        A line that is not JSON (cut off by a full disk, and continued) is left out.
         """
         for line in self.lines():
             with suppress(ValueError, RecursionError):
@@ -69,7 +69,7 @@ class LogTail:
 
 @dataclass
 class LaunchState:
-    """How far a rank's log says that its launch is; rank 0's stands for all."""
+    """The progress of a launch by a rank's log; that of rank 0 is used for all."""
 
     ready: bool = False
     started: list[str] = field(default_factory=list)
@@ -101,9 +101,9 @@ class LaunchState:
 
 
 class Pulse:
-    """For how long each rank's log has not changed, by this process's own monotonic clock.
+    """The time for which each rank's log has not changed, by this process's own monotonic clock.
 
-    The times in and of a log are no use: they are those of other hosts' clocks, or of a clock that was set.
+    The times in and of a log are not used: they come from other hosts' clocks, or from a clock that was set.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class Guarded:
             os.close(watched)
 
     def poll(self) -> int | None:
-        """The command's exit code, that of a signal as a negative number; None while a process is left."""
+        """The command's exit code, negative for a signal; None while a process is left."""
         return self.process.poll()
 
     def end(self) -> int:
@@ -69,7 +69,7 @@ class Guarded:
         try:
             code = self.process.wait(self._grace_s + PATIENCE_S)
         except subprocess.TimeoutExpired:
-            # Somebody has stopped it: the kernel ends what it has started with it.
+            # A stopped guardian: the kernel ends its processes with it.
             self.process.kill()
             code = self.process.wait()
         if self._held >= 0:

@@ -1,12 +1,13 @@
 """`python guardian.py PIPE GRACE_S COMMAND...`: runs a command, and ends all of its processes.
 
-Stands between whoever starts a launch and the command that starts its workers. It is the reaper of every
-process below it, so that a worker's daemon comes to it when its own parent ends. PIPE is a descriptor
-whose other end the starter holds: it closes when the starter ends, by SIGKILL too. Then, or when asked by
-SIGTERM, the guardian asks the command to end, and kills it after GRACE_S seconds. When the command has ended,
-it kills whatever is left, and ends as the command did, by the same exit code or signal.
+The guardian is a process between the starter of a launch and the command that starts the workers. It is the
+reaper of every process below it, so that it becomes the parent of a worker's daemon whose parent has ended.
+PIPE is a descriptor whose other end the starter holds: it closes when the starter ends, by SIGKILL too. Then,
+or when asked by SIGTERM, the guardian asks the command to end, and kills it after GRACE_S seconds. When the
+command has ended, it kills every process that is left, and ends as the command did, by the same exit code or
+signal.
 
-Each launch waits for this program to start: it is run by its path, and imports nothing of bench.
+Each launch waits for this program to start: it is run by its path, and does not import bench.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Guardian:
         self.asked: str | None = None
         """Why the command is to end; None: nobody has asked."""
         self.status: int | None = None
-        """Of the command, as waitpid(2) has it; None: it runs."""
+        """The status of the command, as waitpid(2) has it; None: it runs."""
         self._childless = False
         self._pipe = pipe
         self._grace_s = grace_s
@@ -137,7 +138,7 @@ def _start(command: list[str]) -> int:
 
 
 def _children() -> list[int]:
-    """The direct children of this process, orphans that came to it among them (proc_pid_stat(5))."""
+    """The direct children of this process, adopted orphans included (proc_pid_stat(5))."""
     found, own = [], str(os.getpid())
     for name in os.listdir("/proc"):
         if name.isdecimal():

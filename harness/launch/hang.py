@@ -40,7 +40,7 @@ class Issued:
 
 
 Issues = Mapping[str, Mapping[int, Issued]]
-"""By process group and rank."""
+"""The collectives that were issued, by process group and rank."""
 
 
 def heartbeats(folder: Path) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""What this machine can hold, and how a launch uses it."""
+"""The devices of this machine, and the number of workers that it can hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Machine:
         return self.cores if device == "cpu" else len(self.gpu_names)
 
     def limit(self, device: Device, larger: str | None) -> Limit:
-        """What this machine can hold without `--oversubscribe`; `larger` says how to run more than that."""
+        """The most that this machine can hold without `--oversubscribe`; `larger` says how to run more."""
         shared = "--oversubscribe" if device == "cpu" else "--oversubscribe --backend gloo"
         hints = (f"{shared} runs it emulated", larger)
         return Limit(
@@ -37,7 +37,7 @@ class Machine:
         )
 
     def hardware(self, device: Device) -> Hardware:
-        """What step times are assumed from."""
+        """The hardware from which step times are assumed."""
         return Hardware(cores=self.cores, gpu_name=self.gpu_names[0] if self.gpu_names else None)
 
     def evidence(self, placement: Placement, device: Device) -> Evidence:
@@ -45,7 +45,7 @@ class Machine:
         return Evidence.MEASURED if placement.gpus <= self.devices(device) else Evidence.EMULATED
 
     def threads(self, device: Device) -> int:
-        """Threads of one rank: one core on CPU; beside a GPU its share of the machine's cores.
+        """Threads of one rank: one core on CPU; with a GPU its share of the machine's cores.
 
         The same for every size, so that a rank of two and a rank of eight do the same work.
         """

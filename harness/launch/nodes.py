@@ -1,6 +1,6 @@
 """`python -m harness.launch.nodes LAUNCH.json`: a launch on virtual nodes of this machine, each a torchrun.
 
-Started in the place of torchrun where a launch has a link. The torchruns meet at the first node's address
+It is started instead of torchrun if a launch has a link. The torchruns meet at the first node's address
 and print what they always do. All of it ends with this process, even if that is killed.
 """
 
@@ -26,9 +26,9 @@ from results.launch import Launch
 from results.link import link_text
 
 PORT = 29500
-"""Where the torchruns meet; on networks of their own it is always free."""
+"""The port at which the torchruns meet; each node has its own network, so it is always free."""
 PATIENCE_S = 5.0
-"""For the other nodes to find out by themselves, and to report it, when one has ended badly."""
+"""Time for the other nodes to find out by themselves, and to report it, when one has ended badly."""
 GRACE_S = 5.0
 """Between asking a torchrun to end and killing it; less than the supervisor gives this process."""
 POLL_S = 0.05
@@ -93,8 +93,8 @@ def start(node: VirtualNode, cores: Sequence[int], command: Sequence[str]) -> su
 def outlast(agents: _Agents, stopped: Callable[[], bool]) -> int:
     """Stay until all agents have ended: by themselves, or by signals after `stopped()` or a bad end of one.
 
-    Returns the largest exit code, as `shell_code` has it. Torchruns that meet at a fixed address do not tell
-    each other of a failure, and a rank may compute for long before it misses a lost one.
+    Returns the largest exit code, as `shell_code` has it. Torchruns that meet at a fixed address do not
+    report a failure to each other, and a rank may compute for long before it misses a lost one.
     """
     _wait(agents, until=lambda: stopped() or any(agent.returncode for agent in agents))
     _wait(agents, until=stopped, seconds=PATIENCE_S)

@@ -1,7 +1,7 @@
 """How far a campaign is, how long it will still take, and when it has to end.
 
-`Pace` is that of a campaign that measures. `TrainingPace` reads the log of a training run: step, loss,
-throughput, validation and time left.
+`Pace` shows a campaign that measures. `TrainingPace` shows one that trains, from the log of the training:
+step, loss, throughput, validation and time left.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Deadline:
     def __init__(
         self, seconds: float | None, reason: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`seconds` from now; None: there is no end yet."""
+        """The deadline is `seconds` from now; None: not known yet."""
         self._clock = clock
         self._at = None if seconds is None else clock() + seconds
         self.reason = reason
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that are left, negative ones after the end; None: there is no end."""
+        """Seconds that are left, negative ones after the end; None without an end."""
         return None if self._at is None else self._at - self._clock()
 
     @property
@@ -76,7 +76,7 @@ class Pace:
         names: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`estimates` and `runs` (their number) are those of the launches, in order.
+        """`estimates` and `runs` have the estimate of each launch and its number of runs, in order.
 
         `names` are the displayed names of cells, by id.
         """
@@ -146,7 +146,7 @@ class TrainingPace:
         self._look_at = 0.0
         self._shown: tuple[str, float | None] = "", None
         self._recent: dict[str, _Recent] = {}
-        """By cell."""
+        """The end of each cell's log, by cell."""
 
     def report(self, state: LaunchState) -> None:
         """Show the progress of the current launch."""

@@ -1,4 +1,4 @@
-"""What the processes of a launch print: the files, whose they are, and their lines, also while they grow."""
+"""The output of a launch's processes: its files, the rank of each, and their lines, also while they grow."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from results.launch_files import RUN_MARK, rank_log_paths, rank_output_paths
 STREAMS = ("stdout", "stderr")
 _CHUNK = 2**20
 LEFT_OUT = "--- lines were left out here ---"
-"""What is shown of a growing file in the place of what was cut out of it before it was read."""
+"""This line is shown instead of lines that were cut out of a growing file before it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFile:
-    """A file that somebody prints to."""
+    """A file to which a process of the launch prints."""
 
     path: Path
     rank: int | None
-    """Whose it is; None: of what starts the ranks, or of a rank that has not said which it is."""
+    """The rank that prints; None: what starts the ranks, or a rank that has not said its number."""
     stream: str
 
     @property
     def words(self) -> str:
-        """Such as `rank 3, stderr`."""
+        """The name to show, such as `rank 3, stderr`."""
         return self.path.name if self.rank is None else f"rank {self.rank}, {self.stream}"
 
 
 def launcher_output(folder: Path) -> list[OutputFile]:
-    """What torchrun and the agents of nodes print to, in the folder of a launch."""
+    """The files to which torchrun and the agents of nodes print, in the folder of a launch."""
     return [OutputFile(path=path, rank=None, stream="log") for path in sorted(folder.glob("*.log"))]
 
 
 def rank_output(folder: Path, launch: Launch) -> list[OutputFile]:
-    """What the ranks of a launch print to: by rank, and last those that have not come as far as to say it."""
+    """The files to which ranks print: by rank, and last those of ranks that have not said their number."""
     told = _told(folder)
     found = []
     for path in rank_output_paths(folder):
@@ -77,7 +77,7 @@ class OutputTail:
     """The new whole lines of one file, each time it is asked."""
 
     def __init__(self, file: OutputFile, run_id: str | None = None) -> None:
-        """With `run_id`, those alone that a rank printed while it was at this run."""
+        """With `run_id`, only the lines that a rank printed during this run."""
         self.file = file
         self._run_id = run_id
         self._offset = 0
@@ -85,7 +85,7 @@ class OutputTail:
         self._within = run_id is None
 
     def lines(self, *, ended: bool = False) -> Iterator[str]:
-        """Those since the last call; a last line without its end is given when everything has ended."""
+        """The lines since the last call; a last line without its end is given when everything has ended."""
         try:
             with opened(self.file.path) as file:
                 cut = file.seek(0, 2) < self._offset
@@ -111,7 +111,7 @@ class OutputTail:
                 yield line
 
     def _skip(self, data: bytes) -> Iterator[str]:
-        """Go on after the last whole line of a file that was cut, of which nobody knows what is new."""
+        """Continue after the last complete line of a file that was cut: its new lines are not known."""
         self._offset = data.rfind(b"\n") + 1
         marks = [line for line in data[: self._offset].splitlines() if line.startswith(RUN_MARK.encode())]
         was_within = self._within

@@ -15,18 +15,18 @@ from results.outcome import Ending, Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogWords:
-    """What a scheduler's own programs print into the logs of a launch."""
+    """Patterns of the messages that a scheduler's own programs print into the logs of a launch."""
 
     agent_killed: re.Pattern[str] | None = None
-    """That what starts the ranks of a node was killed; the group `node` names the node."""
+    """The program that starts the ranks of a node was killed; the group `node` names the node."""
     node_failed: re.Pattern[str] | None = None
-    """That a node of the launch has failed; the group `node` names it."""
+    """A node of the launch has failed; the group `node` names it."""
     out_of_memory: re.Pattern[str] | None = None
-    """That the kernel ended processes for want of memory; the group `kills` says how many."""
+    """The kernel ended processes for want of memory; the group `kills` has their number."""
     scheduler_away: re.Pattern[str] | None = None
-    """That a launch could not be started because the scheduler did not answer; the group `words` says how."""
+    """A launch could not be started because the scheduler did not answer; the group `words` says how."""
     allocation_over: re.Pattern[str] | None = None
-    """That it could not because the scheduler has ended the job; the group `words` says how."""
+    """It could not because the scheduler has ended the job; the group `words` says how."""
     start_delayed: re.Pattern[str] | None = None
     """The pattern matches the message that a launch waits; the group `words` says why."""
     agent_logs: str | None = None
@@ -37,21 +37,21 @@ class Starter(ABC):
     """Starts launches, one after another."""
 
     hosts: bool = True
-    """Whether each node of a placement is a host of its own."""
+    """Whether each node of a placement is a separate host."""
     pins: bool = True
     """Whether ranks may be bound to cores; not where other jobs on the host may bind to the same ones."""
     tells_kills: bool = False
     """Whether what it starts prints the kernel's out-of-memory kills of each host."""
     log_words: LogWords = LogWords()
     threads: int | None = None
-    """Threads of a rank beside a GPU; None: its share of this machine's cores."""
+    """Threads of a rank with a GPU; None: its share of this machine's cores."""
     supervisor_pid: int | None = None
     """The bench that supervises the launch, if it is on the host of the ranks; kept in `launch.json`. The
     ranks of other hosts cannot see this process."""
 
     @abstractmethod
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
-        """What starts the workers of a new launch, whose file is `path`, and ends when they have."""
+        """The command that starts the workers of a new launch, whose file is `path`, and ends after them."""
 
     def interruption(self) -> Ending:
         """Why this process has been asked to end."""

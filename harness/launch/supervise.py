@@ -70,7 +70,7 @@ class Watch:
 
 
 class Supervisor:
-    """Runs one launch to its end and writes its attempt, whatever the end is."""
+    """Runs one launch until it has ended and writes its attempt, whatever the end is."""
 
     def __init__(self, study: Study, launch: Launch, checkout: Path, starter: Starter, watch: Watch) -> None:
         self._study = study

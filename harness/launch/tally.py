@@ -64,7 +64,7 @@ class Conditions:
         return replace(self, programs={cell: built for cell, built in found.items() if built is not None})
 
     def changes(self, result: RunResult, *, virtual: bool) -> list[str]:
-        """The conditions that differ from those of a run: `torch 2.12.0 then, 2.13.0 now`.
+        """The conditions in which a run differs: `torch 2.12.0 then, 2.13.0 now`.
 
         Runs of other code or versions are not pooled by the report, nor emulated ones with measured ones,
         and so do not count as done; on `virtual` nodes all are emulated. A run that left no record counts, as
@@ -116,7 +116,7 @@ class Tally:
     closed: dict[str, str] = field(default_factory=dict)
     """Cells that this call does not run (again), each with the reason."""
     inferred: set[str] = field(default_factory=set)
-    """Those of `closed` that did not fail themselves: a smaller batch ran out of memory."""
+    """The cells of `closed` that did not fail themselves: a smaller batch ran out of memory."""
     proofs: dict[str, str] = field(default_factory=dict)
     """The run that proved a cell under the present code."""
     earlier: dict[str, Earlier] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Tally:
         return not self.conditions.changes(result, virtual=result.cell_id in self._virtual)
 
     def changes(self, result: RunResult) -> str:
-        """The conditions that differ from those of a run that does not count; empty if it counts."""
+        """The conditions in which a run that does not count differs; empty if it counts."""
         if self.plan.training is not None:
             # A cell is trained when its log says so, under whatever conditions.
             return ""

@@ -1,5 +1,4 @@
-"""What the campaign of a training plan does beside that of a measured one: what is done, and what follows a
-launch that failed."""
+"""Rules of a campaign that trains: which cells are done, and what follows a launch that failed."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def trained_cells(study: Study, plan: Plan) -> frozenset[str] | None:
 def lost_checkpoints(study: Study, cell_id: str) -> str | None:
     """Why training cannot go on from what it has written, with what to type; None if it can.
 
-    A checkpoint counts as whole here if its files have their sizes; a rank reads all of them.
+    A checkpoint counts as complete here if its files have their sizes; a rank reads all of them.
     """
     log, folder = study.training_log(cell_id), study.checkpoints_folder(cell_id)
     begun = log.ended is not None or any(folder.glob("step-*"))
@@ -94,12 +93,12 @@ def why_not_again(failures: Sequence[FailedLaunch], restarts: int) -> str | None
 
 
 def pause_s(failures: int) -> float:
-    """Seconds before the launch after so many failed ones."""
+    """Seconds before the launch that follows this number of failed ones."""
     return min(FIRST_PAUSE_S * 2.0 ** (failures - 1), LAST_PAUSE_S)
 
 
 def nodes_left(elastic: tuple[int, int], nodes: int, failures: Sequence[FailedLaunch]) -> int:
-    """Nodes of the next launch: of those of the cell, without one for each launch that lost one."""
+    """Nodes of the next launch: the nodes of the cell, less one for each launch that lost a node."""
     least, most = elastic
     lost = sum(failure.ending.outcome in (Outcome.MISSING_RANKS, Outcome.NODE_FAILED) for failure in failures)
     return max(least, min(most, nodes) - lost)

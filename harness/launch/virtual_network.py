@@ -21,7 +21,7 @@ from harness.machine.kernel import bind, enter_network, isolate, new_network
 from results.errors import MachineError
 
 INTERFACE = "eth0"
-"""What a node's end of its cable is called."""
+"""The name of a node's end of its cable."""
 _ADDRESSES = IPv4Network("10.77.0.0/16")
 """Nobody else's: the switch has no way out."""
 _FRAME_BYTES = 1514
@@ -36,7 +36,7 @@ class VirtualNode:
     """A virtual node: a network namespace whose only way to the others is its cable to the switch."""
 
     name: str
-    """Its host name: `node0.` and that of the machine."""
+    """Its host name: `node0.` and the name of the machine."""
     address: str
     network: int
     """Descriptor of the namespace."""
@@ -111,7 +111,7 @@ def shaped(interface: str, mbit_per_s: float) -> str:
 
 
 def burst_bytes(mbit_per_s: float) -> int:
-    """What a link that was idle sends at once: 1 ms of its rate, and never less than three frames.
+    """The bytes that an idle link sends at once: 1 ms of its rate, and never less than three frames.
 
     Less, and a timer that comes late on a busy machine loses rate; more, and small messages travel free.
     """

@@ -40,11 +40,11 @@ class CampaignCall(LauncherCall):
         self._call = call
         self.hosts = WorkerHosts(has_gpus=bool(Machine.here().gpu_names))
         self.machine: Machine | None = None
-        """What each host of the ranks has, if this process is not on one of them."""
+        """The devices of each host of the ranks, if this process is not on one of them."""
 
     @abstractmethod
     def starter(self) -> Starter:
-        """What starts each launch."""
+        """The starter of each launch."""
 
     @abstractmethod
     def line(self, launch: Launch, path: Path) -> str:
@@ -87,7 +87,7 @@ class CampaignCall(LauncherCall):
         return None
 
     def _conditions(self, code: CodeVersion) -> Conditions:
-        """What earlier runs must have in common with new ones: of another Python, the code alone is known."""
+        """The conditions that earlier runs must share with new ones; of another Python only the code."""
         return Conditions.here(code) if self.hosts.same_python else Conditions.elsewhere(code)
 
 

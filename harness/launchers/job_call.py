@@ -87,7 +87,7 @@ class JobCall(LauncherCall):
         return launches, [self.document(jobs, one) for one in planned]
 
     def summary(self, documents: Sequence[Document]) -> list[str]:
-        """What the jobs will take, in lines."""
+        """Lines that say how much time and money the jobs will take."""
         if not documents:
             return ["no jobs are left to submit"]
         return cost_lines(documents, self._price, gpus=self.hosts.has_gpus)

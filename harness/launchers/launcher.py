@@ -1,4 +1,4 @@
-"""What a launcher is: the facts and the behaviour that `bench matrix` and the commands about jobs ask for."""
+"""The base classes of launchers: the facts and behaviour that `bench matrix` and commands about jobs need."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from results.strict_yaml import FileKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCall:
-    """One `bench matrix` call, as its launcher is told of it."""
+    """One `bench matrix` call, as its launcher gets it."""
 
     options: StudyFile
     run_options: RunOptions
     console: Console
     arguments: tuple[str, ...] = ()
-    """Those of the command line, for a job that makes the same call again."""
+    """The arguments of the command line, for a job that makes the same call again."""
     folder: Path = field(default_factory=Path.cwd)
-    """Where the call was made."""
+    """The folder in which the call was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHosts:
-    """What is known beforehand of the hosts that workers will run on."""
+    """Facts of the hosts that workers will run on, as far as they are known before."""
 
     has_gpus: bool
     gpus_per_node: int | None = None
@@ -41,13 +41,13 @@ class WorkerHosts:
     gpu_model: str | None = None
     """Their name in the catalogue; None: not known, or this machine's."""
     network_gbit_per_s: float | None = None
-    """Of a host, all adapters together; None: not known."""
+    """The rate of a host's adapters together; None: not known."""
     same_python: bool = True
     """Whether ranks run with the Python of this call, so that it can see what is installed for them."""
 
 
 class LauncherCall(ABC):
-    """What a launcher makes of one call."""
+    """One call, accepted by a launcher: it checks, shows and runs plans."""
 
     hosts: WorkerHosts
     runs_plans_as_one: ClassVar[bool] = False
@@ -90,7 +90,7 @@ class SiteCheck(Protocol):
 
     @property
     def words(self) -> str:
-        """What was found."""
+        """The finding, in a sentence."""
 
 
 class Launcher(ABC):
@@ -100,26 +100,26 @@ class Launcher(ABC):
     options: ClassVar[frozenset[str]] = frozenset()
     """Options of `bench matrix` that not every launcher reads, and that this one does, such as `site`."""
     site_file: ClassVar[FileKind[Any] | None] = None
-    """What `--site` names: a profile of a cluster; None if it reads none."""
+    """The kind of file that `--site` names, a profile of a cluster; None if it reads no profile."""
     several_hosts: ClassVar[bool] = True
     """Whether nodes of a launch are hosts. If not, sizes are limited to this machine, which may have links
     between virtual nodes."""
 
     trains: ClassVar[bool] = False
-    """Whether its launches may train cells to an end, one launch going on where another has ended."""
+    """Whether its launches may train cells, each continuing where the one before it has ended."""
 
     @abstractmethod
     def accept(self, call: MatrixCall) -> LauncherCall:
         """Take a call. Raises UsageError for options that it cannot follow."""
 
     def offer(self) -> str | None:
-        """How to run here what is too large for this machine; None where this launcher is no way to do so."""
+        """How to run here what is too large for this machine; None if this launcher is not a way to do so."""
         return None
 
     def check_site(self, path: Path) -> Sequence[SiteCheck] | None:
-        """What there is to say of the profile of a cluster in a file; None if this launcher reads none.
+        """Check the profile of a cluster in a file; None if this launcher reads no profiles.
 
-        Raises UsageError for a file that is no profile, and SchedulerError if the cluster does not answer.
+        Raises UsageError for a file that is not a profile, and SchedulerError if the cluster does not answer.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""`python -m harness.launchers.program JOB-FOLDER`: what a job does where its scheduler has started it."""
+"""`python -m harness.launchers.program JOB-FOLDER`: the program of a job, which its scheduler starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from results.store import Study
 
 
 def main() -> int:
-    """Run the job. Returns the exit code: 0 if nothing is wrong with the program or the machine."""
+    """Run the job. Returns the exit code: 0 unless the program or the machine is at fault."""
     escape_unprintable()
     folder = Path(sys.argv[1]).resolve()
     study = Study(folder.parents[1])

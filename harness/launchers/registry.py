@@ -17,7 +17,7 @@ from results.store import Study
 
 
 def launcher(name: str) -> Launcher:
-    """The launcher of this name. Raises UsageError if there is none, with the names that there are, and
+    """The launcher of this name. Raises UsageError for an unknown name, with the known ones, and
     ExtensionError if another package adds it and it cannot be imported."""
     entry = launcher_entry(name)
     if entry.extension is None:
@@ -35,12 +35,12 @@ def launcher(name: str) -> Launcher:
 
 
 def launchers() -> list[Launcher]:
-    """All that are registered, in their order. One of another package is imported by its name alone."""
+    """All that are registered, in their order. One of another package is only imported by its name."""
     return [launcher(entry.name) for entry in own_launchers()]
 
 
 def job_launcher(name: str) -> JobLauncher:
-    """The launcher that has made a job. Raises SchedulerError if there is none of this name here."""
+    """The launcher that has made a job. Raises SchedulerError if it is not installed here."""
     found = launcher(name) if name in launcher_names() else None
     if not isinstance(found, JobLauncher):
         makers = [each.name for each in launchers() if isinstance(each, JobLauncher)]

@@ -115,7 +115,7 @@ class KubernetesCall(JobCall):
         return Document(job=job, text=manifest(profile, job, folder=folder))
 
     def _study_folder(self, root: Path) -> str:
-        """Where pods find the study: at its own path if that is on the volume, else by its folder's name."""
+        """The study's path in pods: its own if that is on the volume, else its folder's name there."""
         volume = Path(self._profile.mount_path)
         return str(root if root.is_relative_to(volume) else volume / root.name)
 
@@ -161,7 +161,7 @@ class KubernetesCall(JobCall):
         return 0
 
     def _hand_over(self, store: JobStore, job_ids: list[str]) -> None:
-        """Apply the manifests, or print how; those of earlier calls that were not applied are among them."""
+        """Apply the manifests, or print how, manifests of earlier calls that were not applied included."""
         self._offered.update(job_ids)
         for job_id in job_ids:
             path = store.folder(job_id) / MANIFEST

@@ -2,7 +2,7 @@
 
 A job is one Indexed Job. Each pod is one node of the placement, and all of them run the same command; the
 variable JOB_COMPLETION_INDEX says which node a pod is. A headless service gives the pods names, and
-torchrun's own rendezvous is at that of the first. The pods give their GPUs back after the last cell.
+torchrun's own rendezvous is at the first one's. The pods give their GPUs back after the last cell.
 
 Values are written so that every reader of YAML, and Kubernetes, takes them for what they are.
 """
@@ -30,7 +30,7 @@ _Json = dict[str, Any]
 MANIFEST = "manifest.yaml"
 """The file of a manifest in its job's folder."""
 FETCH_S = 600
-"""What fetching the image may take off a pod's time; the program in it keeps to the job's own limit."""
+"""Seconds of a pod's time for fetching the image; the program in it keeps to the job's own limit."""
 GRACE_S = 60
 """Between SIGTERM and SIGKILL: time to end a launch and to write it down."""
 
@@ -221,7 +221,7 @@ def _given(parts: _Json) -> _Json:
 
 
 def unexpanded(text: str) -> str:
-    """A value of `command` or `env` that stands for `text`: Kubernetes puts variables in for $(NAME).
+    """Escape `text` for `command` or `env`, where Kubernetes puts variables in for $(NAME).
 
     It reads $$ as a dollar sign, and leaves every dollar sign as it is that is followed by neither a dollar
     sign nor a parenthesis.

@@ -49,10 +49,10 @@ _COMES_BACK = {Outcome.PREEMPTED, Outcome.NODE_FAILED}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the nodes of a job's launches meet."""
+    """The addresses at which the nodes of a job's launches meet."""
 
     address: str
-    """Of pod 0."""
+    """The host name of pod 0."""
     first_port: int
 
     def endpoint(self, launch_id: str) -> str:
@@ -194,7 +194,7 @@ class PodEnvironment(JobEnvironment):
 
 
 def meeting_of(job: Job) -> Meeting:
-    """Where the pods of a job meet."""
+    """The addresses at which the pods of a job meet, by its profile."""
     profile = PROFILE_FILE.converted(job.site, f"the profile of {job.name}")
     return Meeting(address=pod_address(profile, job), first_port=profile.port)
 

@@ -29,8 +29,8 @@ _STARTS_WITH_A_LETTER = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 def object_name(text: str) -> str:
     """A name for the objects of a job: `text` itself where it can be one.
 
-    Otherwise what it says in the letters that are allowed, and 8 digits of its hash, so that different texts
-    have different names. At most LONGEST characters, the first of them a letter, as a service's must be.
+    Otherwise what it says in the letters that are allowed, and 8 digits of its hash, so that different
+    jobs have different names. At most LONGEST characters, the first of them a letter, as a service's must be.
     """
     if len(text) <= LONGEST and _STARTS_WITH_A_LETTER.fullmatch(text):
         return text
@@ -41,7 +41,7 @@ def object_name(text: str) -> str:
 
 
 def check_label(text: str) -> None:
-    """Refuse, as ValueError, what is no label of DNS, as the name of a namespace is."""
+    """Raise ValueError unless the text is a label of DNS, as the name of a namespace is."""
     if len(text) > 63 or not _LABEL.fullmatch(text):
         raise ValueError(
             f"{text!r} is not a name: at most 63 small letters, digits and dashes, none of them at an end"
@@ -49,7 +49,7 @@ def check_label(text: str) -> None:
 
 
 def check_subdomain(text: str) -> None:
-    """Refuse, as ValueError, what is no domain of DNS, as the names of most objects are."""
+    """Raise ValueError unless the text is a domain of DNS, as the names of most objects are."""
     if len(text) > 253 or not all(_LABEL.fullmatch(part) for part in text.split(".")):
         raise ValueError(
             f"{text!r} is not a name: at most 253 small letters, digits, dashes and dots, and each part "
@@ -58,7 +58,7 @@ def check_subdomain(text: str) -> None:
 
 
 def check_key(text: str) -> None:
-    """Refuse, as ValueError, what is no key of a label: `name` or `domain/name`."""
+    """Raise ValueError unless the text is a key of a label: `name` or `domain/name`."""
     domain, slash, name = text.rpartition("/")
     if slash:
         check_subdomain(domain)
@@ -67,7 +67,7 @@ def check_key(text: str) -> None:
 
 
 def check_value(text: str) -> None:
-    """Refuse, as ValueError, what is no value of a label."""
+    """Raise ValueError unless the text is a value of a label."""
     if len(text) > 63 or (text and not _PART.fullmatch(text)):
         raise ValueError(
             f"{text!r} is not a label's value: at most 63 letters, digits, dashes, dots and underscores, and "
@@ -77,7 +77,7 @@ def check_value(text: str) -> None:
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 PORTS = 1000
-"""Launches meet at one of so many ports, from the profile's on."""
+"""Launches meet at one of this number of ports, from the profile's on."""
 
 OWN_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -157,11 +157,11 @@ class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ExtraVolume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A volume of every pod beside that of the results: a data set, or what a driver of the host needs."""
+    """A further volume of every pod: a data set, or what a driver of the host needs."""
 
     name: str
     mount_path: str
-    """Where pods see it."""
+    """Its path in pods."""
     claim: str | None = None
     """A PersistentVolumeClaim; exactly one of it and `host_path` is given."""
     host_path: str | None = None
@@ -193,7 +193,7 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     volume_claim: str
     """PersistentVolumeClaim of the results: all pods write to it at once (ReadWriteMany)."""
     mount_path: str = "/results"
-    """Where pods see it."""
+    """Its path in pods."""
     user: Count = 1000
     """Number of the user and group that pods run as, and that can write to the volume."""
 
@@ -205,25 +205,25 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     gpus_per_node: Count | None = None
     """GPUs that a node has; left out: not known."""
     network_gbit_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Of a node, all its adapters together, by which the strategy `auto` weighs messages; left out: 200 are
+    """The rate of a node's adapters together, by which the strategy `auto` weighs messages; left out: 200 are
     assumed with GPUs, 10 without."""
     cpus_per_gpu: Count | None = None
     """CPUs of one worker; without GPUs, of one rank."""
     memory_per_node: str | None = None
-    """Such as 480Gi."""
+    """The memory of a pod, such as 480Gi."""
     extra_resources: dict[str, Annotated[int, msgspec.Meta(ge=1)]] = {}
     """Further resources of each pod, such as rdma/hca_shared_devices_a: 1 or vpc.amazonaws.com/efa: 32."""
     shared_memory: str = "2Gi"
     """Size of /dev/shm, which NCCL needs; what is in it counts as memory of the pod. Runtimes give 64 MiB."""
     one_pod_per_host: bool = True
-    """Whether pods of a job are kept on different hosts; if not, figures of `nodes` may be those of one."""
+    """Whether pods of a job are kept on different hosts; if not, several of the `nodes` may be one."""
 
     host_network: bool = False
     """Whether pods use the network of their host: its addresses, and its RDMA devices."""
     pod_annotations: dict[str, str] = {}
-    """Of every pod, such as k8s.v1.cni.cncf.io/networks: rdma-net."""
+    """Annotations of every pod, such as k8s.v1.cni.cncf.io/networks: rdma-net."""
     capabilities: tuple[Capability, ...] = ()
-    """Linux capabilities of the container, such as IPC_LOCK, by which RDMA locks memory; else it has none."""
+    """Linux capabilities of the container, such as IPC_LOCK, by which RDMA locks memory; by default none."""
     volumes: tuple[ExtraVolume, ...] = ()
 
     runtime_class: str | None = None
@@ -236,7 +236,7 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     queue: str | None = None
     """LocalQueue of Kueue that jobs wait in."""
     labels: dict[str, str] = {}
-    """Of all objects."""
+    """Labels of all objects."""
     environment: dict[str, str] = {}
     """Variables of every pod, such as NCCL_SOCKET_IFNAME; nothing in them is expanded."""
     port: Annotated[int, msgspec.Meta(ge=1024, le=32_768 - PORTS)] = 20_000

@@ -1,1 +1,1 @@
-"""Jobs of a study on Slurm; what knows Slurm and nothing of studies is the package `slurm`."""
+"""Jobs of a study on Slurm; the package `slurm` has the code that knows Slurm but not studies."""

@@ -56,7 +56,7 @@ class Allocation:
     gpus_per_node: int | None
     """None: the job asked for no GPUs, or Slurm does not count them."""
     address: str
-    """Of the first node."""
+    """The address of the first node."""
 
     @classmethod
     def here(cls, variables: Mapping[str, str] = os.environ) -> Allocation | None:
@@ -125,7 +125,7 @@ class SlurmStarter(Starter):
         return self.notice() or Ending(Outcome.CANCELLED, words)
 
     def earlier_notice(self) -> Ending | None:
-        """Why Slurm ended the start before this one: the log goes on from start to start."""
+        """Why Slurm ended the start before this one: all starts write to one log."""
         notice = read_notice(self._earlier, self._allocation.slurm_id)
         return None if notice is None else Ending(notice.outcome, f"before: {notice.reason}")
 

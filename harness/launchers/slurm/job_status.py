@@ -25,7 +25,7 @@ class SlurmJobStatus(JobStatus):
 
     @property
     def slurm_id(self) -> int | None:
-        """Slurm's number of it; None if it has none."""
+        """Slurm's number of the job; None if it was not submitted."""
         return None if self.submission is None else int(self.submission.scheduler_id)
 
     @property

@@ -1,4 +1,4 @@
-"""Handing jobs to Slurm: as many as it takes, and what becomes of the others."""
+"""Submission of jobs to Slurm: as many as it takes, and the handling of the others."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ POLL_S = 30.0
 
 @dataclass
 class Submitted:
-    """What became of the jobs of a call."""
+    """The jobs of a call by their fate: taken, refused or left."""
 
     taken: list[int] = field(default_factory=list)
     """The scheduler's numbers."""
     refused: int = 0
     left: int = 0
-    """For which there was no room."""
+    """Jobs for which there was no room."""
 
 
 class Submitter:
