@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from launching import Shell
 
 from harness.launch import campaign, supervise
 from harness.launch.campaign import Campaign, CampaignContext
@@ -21,18 +22,6 @@ from results.launch import Launch
 from results.lock import study_lock
 from results.outcome import Outcome
 from results.store import Study
-
-
-class Shell(LocalStarter):
-    """Starts a shell command in the place of every torchrun."""
-
-    def __init__(self, script: str) -> None:
-        super().__init__()
-        self._script = script
-
-    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
-        return ("bash", "-c", self._script)
-
 
 FAILURE = """
   rank      : 1 (local_rank: 1)

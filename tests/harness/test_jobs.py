@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from builders import a_request
+from launching import CODE, a_job, a_job_end, a_launch
 
 from harness.jobs.baseline import baseline_of
 from harness.code import checkout, code_hash
@@ -42,15 +43,13 @@ from results.errors import UsageError
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.job_store import JobStore
 from results.launch import Launch, Slot
-from results.outcome import Ending, Evidence, Outcome
+from results.outcome import Ending, Outcome
 from results.plan import Placement, Plan
 from results.site import SitePrice, TimeLimits
 from results.store import Study
 from slurm.job_view import JobView
 from slurm.runner import SlurmError
 from slurm.site import SiteProfile
-
-CODE = CodeVersion(code_hash="c0de")
 
 
 def plan_of(**options: object) -> Plan:
@@ -255,25 +254,6 @@ def view_of(state: str, *, job_id: int = 17, name: str = "name-0001-1x1", **fact
     return replace(plain, **facts)  # type: ignore[arg-type]
 
 
-def job_of(job_id: str = "0001-1x1", **changes: object) -> Job:
-    plain = Job(
-        job_id=job_id,
-        name=f"name-{job_id}",
-        launcher="slurm",
-        placement=Placement(nodes=1, gpus_per_node=1),
-        plan=1,
-        cells=("cell-a",),
-        baseline=None,
-        options=RunOptions(retries=2),
-        code=CODE,
-        estimate_s=1.0,
-        time_limit_s=60.0,
-        billed_gpus=0,
-        site={},
-    )
-    return msgspec.structs.replace(plain, **changes)
-
-
 def submitted(
     tmp_path: Path, job: Job, scheduler_id: str | None = "17", *, cluster: str | None = "lab"
 ) -> Study:
@@ -288,30 +268,11 @@ def submitted(
 
 
 def launch_of(slots: tuple[Slot, ...]) -> Launch:
-    return Launch(
-        launch_id="l",
-        placement=Placement(nodes=1, gpus_per_node=1),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=slots,
-        code=CODE,
-        job_id="0001-1x1",
-    )
+    return a_launch(gpus_per_node=1, launch_id="l", slots=slots, job_id="0001-1x1")
 
 
 def end_of(job: Job, outcome: Outcome, *, start: int = 0) -> JobEnd:
-    return JobEnd(
-        job_id=job.job_id,
-        scheduler_id="17",
-        start=start,
-        told_by="job",
-        nodes=("n1",),
-        started_at=None,
-        ended_at="2026-01-01T00:00:00Z",
-        outcome=outcome,
-        reason="its own word",
-    )
+    return a_job_end(outcome, job_id=job.job_id, scheduler_id="17", start=start, reason="its own word")
 
 
 @pytest.mark.parametrize(
@@ -332,7 +293,7 @@ def end_of(job: Job, outcome: Outcome, *, start: int = 0) -> JobEnd:
 def test_a_job_that_left_no_word_ended_as_the_scheduler_says(
     tmp_path: Path, view: JobView | None, outcome: Outcome
 ) -> None:
-    study = submitted(tmp_path, job_of())
+    study = submitted(tmp_path, a_job())
     [status] = statuses(study, Queue(*([view] if view else [])))
     assert status.ended is not None
     assert (status.ended.outcome, status.is_live) == (outcome, False)
@@ -344,7 +305,7 @@ def test_a_job_that_left_no_word_ended_as_the_scheduler_says(
 
 def test_a_killed_program_is_told_and_its_runs_are_made_again(tmp_path: Path) -> None:
     plan = plan_of(gpus="1", strategy="single", repeats=1)
-    study = submitted(tmp_path, job_of())
+    study = submitted(tmp_path, a_job())
     study.add_plan(plan)
     study.add_launch(launch_of((Slot(cell_id=plan.cells[0].id, run_id="begun", repeat=1),)))
     study.start_run(plan.cells[0].id, "begun")
@@ -358,14 +319,14 @@ def test_a_killed_program_is_told_and_its_runs_are_made_again(tmp_path: Path) ->
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "MOONLIGHT"])
 def test_a_job_that_may_still_run_keeps_its_cells(tmp_path: Path, state: str) -> None:
-    study = submitted(tmp_path, job_of())
+    study = submitted(tmp_path, a_job())
     found = statuses(study, Queue(view_of(state)))
     assert (found[0].is_live, held_by_jobs(found)) == (True, {"cell-a"})
     assert JobStore(tmp_path).ended("0001-1x1") is None
 
 
 def test_the_jobs_own_word_for_its_last_start_counts_more_than_the_schedulers(tmp_path: Path) -> None:
-    job = job_of()
+    job = a_job()
     study = submitted(tmp_path, job)
     JobStore(tmp_path).add_end(end_of(job, Outcome.TIMED_OUT))
     [status] = statuses(study, Queue(view_of("COMPLETED", exit_code=0)))
@@ -373,7 +334,7 @@ def test_the_jobs_own_word_for_its_last_start_counts_more_than_the_schedulers(tm
 
 
 def test_a_word_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
-    job = job_of()
+    job = a_job()
     study = submitted(tmp_path, job)
     JobStore(tmp_path).add_end(end_of(job, Outcome.PREEMPTED))
     [status] = statuses(study, Queue(view_of("NODE_FAIL", restarts=1)))
@@ -382,14 +343,14 @@ def test_a_word_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
 
 def test_all_jobs_are_asked_about_at_once(tmp_path: Path) -> None:
     for number in (1, 2, 3):
-        study = submitted(tmp_path, job_of(f"000{number}-1x1"), str(number))
+        study = submitted(tmp_path, a_job(f"000{number}-1x1"), str(number))
     queue = Queue()
     statuses(study, queue)
     assert queue.asked == [[1, 2, 3]]
 
 
 def test_a_job_whose_submission_was_not_heard_of_is_found_by_its_name(tmp_path: Path) -> None:
-    study = submitted(tmp_path, job_of(), None)
+    study = submitted(tmp_path, a_job(), None)
     queue = Queue(view_of("RUNNING", job_id=23, name="name-0001-1x1"))
     [lost] = statuses(study, queue)
     assert lost.state == "not submitted"
@@ -400,13 +361,13 @@ def test_a_job_whose_submission_was_not_heard_of_is_found_by_its_name(tmp_path: 
 
 
 def test_a_job_that_was_never_taken_is_closed(tmp_path: Path) -> None:
-    study = submitted(tmp_path, job_of(), None)
+    study = submitted(tmp_path, a_job(), None)
     [found] = settled(study, Queue())
     assert (found.state, found.words) == ("cancelled", "the scheduler never took it")
 
 
 def test_a_job_that_ran_without_being_heard_of_ended_as_it_says(tmp_path: Path) -> None:
-    job = job_of()
+    job = a_job()
     study = submitted(tmp_path, job, None)
     JobStore(tmp_path).add_end(end_of(job, Outcome.OK))
     [found] = settled(study, Queue())
@@ -414,7 +375,7 @@ def test_a_job_that_ran_without_being_heard_of_ended_as_it_says(tmp_path: Path) 
 
 
 def test_another_clusters_jobs_are_not_taken_for_ours(tmp_path: Path) -> None:
-    study = submitted(tmp_path, job_of())
+    study = submitted(tmp_path, a_job())
     with pytest.raises(SlurmError, match="job 17 is 'theirs' here, and was 'name-0001-1x1'"):
         statuses(study, Queue(view_of("COMPLETED", name="theirs")))
     assert JobStore(tmp_path).ended("0001-1x1") is None
@@ -424,7 +385,7 @@ def test_another_clusters_jobs_are_not_taken_for_ours(tmp_path: Path) -> None:
 
 
 def test_jobs_are_asked_about_where_they_were_submitted(tmp_path: Path) -> None:
-    study = submitted(tmp_path, job_of(), cluster="other")
+    study = submitted(tmp_path, a_job(), cluster="other")
     queue = Queue()
     with pytest.raises(SlurmError, match="are on the cluster other, and this is lab"):
         statuses(study, queue)
@@ -432,7 +393,7 @@ def test_jobs_are_asked_about_where_they_were_submitted(tmp_path: Path) -> None:
 
 
 def test_a_job_that_accounting_alone_believes_to_run_can_be_closed(tmp_path: Path) -> None:
-    study = submitted(tmp_path, job_of())
+    study = submitted(tmp_path, a_job())
     queue = Queue(view_of("RUNNING", source="sacct"))
     assert statuses(study, queue)[0].is_live
     done = job_status.cancel(study, statuses(study, queue), queue)  # type: ignore[arg-type]
@@ -444,7 +405,7 @@ def test_a_job_that_accounting_alone_believes_to_run_can_be_closed(tmp_path: Pat
 def test_a_reader_who_may_not_write_sees_what_would_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = submitted(tmp_path, job_of())
+    study = submitted(tmp_path, a_job())
     monkeypatch.setattr("os.access", lambda path, mode: False)
     [status] = statuses(study, Queue(view_of("NODE_FAIL")))
     assert status.state == "node_failed"
@@ -495,9 +456,7 @@ HERE = {
     "SLURM_GPUS_ON_NODE": "8",
     "MASTER_ADDR": "10.0.0.1",
 }
-GOOD = job_of(
-    placement=Placement(nodes=2, gpus_per_node=8), code=CodeVersion(code_hash=code_hash(checkout()))
-)
+GOOD = a_job(placement=Placement(nodes=2, gpus_per_node=8), code=CodeVersion(code_hash=code_hash(checkout())))
 
 
 def test_an_allocation_is_read_from_slurms_variables() -> None:
@@ -566,7 +525,7 @@ class Running(JobStatus):
 def test_the_cell_that_a_running_job_is_at_runs_from_the_start_of_its_launch_on(tmp_path: Path) -> None:
     plan = plan_of(gpus="2", strategy="ddp,scratch-ddp", repeats=1)
     first, second = (cell.id for cell in plan.cells)
-    job = job_of(cells=(first, second))
+    job = a_job(cells=(first, second))
     study = submitted(tmp_path, job)
     study.add_plan(plan)
     status = Running(job=job, submission=JobStore(tmp_path).submission(job.job_id), ended=None)
@@ -608,7 +567,7 @@ class Near:
 def test_a_notice_has_the_scheduler_asked_when_the_job_ends(
     tmp_path: Path, left_s: float | None, launches_end_in_s: float
 ) -> None:
-    start = JobStart(Study(tmp_path), job_of(), Near(left_s))  # type: ignore[arg-type]
+    start = JobStart(Study(tmp_path), a_job(), Near(left_s))  # type: ignore[arg-type]
     before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
     began = time.monotonic()
     try:
@@ -633,7 +592,7 @@ def test_the_time_left_is_that_to_slurms_local_time() -> None:
 
 def test_a_status_says_what_is_held() -> None:
     held = SlurmJobStatus(
-        job=job_of(),
+        job=a_job(),
         submission=None,
         view=view_of("PENDING", reason="JobHeldUser"),
         ended=None,

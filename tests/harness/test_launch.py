@@ -23,6 +23,7 @@ import pynvml
 import pytest
 import torch
 from builders import a_cell, an_environment
+from launching import EMPTY_PLAN, a_launch, a_result
 
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
@@ -42,28 +43,16 @@ from harness.worker.rank.context import device_uuid
 from harness.worker.rank.rank import Rank
 from results.environment import CodeVersion
 from results.errors import MachineError
-from results.launch import Launch, RankExit, Slot
+from results.launch import RankExit
 from results.launch_files import rank_log_path, torchrun_folder
 from results.outcome import Ending, Evidence, Outcome
-from results.plan import Placement, Plan, Request
+from results.plan import Placement
 from results.run import RunResult
 from results.statistics import Metric
 
 
-def _launch(nodes: int = 1, gpus_per_node: int = 2) -> Launch:
-    return Launch(
-        launch_id="20260102T030405Z-abcdef",
-        placement=Placement(nodes=nodes, gpus_per_node=gpus_per_node),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=(Slot(cell_id="c", run_id="r", repeat=1),),
-        code=CodeVersion(code_hash="0"),
-    )
-
-
 def test_the_command_of_one_node_is_a_standalone_torchrun() -> None:
-    command = torchrun_command(_launch(), Path("/s/launches/L/launch.json"), python="python")
+    command = torchrun_command(a_launch(), Path("/s/launches/L/launch.json"), python="python")
     assert " ".join(command) == (
         "python -m torch.distributed.run --nproc-per-node=2 --standalone --local-addr=127.0.0.1 "
         "--log-dir=/s/launches/L/torchrun --redirects=3 -m harness.worker /s/launches/L/launch.json"
@@ -72,7 +61,7 @@ def test_the_command_of_one_node_is_a_standalone_torchrun() -> None:
 
 def test_the_command_of_several_nodes_meets_at_the_first() -> None:
     command = torchrun_command(
-        _launch(nodes=4, gpus_per_node=8),
+        a_launch(nodes=4, gpus_per_node=8),
         Path("/s/launches/L/launch.json"),
         rendezvous=Rendezvous(node_rank=3, endpoint="n0:29500"),
         python="python",
@@ -87,7 +76,7 @@ def test_the_command_of_several_nodes_meets_at_the_first() -> None:
 def test_workers_find_our_packages_first_and_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/theirs")
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    found = worker_environment(_launch(), Path("/ours"))
+    found = worker_environment(a_launch(), Path("/ours"))
     assert (found["PYTHONSAFEPATH"], found["OMP_NUM_THREADS"]) == ("1", "1")
     assert found["PYTHONPATH"] == "/ours:/theirs"
 
@@ -108,7 +97,7 @@ def test_workers_get_no_variable_of_another_launcher_and_all_others(monkeypatch:
     others = {"SLURM_PROCID": "7", "LOCAL_SCRATCH": "/s", "NCCL_DEBUG": "INFO", "RANKS": "2", "PETS": "2"}
     for name, value in {**FOREIGN, **others}.items():
         monkeypatch.setenv(name, value)
-    found = worker_environment(_launch(), Path("/ours"))
+    found = worker_environment(a_launch(), Path("/ours"))
     assert (FOREIGN.keys() & found.keys(), others.items() - found.items()) == (set(), set())
 
 
@@ -623,25 +612,13 @@ def test_a_comment_in_a_strategy_makes_no_other_hash(tmp_path: Path) -> None:
 
 def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp_path: Path) -> None:
     def run(cell: str, outcome: Outcome, **figures: Any) -> RunResult:
-        return RunResult(
-            cell_id=cell,
-            run_id="r",
-            launch_id="l",
-            repeat=1,
-            outcome=outcome,
-            reason=None,
-            evidence=Evidence.MEASURED,
-            started_at=None,
-            ranks_expected=1,
-            ranks_present=0,
-            **figures,
-        )
+        return a_result(cell_id=cell, outcome=outcome, ranks_present=0, **figures)
 
     results = [run("a", Outcome.OK), run("b", Outcome.CANCELLED), run("c", Outcome.OUT_OF_MEMORY)]
     conditions = Conditions(code_hash="0")
-    so_far = tally(results, EMPTY, conditions, rerun_failed=False)
+    so_far = tally(results, EMPTY_PLAN, conditions, rerun_failed=False)
     assert (so_far.ok_runs, so_far.closed) == ({"a": 1}, {"c": "out_of_memory"})
-    assert tally(results, EMPTY, conditions, rerun_failed=True).closed == {}
+    assert tally(results, EMPTY_PLAN, conditions, rerun_failed=True).closed == {}
     # What runs took is for estimates: the last step time, and the longest of each part.
     took = [
         run(
@@ -652,18 +629,8 @@ def test_the_tally_reopens_what_was_interrupted_and_keeps_closed_what_failed(tmp
         )
         for step_ns, spent in ((9.0, {"build": 5 * 10**9, "proof": 10**9}), (8.0, {"build": 3 * 10**9}))
     ]
-    known = tally(took, EMPTY, conditions, rerun_failed=False).earlier
+    known = tally(took, EMPTY_PLAN, conditions, rerun_failed=False).earlier
     assert known == {"a": Earlier(step_ns=8.0, spent_s={"build": 5.0, "proof": 1.0})}
-
-
-EMPTY = Plan(
-    study="s",
-    created_at="",
-    request=Request(workloads=("mlp",), gpus=(1,), strategies=("single",)),
-    cells=(),
-    series=(),
-    skips=(),
-)
 
 
 class _Line:
@@ -874,7 +841,7 @@ def test_what_has_changed_is_named_with_old_and_new() -> None:
 
 def test_a_dry_run_counts_the_runs_that_a_change_costs() -> None:
     cell = a_cell(strategy="single", gpus=1)
-    plan = msgspec.structs.replace(EMPTY, cells=(cell,))
+    plan = msgspec.structs.replace(EMPTY_PLAN, cells=(cell,))
     ours = msgspec.structs.replace(_measured(code_hash="c"), cell_id=cell.id)
     failed = msgspec.structs.replace(ours, outcome=Outcome.CRASHED)
     results = [ours, ours, failed, _measured(code_hash="c")]
@@ -913,19 +880,7 @@ def _measured(code_hash: str) -> RunResult:
         torch=torch_version() or "",
         code=CodeVersion(code_hash=code_hash),
     )
-    return RunResult(
-        cell_id="c",
-        run_id="r",
-        launch_id="l",
-        repeat=1,
-        outcome=Outcome.OK,
-        reason=None,
-        evidence=Evidence.MEASURED,
-        started_at=None,
-        ranks_expected=1,
-        ranks_present=1,
-        environment=environment,
-    )
+    return a_result(environment=environment)
 
 
 def test_the_commit_of_a_run_is_that_of_the_users_repository(

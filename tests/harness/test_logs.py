@@ -12,15 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 from builders import a_request
+from launching import a_launch, an_attempt
 
 from harness.cli import logs, run
 from harness.launch.rank_output import LEFT_OUT, OutputFile, OutputTail
 from harness.plan.expand import expand
 from harness.plan.study_file import StudyFile
-from results.environment import CodeVersion
-from results.launch import Attempt, Launch, Slot
-from results.outcome import Evidence, Outcome
-from results.plan import Placement
+from results.launch import Launch, Slot
+from results.outcome import Outcome
 from results.store import Study
 
 
@@ -37,15 +36,8 @@ class Printed:
         self.nodes = nodes
 
     def launch(self, name: str = "l1") -> Launch:
-        launch = Launch(
-            launch_id=name,
-            placement=Placement(nodes=self.nodes, gpus_per_node=2 // self.nodes),
-            device="cpu",
-            backend="gloo",
-            evidence=Evidence.MEASURED,
-            slots=tuple(Slot(cell_id=cell, run_id=f"{name}-{cell}", repeat=1) for cell in self.cells),
-            code=CodeVersion(code_hash="c0de"),
-        )
+        slots = tuple(Slot(cell_id=cell, run_id=f"{name}-{cell}", repeat=1) for cell in self.cells)
+        launch = a_launch(self.nodes, 2 // self.nodes, launch_id=name, slots=slots)
         self.study.add_launch(launch)
         for slot in launch.slots:
             self.study.start_run(slot.cell_id, slot.run_id)
@@ -71,17 +63,11 @@ class Printed:
 
     def ends(self, launch: Launch, outcome: Outcome = Outcome.CRASHED, reason: str = "it failed") -> None:
         runs = [slot.run_id for slot in launch.slots]
-        attempt = Attempt(
+        attempt = an_attempt(
             launch_id=launch.launch_id,
-            command=(),
-            started_at=None,
-            ended_at="2026-01-01T00:00:00Z",
             exit_code=1,
-            stopped_by=None,
             outcomes=dict.fromkeys(runs, outcome),
             reasons=dict.fromkeys(runs, reason),
-            ranks=(),
-            startup_ns=None,
         )
         self.study.add_attempt(attempt)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from launching import a_launch
 
 from harness.launch import nodes, preflight
 from harness.launch.command import code_environment, local_command, shell_line
@@ -21,25 +22,13 @@ from harness.launch.preflight import link_obstacle
 from harness.machine.code import checkout
 from results.environment import CodeVersion
 from results.launch import Launch
-from results.outcome import Evidence
-from results.plan import Placement
 from results.store import Study
 
 Agents = list[subprocess.Popen[bytes]]
 
 
 def _launch(nodes: int, gpus_per_node: int, threads: int = 1) -> Launch:
-    return Launch(
-        launch_id="20260102T030405Z-abcdef",
-        placement=Placement(nodes=nodes, gpus_per_node=gpus_per_node),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.EMULATED,
-        slots=(),
-        code=CodeVersion(code_hash="0"),
-        threads=threads,
-        link_mbit_per_s=100.0,
-    )
+    return a_launch(nodes, gpus_per_node, slots=(), threads=threads, link_mbit_per_s=100.0)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from launching import Shell, a_launch, until
 
 from harness.launch import supervise
 from harness.launch.ending import who_left, write_left
@@ -21,35 +22,11 @@ from harness.launch.pace import Deadline
 from harness.launch.starter import LocalStarter, Starter
 from harness.launch.supervise import Interrupted, Supervisor, Watch
 from harness.launchers.slurm.allocation import SlurmStarter
-from results.environment import CodeVersion
 from results.launch import Launch, Slot
 from results.launch_files import rank_log_path
-from results.outcome import Ending, Evidence, Outcome
+from results.outcome import Ending, Outcome
 from results.plan import Placement
 from results.store import Study
-
-
-def _launch(nodes: int = 1, gpus_per_node: int = 2) -> Launch:
-    return Launch(
-        launch_id="20260102T030405Z-abcdef",
-        placement=Placement(nodes=nodes, gpus_per_node=gpus_per_node),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=(Slot(cell_id="c", run_id="r", repeat=1),),
-        code=CodeVersion(code_hash="0"),
-    )
-
-
-class Shell(LocalStarter):
-    """Starts a shell command in the place of every torchrun."""
-
-    def __init__(self, script: str) -> None:
-        super().__init__()
-        self._script = script
-
-    def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
-        return ("bash", "-c", self._script)
 
 
 def _supervisor(folder: Path, launch: Launch, starter: Starter) -> Supervisor:
@@ -64,15 +41,15 @@ def test_a_signal_that_comes_while_a_launch_is_ended_is_heard_after_its_attempt_
     """Node 1 leaves; the shell takes its time to end when it is asked to, and meanwhile the signal comes."""
     monkeypatch.setattr(supervise, "PATIENCE_S", 0.0)
     monkeypatch.setattr(supervise, "LOOK_S", 0.0)
-    launch, study = _launch(nodes=2), Study(tmp_path)
+    launch, study = a_launch(nodes=2), Study(tmp_path)
     folder = study.launch_folder(launch.launch_id)
     ending = "touch asked; until test -e heard; do sleep 0.01; done; exit"
     script = f"trap '{ending}' TERM; touch begun; while :; do sleep 0.01; done"
 
     def play() -> None:
-        _until(folder / "begun")
+        until((folder / "begun").exists)
         write_left(folder, 1, "its pod was asked to end")
-        _until(folder / "asked")
+        until((folder / "asked").exists)
         os.kill(os.getpid(), number)
         (folder / "heard").touch()
 
@@ -84,18 +61,11 @@ def test_a_signal_that_comes_while_a_launch_is_ended_is_heard_after_its_attempt_
     assert study.attempts()["r"].stopped_by == "node 1: its pod was asked to end"
 
 
-def _until(path: Path) -> None:
-    end = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < end, path
-        time.sleep(0.01)
-
-
 def test_a_run_that_another_rank_has_begun_before_rank_0_ends_as_the_launch_does(tmp_path: Path) -> None:
     """Rank 0 has recorded the first run; rank 1 has made the folder of the second when Ctrl-C comes."""
     study = Study(tmp_path)
     slots = [Slot(cell_id=cell, run_id=f"run-{cell}", repeat=1) for cell in "abc"]
-    launch = msgspec.structs.replace(_launch(), slots=tuple(slots))
+    launch = msgspec.structs.replace(a_launch(), slots=tuple(slots))
     folder, begun = study.launch_folder(launch.launch_id), study.run_folder("b", "run-b")
     first = study.run_folder("a", "run-a")
     script = f"""
@@ -106,7 +76,7 @@ def test_a_run_that_another_rank_has_begun_before_rank_0_ends_as_the_launch_does
     """
 
     def interrupt() -> None:
-        _until(folder / "begun")
+        until((folder / "begun").exists)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -130,13 +100,10 @@ def test_no_worker_outlives_its_launch(tmp_path: Path) -> None:
     script = f"setsid sleep 60 & echo $! > new; mv new {pid}; trap exit TERM; while :; do sleep 0.01; done"
     watch = Watch(report=report, deadline=deadline)
     attempt, _ = Supervisor(
-        Study(tmp_path), _launch(), tmp_path, Shell(f"cd {tmp_path}; {script}"), watch
+        Study(tmp_path), a_launch(), tmp_path, Shell(f"cd {tmp_path}; {script}"), watch
     ).run()
     assert attempt.stopped_by == "--max-time was over"
-    end = time.monotonic() + 10
-    while _lives(int(pid.read_text())):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: not _lives(int(pid.read_text())), 10)
 
 
 def _lives(pid: int) -> bool:
@@ -149,7 +116,7 @@ def _lives(pid: int) -> bool:
 def test_ranks_have_a_while_to_find_out_that_a_node_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = _launch(nodes=12)
+    launch = a_launch(nodes=12)
     folder = tmp_path / "launches" / launch.launch_id
     folder.mkdir(parents=True)
     supervisor = _supervisor(tmp_path, launch, LocalStarter())
@@ -174,7 +141,7 @@ def test_ranks_have_a_while_to_find_out_that_a_node_has_left(
 def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
     speaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = msgspec.structs.replace(_launch(), silence_s=10.0)
+    launch = msgspec.structs.replace(a_launch(), silence_s=10.0)
     folder = tmp_path / "launches" / launch.launch_id
     folder.mkdir(parents=True)
     supervisor = _supervisor(tmp_path, launch, LocalStarter())
@@ -210,7 +177,7 @@ FULL = "OSError: [Errno 28] No space left on device"
 def test_a_rank_that_could_not_record_that_the_disk_was_full_has_said_so_in_its_log(
     event: str, outcome: Outcome, reason: str, tmp_path: Path
 ) -> None:
-    launch = _launch()
+    launch = a_launch()
     log = rank_log_path(tmp_path / "launches" / launch.launch_id, 0)
     run = '{"event": "run", "run": "r", "cell": "c"}'
     starter = Shell(f"echo '{run}' > {log}; echo '{{\"event\": {event}}}' >> {log}; exit 1")
@@ -222,7 +189,7 @@ def test_a_rank_that_could_not_record_that_the_disk_was_full_has_said_so_in_its_
 def test_ranks_are_silent_from_the_moment_that_the_scheduler_starts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = msgspec.structs.replace(_launch(), silence_s=10.0)
+    launch = msgspec.structs.replace(a_launch(), silence_s=10.0)
     agent, later = tmp_path / "launches" / launch.launch_id / "agent-0.log", tmp_path / "later"
     monkeypatch.setattr(supervise, "LOOK_S", 0.0)
     monkeypatch.setattr(Shell, "log_words", SlurmStarter.log_words)
@@ -266,7 +233,7 @@ def test_a_job_whose_node_failed_starts_no_other_launch(
     begins: str, notice: Ending | None, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(Interrupted) as ended:
-        _supervisor(tmp_path, _launch(), NodeFailed(begins, notice)).run()
+        _supervisor(tmp_path, a_launch(), NodeFailed(begins, notice)).run()
     assert ended.value.stopped.outcome is Outcome.NODE_FAILED
     attempt = Study(tmp_path).attempts()["r"]
     assert (attempt.outcomes, attempt.reasons) == ({"r": Outcome.NODE_FAILED}, {"r": reason})
@@ -275,7 +242,7 @@ def test_a_job_whose_node_failed_starts_no_other_launch(
 def test_ranks_that_are_silent_because_their_node_failed_did_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = _supervisor(tmp_path, _launch(), NodeFailed(""))
+    supervisor = _supervisor(tmp_path, a_launch(), NodeFailed(""))
     hung = Ending(Outcome.HUNG, "no rank said anything for 900 s")
 
     def watch(process: Guarded) -> Ending:
@@ -324,7 +291,7 @@ def test_a_launch_that_is_refused_because_the_job_is_over_waits_for_the_reason(
 ) -> None:
     monkeypatch.setattr(supervise, "NOTICE_S", 0.5)
     with pytest.raises(Interrupted):
-        _supervisor(tmp_path, _launch(), starter).run()
+        _supervisor(tmp_path, a_launch(), starter).run()
     attempt = Study(tmp_path).attempts()["r"]
     assert attempt.outcomes == {"r": outcome}
     assert attempt.reasons["r"].startswith(words)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import a_cell
 from torch.optim import Optimizer, lr_scheduler
 
 from harness.cli import run
@@ -31,7 +32,6 @@ from harness.worker.train.rules import (
     row_steps,
     total_steps,
 )
-from results.cell import Cell
 from results.checkpoint import Checkpoint, LaidOut
 from results.errors import UsageError
 from results.outcome import Ending, Outcome
@@ -104,16 +104,7 @@ def test_a_row_has_the_steps_of_a_second_and_at_least_ten() -> None:
 
 
 def test_another_number_of_workers_keeps_the_global_batch_or_scales_the_rate() -> None:
-    cell = Cell(
-        workload="mlp",
-        dataset="digits",
-        strategy="ddp",
-        gpus=4,
-        micro_batch=8,
-        device="cpu",
-        backend="gloo",
-        optimizer="sgd",
-    )
+    cell = a_cell(dataset="digits", gpus=4)
     two, three, one = (cell_on(cell, gpus, "global") for gpus in (2, 4, 1))
     assert (two.micro_batch, two.accumulation, two.global_batch) == (8, 2, 32)
     assert three is cell

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from approval import approved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +81,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_whole_scripts(name: str) -> None:
-    assert SCRIPTS[name] == (HERE / "golden" / f"{name}.sh").read_text(encoding="utf-8")
+    approved(HERE / "golden" / f"{name}.sh", SCRIPTS[name])
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

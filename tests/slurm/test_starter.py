@@ -5,26 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from launching import a_launch
 
 from harness.launchers.slurm import allocation as slurm_starter
 from harness.launchers.slurm.allocation import Allocation, SlurmStarter
-from results.environment import CodeVersion
-from results.launch import Launch
-from results.outcome import Evidence, Outcome
-from results.plan import Placement
+from results.outcome import Outcome
 from slurm.site import Container, SiteProfile
 
 ALLOCATION = Allocation(slurm_id=17, start=1, nodes=("n1", "n2"), gpus_per_node=8, address="10.0.0.1")
 EARLIER = "slurmstepd-n1: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T10:31:18 DUE TO PREEMPTION ***\n"
-LAUNCH = Launch(
-    launch_id="l",
-    placement=Placement(nodes=2, gpus_per_node=8),
-    device="cuda",
-    backend="nccl",
-    evidence=Evidence.MEASURED,
-    slots=(),
-    code=CodeVersion(code_hash="c"),
-)
+LAUNCH = a_launch(2, 8, device="cuda", backend="nccl", slots=())
 
 
 @pytest.fixture

@@ -7,26 +7,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from launching import a_job
 
 from harness.launchers.kubernetes.profile import KubernetesProfile
-from results.environment import CodeVersion
 from results.job import Job, RunOptions
 from results.plan import Placement
 
-JOB = Job(
-    job_id="0001-2x8",
+JOB = a_job(
+    "0001-2x8",
     name="demo-ab12-0001-2x8",
     launcher="kubernetes",
     placement=Placement(nodes=2, gpus_per_node=8),
-    plan=1,
     cells=(),
-    baseline=None,
     options=RunOptions(),
-    code=CodeVersion(code_hash="0"),
-    estimate_s=10,
     time_limit_s=3600,
     billed_gpus=16,
-    site={},
 )
 
 

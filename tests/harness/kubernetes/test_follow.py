@@ -12,17 +12,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from launching import a_job_end, a_launch, an_attempt, until
 
 from harness.launch import guarded
 from harness.launch.ending import who_left
 from harness.launchers.kubernetes import pods
 from harness.launchers.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
-from results.environment import CodeVersion
 from results.job import Job, JobEnd
 from results.job_store import JobStore
-from results.launch import Attempt, Launch
-from results.outcome import Evidence, Outcome
-from results.plan import Placement
+from results.launch import Launch
+from results.outcome import Outcome
 from results.schemas import LAUNCH
 from results.store import Study
 
@@ -31,45 +30,11 @@ JOB_ID = "0001-2x8"
 
 
 def launch(name: str, *, job_id: str | None = JOB_ID, nodes: int = 2) -> Launch:
-    return Launch(
-        launch_id=name,
-        placement=Placement(nodes=nodes, gpus_per_node=1),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=(),
-        code=CodeVersion(code_hash="0"),
-        job_id=job_id,
-    )
-
-
-def attempt(name: str) -> Attempt:
-    return Attempt(
-        launch_id=name,
-        command=(),
-        started_at=None,
-        ended_at="2026-01-01T00:00:00.000Z",
-        exit_code=0,
-        stopped_by=None,
-        outcomes={},
-        reasons={},
-        ranks=(),
-        startup_ns=None,
-    )
+    return a_launch(nodes, 1, launch_id=name, slots=(), job_id=job_id)
 
 
 def job_end(outcome: Outcome, start: int | None = 0) -> JobEnd:
-    return JobEnd(
-        job_id=JOB_ID,
-        scheduler_id=None,
-        start=start,
-        told_by="job",
-        nodes=(),
-        started_at=None,
-        ended_at="2026-01-01T00:00:00.000Z",
-        outcome=outcome,
-        reason=None,
-    )
+    return a_job_end(outcome, job_id=JOB_ID, start=start)
 
 
 @pytest.fixture
@@ -89,13 +54,6 @@ def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(pods, "node_command", command)
 
     return put
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def log(study: Study, name: str) -> str:
@@ -137,7 +95,7 @@ def test_a_node_takes_part_in_its_jobs_launches_and_no_others(
         launch("f"),
     ):
         study.add_launch(given)
-    study.add_attempt(attempt("d-over"))
+    study.add_attempt(an_attempt(launch_id="d-over"))
     (study.launch_folder("e-joined-by-a-predecessor") / "agent-1.log").touch()
     half = study.launch_folder("g") / "launch.json"
     half.parent.mkdir()
@@ -185,7 +143,7 @@ def test_a_torchrun_is_ended_when_its_launch_is_over_but_not_at_once(
     def play() -> None:
         until(lambda: "begun" in log(study, "a"))
         began = time.monotonic()
-        study.add_attempt(attempt("a"))
+        study.add_attempt(an_attempt(launch_id="a"))
         until(lambda: "ended" in log(study, "a"))
         assert time.monotonic() - began > 0.5
         JobStore(study.root).add_end(job_end(Outcome.OK))

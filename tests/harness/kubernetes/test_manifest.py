@@ -10,6 +10,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from approval import approved
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,7 +76,7 @@ def pod(documents: list[Any]) -> Any:
 
 def test_the_whole_text(make_job: MakeJob) -> None:
     text = manifest(PROFILE_FILE.read(EXAMPLE), make_job(), folder=FOLDER)
-    assert text == (HERE / "golden" / "job.yaml").read_text(encoding="utf-8")
+    approved(HERE / "golden" / "job.yaml", text)
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.31", "1.34"])

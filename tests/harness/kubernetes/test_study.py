@@ -8,13 +8,13 @@ import kubernetes_validate
 import msgspec
 import pytest
 import yaml
+from launching import a_job_end
 
 from harness.cli import run
 from harness.launchers.study_jobs import job_statuses
 from harness.machine.code import checkout, code_hash
 from harness.code import checkout, code_hash
 from harness.launchers.registry import job_statuses
-from results.job import JobEnd
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study
@@ -92,17 +92,7 @@ def test_a_job_ends_by_its_own_word_and_leaves_the_rest_to_the_next(tmp_path: Pa
     store = JobStore(study.root)
     [one, _] = store.jobs()
     assert one.code.code_hash == code_hash(checkout())
-    end = JobEnd(
-        job_id=one.job_id,
-        scheduler_id=None,
-        start=0,
-        told_by="job",
-        nodes=("pod-0",),
-        started_at=None,
-        ended_at="2026-01-01T00:00:00Z",
-        outcome=Outcome.PREEMPTED,
-        reason="evicted",
-    )
+    end = a_job_end(Outcome.PREEMPTED, job_id=one.job_id, nodes=("pod-0",), reason="evicted")
     store.add_end(end)
     # The cluster replaces the pod.
     assert [status.is_live for status in job_statuses(study)] == [True, True]
