@@ -14,8 +14,6 @@ from slurm.cluster import (
     Association,
     Cluster,
     NodeGroup,
-    has_accounting,
-    kill_wait_s,
     read_associations,
     read_settings,
     read_sinfo,
@@ -88,32 +86,26 @@ class Client:
         without accounting, that is every job some minutes after its end (MinJobAge in slurm.conf). Raises
         SlurmError if one of the two does not answer: a job is never called unknown without asking.
         """
-        views = {view.job_id: view for view in self._queued(job_ids)}
-        forgotten = sorted(set(job_ids) - set(views))
+        if not job_ids:
+            return {}
+        views: dict[int, JobView] = {}
+        try:
+            queued = read_squeue(self._ask("squeue", f"--jobs={_joined(job_ids)}", *_SQUEUE))
+            views = {view.job_id: view for view in queued}
+        except SlurmError as error:
+            # Said of a single id that is forgotten; of several, squeue leaves the forgotten ones out.
+            if _NO_SUCH_JOB not in str(error):
+                raise
+        forgotten = set(job_ids) - set(views)
         if forgotten and self._has_accounting:
-            views = {view.job_id: view for view in self._accounted(forgotten)} | views
+            options = ("--allocations", "--parsable2", "--noheader", f"--format={SACCT_FORMAT}")
+            known = read_sacct(self._ask("sacct", f"--jobs={_joined(forgotten)}", *options))
+            views = {view.job_id: view for view in known} | views
         return {job_id: views[job_id] for job_id in sorted(job_ids) if job_id in views}
 
     def own_jobs(self) -> tuple[JobView, ...]:
         """All jobs of this user that the queue has, those that ended a moment ago among them."""
         return read_squeue(self._ask("squeue", "--me", *_SQUEUE))
-
-    def _queued(self, job_ids: Collection[int]) -> tuple[JobView, ...]:
-        if not job_ids:
-            return ()
-        try:
-            return read_squeue(self._ask("squeue", f"--jobs={_joined(job_ids)}", *_SQUEUE))
-        except SlurmError as error:
-            # Said of a single id that is forgotten; of several, squeue leaves the forgotten ones out.
-            if _NO_SUCH_JOB in str(error):
-                return ()
-            raise
-
-    def _accounted(self, job_ids: Collection[int]) -> tuple[JobView, ...]:
-        jobs = f"--jobs={_joined(job_ids)}"
-        return read_sacct(
-            self._ask("sacct", "--allocations", "--parsable2", "--noheader", jobs, f"--format={SACCT_FORMAT}")
-        )
 
     def cancel(self, job_ids: Collection[int]) -> None:
         """End jobs, or take them out of the queue; one that has ended already is not an error."""
@@ -133,11 +125,12 @@ class Client:
     def cluster(self) -> Cluster:
         """The facts of the cluster that a site profile can be checked against."""
         settings = self._settings
+        wait_s = settings.get("KillWait", "").removesuffix(" sec")
         return Cluster(
             name=self.cluster_name,
             version=settings["SLURM_VERSION"],
             has_accounting=self._has_accounting,
-            kill_wait_s=kill_wait_s(settings),
+            kill_wait_s=int(wait_s) if wait_s.isdecimal() else None,
             groups=self.groups(),
             associations=self._associations() if self._has_accounting else None,
         )
@@ -167,7 +160,7 @@ class Client:
 
     @property
     def _has_accounting(self) -> bool:
-        return has_accounting(self._settings)
+        return self._settings["AccountingStorageType"] == "accounting_storage/slurmdbd"
 
     def _ask(self, *command: str) -> str:
         done = self._runner(command, stdin="", environment=client_environment(), timeout_s=self._timeout_s)

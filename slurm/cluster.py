@@ -74,15 +74,6 @@ def read_settings(text: str) -> dict[str, str]:
     return settings
 
 
-def has_accounting(settings: Mapping[str, str]) -> bool:
-    return settings["AccountingStorageType"] == "accounting_storage/slurmdbd"
-
-
-def kill_wait_s(settings: Mapping[str, str]) -> int | None:
-    number = settings.get("KillWait", "").removesuffix(" sec")
-    return int(number) if number.isdecimal() else None
-
-
 def read_sinfo(text: str) -> tuple[NodeGroup, ...]:
     """The groups in sinfo's output of SINFO_FORMAT. Raises SlurmError if it is not that."""
     return tuple(_group(line) for line in text.splitlines())

@@ -211,18 +211,14 @@ class JobView:
         """Its state in a line: `FAILED, exit code 3, NonZeroExitCode`."""
         parts = [self.state]
         if self.phase.ended and self.signal:
-            parts.append(_signal_name(self.signal))
+            try:
+                parts.append(signal.Signals(self.signal).name)
+            except ValueError:
+                # Slurm has some of its own: 53 means that the log could not be opened.
+                parts.append(f"signal {self.signal}")
         elif self.phase.ended and self.exit_code:
             parts.append(f"exit code {self.exit_code}")
         return ", ".join([*parts, *([self.reason] if self.reason else [])])
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        # Slurm has some of its own: 53 means that the log could not be opened.
-        return f"signal {number}"
 
 
 def read_squeue(text: str) -> tuple[JobView, ...]:

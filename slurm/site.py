@@ -89,12 +89,6 @@ def _check_directive(name: str, value: str | bool) -> None:
     _check(f"directives.{name}", _word, str(value))
 
 
-def _check_variable(name: str, value: str) -> None:
-    if not _VARIABLE.fullmatch(name) or name.startswith(("SLURM_", "SBATCH_", "SRUN_")):
-        raise ValueError(f"environment: {name!r} is not a variable that a job may set")
-    _check(f"environment.{name}", shell, value)
-
-
 class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The image that agents run in, started by srun through the Pyxis plugin and Enroot."""
 
@@ -181,7 +175,9 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name, value in self.directives.items():
             _check_directive(name, value)
         for name, text in self.environment.items():
-            _check_variable(name, text)
+            if not _VARIABLE.fullmatch(name) or name.startswith(("SLURM_", "SBATCH_", "SRUN_")):
+                raise ValueError(f"environment: {name!r} is not a variable that a job may set")
+            _check(f"environment.{name}", shell, text)
         for line in (*self.setup, *self.node_setup):
             _check("setup and node_setup", shell, line)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -72,29 +72,26 @@ def planned_jobs(
         return []
     groups: dict[tuple[Placement, str], list[PlannedLaunch]] = {}
     for launch in launches:
-        for share in _shares(launch) if per_cell else [launch]:
+        shares = (
+            [replace(launch, cells=(cell,), forks=False) for cell in launch.cells] if per_cell else [launch]
+        )
+        for share in shares:
             key = (launch.placement, share.cells[0].id if per_cell else "")
             groups.setdefault(key, []).append(share)
     baseline = baseline_of(plan.cells) if plan.training is None else None
-    return [_job(groups[key], baseline, earlier, hardware) for key in sorted(groups)]
-
-
-def _shares(launch: PlannedLaunch) -> list[PlannedLaunch]:
-    return [
-        PlannedLaunch(placement=launch.placement, repeat=launch.repeat, cells=(cell,))
-        for cell in launch.cells
-    ]
-
-
-def _job(
-    launches: list[PlannedLaunch], baseline: Cell | None, earlier: Mapping[str, Earlier], hardware: Hardware
-) -> PlannedJob:
-    own = {cell.id for launch in launches for cell in launch.cells}
-    extra = [] if baseline is None or baseline.id in own else [baseline_launch(baseline)]
-    costs = estimate([*extra, *launches], earlier=earlier, hardware=hardware)
-    return PlannedJob(
-        launches=tuple(launches), baseline=baseline if extra else None, estimate_s=costs.seconds
-    )
+    jobs = []
+    for key in sorted(groups):
+        own = {cell.id for launch in groups[key] for cell in launch.cells}
+        extra = [] if baseline is None or baseline.id in own else [baseline_launch(baseline)]
+        costs = estimate([*extra, *groups[key]], earlier=earlier, hardware=hardware)
+        jobs.append(
+            PlannedJob(
+                launches=tuple(groups[key]),
+                baseline=baseline if extra else None,
+                estimate_s=costs.seconds,
+            )
+        )
+    return jobs
 
 
 def baseline_launch(cell: Cell) -> PlannedLaunch:

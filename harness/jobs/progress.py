@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,6 @@ from harness.jobs.job_status import JobStatus
 from harness.launch.follow import LaunchState
 from harness.launch.tally import Conditions, Tally, tally
 from harness.launch.training import trained_cells
-from results.launch import Launch
 from results.launch_files import rank_log_path
 from results.outcome import Outcome
 from results.plan import Plan
@@ -54,55 +53,34 @@ def progress(
         tallies |= {cell.id: so_far for cell in plan.cells}
     rows = []
     for cell, so_far in tallies.items():
-        runs = found.get(cell, [])
-        kinds = Counter(_kind(run, so_far) for run in runs)
-        kinds.pop(str(Outcome.OK), None)
+        runs, job = found.get(cell, []), in_hand.get(cell)
         ok, repeats = so_far.ok_runs.get(cell, 0), so_far.plan.request.repeats
-        others = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-        left_out = so_far.closed[cell] if cell in so_far.inferred else ""
-        rows.append(
-            CellProgress(
-                cell=cell,
-                state=_state(cell, ok >= repeats, so_far, in_hand),
-                ok=ok,
-                planned=repeats,
-                others=left_out
-                or _with_reason(others, runs)
-                or _why_waiting(in_hand.get(cell))
-                or _no_proof(runs),
-            )
-        )
+        state: CellState = "failed" if cell in so_far.closed else "to do"
+        if ok >= repeats:
+            state = "done"
+        elif job is not None:
+            state = job.state
+        elif cell in so_far.inferred:
+            state = "skipped"
+        others = so_far.closed[cell] if cell in so_far.inferred else _others(runs, so_far)
+        if not others and job is not None and job.state != "running" and job.runs:
+            others = f"job {job.job_id} runs and has not come to it"
+        if not others:
+            others = next((run.absent["proof"] for run in reversed(runs) if "proof" in run.absent), "")
+        rows.append(CellProgress(cell=cell, state=state, ok=ok, planned=repeats, others=others))
     return rows
 
 
-def _kind(run: RunResult, so_far: Tally) -> str:
-    changes = so_far.changes(run) if run.outcome is Outcome.OK else ""
-    return f"{OTHER_CONDITIONS} ({changes})" if changes else str(run.outcome)
-
-
-def _with_reason(others: str, runs: Sequence[RunResult]) -> str:
+def _others(runs: Sequence[RunResult], so_far: Tally) -> str:
+    """The numbers of runs by outcome, without those that count as ok, and why the last one failed."""
+    kinds: Counter[str] = Counter()
+    for run in runs:
+        changes = so_far.changes(run) if run.outcome is Outcome.OK else ""
+        kinds[f"{OTHER_CONDITIONS} ({changes})" if changes else str(run.outcome)] += 1
+    kinds.pop(str(Outcome.OK), None)
+    others = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
     failed = [run for run in runs if run.outcome is not Outcome.OK]
     return f"{others}: {failed[-1].reason}" if failed and failed[-1].reason else others
-
-
-def _why_waiting(job: _InHand | None) -> str:
-    if job is None or job.state == "running" or not job.runs:
-        return ""
-    return f"job {job.job_id} runs and has not come to it"
-
-
-def _no_proof(runs: Sequence[RunResult]) -> str:
-    return next((run.absent["proof"] for run in reversed(runs) if "proof" in run.absent), "")
-
-
-def _state(cell: str, done: bool, so_far: Tally, in_hand: Mapping[str, _InHand]) -> CellState:
-    if done:
-        return "done"
-    if cell in in_hand:
-        return in_hand[cell].state
-    if cell in so_far.inferred:
-        return "skipped"
-    return "failed" if cell in so_far.closed else "to do"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +104,9 @@ def _in_hand(study: Study, jobs: Sequence[JobStatus]) -> dict[str, _InHand]:
     for launch in study.launches() if any(status.is_running for status in live.values()) else []:
         status = live.get(launch.job_id or "")
         if status is not None and status.is_running and not study.has_attempt(launch.launch_id):
-            cell = _current_cell(study, launch)
+            # While its workers start, the launch is at the first cell.
+            state = LaunchState.of(rank_log_path(study.launch_folder(launch.launch_id), 0))
+            cell = state.cell_id or launch.slots[0].cell_id
             if cell in cells:
                 cells[cell] = _InHand("running", status.job.job_id, runs=True)
     return cells
-
-
-def _current_cell(study: Study, launch: Launch) -> str:
-    """The cell that an open launch is at; while its workers start, the first one."""
-    state = LaunchState.of(rank_log_path(study.launch_folder(launch.launch_id), 0))
-    return state.cell_id or launch.slots[0].cell_id

@@ -23,6 +23,9 @@ from harness.machine.device import (
     visible_gpus,
 )
 from harness.machine.torch_devices import ask_torch
+from harness.launch.command import code_environment
+from harness.torch_devices import ask_torch
+from reports.text import count
 from results.cell import Device
 from results.errors import MachineError
 
@@ -52,27 +55,23 @@ def require_devices(device: Device) -> None:
     shown = len(visible_gpus()) if device == "cuda" else 0
     if not shown:
         return
-    found = ask_torch()
-    cpu = "or train on CPU with --device cpu"
+    found, cpu = ask_torch(), "or train on CPU with --device cpu"
     if found.cuda is None and not found.error:
         raise MachineError(
-            f"torch {found.torch} is built without CUDA, and this machine has {_gpus(shown)}: install a "
-            f"build with CUDA (https://pytorch.org/get-started/locally), {cpu}"
+            f"torch {found.torch} is built without CUDA, and this machine has {count(shown, 'GPU')}: install "
+            f"a build with CUDA (https://pytorch.org/get-started/locally), {cpu}"
         )
     if found.error:
         raise MachineError(
-            f"torch {found.torch} cannot use the {_gpus(shown)} of this machine: {found.error}; install a "
-            f"driver and a torch that go together, name the devices that work in CUDA_VISIBLE_DEVICES, {cpu}"
+            f"torch {found.torch} cannot use the {count(shown, 'GPU')} of this machine: {found.error}; "
+            f"install a driver and a torch that go together, name the devices that work in "
+            f"CUDA_VISIBLE_DEVICES, {cpu}"
         )
     if found.devices != shown:
         raise MachineError(
-            f"torch {found.torch} sees {_gpus(found.devices)}, and NVML {shown}: name those that may be used "
-            f"in CUDA_VISIBLE_DEVICES (of parts of a GPU made by MIG, CUDA uses one), {cpu}"
+            f"torch {found.torch} sees {count(found.devices, 'GPU')}, and NVML {shown}: name those that may "
+            f"be used in CUDA_VISIBLE_DEVICES (of parts of a GPU made by MIG, CUDA uses one), {cpu}"
         )
-
-
-def _gpus(number: int) -> str:
-    return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def require_tensorboard() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from results.errors import SchemaError
 from results.outcome import Ending, Outcome
 from results.plan import Plan
 from results.store import Study
-from strategies.saving.run_folder import Kept, RunFolder
+from strategies.saving.run_folder import RunFolder
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 """Before a launch that follows a failed one; each pause is twice the one before."""
@@ -33,22 +34,18 @@ def lost_checkpoints(study: Study, cell_id: str) -> str | None:
     """
     log, folder = study.training_log(cell_id), study.checkpoints_folder(cell_id)
     begun = log.ended is not None or any(folder.glob("step-*"))
-    if not (begun and log.step) or any(_has_its_files(kept) for kept in RunFolder(folder).kept()):
+    if not (begun and log.step):
         return None
+    for kept in RunFolder(folder).kept():
+        with suppress(OSError):
+            sizes = {name: file.bytes for name, file in kept.manifest.files.items()}
+            if all((kept.path / name).stat().st_size == size for name, size in sizes.items()):
+                return None
     anew = shlex.quote(str(study.training_log_path(cell_id).parent))
     return (
         f"{folder} has no whole checkpoint of {log.step:,} steps: put a copy back, or train anew by the same "
         f"command after: rm -r {anew}"
     )
-
-
-def _has_its_files(kept: Kept) -> bool:
-    try:
-        return all(
-            (kept.path / name).stat().st_size == file.bytes for name, file in kept.manifest.files.items()
-        )
-    except OSError:
-        return False
 
 
 class FailedLaunch(NamedTuple):

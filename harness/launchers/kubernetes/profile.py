@@ -85,8 +85,6 @@ _OWN_VOLUMES = ("results", "shared-memory")
 _OWN_VARIABLES = {"JOB_COMPLETION_INDEX", "POD_NAME", "PYTHONPATH", "PYTHONSAFEPATH", "USER"}
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SIZE = re.compile(r"[1-9]\d*(Ki|Mi|Gi|Ti|k|M|G|T)")
-_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[^/:\0]+)+")
 
 
 Capability = Annotated[str, msgspec.Meta(pattern=r"\A[A-Z][A-Z_]*\Z")]
@@ -101,6 +99,16 @@ def _check(name: str, rule: Callable[[str], None], value: str | None) -> None:
         raise ValueError(f"{name}: {error}") from error
 
 
+def _matches(pattern: str, words: str) -> Callable[[str], None]:
+    """A rule that refuses a text which the pattern does not match, in these words."""
+
+    def rule(text: str) -> None:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} is not {words}")
+
+    return rule
+
+
 def _word(text: str) -> None:
     if not text or not text.isprintable() or " " in text:
         raise ValueError(f"{text!r} is not one printable word")
@@ -111,17 +119,11 @@ def _text(text: str) -> None:
         raise ValueError(f"{text!a} has a character that no variable can hold")
 
 
-def _size(text: str) -> None:
-    if not _SIZE.fullmatch(text):
-        raise ValueError(f"{text!r} is not a size such as 480Gi")
-
-
-def _path(text: str) -> None:
-    if not _PATH.fullmatch(text):
-        raise ValueError(
-            f"{text!r} is not a path such as /results: it begins with a slash and does not end with one, and "
-            f"has no colon"
-        )
+_size = _matches(r"[1-9]\d*(Ki|Mi|Gi|Ti|k|M|G|T)", "a size such as 480Gi")
+_path = _matches(
+    r"(/(?!\.{1,2}(/|$))[^/:\0]+)+",
+    "a path such as /results: it begins with a slash and does not end with one, and has no colon",
+)
 
 
 def _resource(text: str) -> None:
@@ -129,12 +131,6 @@ def _resource(text: str) -> None:
         check_key(text)
         if "/" not in text:
             raise ValueError(f"{text!r} is not a resource such as nvidia.com/gpu, or none")
-
-
-def _check_variable(name: str, value: str) -> None:
-    if not _VARIABLE.fullmatch(name) or name in _OWN_VARIABLES:
-        raise ValueError(f"environment: {name!r} is not a variable that a profile may set")
-    _check(f"environment.{name}", _text, value)
 
 
 class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -294,7 +290,9 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if len(set(names)) < len(names):
             raise ValueError(f"volumes: names must differ, not {', '.join(names)}")
         for name, text in self.environment.items():
-            _check_variable(name, text)
+            if not _VARIABLE.fullmatch(name) or name in _OWN_VARIABLES:
+                raise ValueError(f"environment: {name!r} is not a variable that a profile may set")
+            _check(f"environment.{name}", _text, text)
 
     def billed_gpus(self, placement: Placement) -> int:
         """GPUs that a job of this placement asks for, and keeps from others."""

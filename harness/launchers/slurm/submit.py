@@ -12,7 +12,7 @@ from harness.jobs.job_status import JobStatus, end_of_job
 from harness.launchers.slurm.job_status import SlurmJobStatus
 from harness.terminal.console import Console
 from reports.text import count
-from results.job import Job, Submission
+from results.job import Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
@@ -51,7 +51,15 @@ class Submitter:
         # Asked for beforehand: nothing comes between a job's number and its record.
         self._cluster = client.cluster_name
         # Without a partition Slurm chooses one, and a QOS may override the limits of a partition.
-        self._groups = _groups(client) if site.partition and site.qos is None else ()
+        self._groups: tuple[NodeGroup, ...] = ()
+        if site.partition and site.qos is None:
+            try:
+                self._groups = client.groups()
+            except NoAnswerError:
+                raise
+            except SlurmError:
+                # sinfo refuses, or prints another form: the limits are not checked.
+                pass
 
     def submit(self, documents: Sequence[Document], *, feed: Feed) -> Submitted:
         """Submit the jobs in order, until the queue is full.
@@ -102,13 +110,17 @@ class Submitter:
             self._store.add(job, document=document.text, name=SCRIPT)
         try:
             if job.purpose == "run":
-                self._require_fits(job)
+                # Slurm might take such a job, and would never start it.
+                why = over_limits(self._site, job.placement.nodes, job.time_limit_s, self._groups)
+                if why is not None:
+                    raise RefusedError(why)
             slurm_id = self._client.submit(document.text, after=after)
         except QueueFullError:
             return False
         except RefusedError as error:
             self._console.warn(f"{job.name} was refused: {error}")
-            self._close(document, str(error))
+            ending = Ending(Outcome.CANCELLED, f"refused: {error}")
+            self._store.add_end(end_of_job(job, None, ending))
             done.refused += 1
             return True
         self._store.add_submission(
@@ -123,28 +135,8 @@ class Submitter:
         self._console.note(f"job {slurm_id}: {job.name}")
         return True
 
-    def _require_fits(self, job: Job) -> None:
-        """Raises RefusedError for a job that Slurm might take, and would never start."""
-        why = over_limits(self._site, job.placement.nodes, job.time_limit_s, self._groups)
-        if why is not None:
-            raise RefusedError(why)
-
-    def _close(self, document: Document, reason: str) -> None:
-        self._store.add_end(end_of_job(document.job, None, Ending(Outcome.CANCELLED, f"refused: {reason}")))
-
 
 def live_ids(statuses: Sequence[JobStatus]) -> list[int]:
     """The scheduler's numbers of the jobs that may still run cells."""
     own = [status for status in statuses if isinstance(status, SlurmJobStatus) and status.is_live]
     return [status.slurm_id for status in own if status.slurm_id is not None and status.job.purpose == "run"]
-
-
-def _groups(client: Client) -> tuple[NodeGroup, ...]:
-    """Return the nodes of all partitions, or nothing if sinfo refuses or prints another form: the limits are
-    then not checked."""
-    try:
-        return client.groups()
-    except NoAnswerError:
-        raise
-    except SlurmError:
-        return ()
