@@ -28,7 +28,7 @@ FAILURE = """
   exitcode  : -{number} (pid: 7)
   error_file: <N/A>
 """
-"""What torchrun 2.13 reports of a rank that a signal ended."""
+"""Torchrun 2.13 reports this of a rank that a signal ended."""
 
 
 def _run(folder: Path, script: str, options: RunOptions, batches: str = "8") -> Study:
@@ -96,7 +96,7 @@ def test_workers_that_did_not_meet_are_started_again_as_often_as_was_asked_and_o
 
 MISSING = "ModuleNotFoundError: No module named 'x'"
 FAILED = FAILURE.replace("-{number}", "1")
-"""What torchrun reports of rank 1 when it has raised and left no file that says what."""
+"""Torchrun reports this of rank 1 when it has raised and left no error file."""
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ AWAY = (
     "srun: error: Unable to confirm allocation for job 7: "
     "Unable to contact slurm controller (connect failure)"
 )
-"""What srun of Slurm 22.05 says 30 s after its controller was killed."""
+"""srun of Slurm 22.05 prints this 30 s after its controller was killed."""
 
 
 def test_a_launch_that_the_scheduler_did_not_answer_is_tried_again_until_it_does(

@@ -1,7 +1,7 @@
 """Faults of a program amid its steps: each end has its name, and a rerun trains as if nothing had been.
 
-What is trained is counted in steps (`COUNTED`), so that losses, parameters and bytes must equal those of the
-undisturbed study bit for bit.
+What is trained is counted in steps (`COUNTED`), so that losses, parameters and bytes must equal the
+undisturbed study's bit for bit.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ FAULTS = {
         " process (os._exit)",
     ),
 }
-"""By batch size: what rank 1 does, and how that run ends. A batch of 4 is unharmed."""
+"""The fault of rank 1 and the end of the run, by batch size. A batch of 4 is unharmed."""
 PAIR = ("--gpus", "2", "--strategy", "ddp")
 CELLS = (*PAIR, "--batch-size", ",".join(map(str, (4, *FAULTS))))
 
 
 def at(batch: int) -> str:
-    """What the ids of the cells with this batch size have in common."""
+    """The part that the ids of the cells with this batch size share."""
     return f"-b{batch}-"
 
 

@@ -1,4 +1,4 @@
-"""The guardian: how commands end, and that nothing of them is left, whoever is killed. Real processes."""
+"""The guardian: how commands end, and that no process of them is left, whoever is killed. Real processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ time.sleep(600)
 
 
 def processes(folder: Path) -> dict[str, psutil.Process]:
-    """Those that work in a folder: the guardian, the command, daemons, and who has started them."""
+    """The processes that work in a folder: the guardian, the command, daemons, and their starter."""
     found = {}
     for process in psutil.process_iter():
         # One may end meanwhile.
@@ -80,7 +80,7 @@ def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that only what the test starts works in; nothing of that outlives the test."""
+    """A folder that only what the test starts works in; all of it ends with the test."""
     monkeypatch.setenv("PYTHONPATH", str(checkout()))
     yield tmp_path
     for process in processes(tmp_path).values():
@@ -134,7 +134,7 @@ def test_nothing_outlives_who_started_it_nor_the_command(
 
 
 def test_a_killed_guardian_takes_the_command_along(place: Path, starter: subprocess.Popen[bytes]) -> None:
-    """What the command has forked is left then: the documents say so."""
+    """Forked children of the command are left then, as the docs say."""
     found = processes(place)
     found["guardian"].kill()
     until(lambda: processes(place).keys() == found.keys() - {"guardian", "command"})

@@ -21,7 +21,7 @@ GROUPS_V2 = "0::/jobs/one\n"
 
 @pytest.fixture
 def kills(tmp_path: Path) -> Callable[..., int | None]:
-    """What is counted on a host with these files, by their paths."""
+    """Count the kills on a host with these files, by their paths."""
 
     def count(**files: str) -> int | None:
         for name, text in files.items():

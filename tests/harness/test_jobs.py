@@ -207,7 +207,7 @@ def test_the_same_call_makes_the_same_jobs_and_the_next_ones_go_on_counting(tmp_
 
 
 class Queue:
-    """What a scheduler says."""
+    """A scheduler with recorded answers."""
 
     cluster_name = "lab"
 
@@ -227,7 +227,7 @@ class Queue:
 
 
 def statuses(study: Study, queue: Queue) -> list[SlurmJobStatus]:
-    """What is known of the study's jobs when this queue is asked."""
+    """The statuses of the study's jobs after this queue was asked."""
     kept = job_status.kept(study, JobStore(study.root).jobs())
     return job_status.asked(study, kept, queue)  # type: ignore[arg-type]
 
@@ -548,7 +548,7 @@ def test_the_cell_that_a_running_job_is_at_runs_from_the_start_of_its_launch_on(
 
 
 class Near:
-    """The environment of a job whose scheduler says that it ends in so many seconds."""
+    """The environment of a job whose scheduler says after how many seconds it ends."""
 
     scheduler_id, start, nodes, notice_s = "17", 0, ("n1",), 60.0
 

@@ -551,7 +551,7 @@ def test_the_packages_come_from_one_folder() -> None:
 
 
 def significant(source: bytes) -> list[str]:
-    """By Python's own readers: the tokens of a source but comments and strings that are statements."""
+    """The tokens of a source by Python's own tokenizer, without comments and strings that are statements."""
     alone = {
         (node.lineno, node.col_offset)
         for node in ast.walk(ast.parse(source))

@@ -1,4 +1,4 @@
-"""The launchers that need no cluster, held to the laws of all launchers. Slurm's are in tests/slurm."""
+"""The laws of all launchers for those that need no cluster. Slurm's are in tests/slurm."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestSsh(CampaignLaws):
         return {"site": "hosts.yaml"}
 
     def bench(self, *arguments: str) -> Done:
-        """As a process: the flags of this one were made before the package was installed."""
+        """Run bench as a process: the flags of this one were made before the package was installed."""
         done = subprocess.run(
             [*self.command(), *arguments],
             env={**os.environ, **self.variables},
@@ -151,7 +151,7 @@ class TestKubernetes(JobLaws):
 
 
 def _port() -> int:
-    """Not that of another process of tests."""
+    """Different from the one of another process of tests."""
     return 25_000 + os.getpid() % 4000
 
 

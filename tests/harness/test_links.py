@@ -17,7 +17,7 @@ from harness.launch.virtual_network import burst_bytes, segment_bytes, shaped
 from harness.machine.code import checkout
 
 PAYLOAD_SHARE = 1448 / 1514
-"""Of a full frame: without the headers of Ethernet (14), IP (20) and TCP with its timestamps (32)."""
+"""The payload of a frame, without the headers of Ethernet (14), IP (20) and TCP with its timestamps (32)."""
 Inside = Callable[..., list[Any]]
 
 REFUSED = """
@@ -29,7 +29,7 @@ def refuse(kinds):
     unshare(kinds)
 kernel.unshare = refuse
 """
-"""What a user meets who is not root."""
+"""Run as a user who is not root."""
 LAB = """
 import os, sys
 from harness.launch.nodes import outlast, start

@@ -1,4 +1,4 @@
-"""The parts of a launch on virtual nodes: its command, its cores, its end, and what stands in its way."""
+"""The parts of a launch on virtual nodes: its command, its cores, its end, and its obstacles."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ finally:
 
 @pytest.mark.skipif(not {0, 1} <= os.sched_getaffinity(0), reason="there is no core for the other node")
 def test_ranks_of_other_nodes_are_foreign_to_no_core_that_they_may_use() -> None:
-    """The rank of one node watches while that of another spins on core 1, both started by one program."""
+    """The rank of one node watches while the rank of another spins on core 1, both started by one program."""
     done = subprocess.run(
         [sys.executable, "-c", STARTER, "harness.launch.nodes"],
         env=code_environment(checkout()),

@@ -30,7 +30,7 @@ CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8")
 
 
 class Scene:
-    """A study of two cells: that of batch 4 comes first; in that of batch 8 rank 1 does what it is told."""
+    """A study of two cells: the one of batch 4 comes first; in the one of batch 8 rank 1 has the faults."""
 
     def __init__(self, bench: Bench, model: Callable[..., tuple[str, ...]], expected: Figures) -> None:
         self.bench, self._model, self._expected = bench, model, expected
@@ -40,7 +40,7 @@ class Scene:
         return (*self._model(self.bench.folder, *(f"1/2 8 {fault}" for fault in faults)), *CELLS)
 
     def start(self, *faults: str) -> subprocess.Popen[str]:
-        """A bench whose rank 1 has come to the fault that tells it: `wait` or `hang`."""
+        """A bench whose rank 1 has reached the fault `wait` or `hang`."""
         process: subprocess.Popen[str] = self.bench.start(*self.call(*faults))
         self.wait_for((self.bench.folder / "reached").exists)
         return process
@@ -140,7 +140,7 @@ if os.environ.get("RANK") == "1" and LEFT.exists():
     if first:
         os.kill(os.getpid(), getattr(signal, first))
 """
-"""What rank 1 does as soon as its Python starts: the next word of the file `startup`."""
+"""Rank 1 does this as soon as its Python starts: the next word of the file `startup`."""
 
 
 def test_a_death_or_a_hang_in_start_up_costs_the_first_cell_and_the_campaign_goes_on(scene: Scene) -> None:
@@ -184,7 +184,7 @@ def test_want_of_memory_in_start_up_has_its_name_and_the_campaign_goes_on(
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own below the test's folder, a little larger than a study asks for."""
+    """A separate disk below the test's folder, a little larger than a study asks for."""
     path = tmp_path / "study"
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=230m", "none", str(path)]

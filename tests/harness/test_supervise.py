@@ -1,4 +1,4 @@
-"""Watching over a launch: silence, nodes that leave, signals. A shell command stands in for torchrun."""
+"""Watching over a launch: silence, nodes that leave, signals. A shell command replaces torchrun."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_run_that_another_rank_has_begun_before_rank_0_ends_as_the_launch_does
 
 
 def test_no_worker_outlives_its_launch(tmp_path: Path) -> None:
-    """A worker in a session of its own, which its torchrun leaves behind when it is asked to end."""
+    """A worker in its own session, which its torchrun leaves behind when it is asked to end."""
     pid, deadline = tmp_path / "pid", Deadline(None, "")
 
     def report(state: LaunchState) -> None:

@@ -1,4 +1,4 @@
-"""What `bench train` decides and refuses, without a launch: every figure is worked out by hand."""
+"""The decisions and refusals of `bench train`, without a launch: every figure is worked out by hand."""
 
 from __future__ import annotations
 

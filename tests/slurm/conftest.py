@@ -1,6 +1,6 @@
 """A real Slurm on this machine: a controller and four nodes that are daemons here, with made-up GPUs.
 
-Needs no root and no database, and touches nothing outside of a folder of its own. The daemons are children
+Needs no root and no database, and writes only to its own folder. The daemons are children
 that the kernel ends together with the tests; what else a killed session left behind, the next one clears.
 """
 
@@ -148,7 +148,7 @@ class Lab:
     def kill_node(self, node: str, *, is_told: bool = True) -> None:
         """End a node as a power cut does: its daemon and all that jobs run on it.
 
-        Slurm is told, or has to find out.
+        With `is_told` Slurm learns of it, otherwise it has to find out.
         """
         self._daemons[node].kill()
         self._daemons[node].wait()
@@ -188,7 +188,7 @@ class Lab:
             )
 
     def command(self, *words: str) -> str:
-        """What one of Slurm's commands prints. Fails if it fails."""
+        """Run one of Slurm's commands and return its output. Fails if it fails."""
         done = subprocess.run(
             words,
             env=self.environment,
@@ -201,7 +201,7 @@ class Lab:
         return done.stdout
 
     def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 120) -> T:
-        """What the condition gives as soon as it holds. Fails after `timeout_s`."""
+        """Wait for the condition and return its value. Fails after `timeout_s`."""
         end = time.monotonic() + timeout_s
         while not (value := condition()):
             if time.monotonic() > end:
@@ -303,7 +303,7 @@ def sweep() -> None:
 
 
 def _free_ports(count: int) -> range:
-    """A block of ports that nobody uses, below those of a rendezvous and those that Linux gives away."""
+    """A block of ports that nobody uses, below the ports of a rendezvous and of Linux's ephemeral range."""
     for _ in range(50):
         first = random.SystemRandom().randrange(10_000, 20_000 - count)
         if all(_is_free(port) for port in range(first, first + count)):

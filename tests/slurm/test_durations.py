@@ -1,4 +1,4 @@
-"""Times: as Slurm is told, as Slurm tells."""
+"""Times as Slurm takes and prints them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster does to its jobs, done by a real one: limits, signals, requeues, lost nodes."""
+"""Actions of a real cluster on its jobs: limits, signals, requeues, lost nodes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def started(lab: Any, tmp_path: Path) -> Started:
 
 
 def lines(log: Path) -> list[str]:
-    """What the program said, without what Slurm wrote between."""
+    """The lines of the program, without those of Slurm between them."""
     return [line for line in log.read_text().splitlines() if line.startswith(("start", "SIG"))]
 
 

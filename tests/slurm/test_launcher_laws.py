@@ -1,4 +1,4 @@
-"""Slurm's launcher, held to the laws of all launchers on a real Slurm."""
+"""The laws of all launchers for Slurm's, on a real Slurm."""
 
 from __future__ import annotations
 

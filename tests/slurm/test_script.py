@@ -1,4 +1,4 @@
-"""Job scripts: whole texts, and what no value may do to them."""
+"""Job scripts: their complete text, and values that are hard to write down."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_log_with_a_backslash_is_refused() -> None:
 
 
 def read_by_sbatch(line: str) -> str:
-    """The argument that sbatch makes of a directive: get_argument() of its opt.c, told in Python."""
+    """The argument that sbatch makes of a directive: get_argument() of its opt.c, in Python."""
     quote, characters, result = "", iter(line), ""
     for character in characters:
         if character == "\\":

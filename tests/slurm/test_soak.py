@@ -52,10 +52,10 @@ CELLS = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64,128,2
 LINKED = (*CELLS, "--link", "1gbit")
 ON_NODES = (*CELLS, "--gpus-per-node", "1", "--launcher", "slurm")
 LATEST_S = {"call": 1.5, "start": 8.0, "run": 2.0, "end": 1.0}
-"""The fault comes at most so long after its anchor: the call of bench, the start of a launch, the begin of a
+"""The longest time from its anchor to the fault: the call of bench, the start of a launch, the begin of a
 run of it, or its last record."""
 MEMORY_BYTES = 2 * 2**30
-"""That bench and all that it starts may take together, so that a neighbour can use it up."""
+"""The memory that bench and its processes may take together, so that a neighbour can use it up."""
 QUEUE_S = 0.5
 """Between two looks at Slurm's queue: each is a process."""
 PATIENCE_S = 400.0
@@ -80,7 +80,7 @@ KILLED = {
     ("link", "bench"): (BENCH_KILLED,),
     ("link", "bench and guardian"): (BENCH_KILLED, RANKS_KILLED),
 }
-"""What started the ranks and was killed, and what is said then."""
+"""The killed process that started the ranks, and the words of its end."""
 ENDS = {
     **dict.fromkeys((fault for _, fault in KILLED), frozenset({Outcome.MISSING_RANKS})),
     **dict.fromkeys(("cancel", "SIGTERM", "SIGINT", "SIGHUP"), frozenset({Outcome.CANCELLED})),
@@ -103,7 +103,7 @@ PROCESSES = {
 }
 """A word of the process's command line, and the signal that it gets."""
 STARTERS = ("guardian", "nodes", "srun", "agent", "torchrun")
-"""Those that have the words of what they start beside their own."""
+"""Programs whose command lines also have the words of what they start."""
 OF_BENCH = {
     "bench": signal.SIGKILL,
     "SIGTERM": signal.SIGTERM,
@@ -143,9 +143,9 @@ class Strike:
     hit: bool = False
     """Whether there was something to harm."""
     phase: str = "not come"
-    """Of the launch, as its files told a moment before."""
+    """The phase of the launch by its files, a moment before."""
     launches: set[str] = field(default_factory=set)
-    """That the fault may have met."""
+    """Runs that the fault may have met."""
     ends: list[str] = field(default_factory=list)
     """How the runs of these ended that are not ok."""
 
@@ -212,7 +212,7 @@ class Soak:
         self._good: dict[Path, str] = {}
         self._namespaces: set[str] = set()
         self._earlier: set[str] = set()
-        """Launches of earlier calls: those of a killed one have no end yet."""
+        """Launches of earlier calls: if a call was killed, its launches have no end yet."""
 
     @property
     def study(self) -> Study:
@@ -283,7 +283,7 @@ class Soak:
         self._good = now
 
     def end(self, expected: dict[str, set[bytes]]) -> None:
-        """What a study must be that is done."""
+        """Check that a study is done, with all its promises."""
         # On Slurm there is the baseline of the job, too.
         assert expected.items() <= self.bench.figures().items()
         unnamed = [result for result in self.bench.results() if result.outcome is Outcome.UNKNOWN]
@@ -330,7 +330,7 @@ class Soak:
         return False
 
     def _has_come(self, strike: Strike, launch: Launch) -> bool:
-        """Whether a launch has come to what the moment is counted from."""
+        """Whether a launch has reached the anchor of the moment."""
         if strike.anchor == "run":
             return len(self.study.begun_slots(launch)) >= min(strike.run, len(launch.slots))
         return strike.anchor in ("call", "start") or self._recorded(launch) == len(launch.slots)
@@ -359,7 +359,7 @@ class Soak:
                 strike.hit = True
 
     def victim(self, strike: Strike, chance: random.Random) -> psutil.Process | None:
-        """One process that the fault is for, as soon as there is one; None if no launch comes to have one."""
+        """One process that the fault is for, as soon as there is one; None if no launch gets one."""
         running = self.running()
         while running & self.running():
             found = sorted(self.processes(strike.fault), key=lambda process: process.pid)
@@ -373,7 +373,7 @@ class Soak:
         return None
 
     def processes(self, fault: str) -> list[psutil.Process]:
-        """Those that the fault is for."""
+        """The processes that the fault is for."""
         word, _ = PROCESSES["rank" if fault == "memory" else fault]
         found = []
         for process in self.bench.processes():
@@ -410,7 +410,7 @@ def namespaces(processes: Iterable[psutil.Process]) -> set[str]:
 
 
 class Place(Protocol):
-    """Where a round's study runs."""
+    """The place where a round's study runs."""
 
     def call(self) -> None:
         """Have the same command run what is left."""
@@ -603,7 +603,7 @@ def expected(
     faulty_model: Callable[..., tuple[str, ...]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, set[bytes]]:
-    """What the cells train when nothing goes wrong."""
+    """The figures of the cells in an undisturbed study."""
     return trained(bench_in, faulty_model, tmp_path_factory, CELLS)
 
 

@@ -1,4 +1,4 @@
-"""What a cluster, its users and a program do to jobs: every end has its name, and nothing is lost."""
+"""Faults of a cluster, its users and a program: every end of a job has its name, and no run is lost."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ FAULTS = {
     # No rank's program can do that: the cell is run again.
     64: ("kill torchrun", Outcome.MISSING_RANKS, "a node's torchrun was killed by SIGKILL"),
 }
-"""By batch size: what rank 1 does, and how that run ends."""
+"""The fault of rank 1 and the end of the run, by batch size."""
 MANY = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64", "--hang-after", "60s")
-"""Longer than ranks take to start beside all the others; other jobs run meanwhile."""
+"""Longer than ranks take to start while all the other jobs run."""
 Bench = Any
 Figures = dict[str, set[bytes]]
 
@@ -57,7 +57,7 @@ class Scene:
         self.raw: Mapping[Path, bytes] = {}
         self.job_id = 0
         self.told_at = 0.0
-        """When Slurm was told of another end of its job."""
+        """The time at which Slurm was given another end of its job."""
 
     def submit(self, *faults: str) -> None:
         """Submit the study's one job."""
@@ -118,7 +118,7 @@ def scene(bench: Bench, faulty_model: Callable[..., tuple[str, ...]]) -> Scene:
 
 SITE = "{{gpu_request: none, directives: {{{where}}}, time: {{signal: 22s}}}}"
 NEAR_S = 60
-"""To the end of a job that is told so; its profile asks for a notice 22 s before it."""
+"""Seconds to the end of a job after its limit was changed; its profile asks for a notice 22 s before."""
 STANDING = ("cancelled", "requeued", "preempted", "near its limit", "past its limit", "killed", "copied")
 """Studies whose rank stands still while something happens to their jobs."""
 
@@ -130,7 +130,7 @@ def scenes(
     faulty_model: Callable[..., tuple[str, ...]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[str, Scene]]:
-    """Those studies and one with every fault of a program, each at the end of its first job."""
+    """The studies of STANDING and one with every fault of a program, each at the end of its first job."""
     lab = running_lab
     lab.wait_idle()
     found = {}
@@ -309,7 +309,7 @@ def test_what_failed_is_run_again_when_asked_and_all_is_as_if_undisturbed(
 
 @pytest.mark.slow
 def test_a_node_without_power(scene: Scene, lab: Any, expected: Figures) -> None:
-    """First the node of rank 1, which the program notices before Slurm does; then that of the program."""
+    """First the node of rank 1, which the program notices before Slurm does; then the program's node."""
     scene.cells = PAIR
     scene.submit("1/2 8 wait")
     for place, is_told in ((1, False), (0, True)):
@@ -328,7 +328,7 @@ def test_a_node_without_power(scene: Scene, lab: Any, expected: Figures) -> None
 
 @pytest.mark.slow
 def test_a_controller_that_is_restarted_while_a_job_runs(scene: Scene, lab: Any, expected: Figures) -> None:
-    """It is away when the job starts its next launch: that one is tried again, and nothing is lost."""
+    """It is away when the job starts its next launch: that one is tried again, and no run is lost."""
     scene.cells = (*PAIR[:-1], "8")
     # The job's baseline, on one device, comes first.
     scene.submit("0/1 8 wait")
@@ -396,7 +396,7 @@ def test_who_was_killed_is_in_the_logs(
 def test_a_script_that_was_edited_and_submitted_for_a_job_that_was_not_taken(
     scene: Scene, lab: Any, deaf: pytest.MonkeyPatch
 ) -> None:
-    """Nothing tells that the job is not the study's, but what it was given does not fit."""
+    """The job cannot know that it is not the study's, but its allocation does not fit."""
     assert scene.again().code == 1
     deaf.undo()
     stray = _edited(lab, scene, "--nodes=1", "--nodes=2")

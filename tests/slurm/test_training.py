@@ -1,4 +1,4 @@
-"""`bench train` on a real Slurm: a job that is put back goes on from its last checkpoint."""
+"""`bench train` on a real Slurm: a requeued job resumes from its last checkpoint."""
 
 from __future__ import annotations
 

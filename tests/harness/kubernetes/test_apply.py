@@ -1,4 +1,4 @@
-"""Handing manifests over. A script stands in for kubectl, which needs a cluster to talk to."""
+"""Manifests are handed to kubectl. A script replaces kubectl, which needs a cluster to talk to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MANIFEST = "kind: Job\nname: \u00e4\n"
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a shell script in the place of kubectl; no other one can be found."""
+    """Replaces kubectl by a shell script; no other one can be found."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def put(script: str) -> None:

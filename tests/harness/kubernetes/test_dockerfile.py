@@ -1,4 +1,4 @@
-"""The image's recipe, as far as it can be held to something without building it."""
+"""The image's recipe, as far as it can be checked without a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the other pods do. Shell commands stand in for torchruns; test_pods.py has real ones."""
+"""The pods that follow the first one. Shell commands replace torchruns; test_pods.py has real ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def study(tmp_path: Path) -> Study:
 
 @pytest.fixture
 def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a shell command in the place of every torchrun, told the launch, the node and the endpoint."""
+    """Replaces every torchrun by a shell command, which gets the launch, the node and the endpoint."""
     monkeypatch.setattr(pods, "POLL_S", 0.02)
 
     def put(script: str) -> None:
@@ -62,7 +62,7 @@ def log(study: Study, name: str) -> str:
 
 
 def following(study: Study, job: Job, play: Callable[[], None]) -> int:
-    """The exit code of `follow` while `play` runs beside it, whose failure ends both."""
+    """Run `play` in a thread next to `follow`, and return its exit code; a failure of `play` ends both."""
     failures: list[BaseException] = []
 
     def beside() -> None:
@@ -158,7 +158,7 @@ def test_a_pod_that_is_to_end_leaves_nothing_behind(
     torchrun: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not even what does not hear SIGTERM, or is in a session of its own, as ranks are."""
+    """Not even what does not hear SIGTERM, or has its own session, as ranks have."""
     monkeypatch.setattr(guarded, "GRACE_S", 0.3)
     torchrun('trap "" TERM; setsid sleep 600 & echo $$ $!; wait; sleep 600')
     study.add_launch(launch("a"))

@@ -1,4 +1,4 @@
-"""Manifests: whole texts, held against the schemas of Kubernetes, and what no value may do to them."""
+"""Manifests: their complete text, the schemas of Kubernetes, and values that are hard to write down."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_schemas_tell_a_mistake(make_job: MakeJob) -> None:
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
-    """What Kubernetes makes of a value, letter by letter (its package forked/golang/expansion)."""
+    """Expand a value as Kubernetes does, letter by letter (its package forked/golang/expansion)."""
     out, at = "", 0
     while at < len(text):
         if text[at] != "$" or at + 1 == len(text):

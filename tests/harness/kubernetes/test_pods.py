@@ -1,4 +1,4 @@
-"""Jobs of two pods, really run: each a process of this machine, with a torchrun of its own."""
+"""Jobs of two pods, really run: each a process of this machine, with its own torchrun."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Pods:
         return any('"warm-up"' in log.read_text() or '"measure"' in log.read_text() for log in logs)
 
     def attempts(self) -> list[Attempt]:
-        """Those of the launches that have ended."""
+        """The attempts of the launches that have ended."""
         return list(self.study.attempts().values())
 
 
