@@ -28,12 +28,13 @@ from harness.launch.tally import Conditions
 from harness.launchers.kubernetes.pods import PodEnvironment
 from harness.launchers.kubernetes.profile import KubernetesProfile
 from harness.launchers.registry import forget, kept_job_statuses
-from harness.launchers.slurm import job_status
+from harness.launchers.slurm import launcher as job_status
 from harness.launchers.slurm.allocation import Allocation
 from harness.launchers.slurm.call import run_document
 from harness.launchers.slurm.job_status import SlurmJobStatus
 from harness.launchers.study_jobs import forget, kept_job_statuses
 from harness.machine.code import checkout, code_hash
+from harness.launchers.slurm.launcher import SlurmJobStatus
 from harness.plan.estimate import Hardware, estimate
 from harness.plan.expand import expand
 from harness.plan.schedule import schedule

@@ -1,25 +1,183 @@
-"""The launcher `kubernetes`. The status of its jobs is what they have written, as nobody asks the cluster.
+"""The launcher `kubernetes`: jobs as manifests, written next to the study and, if that is wanted, applied.
 
-Jobs that earlier versions wrote as StatefulSets are read, closed and cancelled in the same way.
+Manifests are handed to the cluster that kubectl is set to. The status of jobs is what they have written, as
+nobody asks the cluster. Jobs that earlier versions wrote as StatefulSets are read, closed and cancelled too.
 """
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
 
 from harness.jobs.closing import open_launches
-from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, own_word
+from harness.jobs.documents import (
+    COST_HEADS,
+    COST_NUMERIC,
+    Document,
+    JobMaker,
+    cost_rows,
+    require_within_budget,
+)
+from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, held_by_jobs, own_word
+from harness.jobs.planned import PlannedJob, baseline_of
 from harness.jobs.start import JobStart
-from harness.launchers.kubernetes.call import KubernetesCall
-from harness.launchers.kubernetes.manifest import MANIFEST
+from harness.launchers.job_call import JobCall
+from harness.launchers.kubernetes.manifest import MANIFEST, manifest
 from harness.launchers.kubernetes.pods import PodEnvironment, follow, is_over, meeting_of, pod_number
-from harness.launchers.kubernetes.profile import PROFILE_FILE
-from harness.launchers.launcher import JobLauncher, MatrixCall
-from results.job import Job
+from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, object_name
+from harness.launchers.launcher import JobLauncher, MatrixCall, WorkerHosts
+from harness.launchers.registry import job_statuses
+from harness.plan.options import read_job_time_s
+from harness.plan.study_file import StudyFile
+from harness.plan_text import plan_header
+from results.environment import CodeVersion
+from results.errors import BenchError, UsageError, bench_call
+from results.job import Job, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
-from results.store import Study
+from results.plan import Plan
+from results.store import Study, utc_now
+
+TIMEOUT_S = 60.0
+_COMMAND = ("kubectl", "apply", "-f", "-")
+
+
+class KubectlError(BenchError):
+    """kubectl could not be run, failed, or did not answer."""
+
+
+def apply(text: str, *, timeout_s: float = TIMEOUT_S) -> tuple[str, ...]:
+    """Make the objects of a manifest, or bring those that exist to what it says.
+
+    Returns what kubectl says, a line for each object. Raises KubectlError with kubectl's own words. If
+    kubectl has not answered in time, some of the objects may be there: apply the same manifest again.
+    """
+    command = " ".join(_COMMAND)
+    try:
+        done = subprocess.run(
+            _COMMAND, input=text.encode(), capture_output=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise KubectlError(
+            f"no answer in {timeout_s:g} s to: {command}; run it on the manifest again by hand"
+        ) from error
+    except FileNotFoundError as error:
+        raise KubectlError(
+            "there is no kubectl here: leave out --apply, and apply the manifest on a machine with one"
+        ) from error
+    except OSError as error:
+        raise KubectlError(f"cannot run kubectl: {error.strerror}") from error
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split()) or "it said nothing"
+        raise KubectlError(f"{command} ended with {done.returncode}: {said}")
+    return tuple(done.stdout.decode(errors="replace").splitlines())
+
+
+def _profile_of(options: StudyFile) -> KubernetesProfile:
+    """The profile of the cluster: the file's, with the time limit that a flag says. Raises UsageError."""
+    if options.kind == "statefulset":
+        raise UsageError(
+            "--kind statefulset is no longer made: leave --kind out, and each job is an Indexed Job; the "
+            "study's folder has the logs of its pods after they have ended (bench logs)"
+        )
+    if options.site is None:
+        raise UsageError(
+            "--launcher kubernetes needs --site: a profile with the image and the volume of the results; "
+            "docs/sites/kubernetes.yaml is an example"
+        )
+    profile = PROFILE_FILE.read(Path(options.site))
+    if options.time is None:
+        return profile
+    fixed = f"{read_job_time_s(options.time, '--time'):.15g}s"
+    return msgspec.structs.replace(profile, time=msgspec.structs.replace(profile.time, fixed=fixed))
+
+
+class KubernetesCall(JobCall):
+    """The jobs of one `bench matrix --launcher kubernetes` call."""
+
+    def __init__(self, call: MatrixCall) -> None:
+        profile = self._profile = _profile_of(call.options)
+        super().__init__(call, "kubernetes", profile.price, profile.gpu_model)
+        self._offered: set[str] = set()
+        """Ids of the jobs that this call has handed over; `run` is called for each of several settings."""
+        self.hosts = WorkerHosts(
+            has_gpus=profile.gpu_resource != "none",
+            gpus_per_node=profile.gpus_per_node,
+            gpu_model=profile.gpu_model,
+            network_gbit_per_s=profile.network_gbit_per_s,
+            # They run with the image's.
+            same_python=False,
+        )
+
+    def document(self, jobs: JobMaker, planned: PlannedJob) -> Document:
+        profile = self._profile
+        billed = profile.billed_gpus(planned.placement)
+        job = jobs.run(planned, profile.time, billed_gpus=billed, site=profile)
+        folder = f"{self._study_folder(jobs.root)}/jobs/{job.job_id}"
+        return Document(job=job, text=manifest(profile, job, folder=folder))
+
+    def _study_folder(self, root: Path) -> str:
+        """The study's path in pods: its own if that is on the volume, else its folder's name there."""
+        volume = Path(self._profile.mount_path)
+        return str(root if root.is_relative_to(volume) else volume / root.name)
+
+    def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
+        """`--dry-run`: print the jobs and their manifests on stdout."""
+        launches, documents = self.left(study, plan, code)
+        for line in [*plan_header(study, plan, launches), *self.summary(documents)]:
+            self._console.result(f"# {line}")
+        for row in cost_rows(documents):
+            costs = ", ".join(f"{head} {value}" for head, value in zip(COST_HEADS, row, strict=True))
+            self._console.result(f"# {costs}")
+        for document in documents:
+            self._console.result(document.text)
+
+    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
+        """Write what is left, and apply it if asked to, under the study's lock. Returns the exit code."""
+        found = job_statuses(study, settle=True)
+        launches, documents = self.left(study, plan, code, held=held_by_jobs(found))
+        for line in [*plan_header(study, plan, launches), *self.summary(documents)]:
+            self._console.note(line)
+        require_within_budget(documents, self._options.max_gpu_hours)
+        if documents:
+            study.add_cell(baseline_of(plan.cells))
+            self._console.table(COST_HEADS, cost_rows(documents), numeric=COST_NUMERIC)
+        store = JobStore(study.root)
+        for document in documents:
+            store.add(document.job, document=document.text, name=MANIFEST)
+        waiting = [
+            status.job.job_id
+            for status in found
+            if status.job.launcher == "kubernetes" and status.is_live and status.submission is None
+            if status.job.job_id not in self._offered
+        ]
+        self._hand_over(store, [*waiting, *(document.job.job_id for document in documents)])
+        seen, root = self._study_folder(study.root.resolve()), study.root
+        if seen != str(root.resolve()):
+            self._console.note(
+                f"the pods look for the study in {seen}: copy {root} there first, on the volume "
+                f"{self._profile.volume_claim}, and copy it back for the report"
+            )
+        status, report = (bench_call(command, root) for command in ("status", "report"))
+        self._console.note(f"{status} says where it stands; then {report}")
+        return 0
+
+    def _hand_over(self, store: JobStore, job_ids: list[str]) -> None:
+        """Apply the manifests, or print how, manifests of earlier calls that were not applied included."""
+        self._offered.update(job_ids)
+        for job_id in job_ids:
+            path = store.folder(job_id) / MANIFEST
+            if not self._options.apply:
+                self._console.result(f"kubectl apply -f {path}")
+                continue
+            for line in apply(path.read_text(encoding="utf-8")):
+                self._console.note(line)
+            name = f"{self._profile.namespace}/{object_name(store.job(job_id).name)}"
+            store.add_submission(Submission(job_id=job_id, scheduler_id=name, submitted_at=utc_now()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,28 +1,163 @@
-"""The launcher `slurm`."""
+"""The launcher `slurm`, and the status of its jobs.
+
+Slurm is asked once for all jobs of a study, and jobs are found by name where need be.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.jobs.job_status import Cancelled, JobStatus
+from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, own_word
 from harness.jobs.start import JobStart
 from harness.launchers.launcher import JobLauncher, MatrixCall
-from harness.launchers.slurm import job_status
 from harness.launchers.slurm.allocation import SlurmEnvironment
 from harness.launchers.slurm.call import SlurmCall
-from harness.launchers.slurm.job_status import SlurmJobStatus
-from results.job import Job
+from results.job import Job, Submission
 from results.job_store import JobStore
+from results.outcome import Ending, Outcome
 from results.plan import Placement
 from results.site import seconds
-from results.store import Study
+from results.store import Study, utc_now
 from slurm.client import Client
-from slurm.runner import QueueFullError, RefusedError
-from slurm.script import ScriptJob, job_script
+from slurm.job_view import JobPhase, JobView
+from slurm.runner import QueueFullError, RefusedError, SlurmError
+from slurm.script import ScriptJob, job_script, log_path
 from slurm.site import SITE_FILE
 from slurm.site_checks import ClusterCheck, Level, cluster_checks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmJobStatus(JobStatus):
+    """One job at the moment of asking."""
+
+    view: JobView | None = None
+    """The job in Slurm's words; None if Slurm does not know it, or was not asked."""
+
+    @property
+    def slurm_id(self) -> int | None:
+        """Slurm's number of the job; None if it was not submitted."""
+        return None if self.submission is None else int(self.submission.scheduler_id)
+
+    @property
+    def is_running(self) -> bool:
+        return self.view is not None and self.view.phase is JobPhase.RUNNING
+
+    @property
+    def submitted_state(self) -> str:
+        return "unknown" if self.view is None else str(self.view.phase)
+
+    @property
+    def scheduler_words(self) -> str:
+        if self.view is None:
+            return ""
+        held = "held: it will not start by itself; " if self.view.is_held else ""
+        return held + self.view.words
+
+
+def kept(study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
+    """The jobs as they have been written down."""
+    store = JobStore(study.root)
+    return [
+        SlurmJobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
+        for job in jobs
+    ]
+
+
+def asked(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list[SlurmJobStatus]:
+    """Ask Slurm about the jobs that have not ended. Raises SlurmError if they are of another cluster."""
+    waiting = {
+        status.slurm_id: status for status in found if status.ended is None and status.slurm_id is not None
+    }
+    if not waiting:
+        return list(found)
+    # Another cluster has jobs of the same numbers.
+    names = {status.submission.cluster for status in waiting.values() if status.submission is not None}
+    elsewhere = sorted(name for name in names if name not in (None, client.cluster_name))
+    if elsewhere:
+        raise SlurmError(
+            f"jobs of the study are on the cluster {', '.join(map(str, elsewhere))}, and this is "
+            f"{client.cluster_name}: run the same command there"
+        )
+    views = client.query(list(waiting))
+    news = {
+        status.job.job_id: _with_view(study, status, views.get(slurm_id))
+        for slurm_id, status in waiting.items()
+    }
+    return [news.get(status.job.job_id, status) for status in found]
+
+
+def settled(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list[SlurmJobStatus]:
+    """Find out about jobs of which it is not known whether they were submitted, by their names.
+
+    Under the study's lock: another process may be about to submit. A job that the queue lacks was not taken,
+    and is closed.
+    """
+    lost = [status for status in found if status.submission is None and status.ended is None]
+    if not lost:
+        return list(found)
+    by_name = {view.name: view for view in client.own_jobs()}
+    news = {status.job.job_id: _found(study, status, by_name, client.cluster_name) for status in lost}
+    return [news.get(status.job.job_id, status) for status in found]
+
+
+def cancel(study: Study, live: Sequence[SlurmJobStatus], client: Client) -> Cancelled:
+    """Have Slurm end jobs. Jobs that its queue lacks are closed, whatever accounting says."""
+    numbers = [status.slurm_id for status in live if status.slurm_id is not None]
+    client.cancel(numbers)
+    for status in live:
+        if status.view is not None and status.view.source != "squeue":
+            close(study, status, Ending(Outcome.CANCELLED, "cancelled by the user"))
+    return Cancelled(told=tuple(map(str, numbers)))
+
+
+def _found(study: Study, lost: SlurmJobStatus, by_name: dict[str, JobView], cluster: str) -> SlurmJobStatus:
+    view, job_id, store = by_name.get(lost.job.name), lost.job.job_id, JobStore(study.root)
+    if view is not None:
+        submission = Submission(
+            job_id=job_id, scheduler_id=str(view.job_id), submitted_at=utc_now(), cluster=cluster
+        )
+        store.add_submission(submission)
+        return _with_view(study, replace(lost, submission=submission), view)
+    if store.starts(job_id) or any(launch.job_id == job_id for launch in study.launches()):
+        # It was taken, has run, and the scheduler has forgotten it.
+        return _with_view(study, lost, None)
+    return close(study, lost, Ending(Outcome.CANCELLED, "the scheduler never took it"))
+
+
+def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> SlurmJobStatus:
+    if view is not None and view.name != status.job.name:
+        raise SlurmError(
+            f"job {view.job_id} is {view.name!r} here, and was {status.job.name!r}: the scheduler has "
+            f"begun its numbers again, or is that of another cluster; run the same command on the cluster of "
+            f"the job, or close the study's jobs: bench cancel --forget"
+        )
+    seen = replace(status, view=view)
+    if view is not None and not view.phase.ended:
+        return seen
+    stopped = own_word(study, status.job, None if view is None else view.restarts)
+    if view is None:
+        return close(study, seen, stopped or FORGOTTEN)
+    if stopped is None and view.outcome is Outcome.CRASHED and view.signal is not None:
+        killed = f"the job's program was killed: the scheduler says {view.words}"
+        return close(
+            study,
+            seen,
+            Ending(Outcome.CRASHED, killed),
+            # Its ranks are gone, and no cell is to blame: they are run again.
+            runs=Ending(Outcome.MISSING_RANKS, killed),
+            scheduler=view.words,
+        )
+    if stopped is None:
+        outcome = view.outcome or Outcome.UNKNOWN
+        if outcome is Outcome.OK and status.job.purpose == "run":
+            # A job that has run its cells says so.
+            outcome = Outcome.UNKNOWN
+        log = log_path(JobStore(study.root).folder(status.job.job_id), view.job_id)
+        stopped = Ending(outcome, f"the scheduler says {view.words}; see {log}")
+    return close(study, seen, stopped, scheduler=view.words)
 
 
 class SlurmLauncher(JobLauncher):
@@ -72,16 +207,16 @@ class SlurmLauncher(JobLauncher):
         return [*checks, ClusterCheck(level, "the scheduler", words)]
 
     def kept(self, study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
-        return job_status.kept(study, jobs)
+        return kept(study, jobs)
 
     def asked(self, study: Study, jobs: Sequence[Job], *, settle: bool = False) -> list[SlurmJobStatus]:
         client = Client()
-        found = job_status.asked(study, job_status.kept(study, jobs), client)
-        return job_status.settled(study, found, client) if settle else found
+        found = asked(study, kept(study, jobs), client)
+        return settled(study, found, client) if settle else found
 
     def cancel(self, study: Study, live: Sequence[JobStatus]) -> Cancelled:
         own = [status for status in live if isinstance(status, SlurmJobStatus)]
-        return job_status.cancel(study, own, Client())
+        return cancel(study, own, Client())
 
     def run_job(self, study: Study, job: Job) -> int:
         return JobStart(study, job, SlurmEnvironment(job, JobStore(study.root))).run()

@@ -138,5 +138,6 @@ class Submitter:
 
 def live_ids(statuses: Sequence[JobStatus]) -> list[int]:
     """The scheduler's numbers of the jobs that may still run cells."""
-    own = [status for status in statuses if isinstance(status, SlurmJobStatus) and status.is_live]
-    return [status.slurm_id for status in own if status.slurm_id is not None and status.job.purpose == "run"]
+    own = [status for status in statuses if status.job.launcher == "slurm" and status.job.purpose == "run"]
+    submissions = [status.submission for status in own if status.is_live]
+    return [int(submission.scheduler_id) for submission in submissions if submission is not None]
