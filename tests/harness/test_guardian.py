@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from launching import until
 
 from harness.launch.guarded import Guarded
 from harness.machine.code import checkout
@@ -69,13 +69,6 @@ def _name(process: psutil.Process) -> str:
         if any(word.endswith("guardian.py") for word in leader):
             return "command"
     return f"daemon {process.pid}"
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture

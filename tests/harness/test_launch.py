@@ -182,92 +182,64 @@ def _exit(rank: int, *, code: int | None = None, by: str | None = None) -> RankE
 
 OUTSIDE = "its processes were asked to end by a signal from outside"
 LEFT = "some ranks wrote down that others went away, and nobody tells how those ended"
+LOST = ("a node's torchrun", "SIGKILL")
 UNSAID = "the launch ended without a word; see its logs"
+
+
+KILLS = "and meanwhile the kernel of its hosts ended"
+STARTER = "the process that started the ranks was killed by SIGKILL"
+ENDED = "node 1: its torchrun ended with exit code 1"
 
 
 @pytest.mark.parametrize(
     ("exits", "signs", "outcome", "reason"),
     [
-        (
-            [_exit(0, by="SIGABRT"), _exit(1, by="SIGKILL")],
-            Signs(out_of_memory_kills=2),
-            Outcome.OUT_OF_MEMORY,
-            "rank 1 was killed by SIGKILL, and meanwhile the kernel of its hosts ended 2 processes for want"
-            " of memory",
-        ),
-        (
-            [_exit(1, by="SIGKILL")],
-            Signs(out_of_memory_kills=0),
-            Outcome.CRASHED,
-            "rank 1 was killed by SIGKILL",
-        ),
+        ([_exit(0, by="SIGABRT"), _exit(1, by="SIGKILL")], Signs(out_of_memory_kills=2),
+         Outcome.OUT_OF_MEMORY, f"rank 1 was killed by SIGKILL, {KILLS} 2 processes for want of memory"),
+        ([_exit(1, by="SIGKILL")], Signs(out_of_memory_kills=0),
+         Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
         # Another process of the host was ended for want of memory: no evidence on these ranks.
-        (
-            [_exit(1, by="SIGSEGV")],
-            Signs(out_of_memory_kills=1),
-            Outcome.CRASHED,
-            "rank 1 was killed by SIGSEGV",
-        ),
+        ([_exit(1, by="SIGSEGV")], Signs(out_of_memory_kills=1),
+         Outcome.CRASHED, "rank 1 was killed by SIGSEGV"),
         ([_exit(1, code=3)], Signs(out_of_memory_kills=1), Outcome.CRASHED, "rank 1: exit code 3"),
         ([_exit(0, by="SIGTERM"), _exit(1, by="SIGTERM")], Signs(exit_code=1), Outcome.CANCELLED, OUTSIDE),
         ([], Signs(exit_code=1, asked_to_end=True), Outcome.CANCELLED, OUTSIDE),
         ([], Signs(exit_code=-15), Outcome.CANCELLED, OUTSIDE),
-        (
-            [],
-            Signs(exit_code=-9, out_of_memory_kills=0),
-            Outcome.MISSING_RANKS,
-            "the process that started the ranks was killed by SIGKILL",
-        ),
-        (
-            [],
-            Signs(exit_code=-9, out_of_memory_kills=1),
-            Outcome.OUT_OF_MEMORY,
-            "the process that started the ranks was killed by SIGKILL, and meanwhile the kernel of its hosts"
-            " ended 1 process for want of memory",
-        ),
+        ([], Signs(exit_code=-9, out_of_memory_kills=0), Outcome.MISSING_RANKS, STARTER),
+        ([], Signs(exit_code=-9, out_of_memory_kills=1), Outcome.OUT_OF_MEMORY,
+         f"{STARTER}, {KILLS} 1 process for want of memory"),
         ([], Signs(exit_code=1, out_of_memory_kills=1), Outcome.UNKNOWN, UNSAID),
         # Rank 0 has written that the others went away, and its own exit tells no more.
         ([_exit(0, code=1)], Signs(exit_code=1, recorded=frozenset({0})), Outcome.MISSING_RANKS, LEFT),
         # Whoever waited for a node that left was ended by its own supervisor.
-        (
-            [_exit(0, by="SIGTERM")],
-            Signs(exit_code=1, left="node 1: its pod was asked to end"),
-            Outcome.MISSING_RANKS,
-            "ranks are missing: node 1: its pod was asked to end",
-        ),
+        ([_exit(0, by="SIGTERM")], Signs(exit_code=1, left="node 1: its pod was asked to end"),
+         Outcome.MISSING_RANKS, "ranks are missing: node 1: its pod was asked to end"),
         # So that a node which noticed is not blamed: the one that went first may have said nothing.
-        (
-            [_exit(0, code=1)],
-            Signs(exit_code=1, recorded=frozenset({0}), left="node 1: its torchrun ended with exit code 1"),
-            Outcome.MISSING_RANKS,
-            "ranks are missing: node 1: its torchrun ended with exit code 1",
-        ),
+        ([_exit(0, code=1)], Signs(exit_code=1, recorded=frozenset({0}), left=ENDED), Outcome.MISSING_RANKS,
+         f"ranks are missing: {ENDED}"),
         # What ended this node's torchrun may be why the other left.
-        (
-            [],
-            Signs(exit_code=-9, out_of_memory_kills=0, left="node 1: its torchrun ended with exit code 1"),
-            Outcome.MISSING_RANKS,
-            "the process that started the ranks was killed by SIGKILL",
-        ),
+        ([], Signs(exit_code=-9, out_of_memory_kills=0, left=ENDED), Outcome.MISSING_RANKS, STARTER),
         # A rank that failed there tells more.
-        (
-            [_exit(1, code=3)],
-            Signs(exit_code=1, left="node 1: its torchrun ended with exit code 1"),
-            Outcome.CRASHED,
-            "rank 1: exit code 3",
-        ),
+        ([_exit(1, code=3)], Signs(exit_code=1, left=ENDED), Outcome.CRASHED, "rank 1: exit code 3"),
         # The others fail because it is gone, however they do.
-        (
-            [_exit(0, code=1), _exit(2, by="SIGABRT")],
-            Signs(exit_code=1, recorded=frozenset({0}), ended_early=frozenset({1})),
-            Outcome.CRASHED,
-            "rank 1 ended with exit code 0 before the run was over: the program must return, and not end its"
-            " process (os._exit)",
-        ),
+        ([_exit(0, code=1), _exit(2, by="SIGABRT")],
+         Signs(exit_code=1, recorded=frozenset({0}), ended_early=frozenset({1})), Outcome.CRASHED,
+         "rank 1 ended with exit code 0 before the run was over: the program must return, and not end its"
+         " process (os._exit)"),
+        # A rank that lost its peer is no culprit, unless it has recorded nothing or was itself killed.
+        ([_exit(0, code=1)], Signs(exit_code=143, killed_on_a_node=LOST),
+         Outcome.CRASHED, "rank 0: exit code 1"),
+        ([_exit(0, code=1)], Signs(exit_code=143, killed_on_a_node=LOST, recorded=frozenset({0})),
+         Outcome.MISSING_RANKS, "a node's torchrun was killed by SIGKILL"),
+        ([_exit(0, by="SIGSEGV")], Signs(exit_code=143, killed_on_a_node=LOST, recorded=frozenset({0})),
+         Outcome.CRASHED, "rank 0 was killed by SIGSEGV"),
+        ([], Signs(exit_code=137, killed_on_a_node=("the agent of n2", "SIGKILL"), out_of_memory_kills=1),
+         Outcome.OUT_OF_MEMORY,
+         f"the agent of n2 was killed by SIGKILL, {KILLS} 1 process for want of memory"),
         ([], Signs(), Outcome.UNKNOWN, UNSAID),
         ([], None, Outcome.UNKNOWN, UNSAID),
     ],
-)
+)  # fmt: skip
 def test_an_end_is_read_from_what_was_seen_and_is_unknown_otherwise(
     exits: list[RankExit], signs: Signs | None, outcome: Outcome, reason: str
 ) -> None:
@@ -683,42 +655,36 @@ def test_time_left_shrinks_with_every_run_at_the_pace_of_the_launches_that_have_
     assert [pace.left_s(done) for done in (2, 3, 4, 5)] == [30, 22.5, 15, 7.5]
 
 
-def test_time_left_is_never_more_than_the_user_gave() -> None:
+def test_time_left_is_never_more_than_the_user_gave_and_a_deadline_only_comes_nearer() -> None:
     now = [0.0]
     estimates = [LaunchEstimate(seconds=100, gpus=1)]
-    deadline = Deadline(30, "--max-time was over", clock=lambda: now[0])
-    pace = Pace(_Line(), estimates, [1], deadline=deadline, clock=lambda: now[0])  # type: ignore[arg-type]
-    now[0] = 10.0
-    assert (pace.left_s(0), deadline.is_over) == (20, False)
-    now[0] = 31.0
-    assert (pace.left_s(0), deadline.is_over) == (0, True)
-
-
-def test_a_deadline_comes_nearer_and_never_goes_away() -> None:
-    now = [0.0]
     deadline = Deadline(None, "none", clock=lambda: now[0])
-    assert (deadline.left_s, deadline.is_over) == (None, False)
+    pace = Pace(_Line(), estimates, [1], deadline=deadline, clock=lambda: now[0])  # type: ignore[arg-type]
+    assert (deadline.left_s, deadline.is_over, pace.left_s(0)) == (None, False, 100)
     deadline.bring_forward(20, "the job's time limit")
     now[0] = 5.0
     deadline.bring_forward(60, "later")
-    assert (deadline.left_s, deadline.reason) == (15, "the job's time limit")
+    assert (pace.left_s(0), deadline.left_s, deadline.reason) == (15, 15, "the job's time limit")
     deadline.bring_forward(1, "sooner")
     now[0] = 6.5
-    assert (deadline.is_over, deadline.reason) == (True, "sooner")
+    assert (pace.left_s(0), deadline.is_over, deadline.reason) == (0, True, "sooner")
 
 
-def test_runs_of_other_code_do_not_count(tmp_path: Path) -> None:
-    code = code_version()
+def test_runs_of_other_code_do_not_count_nor_under_other_conditions_that_are_known() -> None:
+    code, result = code_version(), _measured(code_hash="c")
     for conditions in (Conditions.here(code), Conditions.elsewhere(code)):
         assert conditions.changes(_measured(code_hash="other"), virtual=False)
         assert not conditions.changes(_measured(code_hash=code.code_hash), virtual=False)
-
-
-def test_what_is_not_known_of_the_next_run_rules_no_run_out() -> None:
-    result = _measured(code_hash="c")
-    assert Conditions(code_hash="c", torch="0.1").changes(result, virtual=False)
-    assert Conditions(code_hash="c", nccl_settings={"NCCL_ALGO": "Tree"}).changes(result, virtual=False)
     assert not Conditions(code_hash="c").changes(result, virtual=False)
+    assert result.environment is not None
+    then = result.environment.torch
+    assert Conditions(code_hash="d", torch="0.1", nccl_settings={"NCCL_ALGO": "Tree"}).changes(
+        result, virtual=False
+    ) == [
+        "code of bench c then, d now",
+        f"torch {then} then, 0.1 now",
+        "NCCL settings none then, NCCL_ALGO=Tree now",
+    ]
 
 
 def test_variables_that_change_a_step_are_a_condition_and_what_torchrun_sets_is_not(
@@ -825,18 +791,6 @@ def test_what_keeps_nccl_from_rdma_devices_is_told(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
     assert "libno-such.so.1" in missing
     assert "0.0625 MiB" in locked
-
-
-def test_what_has_changed_is_named_with_old_and_new() -> None:
-    result = _measured(code_hash="c")
-    assert result.environment is not None
-    then = result.environment.torch
-    conditions = Conditions(code_hash="d", torch="0.1", nccl_settings={"NCCL_ALGO": "Tree"})
-    assert conditions.changes(result, virtual=False) == [
-        "code of bench c then, d now",
-        f"torch {then} then, 0.1 now",
-        "NCCL settings none then, NCCL_ALGO=Tree now",
-    ]
 
 
 def test_a_dry_run_counts_the_runs_that_a_change_costs() -> None:

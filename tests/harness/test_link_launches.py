@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from launching import until
 
 from harness.machine.device import usable_cores
 from results import schemas
@@ -88,20 +88,13 @@ def started(links: None, bench: Bench, faulty_model: Model) -> Iterator[subproce
     faulty = faulty_model(bench.folder, "1/2 8 wait")
     process = bench.start(*OVER_A_LINK, *faulty, "--batch-size", "8")
     try:
-        _wait((bench.folder / "reached").exists, "the rank to stand still")
+        until((bench.folder / "reached").exists, 200)
         yield process
     finally:
         process.kill()
         process.communicate()
         for left in bench.processes():
             left.kill()
-
-
-def _wait(condition: Callable[[], object], what: str, seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.05)
 
 
 def _programs(process: subprocess.Popen[str]) -> tuple[psutil.Process, list[psutil.Process]]:
@@ -134,7 +127,7 @@ def test_nothing_outlives_the_program_that_keeps_the_nodes(
     assert len(theirs) == 3, "a switch and two nodes"
     assert len({tuple(one.cpu_affinity()) for one in inhabitants}) in (1, 2)
     program.send_signal(number)
-    _wait(lambda: not any(one.is_running() for one in [program, *inhabitants]), "their end")
+    until(lambda: not any(one.is_running() for one in [program, *inhabitants]), 200)
     assert not theirs & _networks()
     started.communicate(timeout=200)
     assert started.returncode == 1
@@ -158,6 +151,6 @@ def test_nothing_outlives_a_killed_bench(started: subprocess.Popen[str], bench: 
     program, inhabitants = _programs(started)
     started.send_signal(signal.SIGKILL)
     started.wait()
-    _wait(lambda: not any(one.is_running() for one in [program, *inhabitants]), "their end")
+    until(lambda: not any(one.is_running() for one in [program, *inhabitants]), 200)
     [result] = bench.results()
     assert result.outcome is Outcome.UNKNOWN

@@ -11,13 +11,13 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from launching import until
 
 from results import schemas
 from results.outcome import Outcome
@@ -42,14 +42,8 @@ class Scene:
     def start(self, *faults: str) -> subprocess.Popen[str]:
         """A bench whose rank 1 has reached the fault `wait` or `hang`."""
         process: subprocess.Popen[str] = self.bench.start(*self.call(*faults))
-        self.wait_for((self.bench.folder / "reached").exists)
+        until((self.bench.folder / "reached").exists, 200)
         return process
-
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 200) -> None:
-        end = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.05)
 
     def outcomes(self) -> list[tuple[int, Outcome]]:
         """Batch size and outcome of every run."""

@@ -1,4 +1,4 @@
-"""Launches, jobs and their ends that tests start from, and a shell command in place of torchrun."""
+"""Launches, jobs and their ends that tests start from, and a shell command that replaces torchrun."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def a_job_end(outcome: Outcome, **facts: Any) -> JobEnd:
 
 
 class Shell(LocalStarter):
-    """Starts a shell command in the place of every torchrun."""
+    """Starts a shell command instead of every torchrun."""
 
     def __init__(self, script: str) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ HOMES = {
     for facts in catalog.all_facts
     for entry in facts.entries()
 } | {one.name: type(one).__module__.removesuffix(".launcher").replace(".", "/") for one in launchers()}
-"""By name: the folder, or the module without its suffix, that may have it."""
+"""The folder, or the module without its suffix, that may have each name."""
 COMMON = {
     *("auto", "default", "local", "manual", "none", "pipeline", "ring", "single", "tree"),
     # What a text is, and what it says of data.

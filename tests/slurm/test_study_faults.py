@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from harness.jobs.start import END_S
-from harness.launch.ending import Signs, inferred_ending, killed_on_a_node
+from harness.launch.ending import killed_on_a_node
 from harness.launch.starter import LogWords
 from harness.launchers.slurm import call as slurm_call
 from harness.machine.code import PACKAGES, checkout
 from results.job_store import JobStore
-from results.launch import RankExit
 from results.outcome import Outcome
 from results.run import RunResult
 from slurm.client import Client
@@ -350,22 +349,6 @@ def test_a_controller_that_is_restarted_while_a_job_runs(scene: Scene, lab: Any,
 
 
 # How an end is read
-
-
-def test_a_rank_that_lost_its_peer_is_no_culprit() -> None:
-    victim = RankExit(rank=0, exit_code=1, signal=None, message=None)
-    lost = ("a node's torchrun", "SIGKILL")
-    alone = Signs(exit_code=143, killed_on_a_node=lost)
-    assert inferred_ending([victim], None, alone) == (Outcome.CRASHED, "rank 0: exit code 1")
-    told = Signs(exit_code=143, killed_on_a_node=lost, recorded=frozenset({0}))
-    assert inferred_ending([victim], None, told) == (
-        Outcome.MISSING_RANKS,
-        "a node's torchrun was killed by SIGKILL",
-    )
-    killed = RankExit(rank=0, exit_code=None, signal="SIGSEGV", message=None)
-    assert inferred_ending([killed], None, told) == (Outcome.CRASHED, "rank 0 was killed by SIGSEGV")
-    short = Signs(exit_code=137, killed_on_a_node=("the agent of n2", "SIGKILL"), out_of_memory_kills=1)
-    assert inferred_ending([], None, short)[0] is Outcome.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def _profile_of(options: StudyFile) -> KubernetesProfile:
     """The profile of the cluster: the file's, with the time limit that a flag says. Raises UsageError."""
     if options.kind == "statefulset":
         raise UsageError(
-            "--kind statefulset is no longer made: leave --kind out, and each job is an Indexed Job; the "
+            "--kind statefulset was removed: leave --kind out, and each job is an Indexed Job; the "
             "study's folder has the logs of its pods after they have ended (bench logs)"
         )
     if options.site is None:

@@ -134,7 +134,7 @@ def test_cancelled_jobs_are_closed_and_the_way_to_delete_them_is_told(
             "--link makes nodes with a network of their own on this host",
         ),
         (["--max-gpu-hours", "1"], "--max-gpu-hours 1: the jobs may take"),
-        (["--kind", "statefulset"], "--kind statefulset is no longer made: leave --kind out"),
+        (["--kind", "statefulset"], "--kind statefulset was removed: leave --kind out"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(
