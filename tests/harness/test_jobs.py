@@ -326,20 +326,37 @@ def test_a_job_that_may_still_run_keeps_its_cells(tmp_path: Path, state: str) ->
     assert JobStore(tmp_path).ended("0001-1x1") is None
 
 
-def test_the_jobs_own_word_for_its_last_start_counts_more_than_the_schedulers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("own_word", "scheduler_id", "view", "state", "words"),
+    [
+        (Outcome.TIMED_OUT, "17", view_of("COMPLETED", exit_code=0), "timed_out", "its own word"),
+        # The word was for an earlier start.
+        (
+            Outcome.PREEMPTED,
+            "17",
+            view_of("NODE_FAIL", restarts=1),
+            "node_failed",
+            "the scheduler says NODE_FAIL;",
+        ),
+        (None, None, None, "cancelled", "the scheduler never took it"),
+        # It ran, and its submission was not heard of.
+        (Outcome.OK, None, None, "ok", "its own word"),
+    ],
+)
+def test_a_jobs_own_word_for_its_last_start_counts_more_than_the_schedulers(
+    tmp_path: Path,
+    own_word: Outcome | None,
+    scheduler_id: str | None,
+    view: JobView | None,
+    state: str,
+    words: str,
+) -> None:
     job = a_job()
-    study = submitted(tmp_path, job)
-    JobStore(tmp_path).add_end(end_of(job, Outcome.TIMED_OUT))
-    [status] = statuses(study, Queue(view_of("COMPLETED", exit_code=0)))
-    assert (status.state, status.words) == ("timed_out", "its own word")
-
-
-def test_a_word_for_an_earlier_start_does_not_count(tmp_path: Path) -> None:
-    job = a_job()
-    study = submitted(tmp_path, job)
-    JobStore(tmp_path).add_end(end_of(job, Outcome.PREEMPTED))
-    [status] = statuses(study, Queue(view_of("NODE_FAIL", restarts=1)))
-    assert status.state == "node_failed"
+    study = submitted(tmp_path, job, scheduler_id)
+    if own_word is not None:
+        JobStore(tmp_path).add_end(end_of(job, own_word))
+    [status] = settled(study, Queue(*([view] if view else [])))
+    assert (status.state, status.words[: len(words)]) == (state, words)
 
 
 def test_all_jobs_are_asked_about_at_once(tmp_path: Path) -> None:
@@ -359,20 +376,6 @@ def test_a_job_whose_submission_was_not_heard_of_is_found_by_its_name(tmp_path: 
     assert (found.is_live, JobStore(tmp_path).submission("0001-1x1")) == (True, found.submission)
     assert found.submission is not None
     assert found.submission.scheduler_id == "23"
-
-
-def test_a_job_that_was_never_taken_is_closed(tmp_path: Path) -> None:
-    study = submitted(tmp_path, a_job(), None)
-    [found] = settled(study, Queue())
-    assert (found.state, found.words) == ("cancelled", "the scheduler never took it")
-
-
-def test_a_job_that_ran_without_being_heard_of_ended_as_it_says(tmp_path: Path) -> None:
-    job = a_job()
-    study = submitted(tmp_path, job, None)
-    JobStore(tmp_path).add_end(end_of(job, Outcome.OK))
-    [found] = settled(study, Queue())
-    assert found.state == "ok"
 
 
 def test_another_clusters_jobs_are_not_taken_for_ours(tmp_path: Path) -> None:
