@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from strategies.build import parallelize
-    from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+    from strategies.evaluation import evaluate
+    from strategies.gradient_exchange import ExchangeSettings, GradientExchange
     from strategies.saving.checkpoints import CheckpointWarning, Resumed, Saving
-    from strategies.training.evaluation import evaluate
+    from strategies.trainer import Trainer, TrainSettings
     from strategies.training.loss import BatchLoss
     from strategies.training.observer import Phase, SilentObserver, StepObserver
     from strategies.training.parallel import ParallelModel
     from strategies.training.precision import ScaledFeedback
-    from strategies.training.trainer import Trainer, TrainSettings
 
 __all__ = [
     "BatchLoss",
@@ -44,16 +44,16 @@ _HOMES = {
     "Resumed": "strategies.saving.checkpoints",
     "Saving": "strategies.saving.checkpoints",
     "BatchLoss": "strategies.training.loss",
-    "ExchangeSettings": "strategies.exchange.gradient_exchange",
-    "GradientExchange": "strategies.exchange.gradient_exchange",
+    "ExchangeSettings": "strategies.gradient_exchange",
+    "GradientExchange": "strategies.gradient_exchange",
     "ParallelModel": "strategies.training.parallel",
     "Phase": "strategies.training.observer",
     "ScaledFeedback": "strategies.training.precision",
     "SilentObserver": "strategies.training.observer",
     "StepObserver": "strategies.training.observer",
-    "TrainSettings": "strategies.training.trainer",
-    "Trainer": "strategies.training.trainer",
-    "evaluate": "strategies.training.evaluation",
+    "TrainSettings": "strategies.trainer",
+    "Trainer": "strategies.trainer",
+    "evaluate": "strategies.evaluation",
     "parallelize": "strategies.build",
 }
 

@@ -12,9 +12,9 @@ from results.registry import load
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.devices import device_of
-from strategies.exchange.gradient_exchange import PLAIN, ExchangeSettings
+from strategies.gradient_exchange import PLAIN, ExchangeSettings
 from strategies.refusal import require_possible
-from strategies.training.found_layout import found_layout
+from strategies.training.layouts import found_layout
 from strategies.training.parallel import Initial, ParallelModel, Setting
 
 

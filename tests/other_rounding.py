@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.training.trainer import Trainer
+from strategies.trainer import Trainer
 
 aten = torch.ops.aten
 

@@ -24,9 +24,9 @@ from results.cell import Cell
 from results.parts import ModelParts
 from results.unknown import Unknown
 from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout
-from strategies.closed_form.footprint import footprint, least_bytes, updated_bytes
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Overlap, Term
+from strategies.predictions import footprint, least_bytes, updated_bytes
 from workloads.catalog import WORKLOADS, facts
 
 REPEATED_SHARE = 4 / 3

@@ -40,11 +40,11 @@ from results.cell import BASELINE_STRATEGY, SYNTHETIC, Cell
 from results.errors import BenchError, SpecError, UsageError
 from results.layout import ModelLayout
 from strategies.catalog import STRATEGIES, group_layout
+from strategies.evaluation import evaluation_mode
 from strategies.pipeline.stages import require_cuttable
 from strategies.refusal import refusal
-from strategies.training.evaluation import evaluation_mode
-from strategies.training.found_layout import found_layout
-from strategies.training.trainer import Trainer
+from strategies.trainer import Trainer
+from strategies.training.layouts import found_layout
 from workloads.batch import Batch, named_tensors
 from workloads.catalog import WORKLOADS, facts
 from workloads.data import DataRequest

@@ -71,6 +71,8 @@ from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.devices import device_of
 from strategies.training.found_layout import found_layout
 from workloads.batch import Batch
+from strategies.trainer import Trainer
+from strategies.training.layouts import found_layout
 from workloads.catalog import WORKLOADS, facts
 
 

@@ -16,8 +16,8 @@ from torch.futures import Future
 from strategies.collectives.link import Link
 from strategies.devices import device_of
 from strategies.exchange.buckets import Bucket, BucketRange, own_stride, pieces_of
-from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.exchange.lane import open_lane
+from strategies.gradient_exchange import GradientExchange
 
 
 class BucketAverage(Protocol):

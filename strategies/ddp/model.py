@@ -17,10 +17,10 @@ from strategies.advice import SPARSE_GRADIENTS
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.catalog import COMPRESSIONS
-from strategies.compression.torch_powersgd.hook import TorchPowerSgd
 from strategies.ddp.facts import TORCHS_BUCKET_MB
 from strategies.ddp.hook import BucketLayout, Hook, SharedAverage
-from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.ddp.torch_powersgd import TorchPowerSgd
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.training.layout_modules import require_dense, sparse_parts
 from strategies.training.parallel import ParallelModel, Setting
 

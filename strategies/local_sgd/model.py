@@ -35,8 +35,8 @@ from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.memory import BucketMemory
 from strategies.exchange.buckets import Bucket, buckets_of
-from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.exchange.lane import Pending
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.training.parallel import ParallelModel, Setting
 from strategies.training.replicas import take_from_first
 

@@ -14,7 +14,7 @@ from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.advice import SPLIT
 from strategies.pipeline.stages import Call, Twin
-from strategies.training.found_layout import found_layout
+from strategies.training.layouts import found_layout
 
 _TYPES: Mapping[torch.dtype, Literal["float32", "int64"]] = {torch.int64: "int64"}
 

@@ -32,7 +32,7 @@ from results.errors import UsageError
 from results.groups import GroupLayout
 from strategies.advice import SPLIT
 from strategies.collectives.link import Link
-from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.pipeline.facts import Pipeline
 from strategies.pipeline.stages import StageModule, Twin, cut_model, prune, require_cuttable
 from strategies.training.boxes import Owned, whole

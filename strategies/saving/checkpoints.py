@@ -45,7 +45,7 @@ from strategies.saving.whole import replicas_differ
 from strategies.training.boxes import Box
 
 if TYPE_CHECKING:
-    from strategies.training.trainer import Trainer
+    from strategies.trainer import Trainer
 
 CPU = torch.device("cpu")
 UNLIKE = "what follows need not be bit for bit"

@@ -18,7 +18,7 @@ from strategies.saving.state import Plain, RankState, unpickled
 from strategies.training.boxes import Box
 
 if TYPE_CHECKING:
-    from strategies.training.trainer import Trainer
+    from strategies.trainer import Trainer
 
 
 def read_state(trainer: Trainer, kept: Kept, rank: int, *, exact: bool) -> RankState:

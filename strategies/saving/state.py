@@ -19,7 +19,7 @@ from strategies.devices import device_of
 from strategies.training.boxes import Box, Owned
 
 if TYPE_CHECKING:
-    from strategies.training.trainer import Trainer
+    from strategies.trainer import Trainer
 
 Plain = dict[str, Any]
 """What torch loads with `weights_only`: numbers, texts, tensors, and lists and dictionaries of them."""

@@ -18,7 +18,7 @@ from strategies.saving.agreement import Ranks
 from strategies.training.replicas import take_from_first
 
 if TYPE_CHECKING:
-    from strategies.training.trainer import Trainer
+    from strategies.trainer import Trainer
 
 SUFFIXES = (".pt", ".safetensors")
 

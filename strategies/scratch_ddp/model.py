@@ -14,7 +14,7 @@ from torch import nn
 from results.cell import UNCOMPRESSED
 from strategies.collectives.link import Link
 from strategies.compression.base import State
-from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.gradient_exchange import GradientExchange
 from strategies.scratch_ddp.reducer import Bucketing, GradientReducer
 from strategies.training.parallel import ParallelModel, Setting
 from strategies.training.replicas import Buffers, take_from_first

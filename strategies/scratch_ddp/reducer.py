@@ -22,8 +22,8 @@ from results.errors import UsageError
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.exchange.buckets import Bucket, BucketRange, own_stride, pieces_of
-from strategies.exchange.gradient_exchange import GradientExchange
 from strategies.exchange.lane import Pending
+from strategies.gradient_exchange import GradientExchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

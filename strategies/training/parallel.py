@@ -17,8 +17,8 @@ from results.spec import Spec
 from strategies.advice import SPARSE_GRADIENTS
 from strategies.collectives.link import Link
 from strategies.compression.base import State
-from strategies.exchange.gradient_exchange import ExchangeSettings
 from strategies.facts import StrategyFacts
+from strategies.gradient_exchange import ExchangeSettings
 from strategies.training.boxes import Owned, whole
 from strategies.training.layout_modules import require_dense
 from strategies.training.loss import Batch, Loss, loss_of

@@ -24,10 +24,10 @@ from torch import Tensor
 from harness.worker.measure.clock import StepClock
 from harness.worker.rank.process import tune_kernels
 from strategies.devices import device_of
+from strategies.trainer import Trainer, TrainSettings
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.optimizer import build_optimizer
 from strategies.training.precision import set_float32_math
-from strategies.training.trainer import Trainer, TrainSettings
 from workloads.build import build_workload
 from workloads.catalog import MEMBERS, WORKLOADS
 from workloads.workload import Workload

@@ -25,10 +25,10 @@ from results.extensions import forget_packages
 from results.parts import ModelParts, Part
 from results.plan import Pattern, Plan
 from strategies.catalog import STRATEGIES, group_layout
-from strategies.closed_form.footprint import footprint
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.traffic import traffic
 from strategies.pipeline.facts import microbatch_counts
+from strategies.predictions import footprint
 from workloads.catalog import WORKLOADS, facts, learn
 
 MakePlan = Callable[..., Plan]

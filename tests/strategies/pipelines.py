@@ -20,7 +20,7 @@ from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
 from strategies.catalog import group_layout
 from strategies.pipeline.chain import chained_layout
-from strategies.training.snapshot import Snapshot
+from strategies.snapshot import Snapshot
 from workloads.gpt.model import GPT, build_gpt, token_loss
 from workloads.gpt.shape import GPTShape
 

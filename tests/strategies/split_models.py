@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
 from strategies.catalog import group_layout
-from strategies.training.snapshot import Snapshot
+from strategies.snapshot import Snapshot
 from workloads.gpt.model import build_gpt
 from workloads.gpt.shape import GPTShape
 from workloads.llama.model import build_llama

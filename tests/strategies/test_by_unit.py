@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 from harness.worker.exchange.group import open_exchange
 from results.parts import ModelParts
 from strategies.catalog import STRATEGIES
+from strategies.trainer import Trainer, TrainSettings
 from strategies.training.parallel import Blank
-from strategies.training.trainer import Trainer, TrainSettings
 from workloads.build import build
 from workloads.gpt.shape import GPTShape
 from workloads.llama.shape import LlamaShape

@@ -14,7 +14,7 @@ import strategies
 
 
 def test_all_that_is_listed_is_there_and_nothing_else_is_offered() -> None:
-    from strategies.training.trainer import Trainer
+    from strategies.trainer import Trainer
 
     # Asked after the submodules are loaded: one that is named like what it offers would hide it.
     assert strategies.Trainer is Trainer

@@ -8,7 +8,7 @@ from torch import nn
 
 from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings
-from strategies.training.found_layout import found_layout
+from strategies.training.layouts import found_layout
 
 
 class Block(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.worker.exchange.group import ExchangeGroup
 from strategies.compression.int8.compressor import Int8
 from strategies.exchange.buckets import Bucket, pieces_of
-from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")

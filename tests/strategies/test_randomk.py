@@ -19,7 +19,7 @@ from strategies.compression.build import build_compressor
 from strategies.compression.randomk.compressor import draw
 from strategies.compression.streams import Streams
 from strategies.exchange.buckets import Bucket, pieces_of
-from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")

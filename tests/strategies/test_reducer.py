@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from harness.worker.exchange.group import ExchangeGroup
 from results.errors import UsageError
 from strategies.collectives.link import Link
-from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.scratch_ddp import reducer as reducer_module
 from strategies.scratch_ddp.reducer import Bucketing, GradientReducer, fill_buckets
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
-from strategies.training.snapshot import Snapshot
+from strategies.snapshot import Snapshot
 
 Ranks = Callable[..., list[Any]]
 Threads = Callable[..., list[Any]]

@@ -14,8 +14,8 @@ from harness.worker.exchange.group import ExchangeGroup
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.catalog import OPTIMIZERS
-from strategies.closed_form.footprint import footprint, updated_bytes
 from strategies.collectives.link import Link
+from strategies.predictions import footprint, updated_bytes
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
 from strategies.training.optimizer import build_optimizer
 from workloads.resnet.shape import ResNetShape

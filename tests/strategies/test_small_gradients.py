@@ -14,7 +14,7 @@ from harness.worker.proof.compressor_promises import Exchanged, Witness, compare
 from strategies.catalog import COMPRESSIONS
 from strategies.compression.promise import Unbiased
 from strategies.exchange.buckets import Bucket, pieces_of
-from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
 VALUES = 1200

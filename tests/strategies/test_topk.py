@@ -15,7 +15,7 @@ from torch import Tensor
 from strategies.collectives.link import Link
 from strategies.compression.build import build_compressor
 from strategies.exchange.buckets import Bucket, pieces_of
-from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")

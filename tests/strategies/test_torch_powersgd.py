@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
-from strategies.training.snapshot import Snapshot
+from strategies.snapshot import Snapshot
 
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.closed_form.terms import Term
 from strategies.closed_form.traffic import traffic
-from strategies.training.trainer import Trainer, TrainSettings
+from strategies.trainer import Trainer, TrainSettings
 from workloads.gpt.model import build_gpt
 from workloads.gpt.shape import GPTShape
 from workloads.llama.model import build_llama

@@ -19,8 +19,8 @@ from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Phase, SilentObserver, Trainer, TrainSettings
 from strategies.devices import KINDS, Host, MemoryFigures
+from strategies.snapshot import Snapshot
 from strategies.training.precision import set_float32_math
-from strategies.training.snapshot import Snapshot
 
 Ranks = Callable[..., list[Any]]
 

@@ -13,8 +13,8 @@ from results.parts import ModelParts
 from strategies.closed_form.terms import Term
 from strategies.collectives.link import Link
 from strategies.exchange.buckets import buckets_of
-from strategies.exchange.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.facts import StrategyFacts
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.promise import Promise
 from strategies.training.parallel import ParallelModel, Setting
 from strategies.training.replicas import take_from_first

@@ -14,9 +14,8 @@ from planting import Fields, Planted, Runs, wrapped
 
 from harness.worker.cell.setup import CellSetup
 from results.outcome import Outcome
-from strategies.exchange import gradient_exchange
+from strategies import gradient_exchange, trainer
 from strategies.pipeline import model as pipeline
-from strategies.training import trainer
 from workloads.workload import Workload
 
 GPT: Fields = ONE_SAMPLE | {"micro_batch": 4, "optimizer": "sgd:lr=0.05"}

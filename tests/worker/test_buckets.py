@@ -22,8 +22,8 @@ from results.layout import ModelLayout
 from results.recorded import Buckets
 from strategies.catalog import group_layout
 from strategies.scratch_ddp.reducer import GradientReducer
+from strategies.trainer import Trainer, TrainSettings
 from strategies.training.observer import Phase, SilentObserver
-from strategies.training.trainer import Trainer, TrainSettings
 
 CPU = torch.device("cpu")
 Ranks = Callable[..., list[Any]]

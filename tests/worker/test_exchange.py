@@ -21,7 +21,7 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.rank.control import Control, hash_number, parameters_hash
 from results.cell import StepPolicy
 from strategies import Trainer, TrainSettings
-from strategies.training.snapshot import Snapshot
+from strategies.snapshot import Snapshot
 
 # Linear(8, 48): 8 * 48 + 48 = 432; BatchNorm1d(48): 96; Linear(48, 5): 48 * 5 + 5 = 245 floats.
 GRADIENT_BYTES = 4 * (432 + 96 + 245)

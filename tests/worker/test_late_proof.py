@@ -35,10 +35,10 @@ from harness.worker.proof import proof, reference, simulation
 from harness.worker.turns import Turns
 from results.proof_limits import LATE_STEPS
 from strategies.compression.base import Compressor
-from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.gradient_exchange import GradientExchange
 from strategies.local_sgd.model import LocalSgdModel
+from strategies.trainer import Trainer
 from strategies.training.parallel import GradientTask, ParallelModel
-from strategies.training.trainer import Trainer
 
 TOPK: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01", "compression": "topk:0.05"}
 

@@ -17,8 +17,9 @@ from planting import GPT, MLP, NORMED, Fields, Planted, Runs, after, gradients_t
 from torch import Tensor
 
 from harness.worker.proof import examination, reference, simulation
+from harness.worker import examination, proof, reference, room
+from strategies.trainer import Trainer
 from strategies.training.parallel import ParallelModel
-from strategies.training.trainer import Trainer
 
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 2, "optimizer": "sgd:lr=0.002"}
 OWN: Fields = {"dataset": "own", "micro_batch": 4, "optimizer": "sgd"}

@@ -27,11 +27,11 @@ from strategies.compression.signsgd.compressor import ScaledSign
 from strategies.compression.topk import compressor as topk
 from strategies.compression.topk.compressor import TopK, sum_chosen
 from strategies.exchange.buckets import Bucket
-from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.gradient_exchange import GradientExchange
 from strategies.local_sgd.model import LocalSgdModel
+from strategies.trainer import Trainer
 from strategies.training.parallel import ParallelModel
 from strategies.training.replicas import take_from_first
-from strategies.training.trainer import Trainer
 
 SCRATCH: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01"}
 LOCAL: Fields = NORMED | {"strategy": "local-sgd:4"}

@@ -36,9 +36,11 @@ from results.proof_limits import STEPS
 from strategies.ddp.model import DdpModel
 from strategies.optimizers.adamw import AdamW
 from strategies.optimizers.sgd import Sgd
+from strategies.trainer import Trainer
 from strategies.training import optimizer, parallel
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
+from strategies.training.parallel import GradientTask, ParallelModel
 from workloads import data
 
 DIGITS: Fields = MLP | {"dataset": "digits"}

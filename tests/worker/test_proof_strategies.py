@@ -17,7 +17,7 @@ from harness.worker.cell.setup import CellSetup
 from strategies.pipeline.model import PipelineModel
 from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel
-from strategies.training.trainer import Trainer
+from strategies.trainer import Trainer
 
 SGD: Fields = GPT | {"optimizer": "sgd:lr=0.05"}
 PIPELINE: Fields = GPT | {"strategy": "pipeline:1f1b:microbatches=2", "micro_batch": 2}

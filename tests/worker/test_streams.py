@@ -38,8 +38,8 @@ from strategies.ddp.hook import Hook
 from strategies.exchange.lane import open_lane
 from strategies.refusal import refusal
 from strategies.scratch_fsdp.host_shards import HostShards
+from strategies.trainer import Trainer, TrainSettings
 from strategies.training.observer import Phase
-from strategies.training.trainer import Trainer, TrainSettings
 
 Fields = dict[str, Any]
 DEVICE = torch.device("cpu", 0)
@@ -471,7 +471,7 @@ def test_an_operation_ends_when_the_device_has_done_it_not_when_the_wait_returns
 
 
 def test_the_host_looks_at_a_loss_when_it_has_come() -> None:
-    with streams.simulated_device(), patch("strategies.training.trainer.LOOK_EVERY", 2):
+    with streams.simulated_device(), patch("strategies.trainer.LOOK_EVERY", 2):
         settings = TrainSettings()
         trainer = Trainer(torch.nn.Linear(1, 1), mean_output, device=DEVICE, settings=settings)
         given = repeat((torch.full((1, 1), torch.nan, device=DEVICE), torch.zeros(1, device=DEVICE)))

@@ -24,7 +24,7 @@ from results.errors import BenchError, UsageError
 from results.layout import ModelLayout
 from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
 from strategies.pipeline.chain import chained_layout
-from strategies.training.found_layout import found_layout
+from strategies.training.layouts import found_layout
 from workloads.batch import Batch, placed, tensors
 from workloads.build import build_workload
 from workloads.data import POOL, DataRequest, open_batches

@@ -20,9 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 from results.groups import GroupLayout
 from results.recorded import Buckets
+from strategies.trainer import Trainer
 from strategies.training.loss import seen
 from strategies.training.observer import Phase, StepObserver
-from strategies.training.trainer import Trainer
 
 _SUMS = ("allreduce", "reduce", "_reduce_scatter_base")
 

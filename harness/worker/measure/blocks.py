@@ -40,8 +40,8 @@ from results.record import Quads, StepColumns
 from results.recorded import KernelTimes, Recorded
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
 from strategies.devices import device_of
-from strategies.training.snapshot import Snapshot
-from strategies.training.trainer import Trainer
+from strategies.snapshot import Snapshot
+from strategies.trainer import Trainer
 from workloads.batch import Batch
 
 STEADY_WITHIN = 0.05

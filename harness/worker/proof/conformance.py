@@ -23,9 +23,9 @@ from results.parts import ModelParts
 from results.recorded import Operations
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.closed_form.traffic import traffic
+from strategies.trainer import Trainer
 from strategies.training.loss import Loss, seen
 from strategies.training.observer import Phase
-from strategies.training.trainer import Trainer
 from workloads.batch import Batch, tensors
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own

@@ -45,7 +45,8 @@ from results.cell import Cell
 from results.proof_limits import COPIES, LATE_STEPS, LONGEST_S, STEPS
 from results.record import Proof
 from strategies.catalog import STRATEGIES
-from strategies.exchange.gradient_exchange import GradientExchange
+from strategies.gradient_exchange import GradientExchange
+from strategies.trainer import Trainer
 from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer

@@ -35,8 +35,9 @@ from strategies.catalog import STRATEGIES
 from strategies.devices import device_of
 from strategies.training.found_layout import found_layout
 from strategies.training.optimizer import optimizer_call
+from strategies.trainer import Trainer
+from strategies.training.layouts import found_layout
 from strategies.training.parallel import OptimizerState
-from strategies.training.trainer import Trainer
 from workloads.batch import Batch
 from workloads.build import build_workload
 from workloads.workload import Workload

@@ -50,11 +50,11 @@ from results.training_log import (
     TrainingLogWriter,
     Validated,
 )
+from strategies.evaluation import evaluate
 from strategies.saving.attachable import require_attachable
 from strategies.saving.checkpoints import Saving
 from strategies.saving.run_folder import RunFolder
-from strategies.training.evaluation import evaluate
-from strategies.training.trainer import Trainer
+from strategies.trainer import Trainer
 from workloads.batch import Batch
 from workloads.datasets.facts import DATASETS, Own
 from workloads.training_data import held_out, open_training, require_epochs

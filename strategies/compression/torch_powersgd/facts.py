@@ -11,4 +11,4 @@ class TorchPowerSGDFacts(LowRankFacts):
     name = "torch-powersgd"
     help = "torch's PowerSGD hook, for ddp alone"
     instead = PowerSGDFacts.name
-    ddp_hook = "strategies.compression.torch_powersgd.hook:TorchPowerSgd"
+    ddp_hook = "strategies.ddp.torch_powersgd:TorchPowerSgd"

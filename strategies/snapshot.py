@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from strategies.devices import DeviceKind, device_of
-from strategies.training.trainer import Trainer
+from strategies.trainer import Trainer
 
 SPARE_SHARE = 0.1
 """Of a device's memory: what must stay free beside a copy on it, as the steps after it may take more than

@@ -17,7 +17,7 @@ from strategies.training.loss import Batch, BatchLoss, Loss, loss_of
 from strategies.training.precision import autocast
 
 if TYPE_CHECKING:
-    from strategies.training.trainer import Trainer
+    from strategies.trainer import Trainer
 
 
 Metric = Callable[[Any, Any], Tensor | float]
