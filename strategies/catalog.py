@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from results.groups import GroupLayout
 from results.registry import Registry
-from strategies.auto.facts import Auto
+from strategies.auto import Auto
 from strategies.collectives.catalog import COLLECTIVES
 from strategies.compression.catalog import COMPRESSIONS
 from strategies.ddp.facts import Ddp
 from strategies.facts import StrategyFacts
 from strategies.fsdp.facts import Fsdp, Hsdp, Manual
 from strategies.local_sgd.facts import LocalSgd
-from strategies.optimizers.catalog import OPTIMIZERS
+from strategies.optimizers import OPTIMIZERS
 from strategies.pipeline.facts import Pipeline
 from strategies.scratch_ddp.facts import ScratchDdp
 from strategies.scratch_fsdp.facts import ScratchFsdp
-from strategies.single.facts import Single
+from strategies.single import Single
 from strategies.tensor_parallel.facts import TensorParallel
 from strategies.zero1.facts import Zero1
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
-from strategies.collectives.build import build_route
+from strategies.collectives.catalog import build_route
 from strategies.collectives.link import Link
 from strategies.compression.base import State
-from strategies.compression.build import build_compressor
+from strategies.compression.catalog import build_compressor
 from strategies.compression.memory import BucketMemory
 from strategies.exchange.buckets import Bucket, BucketRange, buckets_of
 from strategies.exchange.lane import Pending, open_lane

@@ -1,4 +1,6 @@
-"""Memory of a rank in closed form: what its training step holds when it holds most.
+"""Predictions of a cell in closed form: memory (`footprint`) and messages (`traffic`) of a step.
+
+Memory of a rank: what its training step holds when it holds most.
 
 Rajbhandari et al. 2020, arXiv:1910.02054, section 5, have the three stages of ZeRO; here is counted what the
 code of this package does, buffers included. With P the bytes of all parameters, k the optimizer's values a
@@ -16,6 +18,11 @@ trained (frozen parameters have neither gradients, buckets nor state):
 Autograd's part is exact for fp32 on a CPU (`results.parts`). Under autocast everything is counted as if in
 fp32, and the copies of the weights that autocast makes are added: an upper estimate. What is not counted:
 the process, the backend's buffers, temporaries of one operation.
+
+Messages of a step: bytes and operations of each collective. Counted is a step of dense gradients; left out
+are buffers of BatchNorm, what ranks agree on in a few bytes (overflows, a norm), and what only the first step
+sends. Activations are counted as fp32: under autocast those of `tp`'s forward pass and of a pipeline's edges
+can be of half precision, and half of that.
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ from results.cell import Cell
 from results.parts import ModelParts
 from strategies.catalog import STRATEGIES
 from strategies.closed_form.moments import Footprint
+from strategies.closed_form.terms import Term
 
 
 def footprint(cell: Cell, parts: ModelParts) -> Footprint:
@@ -50,3 +58,9 @@ def least_bytes(cell: Cell, parts: ModelParts, *, dense: bool) -> int:
 def updated_bytes(cell: Cell, parts: ModelParts) -> int:
     """Bytes of the parameters that the busiest rank updates."""
     return STRATEGIES.facts(cell.strategy).updated_bytes(cell, parts)
+
+
+def traffic(cell: Cell, parts: ModelParts) -> list[Term]:
+    """All that the busiest rank of a cell sends in one step; nothing on one rank."""
+    terms = STRATEGIES.facts(cell.strategy).terms(cell, parts)
+    return [term for term in terms if term.payload_bytes]

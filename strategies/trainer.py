@@ -30,9 +30,8 @@ from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.devices import Event, StreamedDevice, device_of
 from strategies.gradient_exchange import ExchangeSettings
-from strategies.saving.attachable import require_attachable
 from strategies.saving.checkpoints import Checkpoints, Resumed, Saving
-from strategies.saving.state import Stateful, from_plain, restore, state_of, to_plain
+from strategies.saving.state import Stateful, from_plain, require_attachable, restore, state_of, to_plain
 from strategies.saving.whole import whole_state, write_whole
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.layouts import found_layout

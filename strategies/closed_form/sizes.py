@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from results.cell import Cell, Checkpointing
 from results.groups import GroupLayout
 from results.parts import VALUE_BYTES, ModelParts, Part
-from strategies.optimizers.catalog import OPTIMIZERS
+from strategies.optimizers import OPTIMIZERS
 
 HALF_BYTES = 2
 _GRADIENT_SHARE = 0.5

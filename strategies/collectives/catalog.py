@@ -1,13 +1,21 @@
-"""The collectives that there are."""
+"""The collectives that there are, and how the route of one is built."""
 
 from __future__ import annotations
 
-from results.registry import Registry
-from strategies.collectives.default.facts import Default
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from results.registry import Registry, load
+from strategies.collectives.default import Default
 from strategies.collectives.facts import CollectiveFacts
-from strategies.collectives.hierarchical.facts import Hierarchical
-from strategies.collectives.ring.facts import RingFacts
-from strategies.collectives.tree.facts import TreeFacts
+from strategies.collectives.hierarchical import Hierarchical
+from strategies.collectives.ring import RingFacts
+from strategies.collectives.tree import TreeFacts
+
+if TYPE_CHECKING:
+    from results.spec import Spec
+    from strategies.collectives.link import Link
+    from strategies.collectives.route import Route
 
 COLLECTIVES: Registry[CollectiveFacts] = Registry(
     "collective",
@@ -15,3 +23,13 @@ COLLECTIVES: Registry[CollectiveFacts] = Registry(
     base=CollectiveFacts,
     group="bench.collectives",
 )
+
+
+def build_route(text: str, link: Link, *, node_size: int) -> Route:
+    """The route that `text` names, over all ranks of `link`; `node_size` ranks are on a node, in order.
+
+    Collective if it makes groups of its own. Raises SpecError for one that does not exist.
+    """
+    facts = COLLECTIVES.facts(text)
+    route: Callable[[Spec, Link, int], Route] = load(facts.route)
+    return route(facts.spec, link, node_size)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from strategies.collectives.wire import Wire
-from strategies.compression.base import Compressor
-from strategies.exchange.buckets import Bucket
+    from strategies.collectives.wire import Wire
+    from strategies.compression.base import Compressor
+    from strategies.exchange.buckets import Bucket
 
 
 class Route(Protocol):

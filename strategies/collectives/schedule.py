@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.distributed import Work
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed import Work
 
-from strategies.collectives.link import Link
+    from strategies.collectives.link import Link
 
 AHEAD = 8
 """Receives that wait for their data at any time. A chunk that is expected goes into the socket at once; Gloo

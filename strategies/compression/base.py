@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from results.spec import Spec
-from strategies.collectives.wire import Wire
-from strategies.exchange.buckets import Bucket
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strategies.collectives.wire import Wire
+    from strategies.exchange.buckets import Bucket
 
 State = dict[str, object]
 

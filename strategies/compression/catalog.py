@@ -1,18 +1,22 @@
-"""The compressors that there are."""
+"""The compressors that there are, and how one is built."""
 
 from __future__ import annotations
 
-from results.registry import Registry
-from strategies.compression.casts.facts import Bf16Facts, Fp16Facts
-from strategies.compression.dgc.facts import DgcFacts
+from typing import TYPE_CHECKING
+
+from results.registry import Registry, load
+from strategies.compression.casts import Bf16Facts, Fp16Facts
+from strategies.compression.dgc import DgcFacts
 from strategies.compression.facts import CompressorFacts
-from strategies.compression.int8.facts import Int8Facts
-from strategies.compression.none.facts import Uncompressed
-from strategies.compression.powersgd.facts import PowerSGDFacts
-from strategies.compression.randomk.facts import RandomKFacts
-from strategies.compression.signsgd.facts import ScaledSignFacts
-from strategies.compression.topk.facts import TopKFacts
-from strategies.compression.torch_powersgd.facts import TorchPowerSGDFacts
+from strategies.compression.int8 import Int8Facts
+from strategies.compression.none import Uncompressed
+from strategies.compression.powersgd.facts import PowerSGDFacts, TorchPowerSGDFacts
+from strategies.compression.randomk import RandomKFacts
+from strategies.compression.signsgd import ScaledSignFacts
+from strategies.compression.topk import TopKFacts
+
+if TYPE_CHECKING:
+    from strategies.compression.base import Compressor
 
 COMPRESSIONS: Registry[CompressorFacts] = Registry(
     "compression",
@@ -31,3 +35,11 @@ COMPRESSIONS: Registry[CompressorFacts] = Registry(
     base=CompressorFacts,
     group="bench.compressors",
 )
+
+
+def build_compressor(text: str, *, seed: int, rank: int) -> Compressor:
+    """The compressor that `text` names. What ranks draw alike follows from `seed` alone; what each draws
+    for itself from `rank` as well. Raises SpecError for one that does not exist."""
+    facts = COMPRESSIONS.facts(text)
+    kind: type[Compressor] = load(facts.compressor)
+    return kind.of(facts.spec, seed=seed, rank=rank)

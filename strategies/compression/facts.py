@@ -28,6 +28,11 @@ FEEDBACK = Option(kind="bool", default=True, help="add what was not sent to the 
 WARMUP = Option(kind="int", default=0, minimum=0, help="steps before it works as it will")
 
 
+def share_of(values: int, ratio: float) -> int:
+    """How many of the values a ratio in (0, 1] is: at least one."""
+    return max(1, round(ratio * values))
+
+
 class CompressorFacts(CatalogFacts):
     """The facts of one compressor with its options."""
 
@@ -64,7 +69,7 @@ class CompressorFacts(CatalogFacts):
     def count_sent(self, values: int, before: int) -> int:
         """Of one that sends a share of the values: how many, at least one. `before`: exchanges of the bucket
         so far."""
-        return max(1, round(self.spec.ratio * values))
+        return share_of(values, self.spec.ratio)
 
     def largest_sent(self) -> CompressorPromise:
         """Of one with the option `select`: how good what it finds is.

@@ -27,11 +27,6 @@ _CACHED = 1 << 18
 """Elements that are worked on at a time on CPU: they stay in its cache."""
 
 
-def count_sent(ratio: float, n: int) -> int:
-    """k for a ratio in (0, 1]: at least one of `n` elements."""
-    return max(1, round(ratio * n))
-
-
 def exact(values: Tensor, k: int) -> Tensor:
     """The k of the largest magnitude."""
     return torch.topk(values.abs(), k, sorted=False).indices

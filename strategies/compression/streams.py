@@ -1,15 +1,31 @@
-"""Random numbers of the compressors' own: torch's global generators are the model's and its data's."""
+"""Random numbers of the compressors' own: torch's global generators are the model's and its data's.
+
+They follow from a key, so that no generator has to be kept, sent or restored.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from strategies.compression.base import State
-from strategies.compression.draw import generator_of
-from strategies.exchange.buckets import Bucket
+    from strategies.compression.base import State
+    from strategies.exchange.buckets import Bucket
+
+
+def generator_of(device: torch.device, *key: int | str) -> torch.Generator:
+    """A new generator whose seed follows from `key` alone: the same in every process and every run.
+
+    torch's own generators, from which dropout and data order are drawn, are left as they are.
+    """
+    import torch
+
+    # Hashed, not added up: bucket 1 at step 0 must not draw what bucket 0 draws at step 1.
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little"))
 
 
 class Streams:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
-from strategies.exchange.buckets import Bucket
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strategies.collectives.wire import Wire
+    from strategies.exchange.buckets import Bucket
 
 SCALE_BYTES = 4
 """A scale travels as fp32, beside its codes."""
@@ -44,6 +45,8 @@ class TwoStage(Compressor):
         """(s, bytes) uint8 to a new (s, length) fp32."""
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        import torch
+
         values, rank = bucket.values, wire.rank
         count = values.numel()
         shards = _cut(values, wire.size, self.unit)
@@ -65,6 +68,8 @@ class TwoStage(Compressor):
 
 def scales_of(octets: Tensor) -> Tensor:
     """(..., 4) uint8 as (..., 1) fp32: a copy, as between codes they lie where no float may."""
+    import torch
+
     return octets.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
@@ -73,7 +78,11 @@ def _cut(values: Tensor, size: int, unit: int) -> Tensor:
     length = unit * max(1, math.ceil(values.numel() / (size * unit)))
     padding = size * length - values.numel()
     whole = values.float()
-    return (F.pad(whole, (0, padding)) if padding else whole).view(size, length)
+    if padding:
+        from torch.nn.functional import pad
+
+        whole = pad(whole, (0, padding))
+    return whole.view(size, length)
 
 
 def _sum_in_order(shards: Tensor) -> Tensor:

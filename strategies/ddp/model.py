@@ -21,7 +21,7 @@ from strategies.ddp.facts import TORCHS_BUCKET_MB
 from strategies.ddp.hook import BucketLayout, Hook, SharedAverage
 from strategies.ddp.torch_powersgd import TorchPowerSgd
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
-from strategies.training.layout_modules import require_dense, sparse_parts
+from strategies.training.layouts import require_dense, sparse_parts
 from strategies.training.parallel import ParallelModel, Setting
 
 _WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")

@@ -33,19 +33,18 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from results.errors import UsageError
+from results.groups import Dimension, GroupLayout
 from results.layout import ModelLayout
 from strategies.advice import WHOLE
 from strategies.collectives.link import Link
 from strategies.devices import device_of
 from strategies.fsdp.block_choices import BlockChoice
-from strategies.fsdp.device_grid import DeviceGrid
 from strategies.fsdp.facts import Fsdp2Facts
 from strategies.tensor_parallel.model import TensorSplit
 from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.clipping import clip_shards
-from strategies.training.homes import homes_of
-from strategies.training.layout_modules import layout_module, require_dense
+from strategies.training.layouts import homes_of, layout_module, require_dense
 from strategies.training.missing_gradients import UnlikeGradients
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
@@ -176,6 +175,36 @@ class FsdpModel(ParallelModel):
     def _copies(self, name: str) -> int:
         """How many ranks have the same shard of a parameter."""
         return self._grid.groups.replicate * (1 if self._split is None else self._split.copies(name))
+
+
+class DeviceGrid:
+    """This rank's links in each dimension of a group layout, and torch's mesh of ranks that share shards."""
+
+    def __init__(self, everyone: Link, groups: GroupLayout, device: torch.device) -> None:
+        """Collective over `everyone`, who must be all ranks of the default group."""
+        self.everyone = everyone
+        self.groups = groups
+        self.shard = self._along("shard")
+        self.replicate = self._along("replicate") if groups.replicate > 1 else None
+        self.tensor = self._along("tensor") if groups.tensor > 1 else None
+        self.mesh = self._mesh(device.type)
+
+    def _along(self, dimension: Dimension) -> Link:
+        parts = self.groups.groups(dimension)
+        return self.everyone if len(parts) == 1 else self.everyone.split(parts)
+
+    def _mesh(self, device_type: str) -> DeviceMesh:
+        """The ranks that have shards of the same tensors: (shard,), or (replicate, shard)."""
+        if self.replicate is None:
+            return DeviceMesh.from_group(self.shard.group, device_type)
+        alike = self.groups.groups("replicate", "shard")
+        own = next(ranks for ranks in alike if self.everyone.rank in ranks)
+        return DeviceMesh.from_group(
+            [self.replicate.group, self.shard.group],
+            device_type,
+            mesh=torch.tensor(own).view(self.groups.replicate, self.groups.shard),
+            mesh_dim_names=("replicate", "shard"),
+        )
 
 
 class _Guard:

@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.advice import SPLIT, WHOLE
-from strategies.pipeline.cut import balanced_cut
-from strategies.training.layout_modules import layout_module, require_dense
+from strategies.pipeline.facts import balanced_cut
+from strategies.training.layouts import layout_module, require_dense
 
 StageFunction = Callable[[Tensor], Tensor]
 Context = Callable[[], AbstractContextManager[object]]

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from results.checkpoint import Checkpoint, FileSum, LaidOut
 from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from results.files import refresh
-from strategies.optimizers.catalog import OPTIMIZERS
+from strategies.optimizers import OPTIMIZERS
 from strategies.saving.agreement import Ranks, SystemRefusedError
 from strategies.saving.planners import BoxSavePlanner
 from strategies.saving.reading import read_state

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from results.checkpoint import LaidOut
 from results.errors import UsageError
@@ -26,6 +28,7 @@ Plain = dict[str, Any]
 _FORMAT = 1
 _HOW = frozenset({"fused", "foreach", "capturable"})
 """Of a group of parameters: by which kernels it is updated, which goes by the trainer's own device."""
+_LENGTHS = ("T_max", "T_0", "total_iters", "total_steps", "step_size")
 
 
 class Stateful(Protocol):
@@ -34,6 +37,31 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Any) -> Any: ...
+
+
+def require_attachable(name: str, each: Any, optimizer: Optimizer) -> None:
+    """Raises UsageError, with the fix, for what cannot be saved, and for a schedule that cannot work."""
+    if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
+        raise UsageError(
+            f"{name} ({type(each).__name__}) has no state_dict and load_state_dict, so that no run could go "
+            f"on from it: for a loader use torchdata's StatefulDataLoader, else an object with both methods"
+        )
+    if isinstance(each, LRScheduler):
+        _require_schedule(name, each, optimizer)
+
+
+def _require_schedule(name: str, schedule: LRScheduler, optimizer: Optimizer) -> None:
+    if schedule.optimizer is not optimizer:
+        raise UsageError(
+            f"{name} ({type(schedule).__name__}) is of another optimizer: make it with trainer.optimizer"
+        )
+    for part in getattr(schedule, "_schedulers", [schedule]):
+        for length in _LENGTHS:
+            if (steps := getattr(part, length, None)) is not None and steps < 1:
+                raise UsageError(
+                    f"{name} ({type(part).__name__}) has no steps ({length}={steps}): give it the number of "
+                    f"times that its step() is called"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

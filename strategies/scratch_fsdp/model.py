@@ -35,8 +35,7 @@ from strategies.scratch_fsdp.host_shards import HostShards
 from strategies.scratch_fsdp.units import Unit, UnitSchedule
 from strategies.training.boxes import Owned
 from strategies.training.clipping import clip_shards
-from strategies.training.homes import homes_of
-from strategies.training.layout_modules import layout_module
+from strategies.training.layouts import homes_of, layout_module
 from strategies.training.loss import Batch
 from strategies.training.parallel import GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters

@@ -33,7 +33,7 @@ from strategies.advice import SPLIT
 from strategies.collectives.link import Link
 from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.clipping import clip_shards
-from strategies.training.layout_modules import layout_module
+from strategies.training.layouts import layout_module
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.replicas import Begin, take_values
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from results.errors import UsageError
 from results.layout import ModelLayout
-from strategies.training.layout_modules import layout_module
+from strategies.training.layouts import layout_module
 
 _aten = torch.ops.aten
 _PRODUCTS = {

@@ -1,17 +1,54 @@
-"""The repeated blocks of a model whose layout nobody gave, found by the containers that hold them."""
+"""The parts of a model that its layout names: their modules, their parameters, and those that some strategies
+do not take. The repeated blocks of a model without a layout are found by the containers that hold them."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from torch import nn
 
+from results.errors import UsageError, nearest
 from results.layout import ModelLayout
-from strategies.training.homes import homes_of
 
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """They are not called, but what they hold is."""
+
+
+def layout_module(module: nn.Module, name: str) -> nn.Module:
+    """What a layout calls `name`. Raises UsageError, with the way out, if it is no module of the model."""
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        if any(name == known for known, _ in module.named_parameters()):
+            found = "a parameter: put it into a module of its own, and name that"
+        else:
+            found = f"no module of the model{nearest(name, (known for known, _ in module.named_modules()))}"
+        raise UsageError(f"the layout names {name!r}, which is {found}") from None
+
+
+def sparse_parts(module: nn.Module) -> list[str]:
+    """The embeddings of a model that ask for sparse gradients."""
+    kinds = nn.Embedding | nn.EmbeddingBag
+    return [name for name, part in module.named_modules() if isinstance(part, kinds) and part.sparse]
+
+
+def require_dense(module: nn.Module, what: str, instead: str) -> None:
+    """Raise UsageError, with `instead` as the way out, for a model with sparse gradients, which `what` does
+    not take."""
+    for name in sparse_parts(module):
+        raise UsageError(f"{what} has no sparse gradients, as {name} asks for: {instead}")
+
+
+def homes_of(module: nn.Module, layout: ModelLayout) -> dict[nn.Parameter, set[str]]:
+    """The names of the blocks that have each parameter, and `""` for what is around the blocks.
+
+    This is where the parameters of a model belong that is sharded block by block.
+    """
+    homes: dict[nn.Parameter, set[str]] = defaultdict(set)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        homes[parameter].add(next((block for block in layout.blocks if name.startswith(f"{block}.")), ""))
+    return homes
 
 
 def found_layout(module: nn.Module) -> ModelLayout:

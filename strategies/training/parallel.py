@@ -19,11 +19,11 @@ from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.facts import StrategyFacts
 from strategies.gradient_exchange import ExchangeSettings
+from strategies.optimizers import build_optimizer
 from strategies.training.boxes import Owned, whole
-from strategies.training.layout_modules import require_dense
+from strategies.training.layouts import require_dense
 from strategies.training.loss import Batch, Loss, loss_of
 from strategies.training.observer import Phase, StepObserver
-from strategies.training.optimizer import build_optimizer
 from strategies.training.precision import autocast
 
 OptimizerState = dict[str, object]

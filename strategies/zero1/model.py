@@ -25,9 +25,9 @@ from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.ddp.facts import Ddp
 from strategies.ddp.model import DdpModel
+from strategies.optimizers import optimizer_call
 from strategies.training.gathered import gathered
-from strategies.training.layout_modules import require_dense
-from strategies.training.optimizer import optimizer_call
+from strategies.training.layouts import require_dense
 from strategies.training.parallel import OptimizerState, Setting
 
 

@@ -22,8 +22,8 @@ from harness.worker.exchange.recorder import Recorder
 from harness.worker.measure.clock import StepClock
 from harness.worker.rank.control import Control
 from strategies.collectives.link import Link
-from strategies.collectives.scatter import start_reduce_scatter
 from strategies.devices import device_of
+from strategies.scratch_fsdp.flat import start_reduce_scatter
 from strategies.training.observer import Phase
 
 Found = Iterator[tuple[str, Tensor, Tensor]]

@@ -1,4 +1,4 @@
-"""What is known of a name is in its folder: no other code has the name of a strategy, a compressor, a
+"""What is known of a name is in its folder or file: no other code has the name of a strategy, a compressor, a
 collective, a data set or a launcher as a text."""
 
 from __future__ import annotations
@@ -16,13 +16,21 @@ from workloads.datasets.facts import DATASETS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("harness", "reports", "results", "slurm", "strategies", "workloads")
+
+
+def home_of(kind: type) -> str:
+    """The folder of a `facts.py` or a `launcher.py`, or the file that a name has to itself."""
+    package, _, module = kind.__module__.rpartition(".")
+    return package.replace(".", "/") + ("/" if module in ("facts", "launcher") else f"/{module}.py")
+
+
 HOMES = {
-    entry.name: facts.__module__.rpartition(".")[0].replace(".", "/")
+    entry.name: home_of(facts)
     for catalog in (STRATEGIES, COMPRESSIONS, COLLECTIVES, DATASETS)
     for facts in catalog.all_facts
     for entry in facts.entries()
-} | {one.name: type(one).__module__.removesuffix(".launcher").replace(".", "/") for one in launchers()}
-"""The folder, or the module without its suffix, that may have each name."""
+} | {one.name: home_of(type(one)) for one in launchers()}
+"""The folder or the file that may have each name."""
 COMMON = {
     *("auto", "default", "local", "manual", "none", "pipeline", "ring", "single", "tree"),
     # What a text is, and what it says of data.
@@ -41,7 +49,7 @@ ALLOWED = {
     ("results/training.py", "local-sgd"): "runs from before they recorded how their strategy trains",
     ("results/training.py", "hierarchical"): "runs from before they recorded whether they go by nodes",
     ("strategies/zero1/facts.py", "ddp"): "its help says what it is like",
-    ("strategies/compression/torch_powersgd/facts.py", "ddp"): "its help says what it is a hook of",
+    ("strategies/compression/powersgd/facts.py", "ddp"): "its help says what it is a hook of",
     ("harness/plan/study_file.py", "ddp"): "an example in the meaning of an option",
     ("harness/plan/study_file.py", "topk"): "as above",
     ("harness/plan/study_file.py", "hierarchical"): "as above",
@@ -94,7 +102,7 @@ def parts(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
 
 
-def test_a_name_is_a_text_in_its_own_folder_alone() -> None:
+def test_a_name_is_a_text_in_its_own_home_alone() -> None:
     words = {
         name: re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in HOMES if name not in COMMON
     }
@@ -105,7 +113,7 @@ def test_a_name_is_a_text_in_its_own_folder_alone() -> None:
         for text in texts(tree)
         for name, word in words.items()
         # A package of the name is the client of what a launcher starts jobs by.
-        if word.search(text) and not file.startswith((f"{HOMES[name]}/", f"{HOMES[name]}.py", f"{name}/"))
+        if word.search(text) and not file.startswith((HOMES[name], f"{name}/"))
     }
     assert sorted(found - set(ALLOWED)) == []
     assert sorted(set(ALLOWED) - found) == [], "allowed, and not there any more"
@@ -116,8 +124,7 @@ def test_no_field_of_a_cell_is_compared_with_a_name_or_given_one() -> None:
         f"{file}: {field} {text!r}"
         for file, tree in sources()
         for text, field in given(tree)
-        if (name := text.partition(":")[0]) in HOMES
-        and not file.startswith((f"{HOMES[name]}/", f"{HOMES[name]}.py"))
+        if (name := text.partition(":")[0]) in HOMES and not file.startswith(HOMES[name])
     ]
     assert found == []
 

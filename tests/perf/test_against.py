@@ -23,11 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.worker.exchange.group import open_exchange
 from harness.worker.measure.clock import StepClock
 from strategies import Trainer, TrainSettings
-from strategies.collectives.build import build_route
+from strategies.collectives.catalog import build_route
 from strategies.collectives.link import Link
-from strategies.compression.none.compressor import Dense
+from strategies.compression.none import Dense
 from strategies.exchange.buckets import Bucket
-from strategies.training.optimizer import build_optimizer
+from strategies.optimizers import build_optimizer
 from workloads.build import build_workload
 from workloads.catalog import MEMBERS, WORKLOADS
 from workloads.gpt.model import build_gpt

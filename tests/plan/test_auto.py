@@ -26,9 +26,8 @@ from results.parts import ModelParts, Part
 from results.plan import Pattern, Plan
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.closed_form.moments import Footprint
-from strategies.closed_form.traffic import traffic
 from strategies.pipeline.facts import microbatch_counts
-from strategies.predictions import footprint
+from strategies.predictions import footprint, traffic
 from workloads.catalog import WORKLOADS, facts, learn
 
 MakePlan = Callable[..., Plan]
@@ -337,7 +336,7 @@ def test_pipelines_are_weighed_on_many_gpus(plan_of: MakePlan) -> None:
 
 PROPOSING = """
 from strategies.facts import Proposal
-from strategies.single.facts import Single
+from strategies.single import Single
 
 class Elsewhere(Single):
     name = "elsewhere"

@@ -23,7 +23,7 @@ from results.parts import ModelParts
 from results.plan import Request
 from strategies.catalog import group_layout
 from strategies.closed_form.terms import Term
-from strategies.closed_form.traffic import traffic
+from strategies.predictions import traffic
 from workloads.catalog import WORKLOADS, facts
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)

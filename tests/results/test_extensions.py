@@ -325,7 +325,7 @@ from workloads.shape import Shape, WorkloadFacts
 
 class Star(CollectiveFacts):
     name, help = "star", "all to one"
-    route = "strategies.collectives.ring.route:route"
+    route = "strategies.collectives.ring:route"
 
 class Abstract(Launcher):
     name = "abstract"

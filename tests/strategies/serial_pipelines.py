@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from strategies import TrainSettings
 from strategies.catalog import STRATEGIES, group_layout
-from strategies.training.optimizer import build_optimizer
+from strategies.optimizers import build_optimizer
 
 
 class Serial:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from strategies.collectives.link import Link
 from strategies.compression.base import Compressor
-from strategies.compression.build import build_compressor
-from strategies.compression.casts.compressor import Fp16
+from strategies.compression.casts import Fp16
+from strategies.compression.catalog import build_compressor
 from strategies.exchange.buckets import Bucket, pieces_of
 
 Threads = Callable[..., list[Any]]

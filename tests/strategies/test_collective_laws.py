@@ -16,12 +16,12 @@ from torch import Tensor
 from harness.worker.exchange.group import ExchangeGroup
 from results.cell import Cell
 from strategies.catalog import COLLECTIVES, COMPRESSIONS
-from strategies.collectives.build import build_route
+from strategies.collectives.catalog import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
-from strategies.compression.build import build_compressor
-from strategies.compression.none.compressor import Dense
+from strategies.compression.catalog import build_compressor
+from strategies.compression.none import Dense
 from strategies.exchange.buckets import Bucket, pieces_of
 
 Threads = Callable[..., list[Any]]

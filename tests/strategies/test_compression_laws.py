@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.worker.exchange.group import ExchangeGroup
 from strategies.catalog import COMPRESSIONS
 from strategies.collectives.link import Link
-from strategies.compression.build import build_compressor
+from strategies.compression.catalog import build_compressor
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from strategies.compression.build import build_compressor
+from strategies.compression.catalog import build_compressor
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 

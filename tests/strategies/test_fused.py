@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from strategies import Trainer, TrainSettings
 from strategies.devices import KINDS, Host
-from strategies.training.optimizer import build_optimizer
+from strategies.optimizers import build_optimizer
 
 CPU = torch.device("cpu")
 

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
 from strategies.collectives.build import build_route
+from harness.worker.exchange import ExchangeGroup
+from strategies.collectives.catalog import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
-from strategies.compression.none.compressor import Dense
+from strategies.compression.none import Dense
 from strategies.exchange.buckets import Bucket, BucketRange
 
 Threads = Callable[..., list[Any]]

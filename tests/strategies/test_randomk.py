@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from torch import Tensor
 
-from strategies.compression.build import build_compressor
-from strategies.compression.randomk.compressor import draw
+from strategies.compression.catalog import build_compressor
+from strategies.compression.randomk import draw
 from strategies.compression.streams import Streams
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange

@@ -15,7 +15,7 @@ from harness.plan.unfit import misplaced, unsplittable
 from results.cell import Cell
 from results.spec import Catalog, Entry
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
-from strategies.compression.build import build_compressor
+from strategies.compression.catalog import build_compressor
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.refusal import refusal
 

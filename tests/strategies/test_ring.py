@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
 from strategies.collectives.link import Link
-from strategies.collectives.ring.route import Ring
+from strategies.collectives.ring import Ring
 
 Threads = Callable[..., list[Any]]
 

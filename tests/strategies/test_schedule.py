@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strategies.collectives.link import Link
-from strategies.collectives.ring.route import Ring
+from strategies.collectives.ring import Ring
 from strategies.collectives.schedule import Receive, Schedule, ScheduledWire, Send, chunks
-from strategies.collectives.tree.route import Tree
+from strategies.collectives.tree import Tree
 
 WIRES = [Ring, Tree]
 GIVE_UP_S = 10.0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
 from strategies.collectives.link import Link
-from strategies.collectives.scatter import _Reduced, start_reduce_scatter
+from strategies.scratch_fsdp.flat import _Reduced, start_reduce_scatter
 
 Ranks = Callable[..., list[Any]]
 Threads = Callable[..., list[Any]]

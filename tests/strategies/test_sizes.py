@@ -15,9 +15,9 @@ from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.catalog import OPTIMIZERS
 from strategies.collectives.link import Link
+from strategies.optimizers import build_optimizer
 from strategies.predictions import footprint, updated_bytes
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
-from strategies.training.optimizer import build_optimizer
 from workloads.resnet.shape import ResNetShape
 
 Threads = Callable[..., list[Any]]

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from results.errors import UsageError
 from results.layout import ModelLayout
-from strategies.pipeline.cut import balanced_cut
+from strategies.pipeline.facts import balanced_cut
 from strategies.pipeline.stages import Cut, StageModule, Twin, cut_model, prune, require_cuttable
 from strategies.training.checkpointing import checkpoint_blocks
 

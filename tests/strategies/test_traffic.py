@@ -18,7 +18,7 @@ from harness.worker.cell.model_parts import parts_of
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.closed_form.terms import Term
-from strategies.closed_form.traffic import traffic
+from strategies.predictions import traffic
 from strategies.trainer import Trainer, TrainSettings
 from workloads.gpt.model import build_gpt
 from workloads.gpt.shape import GPTShape

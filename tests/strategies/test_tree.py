@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
 from strategies.collectives.link import Link
-from strategies.collectives.tree.route import Tree, TreeNode, binary_tree
+from strategies.collectives.tree import Tree, TreeNode, binary_tree
 
 Threads = Callable[..., list[Any]]
 

@@ -22,8 +22,8 @@ from harness.worker.proof import proof
 from results.cell import Cell
 from results.errors import SpecError
 from strategies.catalog import STRATEGIES
-from strategies.closed_form.traffic import traffic
 from strategies.compression.promise import Largest, Rounded, UnbiasedLevels
+from strategies.predictions import traffic
 from strategies.promise import Promise
 from strategies.refusal import refusal
 from strategies.training.parallel import ParallelModel

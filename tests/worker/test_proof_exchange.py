@@ -15,17 +15,14 @@ from torch import Tensor, nn
 from harness.worker.proof.proof import first_steps
 from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire
-from strategies.compression import selection
+from strategies.compression import casts, randomk, selection, topk
 from strategies.compression.base import Compressor
-from strategies.compression.casts import compressor as casts
-from strategies.compression.int8.compressor import Int8
+from strategies.compression.facts import share_of
+from strategies.compression.int8 import Int8
 from strategies.compression.memory import BucketMemory
 from strategies.compression.powersgd import compressor as powersgd
-from strategies.compression.randomk import compressor as randomk
-from strategies.compression.selection import count_sent
-from strategies.compression.signsgd.compressor import ScaledSign
-from strategies.compression.topk import compressor as topk
-from strategies.compression.topk.compressor import TopK, sum_chosen
+from strategies.compression.signsgd import ScaledSign
+from strategies.compression.topk import TopK, sum_chosen
 from strategies.exchange.buckets import Bucket
 from strategies.gradient_exchange import GradientExchange
 from strategies.local_sgd.model import LocalSgdModel
@@ -256,7 +253,7 @@ def _the_smallest_are_sent(rank: int, size: int) -> Planted:
     """Top-k finds the k smallest."""
 
     def wrong(self: TopK, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
-        k = count_sent(self._ratio, bucket.values.numel())
+        k = share_of(bucket.values.numel(), self._ratio)
         sum_chosen(bucket.values, bucket.values.abs().argsort()[:k], residual, wire)
 
     return patch.object(TopK, "sum_shares", wrong)
@@ -264,13 +261,13 @@ def _the_smallest_are_sent(rank: int, size: int) -> Planted:
 
 def _the_first_are_sent(rank: int, size: int) -> Planted:
     def wrong(self: TopK, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
-        sum_chosen(bucket.values, torch.arange(count_sent(0.01, len(bucket.values))), residual, wire)
+        sum_chosen(bucket.values, torch.arange(share_of(len(bucket.values), 0.01)), residual, wire)
 
     return patch.object(TopK, "sum_shares", wrong)
 
 
 def _twice_as_many_are_sent(rank: int, size: int) -> Planted:
-    return patch.object(topk, "count_sent", lambda ratio, n: count_sent(2 * ratio, n))
+    return patch.object(topk, "share_of", lambda values, ratio: share_of(values, 2 * ratio))
 
 
 def _indices_travel_as_int64(rank: int, size: int) -> Planted:

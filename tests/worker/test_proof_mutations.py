@@ -33,13 +33,14 @@ from harness.worker.cell.setup import CellSetup
 from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.proof import examination, proof, reference
 from results.proof_limits import STEPS
+from strategies import optimizers as optimizer
 from strategies.ddp.model import DdpModel
-from strategies.optimizers.adamw import AdamW
-from strategies.optimizers.sgd import Sgd
+from strategies.optimizers import AdamW, Sgd
 from strategies.trainer import Trainer
 from strategies.training import optimizer, parallel
 from strategies.training.parallel import ParallelModel
 from strategies.training.trainer import Trainer
+from strategies.training import parallel
 from strategies.training.parallel import GradientTask, ParallelModel
 from workloads import data
 

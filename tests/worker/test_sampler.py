@@ -16,8 +16,7 @@ from harness.worker.proof.fingerprints import expected_random_print, random_prin
 from harness.worker.proof.reference import STATED, plain_optimizer
 from harness.worker.rank.rank import Rank
 from results.errors import UsageError
-from strategies.optimizers.catalog import OPTIMIZERS
-from strategies.training.optimizer import build_optimizer
+from strategies.optimizers import OPTIMIZERS, build_optimizer
 
 CPU = torch.device("cpu")
 

@@ -33,10 +33,10 @@ from results.outcome import Evidence
 from results.record import StepColumns
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES, group_layout
 from strategies.collectives.link import Link
-from strategies.collectives.scatter import start_reduce_scatter
 from strategies.ddp.hook import Hook
 from strategies.exchange.lane import open_lane
 from strategies.refusal import refusal
+from strategies.scratch_fsdp.flat import start_reduce_scatter
 from strategies.scratch_fsdp.host_shards import HostShards
 from strategies.trainer import Trainer, TrainSettings
 from strategies.training.observer import Phase

@@ -22,7 +22,7 @@ from results.groups import GroupLayout
 from results.parts import ModelParts
 from results.recorded import Operations
 from strategies.catalog import COLLECTIVES, STRATEGIES
-from strategies.closed_form.traffic import traffic
+from strategies.predictions import traffic
 from strategies.trainer import Trainer
 from strategies.training.loss import Loss, seen
 from strategies.training.observer import Phase

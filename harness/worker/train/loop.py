@@ -51,9 +51,9 @@ from results.training_log import (
     Validated,
 )
 from strategies.evaluation import evaluate
-from strategies.saving.attachable import require_attachable
 from strategies.saving.checkpoints import Saving
 from strategies.saving.run_folder import RunFolder
+from strategies.saving.state import require_attachable
 from strategies.trainer import Trainer
 from workloads.batch import Batch
 from workloads.datasets.facts import DATASETS, Own

@@ -16,7 +16,7 @@ from torch import Tensor
 from results.spec import Spec
 from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
-from strategies.compression.draw import generator_of
+from strategies.compression.streams import generator_of
 from strategies.exchange.buckets import Bucket, BucketRange
 
 

@@ -1,4 +1,4 @@
-"""`powersgd` without torch."""
+"""`powersgd`, and `torch-powersgd`, torch's hook of the same algorithm, without torch."""
 
 from __future__ import annotations
 
@@ -39,3 +39,12 @@ class PowerSGDFacts(LowRankFacts):
     @property
     def promises(self) -> tuple[CompressorPromise, ...]:
         return (Projection(),)
+
+
+class TorchPowerSGDFacts(LowRankFacts):
+    """A hook, what ours is measured against."""
+
+    name = "torch-powersgd"
+    help = "torch's PowerSGD hook, for ddp alone"
+    instead = PowerSGDFacts.name
+    ddp_hook = "strategies.ddp.torch_powersgd:TorchPowerSgd"

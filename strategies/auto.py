@@ -1,4 +1,4 @@
-"""`auto` without torch: a name for what `harness.plan.auto` chooses."""
+"""`auto`: a name for the strategy that the plan (`harness.plan.auto`) chooses in its place."""
 
 from __future__ import annotations
 

@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
-from torch import Tensor
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from results.spec import Spec
-from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
-from strategies.compression.selection import count_sent, equal_blocks
+from strategies.compression.facts import FEEDBACK, RATIO, CompressorFacts, share_of
+from strategies.compression.promise import Chosen, CompressorPromise, RandomPlaces, WireBytes
 from strategies.compression.streams import Streams
-from strategies.exchange.buckets import Bucket
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from strategies.collectives.wire import Wire
+    from strategies.exchange.buckets import Bucket
+
+
+class RandomKFacts(CompressorFacts):
+    """All ranks choose the same places."""
+
+    name = "randomk"
+    help = "random elements, the same on all ranks, so that places need not be sent"
+    positional = RATIO
+    options = MappingProxyType({"feedback": FEEDBACK})
+    compressor = "strategies.compression.randomk:RandomK"
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        size = WireBytes(of=lambda values, ranks, before: 4 * self.count_sent(values, before))
+        chosen = Chosen(count=self.count_sent, scaled=not self.spec.flag("feedback"))
+        return size, chosen, RandomPlaces(count=self.count_sent)
 
 
 class RandomK(Compressor):
@@ -35,7 +56,7 @@ class RandomK(Compressor):
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         values = bucket.values
-        k = count_sent(self._ratio, values.numel())
+        k = share_of(values.numel(), self._ratio)
         indices, lengths = draw(values.numel(), k, self._streams.next(bucket))
         sent = values.index_select(0, indices)
         if not self.feedback:
@@ -55,6 +76,10 @@ class RandomK(Compressor):
 
 def draw(n: int, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """One index of each of k blocks of n elements, and the blocks' lengths: (k,) both, on its device."""
+    import torch
+
+    from strategies.compression.selection import equal_blocks
+
     indices, lengths = [], []
     for run in equal_blocks(n, k):
         places = torch.randint(run.length, (run.count,), generator=generator, device=generator.device)
@@ -65,5 +90,5 @@ def draw(n: int, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def _alarm(values: Tensor) -> Tensor:
     """Zero, or NaN if a value is not finite, drawn or not: an overflow must be seen in this step."""
-    low, high = torch.aminmax(values)
+    low, high = values.aminmax()
     return 0 * low + 0 * high

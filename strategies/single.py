@@ -1,4 +1,4 @@
-"""`single` without torch."""
+"""`single`: one device."""
 
 from __future__ import annotations
 

@@ -10,11 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from results.spec import Spec
-from strategies.collectives.link import Link
+from strategies.collectives.facts import CHUNK_MB, CollectiveFacts
 from strategies.collectives.route import Flat, Route
 from strategies.collectives.schedule import Receive, Schedule, ScheduledWire, Send, chunks
+
+if TYPE_CHECKING:
+    from strategies.collectives.link import Link
+
+
+class TreeFacts(CollectiveFacts):
+    """Sends between CPU ranks."""
+
+    name = "tree"
+    help = "ours: up and down two binary trees, half of it each, in chunks that follow each other"
+    options = MappingProxyType({"chunk_mb": CHUNK_MB})
+    sends = True
+    route = "strategies.collectives.tree:route"
+    implements = frozenset(("all-reduce",))
+    on_cuda = "--collective default with NCCL_ALGO=Tree"
+
 
 TREES = 2
 LEAD = 2

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+import math
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from results.spec import Spec
+from strategies.compression.facts import FEEDBACK, CompressorFacts
+from strategies.compression.promise import CompressorPromise, ScaledSigns, WireBytes
 from strategies.compression.two_stage import SCALE_BYTES, TwoStage, scales_of
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 _BITS = 8
+
+
+class ScaledSignFacts(CompressorFacts):
+    """Scaled signs, shard by shard."""
+
+    name = "signsgd"
+    help = "one bit an element and a scale, in two stages"
+    options = MappingProxyType({"feedback": FEEDBACK})
+    compressor = "strategies.compression.signsgd:ScaledSign"
+    need = "all-to-all"
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        def size(values: int, ranks: int, before: int) -> int:
+            # A shard for every rank, and the sum of its own: a bit a value, and 4 bytes of the scale.
+            return (ranks + 1) * (math.ceil(values / (ranks * 8)) + 4)
+
+        return WireBytes(of=size), ScaledSigns(unit=8)
 
 
 class ScaledSign(TwoStage):
@@ -30,22 +54,30 @@ class ScaledSign(TwoStage):
 
     def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
         """Packed signs, then the scale. Bit i of a byte is its i-th value: 1 is plus."""
+        import torch
+
         scales = shards.abs().sum(dim=1).div_(filled.clamp(min=1)).unsqueeze(1)
         bits = (shards >= 0).view(torch.uint8).view(len(shards), -1, _BITS)
         packed = (bits << _places(shards.device)).sum(dim=-1, dtype=torch.uint8)
         return torch.cat([packed, scales.view(torch.uint8)], dim=1)
 
     def decode(self, codes: Tensor) -> Tensor:
+        from torch.nn import functional as F
+
         signs = F.embedding(codes[:, :-SCALE_BYTES].int(), _signs_of_bytes(codes.device))
         return signs.flatten(1).mul_(scales_of(codes[:, -SCALE_BYTES:]))
 
 
 def _places(device: torch.device) -> Tensor:
     """0..7: where each value's bit is in its byte."""
+    import torch
+
     return torch.arange(_BITS, dtype=torch.uint8, device=device)
 
 
 def _signs_of_bytes(device: torch.device) -> Tensor:
     """(256, 8) of +-1.0: the signs that each byte stands for, to be looked up."""
+    import torch
+
     byte = torch.arange(256, dtype=torch.int32, device=device).unsqueeze(1)
     return ((byte >> _places(device)) & 1).float() * 2 - 1

@@ -8,13 +8,30 @@ workstations, sections 3 and 4).
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import Tensor
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from results.spec import Spec
-from strategies.collectives.link import Link
+from strategies.collectives.facts import CHUNK_MB, CollectiveFacts
 from strategies.collectives.route import Flat, Route
 from strategies.collectives.schedule import Receive, Schedule, ScheduledWire, Send, chunks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strategies.collectives.link import Link
+
+
+class RingFacts(CollectiveFacts):
+    """Sends between CPU ranks."""
+
+    name = "ring"
+    help = "ours: reduce-scatter and all-gather around a ring of point-to-point sends"
+    options = MappingProxyType({"chunk_mb": CHUNK_MB})
+    sends = True
+    route = "strategies.collectives.ring:route"
+    implements = frozenset(("all-reduce", "all-gather"))
+    on_cuda = "--collective default with NCCL_ALGO=Ring"
 
 
 class Ring(ScheduledWire):

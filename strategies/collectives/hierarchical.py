@@ -6,16 +6,55 @@ compressing, and the rest is not.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from results.spec import Spec
-from strategies.collectives.link import Link
+from results.cell import Cell
+from results.spec import Option, Spec
+from strategies.collectives.facts import CollectiveFacts
 from strategies.collectives.route import Flat, Route
-from strategies.compression.base import Compressor
-from strategies.compression.none.compressor import Dense
-from strategies.exchange.buckets import Bucket
+from strategies.compression.facts import CompressorFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strategies.collectives.link import Link
+    from strategies.compression.base import Compressor
+    from strategies.exchange.buckets import Bucket
+
+
+class Hierarchical(CollectiveFacts):
+    """A sum inside of each node, the compressor across the nodes, and out to all ranks again."""
+
+    name = "hierarchical"
+    help = "inside of the nodes, across them, inside again; compression across nodes alone"
+    options = MappingProxyType(
+        {
+            "via": Option(
+                kind="str",
+                default="shards",
+                choices=("shards", "leaders"),
+                help="across nodes every rank moves its shard, or one rank a node moves all",
+            )
+        }
+    )
+    route = "strategies.collectives.hierarchical:route"
+    by_nodes = True
+
+    def refusal(self, cell: Cell, compressor: CompressorFacts) -> str | None:
+        if self.spec.word("via") != "shards":
+            return None
+        if compressor.whole_matrices:
+            return (
+                f"{compressor.name} needs whole matrices, hierarchical:via=shards cuts them: use "
+                f"hierarchical:via=leaders"
+            )
+        if cell.node_size is not None and cell.gpus > cell.node_size and cell.gpus % cell.node_size:
+            return (
+                f"for hierarchical:via=shards ranks ({cell.gpus}) must be a multiple of --node-size "
+                f"({cell.node_size}); use hierarchical:via=leaders"
+            )
+        return None
 
 
 def route(spec: Spec, link: Link, node_size: int) -> Route:
@@ -50,7 +89,9 @@ class OneNode:
         self._inside = link
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, compressor: Compressor) -> None:
-        Dense().sum_shares(bucket, residual, self._inside)
+        self._inside.all_reduce(bucket.values)
+        if residual is not None:
+            residual.zero_()
 
 
 class Shards:
@@ -65,6 +106,11 @@ class Shards:
         self._across = across
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, compressor: Compressor) -> None:
+        import torch
+        from torch.nn.functional import pad
+
+        from strategies.exchange.buckets import Bucket
+
         numel, node_size = bucket.values.numel(), self._inside.size
         length = -(-numel // node_size)
         padded = pad(bucket.values, (0, length * node_size - numel))

@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
 
-import torch
-from torch import Tensor
-
-from results.spec import Spec
+from results.spec import Option, Spec
 from strategies.compression.base import State
-from strategies.compression.draw import generator_of
-from strategies.compression.int8.facts import SMALLEST_STEP
+from strategies.compression.facts import CompressorFacts
+from strategies.compression.promise import CompressorPromise, UnbiasedLevels, WireBytes
+from strategies.compression.streams import generator_of
 from strategies.compression.two_stage import SCALE_BYTES, TwoStage, scales_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+SMALLEST_STEP = 2.0**-126
+"""The smallest normal number of fp32, for a block of zeros too: nothing is divided by zero, and no step is
+subnormal."""
+
+
+class Int8Facts(CompressorFacts):
+    """Unbiased, so that feedback is an option and not a need."""
+
+    name = "int8"
+    help = "8 bits with a scale a block, stochastically rounded, in two stages"
+    options = MappingProxyType(
+        {
+            "block": Option(
+                kind="int", default=256, minimum=8, maximum=65536, help="values that share one scale"
+            ),
+            "feedback": Option(kind="bool", default=False, help="add what was not sent to the next gradient"),
+        }
+    )
+    compressor = "strategies.compression.int8:Int8"
+    need = "all-to-all"
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        block = self.spec.integer("block")
+
+        def size(values: int, ranks: int, before: int) -> int:
+            # A shard for every rank, and the sum of its own: a byte a value, and 4 of each block's step.
+            return (ranks + 1) * math.ceil(values / (ranks * block)) * (block + 4)
+
+        return WireBytes(of=size), UnbiasedLevels(block=block, levels=127, smallest_step=SMALLEST_STEP)
+
 
 LARGEST = 127
 """Codes are -127..127: symmetric, so that a gradient and its negative are treated alike."""
@@ -39,6 +75,8 @@ class Int8(TwoStage):
 
     def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
         """Block after block: its codes, then its step."""
+        import torch
+
         blocks = shards.view(len(shards), -1, self.unit)
         steps = blocks.abs().amax(dim=-1, keepdim=True).div_(LARGEST).clamp_(min=SMALLEST_STEP)
         levels = self._uniform(blocks).addcdiv_(blocks, steps).floor_()
@@ -47,12 +85,16 @@ class Int8(TwoStage):
         return torch.cat([codes.view(torch.uint8), steps.view(torch.uint8)], dim=-1).flatten(1)
 
     def decode(self, codes: Tensor) -> Tensor:
+        import torch
+
         blocks = codes.view(len(codes), -1, self.unit + SCALE_BYTES)
         levels, steps = blocks[..., : self.unit].view(torch.int8), scales_of(blocks[..., self.unit :])
         return levels.float().mul_(steps).flatten(1)
 
     def _uniform(self, like: Tensor) -> Tensor:
         """Uniform in [0, 1), from a key of this call: the number of calls is all the state."""
+        import torch
+
         own = generator_of(like.device, *self._key, self._calls)
         self._calls += 1
         return torch.rand(like.shape, generator=own, device=like.device)

@@ -4,19 +4,66 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
 
-import torch
-from torch import Tensor
-
-from results.spec import Spec
-from strategies.collectives.wire import Wire
+from results.cell import Cell
+from results.spec import Option, Spec
 from strategies.compression.base import Compressor, State
-from strategies.compression.memory import BucketMemory
-from strategies.compression.selection import SELECTIONS, Select, count_sent
+from strategies.compression.facts import RATIO, SELECT, WARMUP, CompressorFacts, share_of
+from strategies.compression.promise import Chosen, CompressorPromise, Forgotten, WireBytes
 from strategies.compression.streams import Streams
-from strategies.compression.topk.compressor import sum_chosen
-from strategies.exchange.buckets import Bucket
+from strategies.compression.topk import TopKFacts, sum_chosen
+from strategies.optimizers import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strategies.collectives.wire import Wire
+    from strategies.compression.selection import Select
+    from strategies.exchange.buckets import Bucket
+
+
+class DgcFacts(CompressorFacts):
+    """The momentum of gradients is kept and compressed on each rank."""
+
+    name = "dgc"
+    help = "deep gradient compression: top-k with momentum correction and masking"
+    positional = RATIO
+    options = MappingProxyType(
+        {
+            "momentum": Option(
+                kind="float", default=0.9, minimum=0, maximum=1, help="momentum, kept before compression"
+            ),
+            "warmup": WARMUP,
+            "select": SELECT,
+        }
+    )
+    compressor = "strategies.compression.dgc:Dgc"
+    need = "all-gather"
+    instead = TopKFacts.name
+    gradients_alone = "it corrects the momentum of gradients"
+    own_gradients_alone = "it forgets the momentum of what a rank has sent of its own gradients"
+
+    def refusal(self, cell: Cell) -> str | None:
+        if OPTIMIZERS.facts(cell.optimizer).state_values:
+            return (
+                f"dgc goes with --optimizer sgd:momentum=0 alone, not {cell.optimizer}: it applies momentum "
+                f"itself, before it compresses"
+            )
+        return None
+
+    def count_sent(self, values: int, before: int) -> int:
+        """During the warm-up the share falls from 25 % to the final one, by the same factor in each step."""
+        final, ramp = self.spec.ratio, self.spec.integer("warmup")
+        ratio = final if before >= ramp else max(final, 0.25 * (final / 0.25) ** (before / ramp))
+        return share_of(values, ratio)
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        size = WireBytes(of=lambda values, ranks, before: 8 * self.count_sent(values, before))
+        return size, self.largest_sent(), Chosen(count=self.count_sent), Forgotten(count=self.count_sent)
+
 
 _FIRST_RATIO = 0.25
 
@@ -41,10 +88,14 @@ class Dgc(Compressor):
         super().__init__(feedback=True, ramp_steps=warmup)
         self._final_ratio, self._select, self._streams = ratio, select, streams
         self._momentum = momentum
+        from strategies.compression.memory import BucketMemory
+
         self._velocity = BucketMemory()
 
     @classmethod
     def of(cls, spec: Spec, *, seed: int, rank: int) -> Dgc:
+        from strategies.compression.selection import SELECTIONS
+
         return cls(
             spec.ratio,
             SELECTIONS[spec.word("select")],
@@ -54,6 +105,8 @@ class Dgc(Compressor):
         )
 
     def compensate(self, bucket: Bucket, residual: Tensor) -> None:
+        import torch
+
         velocity = self._velocity.of(bucket)
         velocity.mul_(self._momentum).add_(bucket.values)
         torch.add(velocity, residual, out=bucket.values)
@@ -61,7 +114,7 @@ class Dgc(Compressor):
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         values = bucket.values
         n = values.numel()
-        k = count_sent(self._ratio(self._streams.count(bucket)), n)
+        k = share_of(n, self._ratio(self._streams.count(bucket)))
         indices = self._select(values, k, self._streams.next(bucket))
         sum_chosen(values, indices, residual, wire)
         if k < n:

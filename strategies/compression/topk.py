@@ -7,16 +7,38 @@ grows with the number of ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
-from torch import Tensor
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from results.spec import Spec
-from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor, State
-from strategies.compression.selection import SELECTIONS, Select, count_sent
+from strategies.compression.facts import FEEDBACK, RATIO, SELECT, CompressorFacts, share_of
+from strategies.compression.promise import Chosen, CompressorPromise, Forgotten, WireBytes
 from strategies.compression.streams import Streams
-from strategies.exchange.buckets import Bucket
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strategies.collectives.wire import Wire
+    from strategies.compression.selection import Select
+    from strategies.exchange.buckets import Bucket
+
+
+class TopKFacts(CompressorFacts):
+    """Ranks choose different indices."""
+
+    name = "topk"
+    help = "the largest elements of each bucket, with their indices"
+    positional = RATIO
+    options = MappingProxyType({"select": SELECT, "feedback": FEEDBACK})
+    compressor = "strategies.compression.topk:TopK"
+    need = "all-gather"
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        # An index goes with each value: 4 bytes each.
+        size = WireBytes(of=lambda values, ranks, before: 8 * self.count_sent(values, before))
+        return size, self.largest_sent(), Chosen(count=self.count_sent), Forgotten(count=self.count_sent)
 
 
 class TopK(Compressor):
@@ -29,12 +51,14 @@ class TopK(Compressor):
 
     @classmethod
     def of(cls, spec: Spec, *, seed: int, rank: int) -> TopK:
+        from strategies.compression.selection import SELECTIONS
+
         select = SELECTIONS[spec.word("select")]
         return cls(spec.ratio, select, Streams(seed, rank), feedback=spec.flag("feedback"))
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         values = bucket.values
-        k = count_sent(self._ratio, values.numel())
+        k = share_of(values.numel(), self._ratio)
         sum_chosen(values, self._select(values, k, self._streams.next(bucket)), residual, wire)
 
     def state_dict(self) -> State:
@@ -51,6 +75,8 @@ def sum_chosen(values: Tensor, indices: Tensor, residual: Tensor | None, wire: W
     rounded to fp32, and the residual has their rounding error. The residual has every element that is not
     sent. All ranks add in the order of ranks, and so end with the same bits.
     """
+    import torch
+
     assert values.numel() < 2**31, "indices are int32"
     chosen = values.index_select(0, indices)
     sent = chosen.float()

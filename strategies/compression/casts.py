@@ -7,16 +7,62 @@ too, at most once a rank; that error is in no rank's `residual`.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
-from strategies.exchange.buckets import Bucket
+from strategies.compression.facts import CompressorFacts
+from strategies.compression.promise import CompressorPromise, Rounded, WireBytes
 
-_LARGEST = torch.finfo(torch.float16).max
-_UNIT_ROUNDOFF = torch.finfo(torch.float16).eps / 2
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from strategies.collectives.wire import Wire
+    from strategies.exchange.buckets import Bucket
+
+
+class CastFacts(CompressorFacts):
+    """Sums in half precision."""
+
+    keeps_residual = False
+    roundoff: ClassVar[float]
+    """Unit roundoff of what is summed."""
+
+    def law_tolerance(self, ranks: int) -> float:
+        # Each of p - 1 sums rounds a partial sum, and the shares are rounded before.
+        return 2 * ranks * self.roundoff
+
+
+class Fp16Facts(CastFacts):
+    """11 bits in a narrow range."""
+
+    name = "fp16"
+    help = "half precision, scaled so that no sum overflows"
+    compressor = "strategies.compression.casts:Fp16"
+    roundoff = 2.0**-11
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        # And the largest value, by which ranks agree on a scale.
+        return (WireBytes(of=lambda values, ranks, before: 2 * values + 4),)
+
+
+class Bf16Facts(CastFacts):
+    """8 bits in the range of full precision."""
+
+    name = "bf16"
+    help = "bfloat16: the range of full precision, 8 bits of it"
+    compressor = "strategies.compression.casts:Bf16"
+    roundoff = 2.0**-8
+
+    @property
+    def promises(self) -> tuple[CompressorPromise, ...]:
+        size = WireBytes(of=lambda values, ranks, before: 2 * values)
+        return size, Rounded(roundoff=self.roundoff)
+
+
+_LARGEST = 65504.0
+"""The largest number of fp16."""
 _GREATEST_SCALE = 2.0**125
 """With it the smallest number of fp16, 2^-24, is 2^-149, that of fp32: to unscale is always exact."""
 
@@ -28,6 +74,8 @@ class Bf16(Compressor):
         super().__init__(feedback=False)
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        import torch
+
         _sum_rounded(bucket.values, residual, wire, torch.bfloat16)
 
 
@@ -42,6 +90,8 @@ class Fp16(Compressor):
         super().__init__(feedback=False)
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        import torch
+
         scale = _agreed_scale(bucket.values, wire)
         bucket.values.mul_(scale)
         _sum_rounded(bucket.values, residual, wire, torch.float16)
@@ -51,6 +101,8 @@ class Fp16(Compressor):
 
 
 def _sum_rounded(values: Tensor, residual: Tensor | None, wire: Wire, dtype: torch.dtype) -> None:
+    import torch
+
     rounded = values.to(dtype)
     if residual is not None:
         torch.sub(values, rounded, out=residual)
@@ -65,12 +117,14 @@ def _agreed_scale(values: Tensor, wire: Wire) -> Tensor:
     time, stay within p m (1 + u)^p, u = 2^-11 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
     ed., section 4.2).
     """
+    import torch
+
     low, high = torch.aminmax(values)
     largest = torch.maximum(high, -low).float().view(1)
     # Whether a maximum of NaN and a number is NaN differs between backends.
     largest.nan_to_num_(nan=math.inf, posinf=math.inf)
     wire.largest(largest)
-    room = _LARGEST / (wire.size * (1 + _UNIT_ROUNDOFF) ** wire.size)
+    room = _LARGEST / (wire.size * (1 + Fp16Facts.roundoff) ** wire.size)
     ratio = (room / largest[0].double()).clamp(max=_GREATEST_SCALE)
     mantissa, _ = torch.frexp(ratio)
     # Without its mantissa, in [1/2, 1), the ratio is a power of two, exactly.

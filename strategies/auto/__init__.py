@@ -1,1 +1,0 @@
-"""`auto`: the plan chooses another strategy in its place."""

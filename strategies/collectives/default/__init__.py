@@ -1,1 +1,0 @@
-"""`default`: the backend's own all-reduce."""

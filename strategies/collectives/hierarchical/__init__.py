@@ -1,1 +1,0 @@
-"""`hierarchical`: inside of nodes and across them."""

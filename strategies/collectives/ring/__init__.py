@@ -1,1 +1,0 @@
-"""`ring`: around a ring of sends."""

@@ -1,1 +1,0 @@
-"""`tree`: up and down two binary trees."""

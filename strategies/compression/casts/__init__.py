@@ -1,1 +1,0 @@
-"""`fp16` and `bf16`: half precision."""

@@ -1,1 +1,0 @@
-"""`dgc`: deep gradient compression."""

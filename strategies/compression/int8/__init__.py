@@ -1,1 +1,0 @@
-"""`int8`: 8 bits with a scale a block."""

@@ -1,0 +1,35 @@
+"""`none`: gradients are exchanged as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strategies.compression.base import Compressor
+from strategies.compression.facts import CompressorFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from strategies.collectives.wire import Wire
+    from strategies.exchange.buckets import Bucket
+
+
+class Uncompressed(CompressorFacts):
+    """Nothing is left out, so nothing is kept."""
+
+    name = "none"
+    help = "gradients are exchanged as they are, in full precision"
+    compressor = "strategies.compression.none:Dense"
+    keeps_residual = False
+
+
+class Dense(Compressor):
+    """Nothing is left out, so nothing is kept."""
+
+    def __init__(self) -> None:
+        super().__init__(feedback=False)
+
+    def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
+        wire.all_reduce(bucket.values)
+        if residual is not None:
+            residual.zero_()

@@ -1,1 +1,0 @@
-"""`none`: gradients as they are."""

@@ -1,1 +1,0 @@
-"""`randomk`: random elements."""

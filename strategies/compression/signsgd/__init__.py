@@ -1,1 +1,0 @@
-"""`signsgd`: one bit an element."""

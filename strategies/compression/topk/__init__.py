@@ -1,1 +1,0 @@
-"""`topk`: the largest elements."""

@@ -1,1 +1,0 @@
-"""`torch-powersgd`: the hook of torch."""

@@ -1,1 +1,0 @@
-"""Optimizers: what is known of each, without torch."""
