@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from strategies.evaluation import evaluate
     from strategies.gradient_exchange import ExchangeSettings, GradientExchange
     from strategies.saving.checkpoints import CheckpointWarning, Resumed, Saving
-    from strategies.trainer import Trainer, TrainSettings
+    from strategies.trainer import Trainer
     from strategies.training.loss import BatchLoss
     from strategies.training.observer import Phase, SilentObserver, StepObserver
-    from strategies.training.parallel import ParallelModel
+    from strategies.training.parallel import ParallelModel, TrainSettings
     from strategies.training.precision import ScaledFeedback
 
 __all__ = [
@@ -51,7 +51,7 @@ _HOMES = {
     "ScaledFeedback": "strategies.training.precision",
     "SilentObserver": "strategies.training.observer",
     "StepObserver": "strategies.training.observer",
-    "TrainSettings": "strategies.trainer",
+    "TrainSettings": "strategies.training.parallel",
     "Trainer": "strategies.trainer",
     "evaluate": "strategies.evaluation",
     "parallelize": "strategies.build",

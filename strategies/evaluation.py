@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,9 @@ from torch.utils import _pytree as pytree
 from results.errors import UsageError
 from strategies.advice import SPLIT
 from strategies.saving.whole import as_exported
+from strategies.trainer import Trainer
 from strategies.training.loss import Batch, BatchLoss, Loss, loss_of
 from strategies.training.precision import autocast
-
-if TYPE_CHECKING:
-    from strategies.trainer import Trainer
-
 
 Metric = Callable[[Any, Any], Tensor | float]
 """From outputs and targets of a batch to a number, the mean over its samples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,28 @@ class ExchangeSettings:
 
 
 PLAIN = ExchangeSettings()
+
+
+class AuditableExchange(Protocol):
+    """The exchange of gradients, as the proof (`carried`, `residual`) and snapshots (`state_dict`) use it."""
+
+    audited: bool
+    """Whether what is not sent is kept even where no feedback needs it, for a check that it adds up."""
+
+    def carried(self) -> Iterator[tuple[str, Tensor]]:
+        """By parameter: what the next exchange adds to this rank's share."""
+
+    def residual(self) -> Iterator[tuple[str, Tensor]]:
+        """By parameter: what the last exchange left of this rank's share."""
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what is kept by `factor`, as a loss scaler does from now on with the gradients."""
+
+    def state_dict(self) -> State:
+        """Copies of all that is kept from step to step; they are this rank's own."""
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from a `state_dict` of the same rank of an exchange of the same kind."""
 
 
 class GradientExchange:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import CheckpointError
 
-from results.cell import (
-    BASELINE_STRATEGY,
-    DEFAULT_COLLECTIVE,
-    UNCOMPRESSED,
-    Cell,
-    Checkpointing,
-    MemoryFormat,
-    Precision,
-)
+from results.cell import MemoryFormat
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.build import lay_out, require_layout
@@ -37,33 +28,8 @@ from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.layouts import found_layout
 from strategies.training.loss import Batch, Loss
 from strategies.training.observer import Phase, SilentObserver, StepObserver
-from strategies.training.parallel import Blank, GradientTask, Initial
+from strategies.training.parallel import Blank, GradientTask, Initial, TrainSettings
 from strategies.training.precision import ScaledFeedback, loss_scaler, set_float32_math
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
-    """How a step is done; the names and meanings of a cell."""
-
-    strategy: str = BASELINE_STRATEGY
-    compression: str = UNCOMPRESSED
-    collective: str = DEFAULT_COLLECTIVE
-    node_size: int | None = None
-    """Ranks of a node, in a row (None: all of them); what `hierarchical` and `hsdp` go by."""
-    optimizer: str = "sgd"
-    accumulation: int = 1
-    precision: Precision = "fp32"
-    clip_norm: float | None = None
-    activation_checkpointing: Checkpointing = False
-    compile: bool = False
-    memory_format: MemoryFormat = "contiguous"
-    seed: int = 0
-    """The same on all ranks: what compressors draw follows from it."""
-
-    @classmethod
-    def of(cls, cell: Cell) -> TrainSettings:
-        return cls(**{name: getattr(cell, name) for name in cls.__slots__})
-
 
 _OF_THE_STEP = (
     *("optimizer", "accumulation", "precision", "clip_norm"),

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -32,6 +32,7 @@ from strategies.saving.reading import read_state
 from strategies.saving.run_folder import METADATA, Kept, RunFolder, advice, best_of, sum_of, torn
 from strategies.saving.state import (
     RankState,
+    Resumable,
     dumped,
     laid_out,
     optimizer_name,
@@ -43,9 +44,6 @@ from strategies.saving.state import (
 )
 from strategies.saving.whole import replicas_differ
 from strategies.training.boxes import Box
-
-if TYPE_CHECKING:
-    from strategies.trainer import Trainer
 
 CPU = torch.device("cpu")
 UNLIKE = "what follows need not be bit for bit"
@@ -117,7 +115,7 @@ class Resumed:
 class Checkpoints:
     """The checkpoints of one trainer."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Resumable) -> None:
         """Collective."""
         self._trainer = trainer
         # A thread beside training may use it.
@@ -215,7 +213,7 @@ class Checkpoints:
             written[owner] += every[owner][each]
         return shares[self._ranks.rank]
 
-    def _manifest(self, trainer: Trainer, metric: float | None, metric_name: str | None) -> Checkpoint:
+    def _manifest(self, trainer: Resumable, metric: float | None, metric_name: str | None) -> Checkpoint:
         return Checkpoint(
             step=trainer.steps,
             session=self._session,
@@ -350,7 +348,7 @@ def _candidates(run: RunFolder, step: int | str | None) -> list[Path]:
     return [run.place(step)]
 
 
-def conditions(trainer: Trainer) -> dict[str, str]:
+def conditions(trainer: Resumable) -> dict[str, str]:
     """What the bits of a step follow from beside the layout, on this rank."""
     settings = trainer.settings
     return {
@@ -363,7 +361,7 @@ def conditions(trainer: Trainer) -> dict[str, str]:
     }
 
 
-def _notes(trainer: Trainer, manifest: Checkpoint, now: dict[str, str], *, exact: bool) -> list[str]:
+def _notes(trainer: Resumable, manifest: Checkpoint, now: dict[str, str], *, exact: bool) -> list[str]:
     notes = []
     for what, is_now in now.items():
         was = manifest.conditions.get(what, is_now)
@@ -388,7 +386,7 @@ def _told(where: LaidOut) -> str:
     return f"{where.strategy} on {where.ranks} ranks ({where.compression}, {where.collective})"
 
 
-def _unattached(trainer: Trainer, state: RankState) -> list[str]:
+def _unattached(trainer: Resumable, state: RankState) -> list[str]:
     kept = state.shared["attached"]
     return [
         *(

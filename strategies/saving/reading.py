@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +14,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from results.errors import SchemaError, UsageError
 from strategies.saving.planners import BoxLoadPlanner, CarefulReader
 from strategies.saving.run_folder import Kept
-from strategies.saving.state import Plain, RankState, unpickled
+from strategies.saving.state import Plain, RankState, Resumable, unpickled
 from strategies.training.boxes import Box
 
-if TYPE_CHECKING:
-    from strategies.trainer import Trainer
 
-
-def read_state(trainer: Trainer, kept: Kept, rank: int, *, exact: bool) -> RankState:
+def read_state(trainer: Resumable, kept: Kept, rank: int, *, exact: bool) -> RankState:
     """The state of `rank`; if it is not the same rank of the same layout, without what was another's own.
 
     Raises UsageError for a checkpoint of another model, SchemaError for one of another origin.
@@ -30,7 +27,7 @@ def read_state(trainer: Trainer, kept: Kept, rank: int, *, exact: bool) -> RankS
 
 
 class _Reading:
-    def __init__(self, trainer: Trainer, kept: Kept, rank: int, *, exact: bool) -> None:
+    def __init__(self, trainer: Resumable, kept: Kept, rank: int, *, exact: bool) -> None:
         self._kept, self._rank, self._exact = kept, rank, exact
         self._reader = CarefulReader(kept.path)
         self._metadata = self._reader.read_metadata()

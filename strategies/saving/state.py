@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,11 +17,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from results.checkpoint import LaidOut
 from results.errors import UsageError
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
+from strategies.collectives.link import Link
 from strategies.devices import device_of
 from strategies.training.boxes import Box, Owned
-
-if TYPE_CHECKING:
-    from strategies.trainer import Trainer
+from strategies.training.parallel import ParallelModel, TrainSettings
 
 Plain = dict[str, Any]
 """What torch loads with `weights_only`: numbers, texts, tensors, and lists and dictionaries of them."""
@@ -64,6 +63,21 @@ def _require_schedule(name: str, schedule: LRScheduler, optimizer: Optimizer) ->
                 )
 
 
+class Resumable(Protocol):
+    """What is saved and resumed: the parts of a Trainer that its state is taken from and put into."""
+
+    model: ParallelModel
+    optimizer: Optimizer
+    scaler: torch.amp.GradScaler
+    settings: TrainSettings
+    device: torch.device
+    link: Link | None
+    """To the ranks that train together; None on one rank."""
+    steps: int
+    """Updates so far."""
+    attached: dict[str, Stateful]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
     """Of one rank at one moment, in host memory; no part of it is shared with the trainer."""
@@ -77,7 +91,7 @@ class RankState:
     """What this rank alone goes on from: residuals and buckets, random states, schedule and data."""
 
 
-def laid_out(trainer: Trainer) -> LaidOut:
+def laid_out(trainer: Resumable) -> LaidOut:
     settings = trainer.settings
     return LaidOut(
         strategy=STRATEGIES.facts(settings.strategy).spec.text,
@@ -88,12 +102,12 @@ def laid_out(trainer: Trainer) -> LaidOut:
     )
 
 
-def optimizer_name(trainer: Trainer) -> str:
+def optimizer_name(trainer: Resumable) -> str:
     """Of the class that updates this rank's parameters."""
     return type(trainer.model.local_optimizer(trainer.optimizer)).__name__
 
 
-def require_optimizer(trainer: Trainer, name: str) -> None:
+def require_optimizer(trainer: Resumable, name: str) -> None:
     """Raises UsageError if the state is of another optimizer than the trainer's."""
     kind = optimizer_name(trainer)
     if kind != name:
@@ -103,7 +117,7 @@ def require_optimizer(trainer: Trainer, name: str) -> None:
         )
 
 
-def require_groups(trainer: Trainer, state: RankState) -> None:
+def require_groups(trainer: Resumable, state: RankState) -> None:
     """Raises UsageError if the trainer's optimizer has another number of groups of parameters."""
     groups, here = len(state.shared["groups"]), len(trainer.optimizer.param_groups)
     if groups != here:
@@ -113,7 +127,7 @@ def require_groups(trainer: Trainer, state: RankState) -> None:
         )
 
 
-def tensors_of(trainer: Trainer) -> Iterator[tuple[str, Box, Tensor]]:
+def tensors_of(trainer: Resumable) -> Iterator[tuple[str, Box, Tensor]]:
     """What lies as the parameters do, rectangle by rectangle, with what it is of: `parameters`, or a key of
     the optimizer (`optimizer/exp_avg`). Views: nothing is copied."""
     state = trainer.model.local_state(trainer.optimizer)
@@ -127,7 +141,7 @@ def tensors_of(trainer: Trainer) -> Iterator[tuple[str, Box, Tensor]]:
 
 
 @torch.no_grad()
-def state_of(trainer: Trainer, wanted: Collection[tuple[str, str]] | None = None) -> RankState:
+def state_of(trainer: Resumable, wanted: Collection[tuple[str, str]] | None = None) -> RankState:
     """A copy of the state, of tensors those alone whose kind and rectangle are `wanted` (None: all).
 
     Collective where a strategy forms its buckets anew. Raises UsageError if the state of something attached
@@ -157,7 +171,7 @@ def state_of(trainer: Trainer, wanted: Collection[tuple[str, str]] | None = None
     )
 
 
-def _counts(trainer: Trainer) -> dict[str, Plain]:
+def _counts(trainer: Resumable) -> dict[str, Plain]:
     """By parameter: what the optimizer keeps that does not lie as the parameters do."""
     state = trainer.model.local_state(trainer.optimizer)
     counts: dict[str, Plain] = {}
@@ -213,7 +227,7 @@ def unpickled(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
-def _random_state(trainer: Trainer) -> Plain:
+def _random_state(trainer: Resumable) -> Plain:
     state: Plain = {"torch": torch.get_rng_state(), "python": random.getstate()}
     on_device = device_of(trainer.device).random_state()
     if on_device is not None:
@@ -226,7 +240,7 @@ def _random_state(trainer: Trainer) -> Plain:
     return state
 
 
-def _restore_random(trainer: Trainer, state: Plain) -> None:
+def _restore_random(trainer: Resumable, state: Plain) -> None:
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if "device" in state:
@@ -240,7 +254,7 @@ def _restore_random(trainer: Trainer, state: Plain) -> None:
 
 
 @torch.no_grad()
-def restore(trainer: Trainer, state: RankState, *, exact: bool) -> None:
+def restore(trainer: Resumable, state: RankState, *, exact: bool) -> None:
     """Go on from `state`, in place: with `exact` as the same rank of the same layout, else without what was
     another rank's own."""
     model, shared = trainer.model, state.shared
@@ -262,7 +276,7 @@ def restore(trainer: Trainer, state: RankState, *, exact: bool) -> None:
         _restore_random(trainer, state.own["random"])
 
 
-def _restore_tensors(trainer: Trainer, state: RankState) -> None:
+def _restore_tensors(trainer: Resumable, state: RankState) -> None:
     for owned in trainer.model.owned():
         for box, view in owned.boxes:
             view(owned.parameter).copy_(state.parameters[box])
@@ -272,7 +286,7 @@ def _restore_tensors(trainer: Trainer, state: RankState) -> None:
             buffer.copy_(buffers[name])
 
 
-def _restore_optimizer(trainer: Trainer, state: RankState) -> None:
+def _restore_optimizer(trainer: Resumable, state: RankState) -> None:
     optimizer, local = trainer.optimizer, trainer.model.local_optimizer(trainer.optimizer)
     for group, kept in zip(optimizer.param_groups, state.shared["groups"], strict=True):
         group.update({key: value for key, value in _plain(kept).items() if key not in _HOW})
@@ -302,7 +316,7 @@ def _state_of(owned: Owned, state: RankState) -> dict[str, Any]:
     return found
 
 
-def to_plain(state: RankState, trainer: Trainer, rank: int) -> Plain:
+def to_plain(state: RankState, trainer: Resumable, rank: int) -> Plain:
     """As one dictionary that torch saves, and loads with `weights_only`."""
     return {
         "format": _FORMAT,
@@ -317,12 +331,12 @@ def to_plain(state: RankState, trainer: Trainer, rank: int) -> Plain:
     }
 
 
-def _layout_of(trainer: Trainer, rank: int) -> list[Any]:
+def _layout_of(trainer: Resumable, rank: int) -> list[Any]:
     where = laid_out(trainer)
     return [where.strategy, where.compression, where.collective, where.ranks, where.node_size, rank]
 
 
-def from_plain(plain: Mapping[str, Any], trainer: Trainer, rank: int) -> RankState:
+def from_plain(plain: Mapping[str, Any], trainer: Resumable, rank: int) -> RankState:
     """Raises UsageError for the state of another layout, rank, optimizer or model."""
     mine = _layout_of(trainer, rank)
     if plain.get("format") != _FORMAT or list(plain["laid_out"]) != mine:

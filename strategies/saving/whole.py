@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,10 +14,8 @@ from results.files import replacing
 from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.saving.agreement import Ranks
+from strategies.saving.state import Resumable
 from strategies.training.replicas import take_from_first
-
-if TYPE_CHECKING:
-    from strategies.trainer import Trainer
 
 SUFFIXES = (".pt", ".safetensors")
 
@@ -30,7 +27,7 @@ def replicas_differ(strategy: str) -> bool:
 
 
 @torch.no_grad()
-def whole_state(trainer: Trainer, rank: int | None) -> dict[str, Tensor]:
+def whole_state(trainer: Resumable, rank: int | None) -> dict[str, Tensor]:
     """What `Trainer.full_state_dict` gives; collective."""
     model, link = trainer.model, trainer.link
     kept = rank is None or link is None or link.rank == rank
@@ -52,7 +49,7 @@ def whole_state(trainer: Trainer, rank: int | None) -> dict[str, Tensor]:
 
 
 @contextmanager
-def as_exported(trainer: Trainer) -> Iterator[None]:
+def as_exported(trainer: Resumable) -> Iterator[None]:
     """In the context the model on this rank computes with the values of `whole_state`; afterwards its own
     values are back. Entering is collective."""
     model, link = trainer.model, trainer.link
@@ -87,7 +84,7 @@ def mean_of(value: Tensor, link: Link) -> Tensor:
     return first.add_(differences)
 
 
-def write_whole(trainer: Trainer, path: Path) -> None:
+def write_whole(trainer: Resumable, path: Path) -> None:
     """What `Trainer.export` does; collective."""
     if path.suffix not in SUFFIXES:
         raise UsageError(

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from results.cell import Precision
+from results.cell import (
+    BASELINE_STRATEGY,
+    DEFAULT_COLLECTIVE,
+    UNCOMPRESSED,
+    Cell,
+    Checkpointing,
+    MemoryFormat,
+    Precision,
+)
 from results.groups import GroupLayout
 from results.layout import ModelLayout
 from results.spec import Spec
@@ -18,7 +26,7 @@ from strategies.advice import SPARSE_GRADIENTS
 from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.facts import StrategyFacts
-from strategies.gradient_exchange import ExchangeSettings
+from strategies.gradient_exchange import AuditableExchange, ExchangeSettings
 from strategies.optimizers import build_optimizer
 from strategies.training.boxes import Owned, whole
 from strategies.training.layouts import require_dense
@@ -63,6 +71,30 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """How a step is done; the names and meanings of a cell."""
+
+    strategy: str = BASELINE_STRATEGY
+    compression: str = UNCOMPRESSED
+    collective: str = DEFAULT_COLLECTIVE
+    node_size: int | None = None
+    """Ranks of a node, in a row (None: all of them); what `hierarchical` and `hsdp` go by."""
+    optimizer: str = "sgd"
+    accumulation: int = 1
+    precision: Precision = "fp32"
+    clip_norm: float | None = None
+    activation_checkpointing: Checkpointing = False
+    compile: bool = False
+    memory_format: MemoryFormat = "contiguous"
+    seed: int = 0
+    """The same on all ranks: what compressors draw follows from it."""
+
+    @classmethod
+    def of(cls, cell: Cell) -> TrainSettings:
+        return cls(**{name: getattr(cell, name) for name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientTask:
     """How gradients are computed, whatever the strategy."""
 
@@ -73,28 +105,6 @@ class GradientTask:
     device: torch.device
     scaler: torch.amp.GradScaler
     observer: StepObserver
-
-
-class AuditableExchange(Protocol):
-    """The exchange of gradients, as the proof (`carried`, `residual`) and snapshots (`state_dict`) use it."""
-
-    audited: bool
-    """Whether what is not sent is kept even where no feedback needs it, for a check that it adds up."""
-
-    def carried(self) -> Iterator[tuple[str, Tensor]]:
-        """By parameter: what the next exchange adds to this rank's share."""
-
-    def residual(self) -> Iterator[tuple[str, Tensor]]:
-        """By parameter: what the last exchange left of this rank's share."""
-
-    def rescale(self, factor: float) -> None:
-        """Multiply what is kept by `factor`, as a loss scaler does from now on with the gradients."""
-
-    def state_dict(self) -> State:
-        """Copies of all that is kept from step to step; they are this rank's own."""
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict` of the same rank of an exchange of the same kind."""
 
 
 class ParallelModel:

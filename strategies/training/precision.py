@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,7 @@ from results.cell import Precision
 from results.errors import UsageError
 from strategies.collectives.link import Link
 from strategies.compression.base import State
-
-if TYPE_CHECKING:
-    from strategies.training.parallel import AuditableExchange
+from strategies.gradient_exchange import AuditableExchange
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -20,8 +20,8 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from results.errors import UsageError
+from results.registry import Registry
 from strategies.advice import WHOLE
-from strategies.catalog import STRATEGIES
 from strategies.collectives.link import Link
 from strategies.ddp.facts import Ddp
 from strategies.ddp.model import DdpModel
@@ -42,7 +42,7 @@ class Zero1Model(DdpModel):
         if len(types) > 1:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
             raise UsageError(f"zero1 takes parameters of one data type, not {names}: {WHOLE}")
-        ddp = STRATEGIES.facts(f"{Ddp.name}:bucket_mb={setting.spec.number('bucket_mb')!r}")
+        ddp = Registry("strategy", (Ddp,)).facts(f"{Ddp.name}:bucket_mb={setting.spec.number('bucket_mb')!r}")
         super().__init__(module, replace(setting, facts=ddp))
         self._device = setting.device
         self._link = Link(setting.exchange.group)

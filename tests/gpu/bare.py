@@ -23,9 +23,11 @@ from torch import Tensor
 
 from harness.worker.measure.clock import StepClock
 from harness.worker.rank.process import tune_kernels
+from harness.worker.clock import step_clock
+from harness.worker.teardown import tune_kernels
+from strategies import Trainer, TrainSettings
 from strategies.devices import device_of
 from strategies.optimizers import build_optimizer
-from strategies.trainer import Trainer, TrainSettings
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.precision import set_float32_math
 from workloads.build import build_workload

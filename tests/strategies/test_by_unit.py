@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from harness.worker.exchange.group import open_exchange
 from results.parts import ModelParts
+from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
-from strategies.trainer import Trainer, TrainSettings
 from strategies.training.parallel import Blank
 from workloads.build import build
 from workloads.gpt.shape import GPTShape

@@ -20,10 +20,10 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.rank.usage import reset_rss_peak
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
+from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.pipeline.facts import Pipeline
 from strategies.predictions import footprint, least_bytes, updated_bytes
-from strategies.trainer import Trainer, TrainSettings
 from strategies.zero1.facts import deal
 from workloads.gpt.model import build_gpt
 from workloads.gpt.shape import GPTShape

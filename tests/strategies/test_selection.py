@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strategies.compression import selection
-from strategies.compression.selection import SELECTIONS, count_sent, equal_blocks
+from strategies.compression.facts import share_of
+from strategies.compression.selection import SELECTIONS, equal_blocks
 
 KINDS = sorted(SELECTIONS)
 Sizes = tuple[int, int]
@@ -58,7 +59,7 @@ def test_by_hand() -> None:
     ("ratio", "n", "k"), [(0.01, 1000, 10), (1e-6, 1000, 1), (1, 7, 7), (0.3, 9, 3), (0.5, 1, 1)]
 )
 def test_the_number_that_is_sent(ratio: float, n: int, k: int) -> None:
-    assert count_sent(ratio, n) == k
+    assert share_of(n, ratio) == k
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

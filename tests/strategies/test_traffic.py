@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from harness.worker.cell.model_parts import parts_of
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.parts import ModelParts, Part, Saved, Weight
+from strategies import Trainer, TrainSettings
 from strategies.closed_form.terms import Term
 from strategies.predictions import traffic
-from strategies.trainer import Trainer, TrainSettings
 from workloads.gpt.model import build_gpt
 from workloads.gpt.shape import GPTShape
 from workloads.llama.model import build_llama

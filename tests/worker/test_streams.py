@@ -31,6 +31,8 @@ from results.cell import Cell, StepPolicy
 from results.launch import Slot
 from results.outcome import Evidence
 from results.record import StepColumns
+from results.store import Study
+from strategies import Trainer, TrainSettings
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES, group_layout
 from strategies.collectives.link import Link
 from strategies.ddp.hook import Hook
@@ -38,7 +40,6 @@ from strategies.exchange.lane import open_lane
 from strategies.refusal import refusal
 from strategies.scratch_fsdp.flat import start_reduce_scatter
 from strategies.scratch_fsdp.host_shards import HostShards
-from strategies.trainer import Trainer, TrainSettings
 from strategies.training.observer import Phase
 
 Fields = dict[str, Any]
