@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -74,56 +70,3 @@ def threads() -> Callable[..., list[Any]]:
         return [future.result() for future in futures]
 
     return run
-
-
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def replicas() -> ModuleType:
-    """What data-parallel strategies are tested with: models, their training on ranks, the serial loop."""
-    return _load("data_parallel")
-
-
-@pytest.fixture(scope="session")
-def resuming() -> ModuleType:
-    """Runs that stop and go on: their training, and how two are compared."""
-    return _load("resuming")
-
-
-@pytest.fixture(scope="session")
-def split_models() -> ModuleType:
-    """What strategies that split a model are tested with: Transformers, their training, the plain loop."""
-    return _load("split_models")
-
-
-@pytest.fixture(scope="session")
-def pipelines() -> ModuleType:
-    """What pipelines are tested with: models that can be cut, and their training on ranks."""
-    return _load("pipelines")
-
-
-@pytest.fixture(scope="session")
-def serial_pipelines(pipelines: ModuleType) -> ModuleType:
-    """The same training on one process, and `assert_as_serial`."""
-    return _load("serial_pipelines")
-
-
-@pytest.fixture(scope="session")
-def recorded_world() -> ModuleType:
-    """One rank of a launch of any size, in this process: `recorded_world.opened(rank, size)`."""
-    return _load("recorded_world")
-
-
-@pytest.fixture(scope="session")
-def recording() -> Callable[..., ExchangeGroup]:
-    """`recording(3, 256)` is the group of rank 3 of 256, alone in this process: its `seen` lists what rank 3
-    hands over, and nothing moves."""
-    group: Callable[..., ExchangeGroup] = _load("recording").RecordingGroup
-    return group

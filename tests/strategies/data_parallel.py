@@ -1,7 +1,4 @@
-"""What data-parallel strategies are tested with: small models, their training on ranks, and a serial loop.
-
-Loaded by `conftest.py`, which hands it out as `replicas`.
-"""
+"""What data-parallel strategies are tested with: small models, their training on ranks, and a serial loop."""
 
 from __future__ import annotations
 

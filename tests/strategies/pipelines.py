@@ -1,7 +1,4 @@
-"""What pipelines are tested with: models that can be cut, their training on ranks, and steps that go wrong.
-
-Loaded by `conftest.py`, which hands it out as `pipelines`.
-"""
+"""What pipelines are tested with: models that can be cut, their training on ranks, steps that go wrong."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """A launch of any size in one process: every operation is noted, and ends at once.
 
-Loaded by `conftest.py`, which hands it out as `recorded_world`. torch knows the group, as its own strategies
+torch knows the group, as its own strategies
 ask for. Sums stay this rank's own, and what would be gathered is what this rank sends: shapes and what
 travels are those of a real launch, values are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, NamedTuple
@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.exchange import ExchangeGroup, Traffic, open_exchange
 
 _BACKEND = "recorded_world"
 
@@ -108,3 +109,25 @@ def opened(rank: int, size: int) -> Iterator[tuple[ExchangeGroup, list[Call]]]:
         yield open_exchange(), RecordedGroup.calls
     finally:
         dist.destroy_process_group()
+
+
+class RecordingGroup(ExchangeGroup):
+    """The worker's group over a backend that is always switched off: what would come from the others is what
+    this rank sends. Counted as over a real one; groups split from it write to the same list."""
+
+    def __init__(
+        self, rank: int, size: int, traffic: Traffic | None = None, seen: list[tuple[str, int]] | None = None
+    ) -> None:
+        silent = ExchangeGroup(rank, size, traffic=Traffic(enabled=False))
+        super().__init__(rank, size, silent, traffic)
+        self.seen: list[tuple[str, int]] = [] if seen is None else seen
+        """Of each operation its name and the bytes of the buffers handed over, in the order of issue."""
+
+    def _run(self, name: str, sent: list[Tensor], *arguments: Any) -> dist.Work:
+        self.seen.append((name, sum(buffer.nbytes for buffer in sent)))
+        return super()._run(name, sent, *arguments)
+
+    def _open(self, part: Sequence[int]) -> ExchangeGroup | None:
+        if self.rank() not in part:
+            return None
+        return RecordingGroup(list(part).index(self.rank()), len(part), self.traffic, self.seen)

@@ -1,7 +1,4 @@
-"""Runs that stop and go on: models, their training with everything that a checkpoint holds, and comparisons.
-
-Loaded by `conftest.py`, which hands it out as `resuming`; `resume_soak.py` imports it too.
-"""
+"""Runs that stop and go on: models, their training with all that a checkpoint holds, and comparisons."""
 
 from __future__ import annotations
 

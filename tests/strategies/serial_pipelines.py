@@ -1,7 +1,4 @@
-"""A serial loop over replicas and microbatches, in double precision, and pipelines held against it.
-
-Loaded by `conftest.py` after `pipelines`, and handed out as `serial_pipelines`.
-"""
+"""A serial loop over replicas and microbatches, in double precision, and pipelines held against it."""
 
 from __future__ import annotations
 

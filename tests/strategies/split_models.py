@@ -1,7 +1,5 @@
 """What strategies that split a model are tested with: tiny Transformers in double precision, their training
 on ranks, and a plain loop over the replicas.
-
-Loaded by `conftest.py`, which hands it out as `split_models`.
 """
 
 from __future__ import annotations

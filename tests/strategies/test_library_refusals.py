@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from builders import a_cell
+from recorded_world import RecordingGroup
 from torch import nn
 from torch.nn import functional as F
 
@@ -50,11 +51,9 @@ def train(group: ExchangeGroup, **settings: Any) -> Trainer:
 @pytest.mark.parametrize(
     "settings", SAME_SENTENCE, ids=lambda settings: " ".join(map(str, settings.values()))
 )
-def test_a_trainer_refuses_with_the_sentence_of_a_plan(
-    recording: Callable[..., ExchangeGroup], settings: dict[str, Any]
-) -> None:
+def test_a_trainer_refuses_with_the_sentence_of_a_plan(settings: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as refused:
-        train(recording(0, 2), **settings)
+        train(RecordingGroup(0, 2), **settings)
     assert str(refused.value) == str(refusal(cell(**settings)))
 
 
@@ -83,10 +82,8 @@ def test_a_value_that_no_cell_may_have_is_refused(settings: dict[str, Any], sent
         {"strategy": "single", "clip_norm": 1.0},
     ],
 )
-def test_sparse_gradients_that_nothing_could_take_are_refused_by_name(
-    recording: Callable[..., ExchangeGroup], settings: dict[str, Any]
-) -> None:
-    module, group = nn.Sequential(nn.Embedding(4, 2, sparse=True)), recording(0, 2)
+def test_sparse_gradients_that_nothing_could_take_are_refused_by_name(settings: dict[str, Any]) -> None:
+    module, group = nn.Sequential(nn.Embedding(4, 2, sparse=True)), RecordingGroup(0, 2)
     chosen = TrainSettings(optimizer=PLAIN_SGD, **settings)
     with pytest.raises(UsageError, match=r"no sparse gradients, as 0 asks for: use .*scratch-ddp"):
         Trainer(module, F.mse_loss, device=CPU, settings=chosen, group=group).step(
@@ -103,10 +100,8 @@ def test_sparse_gradients_that_nothing_could_take_are_refused_by_name(
         ("local-sgd:2", {"compression": "dgc:0.1"}),
     ],
 )
-def test_parallelize_refuses_with_the_sentence_of_a_plan(
-    recording: Callable[..., ExchangeGroup], strategy: str, exchange: dict[str, Any]
-) -> None:
-    settings = ExchangeSettings(group=recording(0, 2), **exchange)
+def test_parallelize_refuses_with_the_sentence_of_a_plan(strategy: str, exchange: dict[str, Any]) -> None:
+    settings = ExchangeSettings(group=RecordingGroup(0, 2), **exchange)
     with pytest.raises(SpecError) as refused:
         parallelize(nn.Linear(4, 4), strategy, device=CPU, exchange=settings)
     assert str(refused.value) == str(refusal(cell(strategy=strategy, **exchange)))

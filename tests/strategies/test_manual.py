@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
+import split_models
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,9 +87,7 @@ def test_options_of_all_blocks_go_with_it() -> None:
     ("choices", "gatherings"),
     [("reshard+keep", 3), ("keep.checkpoint+reshard.checkpoint", 3), ("keep*2", 2)],
 )
-def test_blocks_that_are_kept_are_gathered_once(
-    ranks: Ranks, split_models: ModuleType, choices: str, gatherings: int
-) -> None:
+def test_blocks_that_are_kept_are_gathered_once(ranks: Ranks, choices: str, gatherings: int) -> None:
     # Width d = 16: of a block 12 d^2 + 13 d elements, of what is around them 17 d, padded to 18, and 10 d.
     # All rows of a block divide by 2.
     d = 16

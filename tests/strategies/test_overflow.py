@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+import data_parallel as replicas
 import pytest
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ def _copied(named: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("strategy", "compression"), KEEPING)
 def test_a_step_that_overflows_leaves_what_is_kept_and_the_next_one_updates(
-    ranks: Callable[..., list[Any]], replicas: ModuleType, strategy: str, compression: str
+    ranks: Callable[..., list[Any]], strategy: str, compression: str
 ) -> None:
     for steps in ranks(2, overflow, strategy, compression):
         _, _, before, left_out, after = steps

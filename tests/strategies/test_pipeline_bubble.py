@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+import pipelines
 import pytest
 
 from strategies.pipeline.model import ideal_bubble
@@ -53,7 +53,7 @@ def test_the_ideal_bubble_is_that_of_a_simulation(order: Any, stages: int, piece
     assert ideal_bubble(stages, pieces) == pytest.approx(idle_share(order(stages, pieces), pieces))
 
 
-def test_the_ideal_bubble_by_hand(ranks: Ranks, pipelines: ModuleType) -> None:
+def test_the_ideal_bubble_by_hand(ranks: Ranks) -> None:
     assert ideal_bubble(4, 8) == 3 / 11
     # Two stages a rank, each half as long: (p - 1) / v of 8 + (p - 1) / v.
     assert ideal_bubble(4, 8, 2) == pytest.approx(1.5 / 9.5)

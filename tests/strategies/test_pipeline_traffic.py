@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+import pipelines
 import pytest
+import recorded_world
 import torch
 
 from results.layout import ModelLayout
@@ -29,9 +30,7 @@ Ranks = Callable[..., list[Any]]
         (4, "interleaved", 2),
     ],
 )
-def test_what_travels_is_the_closed_form(
-    ranks: Ranks, pipelines: ModuleType, size: int, schedule: str, accumulation: int
-) -> None:
+def test_what_travels_is_the_closed_form(ranks: Ranks, size: int, schedule: str, accumulation: int) -> None:
     """A rank sends each microbatch's activations (rows / m, 5, 8) from each of its stages to the next one,
     and their gradients to the one before; the ends sum the table of 11 x 8; all take part in the loss."""
     pieces = 6 if size == 3 else 4
@@ -62,9 +61,7 @@ def test_what_travels_is_the_closed_form(
         (256, "1f1b:dp=16", 16, 1),
     ],
 )
-def test_what_travels_between_many_ranks(
-    recorded_world: ModuleType, pipelines: ModuleType, size: int, schedule: str, pieces: int, chunks: int
-) -> None:
+def test_what_travels_between_many_ranks(size: int, schedule: str, pieces: int, chunks: int) -> None:
     """Of the first, the second and the last stage's rank, by the same closed form."""
     strategy = f"pipeline:{schedule}:microbatches={pieces}"
     groups = group_layout(strategy, size)
@@ -112,9 +109,7 @@ def test_what_travels_between_many_ranks(
 
 
 @pytest.mark.parametrize("model", ["tied", "normed"])
-def test_copies_average_each_stage_once_and_take_the_buffers_of_the_first(
-    ranks: Ranks, pipelines: ModuleType, model: str
-) -> None:
+def test_copies_average_each_stage_once_and_take_the_buffers_of_the_first(ranks: Ranks, model: str) -> None:
     found = ranks(4, pipelines.step_of, model, "pipeline:1f1b:dp=2", {"accumulation": 2})
     activation = 4 * pipelines.WIDTH * (pipelines.TOKENS if model == "tied" else 1)
     for step in found:
@@ -124,13 +119,13 @@ def test_copies_average_each_stage_once_and_take_the_buffers_of_the_first(
         assert step["operations"] == 2 * 4 + bool(shared) + 1 + bool(step["buffers"]) + 1
 
 
-def test_in_bf16_activations_travel_as_the_next_stage_takes_them(ranks: Ranks, pipelines: ModuleType) -> None:
+def test_in_bf16_activations_travel_as_the_next_stage_takes_them(ranks: Ranks) -> None:
     # The blocks end in tanh of a bf16 norm.
     found = ranks(2, pipelines.step_of, "normed", "pipeline:1f1b", {"precision": "bf16"})
     assert [step["bytes"] for step in found] == [pipelines.ROWS * pipelines.WIDTH * 2 + 8] * 2
 
 
-def test_phases_are_told_where_a_stage_computes(ranks: Ranks, pipelines: ModuleType) -> None:
+def test_phases_are_told_where_a_stage_computes(ranks: Ranks) -> None:
     first, last = ranks(2, pipelines.step_of, "tied", "pipeline:1f1b:microbatches=2", {})
     # Data; forward from then on; F and B of two microbatches; optimizer. The first stage is one ahead.
     assert (first["phases"], last["phases"]) == ("dffffbbo.".replace("ffff", "fff"), "dffbfbo.")

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import resuming
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,7 +32,7 @@ WAYS = (
 )
 
 
-def opened(resuming: ModuleType, strategy: str, seed: int, optimizer: str = "adamw") -> Trainer:
+def opened(strategy: str, seed: int, optimizer: str = "adamw") -> Trainer:
     torch.manual_seed(seed)
     settings = TrainSettings(strategy=strategy, optimizer=optimizer)
     trainer = Trainer(resuming.Blocks(), resuming.loss, device=CPU, settings=settings, layout=resuming.LAYOUT)

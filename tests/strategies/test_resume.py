@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import resuming
 
 Ranks = Callable[..., list[Any]]
 Case = tuple[str, dict[str, Any]]
@@ -91,31 +91,27 @@ def pairs() -> list[Case]:
     return cases
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(ranks: Ranks, resuming: ModuleType, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_bit_for_bit(ranks: Ranks, tmp_path: Path) -> None:
     cases: list[Case] = [(SCRATCH, {"compression": "topk:0.1"}), ("scratch-fsdp", {}), ("local-sgd:2", {})]
     assert ranks(2, resuming.broken, cases, tmp_path) == [[], []]
 
 
-def test_a_run_on_one_device_goes_on_bit_for_bit(resuming: ModuleType, tmp_path: Path) -> None:
+def test_a_run_on_one_device_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert resuming.broken(0, [("single", {"optimizer": "adamw", "precision": "fp16"})], tmp_path) == []
 
 
 @pytest.mark.slow
-def test_every_strategy_compressor_and_setting_goes_on(
-    ranks: Ranks, resuming: ModuleType, tmp_path: Path
-) -> None:
+def test_every_strategy_compressor_and_setting_goes_on(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(2, resuming.broken, CASES, tmp_path, timeout_s=200) == [[], []]
 
 
 @pytest.mark.slow
-def test_any_two_settings_go_on_together(ranks: Ranks, resuming: ModuleType, tmp_path: Path) -> None:
+def test_any_two_settings_go_on_together(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(2, resuming.broken, pairs(), tmp_path, timeout_s=200) == [[], []]
 
 
 @pytest.mark.slow
-def test_on_three_ranks_sums_are_in_the_order_of_the_buckets(
-    ranks: Ranks, resuming: ModuleType, tmp_path: Path
-) -> None:
+def test_on_three_ranks_sums_are_in_the_order_of_the_buckets(ranks: Ranks, tmp_path: Path) -> None:
     cases = [case for case in CASES if case[0] in (DDP, SCRATCH) and "schedule" not in case[1]]
     cases += [("hsdp", {"node_size": 1}), ("scratch-fsdp", {}), ("fsdp", {})]
     cases = [case for case in cases if case[1].get("collective") != "hierarchical"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+import data_parallel as replicas
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ UNIT_ROUNDOFF = 2.0**-24
 ACCUMULATION, SIZE = 3, 3
 
 
-def sizes_of_terms(replicas: ModuleType, module: nn.Module, step: int) -> dict[str, Tensor]:
+def sizes_of_terms(module: nn.Module, step: int) -> dict[str, Tensor]:
     """Of each element the sum of the absolute values of what is averaged: micro-batches of all replicas."""
     sizes: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
     for replica in range(SIZE):
@@ -32,7 +32,7 @@ def sizes_of_terms(replicas: ModuleType, module: nn.Module, step: int) -> dict[s
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_micro_batches_are_averaged_one_by_one(ranks: Ranks, replicas: ModuleType, stage: int) -> None:
+def test_micro_batches_are_averaged_one_by_one(ranks: Ranks, stage: int) -> None:
     """3 times 3 terms in an order of the strategy's own: see `assert_near_serial` for the bound."""
     settings = {"strategy": f"scratch-fsdp:stage={stage}", "optimizer": "sgd", "accumulation": ACCUMULATION}
     results = ranks(SIZE, replicas.train, "tied", settings)
@@ -51,7 +51,7 @@ def test_micro_batches_are_averaged_one_by_one(ranks: Ranks, replicas: ModuleTyp
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_what_is_gathered_ahead_changes_no_bit(ranks: Ranks, replicas: ModuleType, stage: int) -> None:
+def test_what_is_gathered_ahead_changes_no_bit(ranks: Ranks, stage: int) -> None:
     settings = {"optimizer": replicas.ADAMW, "accumulation": 2}
     runs = [
         ranks(

@@ -8,10 +8,11 @@ nothing holds its model. What it sends in a step is held to its closed form in t
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
+import data_parallel as replicas
 import pytest
+import split_models
 import torch
 from torch import nn
 
@@ -123,7 +124,7 @@ UNITS = [
 @pytest.mark.xdist_group("two ranks")
 @pytest.mark.parametrize(("model", "settings"), [*REPLICAS, *UNITS])
 def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
-    ranks: Ranks, replicas: ModuleType, model: str, settings: Settings
+    ranks: Ranks, model: str, settings: Settings
 ) -> None:
     replicas.assert_as_serial(ranks(2, replicas.train, model, settings), model, settings)
 
@@ -131,7 +132,7 @@ def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
 @pytest.mark.xdist_group("three ranks")
 @pytest.mark.parametrize(("model", "settings"), REPLICAS)
 def test_three_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_average(
-    ranks: Ranks, replicas: ModuleType, model: str, settings: Settings
+    ranks: Ranks, model: str, settings: Settings
 ) -> None:
     # 24, 8 and 5 rows over three ranks: of the last some rank has a row less.
     replicas.assert_near_serial(ranks(3, replicas.train, model, settings), model, settings)
@@ -147,16 +148,14 @@ def test_three_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_avera
         case("scratch-fsdp", "mixed"),
     ],
 )
-def test_so_do_four(ranks: Ranks, replicas: ModuleType, model: str, settings: Settings) -> None:
+def test_so_do_four(ranks: Ranks, model: str, settings: Settings) -> None:
     replicas.assert_near_serial(ranks(4, replicas.train, model, settings), model, settings)
 
 
 @pytest.mark.parametrize(
     ("model", "settings"), [case(SCRATCH, "embedded"), case(f"{SCRATCH}:find_unused=true", "unused")]
 )
-def test_one_rank_trains_as_if_it_were_alone(
-    ranks: Ranks, replicas: ModuleType, model: str, settings: Settings
-) -> None:
+def test_one_rank_trains_as_if_it_were_alone(ranks: Ranks, model: str, settings: Settings) -> None:
     replicas.assert_as_serial(ranks(1, replicas.train, model, settings), model, settings)
 
 
@@ -190,7 +189,7 @@ SPLIT: list[tuple[int, str, str, Settings]] = [
 @pytest.mark.xdist_group("split models")
 @pytest.mark.parametrize(("size", "strategy", "model", "settings"), SPLIT)
 def test_ranks_that_split_a_model_train_as_a_loop_over_the_replicas_does(
-    ranks: Ranks, split_models: ModuleType, size: int, strategy: str, model: str, settings: Settings
+    ranks: Ranks, size: int, strategy: str, model: str, settings: Settings
 ) -> None:
     """Gradients, parameters and the optimizer's state, in double precision."""
     settings = {"strategy": strategy, "optimizer": SGD, **settings}
@@ -216,7 +215,7 @@ def test_ranks_that_split_a_model_train_as_a_loop_over_the_replicas_does(
     ],
 )
 def test_integer_gradients_are_averaged_exactly_on_any_number_of_ranks(
-    ranks: Ranks, replicas: ModuleType, size: int, strategy: str, exchange: Settings
+    ranks: Ranks, size: int, strategy: str, exchange: Settings
 ) -> None:
     weight = torch.tensor(dict(replicas.INTEGER_WEIGHTS)[size])
     for parameters in ranks(size, replicas.integer_step, strategy, exchange):
@@ -224,9 +223,7 @@ def test_integer_gradients_are_averaged_exactly_on_any_number_of_ranks(
 
 
 @pytest.mark.parametrize("strategy", [DDP, SCRATCH])
-def test_a_parameter_that_no_replica_uses_has_no_gradient_and_stays(
-    ranks: Ranks, replicas: ModuleType, strategy: str
-) -> None:
+def test_a_parameter_that_no_replica_uses_has_no_gradient_and_stays(ranks: Ranks, strategy: str) -> None:
     settings = {"strategy": f"{strategy}:find_unused=true", "optimizer": SGD, "accumulation": 2}
     first, _ = ranks(2, replicas.train, "unused", settings)
     assert "always.weight" in first[-1]["gradients"]
@@ -234,7 +231,7 @@ def test_a_parameter_that_no_replica_uses_has_no_gradient_and_stays(
     assert torch.equal(first[-1]["parameters"]["never.weight"], first[0]["start"]["never.weight"])
 
 
-def test_the_data_let_replicas_use_different_parameters(replicas: ModuleType) -> None:
+def test_the_data_let_replicas_use_different_parameters() -> None:
     # What the cases of the model "unused" stand on: in some step one replica uses `sometimes`, the other not.
     used = [
         [bool(replicas.batch(step, 0, replica)[0][0, 0] > 0) for replica in range(2)]
@@ -258,7 +255,7 @@ def test_the_data_let_replicas_use_different_parameters(replicas: ModuleType) ->
     ],
 )
 def test_nothing_is_exchanged_before_the_last_micro_batch(
-    ranks: Ranks, replicas: ModuleType, settings: Settings, exchanges: int
+    ranks: Ranks, settings: Settings, exchanges: int
 ) -> None:
     for seen in ranks(2, replicas.count_exchanges, settings):
         before = ["data", "forward", "backward"] * 3
@@ -280,7 +277,7 @@ def test_nothing_is_exchanged_before_the_last_micro_batch(
     ],
 )
 def test_what_a_compressed_exchange_does_not_apply_it_keeps(
-    ranks: Ranks, replicas: ModuleType, strategy: str, model: str, compression: str
+    ranks: Ranks, strategy: str, model: str, compression: str
 ) -> None:
     # Five steps: buckets are formed anew after the first, and torch's compressor is dense in the first two.
     form = "channels_last" if model == "images" else "contiguous"
@@ -294,7 +291,7 @@ SHARDING = ["fsdp", *(FSDP.format(stage) for stage in (1, 2, 3))]
 
 
 @pytest.mark.parametrize("strategy", SHARDING)
-def test_clipping_is_by_the_norm_of_all_shards(ranks: Ranks, replicas: ModuleType, strategy: str) -> None:
+def test_clipping_is_by_the_norm_of_all_shards(ranks: Ranks, strategy: str) -> None:
     settings = {"strategy": strategy, "optimizer": "sgd:lr=1:momentum=0", "clip_norm": 0.05}
     for result in ranks(3, replicas.train, "normed", settings):
         first = result[0]
@@ -380,7 +377,7 @@ def test_a_shard_that_overflows_makes_all_ranks_leave_the_step_out(
     ],
 )
 def test_steps_without_exchange_can_be_undone_and_nothing_holds_the_model(
-    ranks: Ranks, split_models: ModuleType, size: int, settings: Settings
+    ranks: Ranks, size: int, settings: Settings
 ) -> None:
     settings = {"optimizer": ADAMW, **settings}
     assert ranks(size, split_models.undone, "gpt", settings) == [(True, True, True)] * size
@@ -411,7 +408,7 @@ def _shapes(tensor: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     ],
 )
 def test_a_rank_keeps_its_shard_of_its_part(
-    ranks: Ranks, split_models: ModuleType, size: int, settings: Settings, shards: int, tensor: int
+    ranks: Ranks, size: int, settings: Settings, shards: int, tensor: int
 ) -> None:
     """Of parameters, and twice of AdamW's state; 17 rows over two ranks are 9 and 8."""
     inside, around = _shapes(tensor)

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import split_models
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -29,7 +30,6 @@ SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
 )
 def test_sums_in_another_order_train_alike(
     ranks: Ranks,
-    split_models: ModuleType,
     other_rounding: ModuleType,
     size: int,
     model: str,

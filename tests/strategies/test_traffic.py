@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
+import recorded_world
 import torch
 from builders import a_cell
 from hypothesis import given, settings
@@ -348,9 +348,7 @@ BY_OPERATION = {"all_reduce": "sum", "reduce_scatter": "sum", "all-reduce": "sum
         (4, "tp", {"activation_checkpointing": "selective"}),
     ],
 )
-def test_the_closed_form_holds_at_every_size(
-    recorded_world: ModuleType, size: int, strategy: str, settings: dict[str, Any]
-) -> None:
+def test_the_closed_form_holds_at_every_size(size: int, strategy: str, settings: dict[str, Any]) -> None:
     """By operation and ranks of the group: of the first rank and, of a large launch, of the last one, where
     groups note what they are handed and move nothing. The GPT has a head for each rank of `tp`, and more
     parameters than 256, so that `zero1` leaves no rank without.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import pytest
+import recorded_world
+import split_models
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -58,9 +59,7 @@ def test_each_rank_keeps_the_state_of_its_parameters(ranks: Ranks, size: int, ke
 # torch's own module warns of itself when it is imported.
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(("strategy", "least", "most"), [("zero1", 1, 1), ("zero1:bucket_mb=0.001", 9, 28)])
-def test_buckets_are_as_large_as_asked_for(
-    recorded_world: ModuleType, split_models: ModuleType, strategy: str, least: int, most: int
-) -> None:
+def test_buckets_are_as_large_as_asked_for(strategy: str, least: int, most: int) -> None:
     # 28 parameters, of which the 9 matrices have more than the 1049 bytes of a bucket of 0.001 MiB.
     settings = {"strategy": strategy, "optimizer": SGD}
     with recorded_world.opened(0, 2) as (group, calls):
