@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reports.page.loaded import Loaded
+    from reports.page.export import Loaded
 
 __all__ = ["load"]
 
@@ -28,6 +28,6 @@ def load(
     study or is given twice, and for a price or a size that is not positive.
     """
     # pandas takes a third of a second to import, and planning imports this package.
-    from reports.page.loaded import loaded
+    from reports.page.export import loaded
 
     return loaded((study, *more), usd_per_device_hour=usd_per_device_hour, epoch_samples=epoch_samples)

@@ -1,34 +1,87 @@
-"""A table: its columns say once what a row shows, for the page and the command line alike."""
+"""A table: its columns say once what a row shows, for the page, the terminal and the exported files alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Generic, Literal, TypeVar
 
 from reports.fields import Field
+from reports.text import number
 
 Row = TypeVar("Row")
+Dtype = Literal["string", "Int64", "Float64", "boolean"]
+"""pandas' nullable types: a gap in a column of integers does not turn them into floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextColumn:
-    """The head of a column."""
+class Unit:
+    """The one unit of all figures of a column: its head names it, and figures can be compared by eye."""
 
-    title: str
+    scales: tuple[tuple[float, str], ...]
+    """The divisors of a figure, the largest first, each with the name that the unit has then."""
+    form: Callable[[float], str] = number
+    sized_by: Callable[[Any], float | None] | None = None
+    """Gives the size of a row by which the unit is chosen; None: the figure itself."""
+
+    def chosen(self, sizes: Iterable[float | None]) -> tuple[float, str]:
+        """The scale in which the median size is at least 1."""
+        known = [abs(size) for size in sizes if size]
+        middle = median(known) if known else 0.0
+        return next((one for one in self.scales if middle >= one[0]), self.scales[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column(Generic[Row]):
+    """One column. It is exported if it has a `name`, and shown if it has a `title`."""
+
+    value: Callable[[Row], Any] = field(compare=False)
+    """What the column has of a row; of an exported column None is unknown."""
+    name: str = ""
+    """Its name in CSV, Parquet and JSON, which contains the unit."""
+    dtype: Dtype = "string"
+    json: Callable[[Row], Any] | None = field(default=None, compare=False)
+    """What JSON has in place of the value: a figure together with its interval."""
+    title: str = ""
+    """The head that a reader sees."""
+    form: Callable[[Any], Field] | Unit = field(default=Field, compare=False)
+    """How a value is shown."""
     numeric: bool = False
     """Whether it is set flush right, in digits of one width."""
     anchor: str | None = None
-    """Where the report's method section says what the column is."""
+    """Where the report's method section defines the column."""
     hint: str = ""
-    """The same in a few words, shown while a pointer is over the head; empty for none."""
+    """The definition in a few words, shown while a pointer is over the head; empty for none."""
+
+    def shown(self, rows: Sequence[Row]) -> tuple[Column[Row], list[Field]]:
+        """The column with its unit in the head, and its field of each row.
+
+        Raises TypeError for what is no field, or a field without a text.
+        """
+        values = [self.value(row) for row in rows]
+        if not isinstance(self.form, Unit):
+            return self, [self._field(self.form(value)) for value in values]
+        sized_by = self.form.sized_by
+        scale, unit = self.form.chosen(values if sized_by is None else map(sized_by, rows))
+        texts = ["" if value is None else self.form.form(value / scale) for value in values]
+        head = replace(self, title=f"{self.title}, {unit}") if unit else self
+        return head, [Field(text, value) for text, value in zip(texts, values, strict=True)]
+
+    def _field(self, shown: object) -> Field:
+        if not isinstance(shown, Field) or not isinstance(shown.text, str):
+            raise TypeError(
+                f"column {self.title!r} shows {shown!r}: words() shows a text, figures() a field of "
+                f"reports.fields"
+            )
+        return shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
     """A table as it is printed."""
 
-    columns: tuple[TextColumn, ...]
+    columns: tuple[Column[Any], ...]
     rows: tuple[tuple[Field, ...], ...]
 
     @property
@@ -36,9 +89,13 @@ class TextTable:
         return tuple(column.title for column in self.columns)
 
     @property
+    def numeric(self) -> tuple[bool, ...]:
+        return tuple(column.numeric for column in self.columns)
+
+    @property
     def texts(self) -> tuple[tuple[str, ...], ...]:
         """What a reader sees of the rows."""
-        return tuple(tuple(field.text for field in row) for row in self.rows)
+        return tuple(tuple(one.text for one in row) for row in self.rows)
 
     def columns_at(self, places: Sequence[int]) -> TextTable:
         """The table of these columns, in this order."""
@@ -48,34 +105,25 @@ class TextTable:
         )
 
 
-Shown = tuple[TextColumn, Callable[[Row], Field]]
-"""A column and what it shows of a row."""
-
-
-def table(rows: Iterable[Row], columns: Sequence[Shown[Row]]) -> TextTable:
+def table(rows: Iterable[Row], columns: Sequence[Column[Row]]) -> TextTable:
     """Every row through every column. Raises TypeError for what is no field, or a field without a text."""
+    kept = list(rows)
+    shown = [column.shown(kept) for column in columns]
     return TextTable(
-        columns=tuple(column for column, _ in columns),
-        rows=tuple(tuple(_field(column, show(row)) for column, show in columns) for row in rows),
+        columns=tuple(head for head, _ in shown),
+        rows=tuple(tuple(fields[place] for _, fields in shown) for place in range(len(kept))),
     )
 
 
-def _field(column: TextColumn, shown: object) -> Field:
-    if not isinstance(shown, Field) or not isinstance(shown.text, str):
-        raise TypeError(
-            f"column {column.title!r} shows {shown!r}: words() shows a text, figures() a field of "
-            f"reports.fields"
-        )
-    return shown
-
-
-def words(title: str, show: Callable[[Row], str], *, anchor: str | None = None, hint: str = "") -> Shown[Row]:
+def words(
+    title: str, show: Callable[[Row], str], *, anchor: str | None = None, hint: str = ""
+) -> Column[Row]:
     """A column of words, set flush left."""
-    return TextColumn(title=title, anchor=anchor, hint=hint), lambda row: Field(show(row))
+    return Column(title=title, value=show, anchor=anchor, hint=hint)
 
 
 def figures(
     title: str, show: Callable[[Row], Field], *, anchor: str | None = None, hint: str = ""
-) -> Shown[Row]:
+) -> Column[Row]:
     """A column of figures (`reports.fields` makes them), set flush right."""
-    return TextColumn(title=title, numeric=True, anchor=anchor, hint=hint), show
+    return Column(title=title, value=show, form=lambda shown: shown, numeric=True, anchor=anchor, hint=hint)

@@ -116,7 +116,7 @@ def print_headline(figures: StudyFigures, console: Console) -> None:
         console.result("no cell has a figure; the report says why")
         return
     if _width(table) <= console.width:
-        console.table(table.titles, table.texts, numeric=[column.numeric for column in table.columns])
+        console.table(table.titles, table.texts, numeric=table.numeric)
         return
     for line in narrow_lines(headline(figures), figures.devices_word, console.width):
         console.result(line)
@@ -127,7 +127,7 @@ def _print_over(figures: StudyFigures, console: Console) -> None:
     from reports.page.sections.over import over_table
 
     table = over_table(figures)
-    console.table(table.titles, table.texts, numeric=[column.numeric for column in table.columns])
+    console.table(table.titles, table.texts, numeric=table.numeric)
     console.result()
 
 

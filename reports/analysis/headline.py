@@ -10,7 +10,7 @@ from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve, CurvePoint, Efficiency
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
-from reports.table import Shown, TextTable, figures, table, words
+from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING
 from results.plan import Scaling
 
@@ -51,7 +51,7 @@ def headline_table(study: StudyFigures) -> TextTable:
     columns = [
         column
         for column in _columns(study.devices_word)
-        if column[0].title != "setting" or any(row.setting for row in rows)
+        if column.title != "setting" or any(row.setting for row in rows)
     ]
     return table(rows, columns)
 
@@ -73,7 +73,7 @@ def runs_text(figures: CellFigures) -> str:
     return f"{share} {figures.evidence}{', disturbed' if figures.disturbed else ''}"
 
 
-def _columns(devices_word: str) -> list[Shown[HeadlineRow]]:
+def _columns(devices_word: str) -> list[Column[HeadlineRow]]:
     return [
         words("workload", lambda row: row.workload),
         words("strategy", lambda row: row.strategy),

@@ -1,62 +1,67 @@
-"""The columns of the exported tables: what each is called, of which type it is, and where its value stands.
+"""The columns of a study's tables: what each is called, its type and unit, and where its value is.
 
-The columns of a table are the same for every study, but for those of telemetry: what a device tells differs.
+An exported column is declared once, for CSV, Parquet and JSON by its name, and for the full table of the page
+by its title, unit and definition. The exported columns of a table are the same for every study, but for those
+of telemetry: what a device tells differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Literal
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any, Literal
 
+from reports.analysis.budget import BudgetPart
+from reports.analysis.cost import energy_per_sample
+from reports.analysis.headline import efficiency_field, runs_text
+from reports.analysis.outcomes import outcome_words
+from reports.analysis.series import setting_of
+from reports.fields import Field
 from reports.page.rows import CellRow, RankRow, RunRow, at
+from reports.table import Column, Dtype, Unit
+from results.label import label
 from results.plan import Scaling
 from results.run import PHASES, RunResult
+from results.statistics import Metric
 
-Dtype = Literal["string", "Int64", "Float64", "boolean"]
-"""pandas' nullable types: a gap in a column of integers does not turn them into floats."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column; `value` is given a row."""
-
-    name: str
-    dtype: Dtype
-    value: Callable[[object], object]
+Value = str | Callable[[Any], Any]
+"""A dotted path of a row, or what gives the value of a row."""
 
 
-def _column(name: str, dtype: Dtype, path: str | None) -> Column:
-    return Column(name, dtype, partial(at, path or name))
+def _field(value: object) -> Field:
+    return Field("" if value is None else str(value))
 
 
-def text(name: str, path: str | None = None) -> Column:
-    return _column(name, "string", path)
+def _column(dtype: Dtype, name: str, value: Value = "", **shown: Any) -> Column[Any]:
+    found = value if callable(value) else partial(at, value or name)
+    form = shown.pop("unit", _field)
+    return Column(name=name, dtype=dtype, value=found, form=form, numeric=form is not _field, **shown)
 
 
-def whole(name: str, path: str | None = None) -> Column:
-    return _column(name, "Int64", path)
+text = partial(_column, "string")
+whole = partial(_column, "Int64")
+real = partial(_column, "Float64")
+flag = partial(_column, "boolean")
 
 
-def real(name: str, path: str | None = None) -> Column:
-    return _column(name, "Float64", path)
-
-
-def flag(name: str, path: str | None = None) -> Column:
-    return _column(name, "boolean", path)
-
-
-def metric(name: str, path: str) -> tuple[Column, ...]:
-    """A figure and the ends of its interval."""
+def metric(name: str, value: Value, *, ends: bool = True, **shown: Any) -> tuple[Column[Any], ...]:
+    """A figure and the ends of its interval; of a figure that is shown the ends are shown too, unless not
+    `ends`."""
+    found = value if callable(value) else partial(at, value)
+    low, high = (
+        {**shown, "title": f"{shown['title']}, {end}", "anchor": "method-interval"} if shown and ends else {}
+        for end in ("from", "to")
+    )
     return (
-        real(name, f"{path}.value"),
-        real(f"{name}_low", f"{path}.low"),
-        real(f"{name}_high", f"{path}.high"),
+        real(name, lambda row: at("value", found(row)), json=found, **shown),
+        real(f"{name}_low", lambda row: at("low", found(row)), **low),
+        real(f"{name}_high", lambda row: at("high", found(row)), **high),
     )
 
 
-def joined(name: str, path: str, separator: str = " | ") -> Column:
+def joined(name: str, path: str, separator: str = " | ") -> Column[Any]:
     """Several texts in one field; of a mapping `key: value` each. None if there are none."""
 
     def value(row: object) -> object:
@@ -65,36 +70,31 @@ def joined(name: str, path: str, separator: str = " | ") -> Column:
             found = [f"{key}: {found[key]}" for key in sorted(found)]
         return separator.join(found) or None if isinstance(found, Iterable) else None
 
-    return Column(name, "string", value)
+    return text(name, value)
 
 
-def mean(name: str, path: str) -> Column:
+def mean(name: str, path: str) -> Column[CellRow]:
     """Of a cell: the mean of its counted runs."""
-    return Column(name, "Float64", lambda row: row.mean(path) if isinstance(row, CellRow) else None)
+    return real(name, lambda row: row.mean(path))
 
 
-def largest(name: str) -> Column:
+def largest(name: str, **shown: Any) -> Column[CellRow]:
     """Of a cell: the largest of its counted runs."""
-    return Column(name, "Int64", lambda row: row.largest(name) if isinstance(row, CellRow) else None)
+    return whole(name, lambda row: row.largest(name), **shown)
 
 
-def own(name: str, dtype: Dtype, column: str | None = None) -> Column:
-    """Of a rank: its own value."""
-    return Column(name, dtype, lambda row: row.own(column or name) if isinstance(row, RankRow) else None)
-
-
-def telemetry(runs: Iterable[RunResult]) -> Iterator[Column]:
+def telemetry(runs: Iterable[RunResult]) -> Iterator[Column[RunRow]]:
     """What the devices of some runs told, by name."""
     for name in sorted({name for run in runs for name in run.telemetry}):
-        yield Column(f"telemetry_{name}", "Float64", partial(_told, name))
+        yield real(f"telemetry_{name}", partial(_told, name))
 
 
-def _told(name: str, row: object) -> float | None:
+def _told(name: str, row: RunRow) -> float | None:
     # No path: a name may have a dot in it.
-    return row.run.telemetry.get(name) if isinstance(row, RunRow) else None
+    return row.run.telemetry.get(name)
 
 
-def _efficiency(kind: Scaling, against: Literal["single", "own"]) -> tuple[Column, ...]:
+def _efficiency(kind: Scaling, against: Literal["single", "own"]) -> tuple[Column[CellRow], ...]:
     name, path = f"efficiency_{kind}_{against}", f"{kind}.{against}"
     return (
         *metric(name, f"{path}.metric"),
@@ -103,23 +103,59 @@ def _efficiency(kind: Scaling, against: Literal["single", "own"]) -> tuple[Colum
     )
 
 
+def _own(name: str) -> Callable[[RankRow], object]:
+    """A rank's own value of a column of `RankColumns`."""
+
+    def value(row: RankRow) -> object:
+        values = at(f"run.ranks.{name}", row)
+        return values[row.rank] if isinstance(values, list) else None
+
+    return value
+
+
+def _step_ns(row: CellRow) -> float | None:
+    return row.figures.step_ns.value if row.figures else None
+
+
+_TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
+_RATES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+# Parts of a step are shown in the unit of the step, so that they can be added up by eye.
+NS, ONCE = Unit(scales=_TIMES, sized_by=_step_ns), Unit(scales=_TIMES)
+HOURS = Unit(scales=((3.6e12, "h"), (6e10, "min"), (1e9, "s"), (1e6, "ms")))
+BYTES = Unit(scales=((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")))
+# Symbols are joined, words are not: `MB/s`, `M units/s`.
+BANDWIDTH = Unit(scales=tuple((scale, f"{prefix}B/s") for scale, prefix in _RATES))
+THROUGHPUT = Unit(scales=tuple((scale, f"{prefix} units/s".strip()) for scale, prefix in _RATES))
+MANY = Unit(scales=_RATES)
+RATIO = Unit(scales=((0.01, "%"),))
+FLOPS = Unit(
+    scales=((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP")),
+)
+PLAIN, USD, JOULES = (Unit(scales=((1.0, name),)) for name in ("", "USD", "J"))
+TINY = Unit(scales=((1.0, ""),), form="{:.2g}".format)
+COUNT = Unit(scales=((1.0, ""),), form="{:,.0f}".format)
+
 _CELL = (
     text("study", "study.name"),
-    text("cell_id", "cell.id"),
-    *(
-        text(name, f"cell.{name}")
-        for name in ("workload", "dataset", "strategy", "compression", "collective")
-    ),
+    text("cell_id", "cell.id", title="cell", hint="its folder in the study"),
+    text("workload", "cell.workload", title="workload"),
+    *(text(name, f"cell.{name}") for name in ("dataset", "strategy", "compression", "collective")),
     whole("node_size", "cell.node_size"),
     real("link_mbit_per_s", "cell.link_mbit_per_s"),
     text("device", "cell.device"),
     text("backend", "cell.backend"),
-    whole("gpus", "cell.gpus"),
+    whole("gpus", "cell.gpus", title="GPUs", unit=COUNT, anchor="method-sizes"),
     text("precision", "cell.precision"),
     text("optimizer", "cell.optimizer"),
     whole("micro_batch", "cell.micro_batch"),
     whole("accumulation", "cell.accumulation"),
-    whole("batch_per_replica", "cell.batch_per_replica"),
+    whole(
+        "batch_per_replica",
+        "cell.batch_per_replica",
+        title="batch per replica",
+        unit=COUNT,
+        anchor="method-scaling",
+    ),
     whole("global_batch", "cell.global_batch"),
     whole("seed", "cell.seed"),
 )
@@ -127,67 +163,303 @@ _COMMUNICATION = (
     *("total_ns", "blocked_ns", "transfer_ns", "wait_ns", "exchange_cpu_ns", "dispatch_ns", "bubble_ns"),
     *("bus_bytes_per_s", "peak_bus_bytes_per_s"),
 )
-_COUNTERS = ("exchange_buckets", "exchange_buckets_early", "loss_fixed")
+_BUCKETS = {"exchange_buckets": "buckets", "exchange_buckets_early": "early buckets"}
 
 CELLS = (
     *_CELL,
-    text("scaling"),
+    text("scaling", title="scaling", anchor="method-scaling"),
     text("outcome"),
-    text("reason", "failure.reason"),
-    Column("runs", "Int64", lambda row: len(row.pool.runs) if isinstance(row, CellRow) else None),
+    text("reason", "failure.reason", title="reason"),
+    whole("runs", lambda row: len(row.pool.runs)),
     whole("runs_planned", "pool.planned"),
-    Column("runs_lost", "Int64", lambda row: len(row.pool.lost) if isinstance(row, CellRow) else None),
-    Column(
-        "runs_left_out", "Int64", lambda row: len(row.pool.left_out) if isinstance(row, CellRow) else None
-    ),
+    whole("runs_lost", lambda row: len(row.pool.lost)),
+    whole("runs_left_out", lambda row: len(row.pool.left_out)),
     text("evidence", "figures.evidence"),
     flag("disturbed", "figures.disturbed"),
-    text("proof", "figures.proof_method"),
+    text("proof", "figures.proof_method", title="proof", anchor="method-proof"),
     text("fingerprint", "figures.newest.fingerprint"),
-    *metric("step_ns", "figures.step_ns"),
+    *metric("step_ns", "figures.step_ns", title="step time", unit=NS, anchor="method-step-time"),
     text("interval", "figures.step_ns.interval"),
     *metric("samples_per_s", "figures.samples_per_s"),
     *metric("units_per_s", "figures.units_per_s"),
     text("unit", "figures.newest.unit"),
     *(real(f"{phase}_ns", f"figures.phase_ns.{phase}") for phase in (*PHASES, "other")),
     *metric("exposed_ns", "figures.exposed_ns"),
-    *metric("exposed_share", "figures.exposed_share"),
+    *metric(
+        "exposed_share",
+        "figures.exposed_share",
+        title="on less off",
+        unit=RATIO,
+        anchor="method-exposed",
+    ),
     text("exposed_absent", "figures.exposed_absent"),
-    text("budget_method", "budget.method"),
+    text(
+        "budget_method",
+        "budget.method",
+        title="method",
+        anchor="method-budget",
+        hint="how transfer and wait were found",
+    ),
     *(real(f"budget_{part}_ns", f"budget.part_ns.{part}") for part in ("input", "compute")),
     *metric("budget_transfer_ns", "budget.transfer_ns"),
     *metric("budget_wait_ns", "budget.wait_ns"),
     *(real(f"budget_{part}_ns", f"budget.part_ns.{part}") for part in ("bubble", "other")),
-    real("bubble_ideal", "figures.newest.bubble_ideal"),
+    real(
+        "bubble_ideal",
+        "figures.newest.bubble_ideal",
+        title="ideal bubble",
+        unit=RATIO,
+        anchor="method-budget",
+        hint="of a step, by the schedule",
+    ),
     *(mean(f"communication_{name}", f"communication.{name}") for name in _COMMUNICATION),
-    whole("exchange_payload_bytes", "figures.newest.exchange_payload_bytes"),
-    real("exchange_operations", "figures.newest.exchange_operations"),
-    whole("parameters", "figures.newest.parameters"),
-    whole("flops_per_step", "figures.newest.flops_per_step"),
-    real("mfu", "figures.mfu"),
+    whole(
+        "exchange_payload_bytes",
+        "figures.newest.exchange_payload_bytes",
+        title="payload",
+        unit=BYTES,
+        anchor="method-payload",
+    ),
+    real(
+        "exchange_operations",
+        "figures.newest.exchange_operations",
+        title="operations",
+        unit=PLAIN,
+        anchor="method-payload",
+    ),
+    whole(
+        "parameters",
+        "figures.newest.parameters",
+        title="parameters",
+        unit=MANY,
+        anchor="method-parameters",
+    ),
+    whole(
+        "flops_per_step", "figures.newest.flops_per_step", title="a step", unit=FLOPS, anchor="method-flops"
+    ),
+    real("mfu", "figures.mfu", title="MFU", unit=RATIO, anchor="method-flops"),
     mean("energy_j", "energy_j"),
-    largest("rss_peak_bytes"),
-    largest("rss_over_idle_bytes"),
-    largest("device_allocated_peak_bytes"),
+    largest("rss_peak_bytes", title="peak on the host", unit=BYTES, anchor="method-memory"),
+    largest("rss_over_idle_bytes", title="over idle", unit=BYTES, anchor="method-memory"),
+    largest("device_allocated_peak_bytes", title="peak of a device", unit=BYTES, anchor="method-memory"),
     whole("predicted_peak_bytes"),
-    real("usd_per_hour", "cost.usd_per_hour"),
-    *metric("usd_per_1000_steps", "cost.usd_per_1000_steps"),
-    *metric("usd_per_million_samples", "cost.usd_per_million_samples"),
-    *metric("usd_per_billion_tokens", "cost.usd_per_billion_tokens"),
-    *metric("usd_per_epoch", "cost.usd_per_epoch"),
+    real("usd_per_hour", "cost.usd_per_hour", title="an hour", unit=USD, anchor="method-cost"),
+    *(
+        one
+        for name, title in (
+            ("usd_per_1000_steps", "1,000 steps"),
+            ("usd_per_million_samples", "a million samples"),
+            ("usd_per_billion_tokens", "a billion tokens"),
+            ("usd_per_epoch", "an epoch"),
+        )
+        for one in metric(name, f"cost.{name}", ends=False, title=title, unit=USD, anchor="method-cost")
+    ),
     text("usd_absent", "cost.absent"),
     *_efficiency("weak", "single"),
     *_efficiency("weak", "own"),
     *_efficiency("strong", "single"),
     *_efficiency("strong", "own"),
     text("dense_cell_id", "exchange.dense.cell.id"),
-    *metric("speed_up", "exchange.speed_up"),
-    text("speed_up_verdict", "exchange.verdict"),
+    *metric(
+        "speed_up",
+        "exchange.speed_up",
+        ends=False,
+        title="speed-up over dense",
+        unit=PLAIN,
+        anchor="method-speed-up",
+    ),
+    text("speed_up_verdict", "exchange.verdict", title="verdict", anchor="method-speed-up"),
     text("speed_up_absent", "exchange.reason"),
     real("gradient_bytes_per_exposed_s", "exchange.gradients_per_exposed_s"),
-    *(real(name, f"figures.newest.{name}") for name in _COUNTERS),
+    *(
+        real(name, f"figures.newest.{name}", title=title, unit=PLAIN, anchor="method-buckets")
+        for name, title in _BUCKETS.items()
+    ),
+    real("loss_fixed", "figures.newest.loss_fixed"),
 )
 """Of a planned cell, with or without figures."""
+
+
+def _efficiency_shown(kind: Scaling) -> Iterator[Column[CellRow]]:
+    """The efficiency that a headline has, and why there is none."""
+
+    def claim(row: CellRow) -> Metric | None:
+        point = row.weak if kind == "weak" else row.strong
+        return None if point is None or point.efficiency.is_baseline else point.efficiency.metric
+
+    def no_claim(row: CellRow) -> str:
+        point = row.weak if kind == "weak" else row.strong
+        found = point.efficiency if point else None
+        if found is None or found.baseline is None or (found.metric is not None and not found.super_linear):
+            return "baseline" if found is not None and found.is_baseline else ""
+        return "super-linear" if found.super_linear else efficiency_field(found).text
+
+    yield from metric(
+        f"efficiency_{kind}", claim, title=f"{kind} efficiency", unit=RATIO, anchor="method-efficiency"
+    )
+    yield text(f"no_claim_{kind}", no_claim, title=f"{kind}, no claim", hint="why no efficiency is claimed")
+
+
+def _part(part: BudgetPart, title: str, hint: str = "") -> Column[CellRow]:
+    def value(row: CellRow) -> float | None:
+        ns = row.budget.known_ns(part) if row.budget else None
+        # To the nanosecond: the rest of a sum is else shown with the rounding of the machine.
+        return None if ns is None else float(round(ns))
+
+    hint = f"{hint}, of a step" if hint else ""
+    return real(f"part_{part}", value, title=title, unit=NS, anchor="method-budget", hint=hint)
+
+
+def _once(name: str, title: str) -> Column[CellRow]:
+    """Of the runs that have one: what is done once a launch is known of its first run alone."""
+
+    def value(row: CellRow) -> float | None:
+        known = [
+            found
+            for run in (row.figures.runs if row.figures else ())
+            if (found := getattr(run, name)) is not None
+        ]
+        return fmean(known) if known else None
+
+    return real(name, value, title=title, unit=ONCE, anchor="method-set-up")
+
+
+def _replicas(row: CellRow) -> str:
+    runs = [run.replicas_agree for run in row.pool.runs if run.replicas_agree is not None]
+    return f"{sum(runs)} of {len(runs)}" if runs else ""
+
+
+SHOWN = (
+    text("label", lambda row: label(row.cell), title="strategy"),
+    text("setting", lambda row: row.study.settings[setting_of(row.cell)], title="setting"),
+    text("outcome_words", lambda row: outcome_words(row.outcome), title="outcome"),
+    real(
+        "throughput",
+        "figures.throughput.value",
+        title="throughput",
+        unit=THROUGHPUT,
+        anchor="method-throughput",
+        hint="in the workload's own unit: samples, images or tokens",
+    ),
+    *_efficiency_shown("weak"),
+    *_efficiency_shown("strong"),
+    _part("input", "input", "waiting for data and moving it"),
+    _part("compute", "compute", "forward, backward and update without any exchange"),
+    _part("bubble", "bubble", "idle time of pipeline stages"),
+    _part("other", "other", "the step less all of its parts"),
+    _part("transfer", "exposed transfer"),
+    _part("wait", "exposed wait"),
+    real("step_ns_p99", lambda row: row.mean("step_ns_p99"), title="p99", unit=NS, anchor="method-slow"),
+    real("overlap", "network.overlap", title="hidden", unit=RATIO, anchor="method-overlap"),
+    real("bus", "network.bus_bytes_per_s", title="bandwidth", unit=BANDWIDTH, anchor="method-bandwidth"),
+    real("peak", "network.peak_bytes_per_s", title="link's peak", unit=BANDWIDTH, anchor="method-link-peak"),
+    real("bus_share", "network.bandwidth_share", title="of the peak", unit=RATIO, anchor="method-link-peak"),
+    text("break_even", "exchange.break_even", title="pays below", anchor="method-break-even"),
+    real(
+        "exchange_cpu",
+        "exchange.exchange_cpu_ns",
+        title="encoding, CPU",
+        unit=NS,
+        anchor="method-exchange-cpu",
+    ),
+    real(
+        "device_bytes", "memory.device_bytes", title="memory of a device", unit=BYTES, anchor="method-memory"
+    ),
+    real("host_bytes", "memory.host_bytes", title="memory of the host", unit=BYTES, anchor="method-memory"),
+    real(
+        "predicted", "memory.predicted_bytes", title="predicted", unit=BYTES, anchor="method-predicted-memory"
+    ),
+    real(
+        "over_prediction",
+        "memory.over_prediction",
+        title="measured over predicted",
+        unit=PLAIN,
+        anchor="method-predicted-memory",
+    ),
+    real("memory_share", "memory.share", title="of the memory", unit=RATIO, anchor="method-memory"),
+    real("epoch", "cost.epoch_ns.value", title="time of an epoch", unit=HOURS, anchor="method-epoch"),
+    real(
+        "million_samples",
+        "cost.million_samples_ns.value",
+        title="time of a million samples",
+        unit=HOURS,
+        anchor="method-cost",
+    ),
+    real(
+        "joules",
+        lambda row: at("value", energy_per_sample(row.figures) if row.figures else None),
+        title="energy of a sample",
+        unit=JOULES,
+        anchor="method-energy",
+    ),
+    real(
+        "max_difference",
+        "figures.proof.max_difference",
+        title="largest difference",
+        unit=TINY,
+        anchor="method-bound",
+    ),
+    real("max_bound", "figures.proof.max_bound", title="its bound", unit=TINY, anchor="method-bound"),
+    text("replicas_agree", _replicas, title="replicas agree", anchor="method-replicas"),
+    real("loss_first", "figures.newest.loss_first", title="first loss", unit=PLAIN, anchor="method-losses"),
+    real("loss_last", "figures.newest.loss_last", title="last loss", unit=PLAIN, anchor="method-losses"),
+    text("loss_guard", "exchange.loss_guard", title="loss against the dense", anchor="method-loss-guard"),
+    text(
+        "runs_text",
+        lambda row: runs_text(row.figures) if row.figures else "",
+        title="runs",
+        anchor="method-evidence",
+    ),
+    _once("setup_ns", "set-up"),
+    _once("first_step_ns", "first step"),
+    _once("startup_ns", "start-up"),
+)
+"""Of a planned cell, on the page alone."""
+PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "": ("label", "workload", "setting", "gpus", "batch_per_replica", "scaling", "outcome_words"),
+        "time": (
+            *("step_ns", "throughput", "efficiency_weak", "no_claim_weak", "efficiency_strong"),
+            *("no_claim_strong", "part_input", "part_compute", "part_bubble", "part_other"),
+            *("bubble_ideal", "step_ns_p99"),
+        ),
+        "network": (
+            *("part_transfer", "budget_method", "part_wait", "exposed_share", "overlap"),
+            *("exchange_payload_bytes", "exchange_operations", "exchange_buckets"),
+            *("exchange_buckets_early", "bus", "peak", "bus_share", "speed_up", "speed_up_verdict"),
+            *("break_even", "exchange_cpu"),
+        ),
+        "memory": (
+            *("device_allocated_peak_bytes", "device_bytes", "rss_peak_bytes", "rss_over_idle_bytes"),
+            *("host_bytes", "predicted", "over_prediction", "memory_share", "parameters"),
+        ),
+        "cost": (
+            *("usd_per_1000_steps", "usd_per_million_samples", "usd_per_billion_tokens", "usd_per_epoch"),
+            *("epoch", "million_samples", "usd_per_hour", "mfu", "flops_per_step", "joules"),
+        ),
+        "proof": (
+            *("proof", "max_difference", "max_bound", "replicas_agree", "loss_first", "loss_last"),
+            *("loss_guard", "runs_text", "setup_ns", "first_step_ns", "startup_ns", "reason", "cell_id"),
+        ),
+    }
+)
+"""The columns of the full table in presets that answer one question each; the first are always shown."""
+_BY_NAME: Mapping[str, Column[CellRow]] = {column.name: column for column in (*CELLS, *SHOWN)}
+
+
+def declared(row: CellRow, *names: str) -> dict[str, Any]:
+    """What JSON has of a cell by these names: a figure is there with its interval."""
+    columns = [_BY_NAME[name] for name in names]
+    return {column.name: (column.json or column.value)(row) for column in columns}
+
+
+def cell_columns(preset: str) -> Iterator[Column[CellRow]]:
+    """The columns of a preset, each figure followed by the ends of its interval if these are shown."""
+    for name in PRESETS[preset]:
+        for end in (name, f"{name}_low", f"{name}_high"):
+            if end in _BY_NAME and _BY_NAME[end].title:
+                yield _BY_NAME[end]
+
 
 RUNS = (
     *_CELL,
@@ -245,7 +517,7 @@ RUNS = (
     *(whole(f"{name}_ns", f"run.{name}_ns") for name in ("setup", "first_step", "startup")),
     joined("warnings", "run.warnings"),
     joined("absent", "run.absent"),
-    *(real(name, f"run.{name}") for name in _COUNTERS),
+    *(real(name, f"run.{name}") for name in (*_BUCKETS, "loss_fixed")),
     text("first_hash", "run.first_hash"),
 )
 """Of a run, counted or not."""
@@ -255,13 +527,13 @@ RANKS = (
     text("run_id", "run.run_id"),
     whole("repeat", "run.repeat"),
     whole("rank"),
-    own("node", "Int64"),
+    whole("node", _own("node")),
     whole("steps", "run.ranks.steps"),
-    own("compute_ns", "Int64"),
-    own("compute_sd_ns", "Int64"),
-    own("slowest_share", "Float64"),
-    own("wait_ns", "Int64"),
-    own("blocked_ns", "Int64"),
+    whole("compute_ns", _own("compute_ns")),
+    whole("compute_sd_ns", _own("compute_sd_ns")),
+    real("slowest_share", _own("slowest_share")),
+    whole("wait_ns", _own("wait_ns")),
+    whole("blocked_ns", _own("blocked_ns")),
 )
 """Of a rank of a counted run."""
 

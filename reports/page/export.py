@@ -1,24 +1,56 @@
-"""A report in other forms: Markdown and LaTeX to paste, JSON for programs, CSV and Parquet for pandas."""
+"""A report in other forms: Markdown and LaTeX to paste, JSON for programs, CSV, Parquet and pandas frames.
+
+A table has a row a cell, run, rank, loss or skip. Units are in the names of columns; a gap is unknown.
+
+A spreadsheet takes a text that begins like a formula for one, whatever it is quoted by. So a text in a CSV
+that begins with = + - @, an apostrophe, a tab or a line break has an apostrophe before it; to have the text
+back, take one leading apostrophe off. Every line break of a text is a line feed. Numbers are left alone, and
+so is Parquet. (OWASP, CSV Injection.)
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Literal
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
 
 import pandas as pd
 
-from reports.analysis.study import StudyFigures
-from reports.page.frames import FRAMES, csv_text
+from reports.analysis.assumptions import Assumptions, site_price
+from reports.analysis.study import StudyFigures, analyse
+from reports.page.columns import CELLS, LOSSES, RANKS, RUNS, SKIPS, telemetry
 from reports.page.json_document import json_document
 from reports.page.latex import latex
 from reports.page.markdown import markdown
-from results.errors import MachineError
+from reports.page.rows import cell_rows, loss_rows, rank_rows, run_rows, skip_rows
+from reports.table import Column
+from results.catalogue.prices import Price, checked_usd
+from results.errors import MachineError, SchemaError, UsageError
+from results.foreign_text import visible
+from results.job_store import JobStore
+from results.store import Study, study_names
 
 TextForm = Literal["markdown", "json", "latex"]
 TableForm = Literal["csv", "parquet"]
 NO_PYARROW = "Parquet is written by pyarrow, which is not installed: pip install 'pyarrow>=15'"
+_FORMULA = ("=", "+", "-", "@", "'", "\t", "\n")
+TABLES: Mapping[str, tuple[Callable[[StudyFigures], Sequence[Any]], tuple[Column[Any], ...]]] = (
+    MappingProxyType(
+        {
+            "cells": (cell_rows, CELLS),
+            "runs": (run_rows, RUNS),
+            "ranks": (rank_rows, RANKS),
+            "losses": (loss_rows, LOSSES),
+            "skips": (skip_rows, SKIPS),
+        }
+    )
+)
+"""The tables of a study, by name: the rows of each, and its columns."""
 
 
 def export_text(studies: Sequence[StudyFigures], form: TextForm) -> str:
@@ -27,19 +59,95 @@ def export_text(studies: Sequence[StudyFigures], form: TextForm) -> str:
 
 
 def export_table(studies: Sequence[StudyFigures], name: str, form: TableForm) -> bytes:
-    """The table called `name` (of `FRAMES`), the studies below each other."""
+    """The table called `name`, the studies below each other."""
     frame = frame_of(studies, name)
-    return csv_text(frame).encode() if form == "csv" else _parquet(frame)
-
-
-def frame_of(studies: Sequence[StudyFigures], name: str) -> pd.DataFrame:
-    """The table of all studies; the column `study` tells them apart."""
-    return pd.concat([FRAMES[name](study) for study in studies], ignore_index=True)
-
-
-def _parquet(frame: pd.DataFrame) -> bytes:
+    if form == "csv":
+        return csv_text(frame).encode()
     if find_spec("pyarrow") is None:
         raise MachineError(NO_PYARROW)
     file = io.BytesIO()
     frame.to_parquet(file, engine="pyarrow", index=False)
     return file.getvalue()
+
+
+def frame_of(studies: Sequence[StudyFigures], name: str) -> pd.DataFrame:
+    """The table called `name` of all studies; the column `study` tells them apart."""
+    frames = []
+    for study in studies:
+        rows_of, columns = TABLES[name]
+        rows = rows_of(study)
+        more = telemetry(row.run for row in rows) if name == "runs" else ()
+        frames.append(pd.DataFrame({column.name: _values(rows, column) for column in (*columns, *more)}))
+    return pd.concat(frames, ignore_index=True)
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """The frame as CSV, safe to open in a spreadsheet."""
+    texts = {str(name): column for name, column in frame.items() if column.dtype == "string"}
+    safe = {name: column.map(_safe, na_action="ignore") for name, column in texts.items()}
+    return frame.assign(**safe).to_csv(index=False, lineterminator="\n")
+
+
+def _safe(text: str) -> str:
+    # The csv module does not quote a carriage return, and readers take it for the end of the row.
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    # What is not quoted by anything could still act on the terminal that shows the file.
+    return visible(f"'{lines}" if lines.startswith(_FORMULA) else lines)
+
+
+def _values(rows: Sequence[Any], column: Column[Any]) -> pd.Series:
+    values = [column.value(row) for row in rows]
+    if column.dtype == "string":
+        # Enumerations are texts too.
+        values = [None if value is None else str(value) for value in values]
+    return pd.Series(values, dtype=column.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The tables of one study or of several, with pandas' nullable types. Units are in the names of columns.
+
+    What a column is stands in docs/exports.md; a column is never renamed or given another meaning.
+    """
+
+    cells: pd.DataFrame
+    """A row a planned cell, with figures or without."""
+    runs: pd.DataFrame
+    """A row a run, oldest first, `counted` in its cell's figure or not."""
+    ranks: pd.DataFrame
+    """A row a rank of a counted run that recorded its ranks."""
+    losses: pd.DataFrame
+    """A row a recorded loss of a counted run: the mean over ranks and the steps since the row before."""
+    skips: pd.DataFrame
+    """A row a point that was planned to be left out, with its reason."""
+    figures: tuple[StudyFigures, ...]
+    """What the tables are made from, a study each: for `reports.analysis`, whose names may change."""
+
+
+def loaded(
+    paths: Sequence[str | Path], *, usd_per_device_hour: float | None, epoch_samples: int | None
+) -> Loaded:
+    """The studies at `paths`: see `reports.load`."""
+    if epoch_samples is not None and epoch_samples < 1:
+        raise UsageError(f"epoch_samples is at least 1, not {epoch_samples}")
+    price = None
+    if usd_per_device_hour is not None:
+        usd = checked_usd(usd_per_device_hour, "usd_per_device_hour")
+        price = Price(usd_per_gpu_hour=usd, source="given to reports.load")
+    told = Assumptions(price=price, epoch_samples=epoch_samples)
+    studies = [Study.existing(Path(path)) for path in paths]
+    names = study_names([study.root for study in studies])
+    figures = [
+        analyse(name, study.told_plans(), study.results(), replace(told, site=_site(study)))
+        for name, study in zip(names, studies, strict=True)
+    ]
+    return Loaded(**{name: frame_of(figures, name) for name in TABLES}, figures=tuple(figures))
+
+
+def _site(study: Study) -> Price | None:
+    """The price in the profile of the site that the study's jobs ran on."""
+    try:
+        return site_price(JobStore(study.root).jobs())
+    except SchemaError as error:
+        warnings.warn(f"no price of the site, since a job cannot be read: {error}", stacklevel=4)
+        return None

@@ -14,6 +14,7 @@ from reports.analysis.scaling import CurvePoint, Efficiency
 from reports.analysis.side_by_side import SideBySide, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
+from reports.page.columns import declared
 from reports.page.rows import CellRow, cell_rows
 from results.cell import Cell
 from results.schema import WRITER, Json
@@ -104,8 +105,7 @@ def _cell(row: CellRow) -> Json:
         "id": row.cell.id,
         "cell": _cell_fields(row.cell),
         "scaling": row.study.scalings.get(row.cell.id, ()),
-        "outcome": row.outcome,
-        "reason": row.failure.reason if row.failure else None,
+        **declared(row, "outcome", "reason"),
         "runs": [run.run_id for run in row.pool.runs],
         "runs_planned": row.pool.planned,
         "runs_lost": [run.run_id for run in row.pool.lost],
@@ -133,28 +133,19 @@ def _figures(row: CellRow) -> Json | None:
     if figures is None:
         return None
     return {
-        "evidence": figures.evidence,
+        **declared(row, "evidence"),
         "proof": figures.proof,
-        "disturbed": figures.disturbed,
-        "fingerprint": figures.newest.fingerprint,
+        **declared(row, "disturbed", "fingerprint"),
         "environment": figures.newest.environment,
-        "step_ns": figures.step_ns,
-        "samples_per_s": figures.samples_per_s,
-        "units_per_s": figures.units_per_s,
+        **declared(row, "step_ns", "samples_per_s", "units_per_s"),
         "phase_ns": figures.phase_ns,
-        "exposed_ns": figures.exposed_ns,
-        "exposed_share": figures.exposed_share,
-        "exposed_absent": figures.exposed_absent,
+        **declared(row, "exposed_ns", "exposed_share", "exposed_absent"),
         "budget": _budget(row),
         "efficiency": {"weak": _point(row.weak), "strong": _point(row.strong)},
         "exchange": _exchange(row),
         "cost": _cost(row),
         "mfu": row.mean("mfu"),
-        "energy_j": row.mean("energy_j"),
-        **{
-            f"{name}_bytes": row.largest(f"{name}_bytes")
-            for name in ("rss_peak", "rss_over_idle", "device_allocated_peak")
-        },
+        **declared(row, "energy_j", "rss_peak_bytes", "rss_over_idle_bytes", "device_allocated_peak_bytes"),
     }
 
 
@@ -188,7 +179,7 @@ def _exchange(row: CellRow) -> Json | None:
         return None
     return {
         "dense": row.exchange.dense.cell.id if row.exchange.dense else None,
-        "speed_up": row.exchange.speed_up,
+        **declared(row, "speed_up"),
         "verdict": row.exchange.verdict,
         "absent": row.exchange.reason,
     }
@@ -198,10 +189,9 @@ def _cost(row: CellRow) -> Json | None:
     cost = row.cost
     if cost is None:
         return None
-    names = ("usd_per_1000_steps", "usd_per_million_samples", "usd_per_billion_tokens", "usd_per_epoch")
     return {
-        "usd_per_hour": cost.usd_per_hour,
-        **{name: getattr(cost, name) for name in names},
+        **declared(row, "usd_per_hour", "usd_per_1000_steps", "usd_per_million_samples"),
+        **declared(row, "usd_per_billion_tokens", "usd_per_epoch"),
         "price": cost.quote.price if cost.quote else None,
         "absent": cost.absent,
     }

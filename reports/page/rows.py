@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from reports.analysis.budget import CellBudget, budget
+from reports.analysis.communication import CellCommunication, communication
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.exchange import ExchangeRow, exchange_parts
 from reports.analysis.figures import CellFigures
 from reports.analysis.losses import loss_steps, trained_samples
+from reports.analysis.memory import CellMemory, cell_memories
 from reports.analysis.outcomes import Failure
+from reports.analysis.peaks import LinkPeaks, link_peaks
 from reports.analysis.pooling import Pool
 from reports.analysis.scaling import CurvePoint
 from reports.analysis.study import StudyFigures
@@ -19,7 +23,7 @@ from results.plan import Scaling, Skip
 from results.run import RunResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CellRow:
     """A planned cell with all that is known of it."""
 
@@ -32,7 +36,14 @@ class CellRow:
     cost: CellCost | None
     weak: CurvePoint | None
     strong: CurvePoint | None
+    memory: CellMemory | None
     predicted_peak_bytes: int | None
+    peaks: LinkPeaks
+    """Of the links of the study."""
+
+    @cached_property
+    def network(self) -> CellCommunication | None:
+        return communication(self.figures, self.peaks) if self.figures else None
 
     @property
     def cell(self) -> Cell:
@@ -84,11 +95,6 @@ class RankRow:
     run: RunResult
     rank: int
 
-    def own(self, name: str) -> object:
-        """This rank's value of a column of `RankColumns`."""
-        values = at(f"run.ranks.{name}", self)
-        return values[self.rank] if isinstance(values, list) else None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRow:
@@ -121,7 +127,8 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
     failures = {failure.cell.id: failure for failure in study.failures}
     exchanges = {row.cell.id: row for part in exchange_parts(study) for row in part.rows}
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
-    predicted = study.predicted_bytes
+    memories = {one.cell.id: one for one in cell_memories(study)}
+    predicted, peaks = study.predicted_bytes, link_peaks(study.cells.values())
     points = {kind: _points(study, kind) for kind in ("weak", "strong")}
     return [
         CellRow(
@@ -134,7 +141,9 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
             cost=costs.get(cell_id),
             weak=points["weak"].get(cell_id),
             strong=points["strong"].get(cell_id),
+            memory=memories.get(cell_id),
             predicted_peak_bytes=predicted.get(cell_id),
+            peaks=peaks,
         )
         for cell_id, pool in study.pools.items()
     ]

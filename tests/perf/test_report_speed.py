@@ -27,10 +27,10 @@ study = Study(Path(sys.argv[1]))
 results = study.collect()
 collected = time.monotonic()
 from reports.analysis.study import analyse
-from reports.page.frames import cells_csv, runs_csv
+from reports.page.export import export_table
 from reports.page.render import render_figures
 figures = analyse(study.name, study.plans(), results)
-texts = [render_figures(figures), cells_csv(figures), runs_csv(figures)]
+texts = [render_figures(figures), *(export_table([figures], name, "csv") for name in ("cells", "runs"))]
 print(json.dumps({
     "collect_s": collected - start,
     "render_s": time.monotonic() - collected,

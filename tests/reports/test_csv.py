@@ -11,7 +11,7 @@ import pytest
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.frames import FRAMES, cells_csv, cells_frame, csv_text, ranks_frame, runs_csv, runs_frame
+from reports.page.export import TABLES, csv_text, frame_of
 from results.budget import Communication, RankColumns, StepBudget
 from results.catalogue.prices import Price
 from results.outcome import Outcome
@@ -21,6 +21,11 @@ from results.statistics import Metric
 
 def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
+
+
+def csv_rows(figures: StudyFigures, name: str) -> list[dict[str, str]]:
+    """The table called `name` of one study, as CSV has it."""
+    return rows_of(csv_text(frame_of([figures], name)))
 
 
 def figures_of(planted, *, assumptions: Assumptions | None = None, **fields: object) -> StudyFigures:
@@ -80,7 +85,7 @@ def pair(planted):
 
 
 def test_one_row_a_cell_with_units_in_the_names(small) -> None:
-    rows = rows_of(cells_csv(analyse(small.study.name, small.study.plans(), small.study.collect())))
+    rows = csv_rows(figures_of(small), "cells")
     by_size = {(row["strategy"], row["gpus"], row["micro_batch"]): row for row in rows}
     # Weak 1, 2, 4, 8 and strong 1, 2; strong 4 is the weak cell of 4.
     assert len(rows) == len(by_size) == 6
@@ -96,7 +101,7 @@ def test_one_row_a_cell_with_units_in_the_names(small) -> None:
 
 
 def test_a_cell_without_figures_is_a_row_with_its_reason(small) -> None:
-    rows = rows_of(cells_csv(analyse(small.study.name, small.study.plans(), small.study.collect())))
+    rows = csv_rows(figures_of(small), "cells")
     failed = [row for row in rows if row["outcome"] != "ok"]
     assert [(row["gpus"], row["outcome"], row["reason"], row["step_ns"]) for row in failed] == [
         ("8", "out_of_memory", "rank 0: allocating 2 GiB", "")
@@ -109,7 +114,7 @@ def test_one_row_a_run_those_left_out_and_failed_too(planted, new_timing, new_en
     planted.run(cell, new_timing(step_ms=30, environment=new_environment(torch="2.12.0")))
     planted.run(cell, new_timing(step_ms=20))
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="a, comma"))
-    rows = rows_of(runs_csv(analyse(planted.study.name, planted.study.plans(), planted.study.collect())))
+    rows = csv_rows(figures_of(planted), "runs")
     assert [(row["counted"], row["outcome"], row["step_ns"], row["reason"]) for row in rows] == [
         ("False", "ok", "30000000.0", ""),
         ("True", "ok", "20000000.0", ""),
@@ -120,8 +125,8 @@ def test_one_row_a_run_those_left_out_and_failed_too(planted, new_timing, new_en
 def test_nothing_is_nan(small) -> None:
     results = small.study.collect()
     for text in (
-        cells_csv(analyse(small.study.name, small.study.plans(), results)),
-        runs_csv(analyse(small.study.name, small.study.plans(), results)),
+        csv_text(frame_of([analyse(small.study.name, small.study.plans(), results)], "cells")),
+        csv_text(frame_of([analyse(small.study.name, small.study.plans(), results)], "runs")),
     ):
         values = {value for row in rows_of(text) for value in row.values()}
         assert values.isdisjoint({"nan", "NaN", "None", "inf", "<NA>"})
@@ -132,9 +137,9 @@ def test_columns_and_their_types_are_the_same_whatever_a_study_holds(small, tmp_
     empty.series("weak", "ddp", [2], batch=8)
     empty.plan()
     full, nothing = figures_of(small), figures_of(empty)
-    for name, frame in FRAMES.items():
-        assert frame(full).dtypes.to_dict() == frame(nothing).dtypes.to_dict(), name
-    types = cells_frame(nothing).dtypes
+    for name in TABLES:
+        assert frame_of([full], name).dtypes.to_dict() == frame_of([nothing], name).dtypes.to_dict(), name
+    types = frame_of([nothing], "cells").dtypes
     named = ["strategy", "gpus", "step_ns", "disturbed"]
     assert [str(types[name]) for name in named] == ["string", "Int64", "Float64", "boolean"]
 
@@ -147,7 +152,7 @@ def test_the_budget_of_a_run_and_the_mean_over_a_cells_runs(pair) -> None:
         for run in results
     ]
     study = analyse("study", pair.study.plans(), planted)
-    runs = runs_frame(study)
+    runs = frame_of([study], "runs")
     assert runs["budget_method"].tolist() == ["on-off", "on-off", pd.NA]
     assert runs["budget_compute_ns"].tolist() == [2.0, 4.0, pd.NA]
     first = runs.iloc[0]
@@ -155,7 +160,7 @@ def test_the_budget_of_a_run_and_the_mean_over_a_cells_runs(pair) -> None:
     assert [first[f"budget_{name}"] for name in names] == [1.0, 3.0, 2.5, 3.5, 4.0, 3.0]
     assert first["budget_other_ns"] == 0.5
     assert first["budget_bubble_ns"] is pd.NA
-    cell = cells_frame(study).iloc[0]
+    cell = frame_of([study], "cells").iloc[0]
     # Two runs: the mean, and the range of the runs.
     assert (cell["budget_compute_ns"], cell["budget_transfer_ns"]) == (3.0, 4.0)
     assert (cell["budget_transfer_ns_low"], cell["budget_transfer_ns_high"]) == (3.0, 5.0)
@@ -167,14 +172,14 @@ def test_communication_energy_and_times_of_a_run(pair) -> None:
     study = figures_of(
         pair, communication=COMMUNICATION, energy_j=2.5, first_step_ns=70, startup_ns=80, bubble_ideal=0.125
     )
-    run = runs_frame(study).iloc[0]
+    run = frame_of([study], "runs").iloc[0]
     names = ["steps", "step_ns", "total_ns", "blocked_ns", "transfer_ns", "wait_ns", "bus_bytes_per_s"]
     assert [run[f"communication_{name}"] for name in names] == [20, 11.0, 7.0, 6.0, 5.0, 4.0, 8e9]
     assert run["communication_peak_bus_bytes_per_s"] == 9e9
     assert run["communication_exchange_cpu_ns"] is pd.NA
     assert (run["energy_j"], run["first_step_ns"], run["startup_ns"]) == (2.5, 70, 80)
     assert run["bubble_ideal"] == 0.125
-    cell = cells_frame(study).iloc[0]
+    cell = frame_of([study], "cells").iloc[0]
     assert (cell["communication_total_ns"], cell["energy_j"], cell["bubble_ideal"]) == (7.0, 2.5, 0.125)
 
 
@@ -182,12 +187,12 @@ def test_a_mean_over_runs_needs_all_of_them(pair) -> None:
     results = pair.study.collect()
     one = msgspec.structs.replace(results[0], energy_j=2.0)
     study = analyse("study", pair.study.plans(), [one, *results[1:]])
-    assert runs_frame(study)["energy_j"].tolist() == [2.0, pd.NA, pd.NA]
-    assert cells_frame(study)["energy_j"].tolist() == [pd.NA]
+    assert frame_of([study], "runs")["energy_j"].tolist() == [2.0, pd.NA, pd.NA]
+    assert frame_of([study], "cells")["energy_j"].tolist() == [pd.NA]
 
 
 def test_telemetry_has_a_column_a_name(pair) -> None:
-    frame = runs_frame(figures_of(pair, telemetry={"power_w": 300.0, "gpu.clock_mhz_max": 1980.0}))
+    frame = frame_of([figures_of(pair, telemetry={"power_w": 300.0, "gpu.clock_mhz_max": 1980.0})], "runs")
     told = [name for name in frame if name.startswith("telemetry_")]
     assert told == ["telemetry_gpu.clock_mhz_max", "telemetry_power_w"]
     assert frame["telemetry_power_w"].tolist() == [300.0, 300.0, pd.NA]
@@ -195,7 +200,7 @@ def test_telemetry_has_a_column_a_name(pair) -> None:
 
 def test_one_row_a_rank_of_a_counted_run(pair) -> None:
     results = [msgspec.structs.replace(run, ranks=RANKS) for run in pair.study.collect()]
-    frame = ranks_frame(analyse("study", pair.study.plans(), results))
+    frame = frame_of([analyse("study", pair.study.plans(), results)], "ranks")
     # Two ranks in each of two runs; the crashed run is not counted.
     assert frame["rank"].tolist() == [0, 1, 0, 1]
     assert frame["run_id"].nunique() == 2
@@ -203,18 +208,22 @@ def test_one_row_a_rank_of_a_counted_run(pair) -> None:
     names = ["node", "steps", "compute_ns", "compute_sd_ns", "slowest_share", "wait_ns"]
     assert [second[name] for name in names] == [1, 40, 30, 2, 0.75, 0]
     assert second["blocked_ns"] is pd.NA
-    assert rows_of(csv_text(ranks_frame(figures_of(pair, ranks=RANKS))))[1]["compute_ns"] == "30"
+    assert csv_rows(figures_of(pair, ranks=RANKS), "ranks")[1]["compute_ns"] == "30"
 
 
 def test_costs_are_in_the_table_of_cells(pair) -> None:
     priced = figures_of(pair, assumptions=Assumptions(price=Price(usd_per_gpu_hour=1.8, source="a bill")))
-    cell = cells_frame(priced).iloc[0]
+    cell = frame_of([priced], "cells").iloc[0]
     # Two devices at 1.8 dollars; a step of 20 ms is of 16 samples: a million takes 1,250 s, 1,000 steps 20 s.
     assert cell["usd_per_hour"] == pytest.approx(3.6)
     assert cell["usd_per_million_samples"] == pytest.approx(1.25)
     assert cell["usd_per_1000_steps"] == pytest.approx(0.02)
     assert cell["usd_per_epoch"] is pd.NA
-    assert cells_frame(figures_of(pair)).iloc[0]["usd_absent"].startswith("no price is known of Example CPU")
+    assert (
+        frame_of([figures_of(pair)], "cells")
+        .iloc[0]["usd_absent"]
+        .startswith("no price is known of Example CPU")
+    )
 
 
 HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\r\n=1", "'=1"]
@@ -238,7 +247,7 @@ def test_a_negative_number_is_left_alone(planted) -> None:
     cell = planted.series("weak", "ddp", [2], batch=8)[0]
     planted.plan(repeats=1)
     planted.runs(cell, [10.0], exposed_ms=-1.0)
-    assert rows_of(cells_csv(figures_of(planted)))[0]["exposed_ns"] == "-1000000.0"
+    assert csv_rows(figures_of(planted), "cells")[0]["exposed_ns"] == "-1000000.0"
 
 
 def test_the_reason_of_a_failure_is_no_formula(pair) -> None:
@@ -246,7 +255,7 @@ def test_the_reason_of_a_failure_is_no_formula(pair) -> None:
         run if run.outcome is Outcome.OK else msgspec.structs.replace(run, reason='=HYPERLINK("x")')
         for run in pair.study.collect()
     ]
-    rows = rows_of(runs_csv(analyse(pair.study.name, pair.study.plans(), results)))
+    rows = csv_rows(analyse(pair.study.name, pair.study.plans(), results), "runs")
     assert rows[-1]["reason"] == '\'=HYPERLINK("x")'
 
 
@@ -254,7 +263,7 @@ def test_what_a_run_says_that_has_no_figures(pair) -> None:
     failed = [run for run in pair.study.collect() if run.outcome is not Outcome.OK]
     assert failed[0].budget is None
     assert isinstance(failed[0], RunResult)
-    row = runs_frame(figures_of(pair)).iloc[-1]
+    row = frame_of([figures_of(pair)], "runs").iloc[-1]
     known = {
         name for name in ("outcome", "reason", "hosts", "torch", "ranks_present") if row[name] is not pd.NA
     }
@@ -262,9 +271,9 @@ def test_what_a_run_says_that_has_no_figures(pair) -> None:
     assert row["step_ns"] is pd.NA
 
 
-@pytest.mark.parametrize("table", [runs_csv, cells_csv])
+@pytest.mark.parametrize("table", ["runs", "cells"])
 def test_the_figures_of_a_row_agree_with_each_other(small, table) -> None:
-    rows = [row for row in rows_of(table(figures_of(small))) if row["outcome"] == "ok"]
+    rows = [row for row in csv_rows(figures_of(small), table) if row["outcome"] == "ok"]
     assert rows
     for row in rows:
         figures = {name: float(text) for name, text in row.items() if text and name.endswith(("_ns", "_s"))}

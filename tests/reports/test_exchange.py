@@ -13,7 +13,7 @@ import pytest
 from harness.cli import run
 from reports.analysis.exchange import ALONE, FEW_RUNS, NO_DENSE, ExchangePart, ExchangeRow, exchange_parts
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.frames import cells_csv
+from reports.page.export import csv_text, frame_of
 from reports.page.sections.communication import exchange_sentences
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
@@ -256,7 +256,11 @@ def test_of_a_study_of_one_exchange_nothing_is_said(small) -> None:
     assert list(exchange_sentences(analysed(small))) == []
     rows = list(
         csv.DictReader(
-            io.StringIO(cells_csv(analyse(small.study.name, small.study.plans(), small.study.collect())))
+            io.StringIO(
+                csv_text(
+                    frame_of([analyse(small.study.name, small.study.plans(), small.study.collect())], "cells")
+                )
+            )
         )
     )
     assert {row["speed_up"] for row in rows} == {""}
@@ -423,7 +427,11 @@ def test_the_csv_has_the_speed_up_of_each_cell(planted, plant) -> None:
     rows = list(
         csv.DictReader(
             io.StringIO(
-                cells_csv(analyse(planted.study.name, planted.study.plans(), planted.study.collect()))
+                csv_text(
+                    frame_of(
+                        [analyse(planted.study.name, planted.study.plans(), planted.study.collect())], "cells"
+                    )
+                )
             )
         )
     )

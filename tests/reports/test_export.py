@@ -15,10 +15,9 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.verdict.verdict import verdict
 from reports.fields import Field
 from reports.page import export
-from reports.page.export import export_table, export_text, frame_of
-from reports.page.frames import FRAMES, cells_frame
+from reports.page.export import TABLES, export_table, export_text, frame_of
 from reports.page.markdown import github_table, plain
-from reports.table import TextColumn, TextTable
+from reports.table import Column, TextTable
 from results.budget import RankColumns
 from results.errors import MachineError
 from results.outcome import Outcome
@@ -47,7 +46,7 @@ def studies(small, tmp_path, new_study) -> list[StudyFigures]:
     return [figures_of(small, "one"), figures_of(waiting, "two")]
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_a_csv_read_back_is_the_frame(studies, name: str) -> None:
     frame = frame_of(studies, name)
     read = pd.read_csv(io.BytesIO(export_table(studies, name, "csv")), dtype=frame.dtypes.to_dict())
@@ -55,7 +54,7 @@ def test_a_csv_read_back_is_the_frame(studies, name: str) -> None:
     assert len(frame) > (0 if name == "skips" else 1)
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_a_parquet_file_read_back_is_the_frame(studies, name: str) -> None:
     frame = frame_of(studies, name)
     read = pd.read_parquet(io.BytesIO(export_table(studies, name, "parquet")), dtype_backend="numpy_nullable")
@@ -165,7 +164,7 @@ def test_markdown_of_several_studies_has_them_side_by_side_first(studies) -> Non
 
 
 def test_nothing_in_a_markdown_table_is_a_mark_a_tag_or_a_mention() -> None:
-    columns = (TextColumn(title="a|b"), TextColumn(title="n", numeric=True))
+    columns = (Column(title="a|b", value=str), Column(title="n", value=len, numeric=True))
     texts = ("x|y\nz", r"\|"), ("<img src=x>", "*1* _2_ `3` ~4~"), ("@octocat [a](b)", "#5 &lt;")
     rows = tuple(tuple(Field(text) for text in row) for row in texts)
     assert github_table(TextTable(columns=columns, rows=rows)) == "\n".join(
@@ -180,7 +179,7 @@ def test_nothing_in_a_markdown_table_is_a_mark_a_tag_or_a_mention() -> None:
 
 
 def test_a_frame_can_be_used_as_the_docs_say(studies) -> None:
-    cells = cells_frame(studies[0])
+    cells = frame_of([studies[0]], "cells")
     weak = cells.dropna(subset=["efficiency_weak_single"])
     assert weak.set_index("gpus")["efficiency_weak_single"].to_dict() == pytest.approx(
         {1: 1.0, 2: 0.8, 4: 0.625}

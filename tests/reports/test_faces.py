@@ -16,7 +16,7 @@ import reports
 from harness.cli import run
 from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.frames import FRAMES
+from reports.page.export import TABLES, frame_of
 from reports.page.json_document import json_document
 from reports.page.latex import escaped, latex
 from reports.page.looks import COLOURS, ON_PAPER, looks
@@ -37,8 +37,8 @@ def test_a_study_is_loaded_as_the_tables_of_the_export_and_nothing_is_written(sm
     loaded = reports.load(root, usd_per_device_hour=3.6)
     assert sorted(root.rglob("*")) == before
     plain = analysed(small)
-    assert {name for name in FRAMES if hasattr(loaded, name)} == set(FRAMES)
-    pd.testing.assert_frame_equal(loaded.runs, FRAMES["runs"](plain))
+    assert {name for name in TABLES if hasattr(loaded, name)} == set(TABLES)
+    pd.testing.assert_frame_equal(loaded.runs, frame_of([plain], "runs"))
     # One device in 10 ms a step of 8 samples, at a cent in ten seconds.
     single = loaded.cells[(loaded.cells["strategy"] == "single") & (loaded.cells["global_batch"] == 8)]
     assert single["usd_per_1000_steps"].tolist() == pytest.approx([0.01])
@@ -83,7 +83,7 @@ def test_losses_are_a_table_with_the_step_and_the_samples_that_they_are_of(plant
         )
         for one in planted.study.collect()
     ]
-    frame = FRAMES["losses"](analyse("study", planted.study.plans(), results))
+    frame = frame_of([analyse("study", planted.study.plans(), results)], "losses")
     # Three steps before, then every four up to the last, the thirteenth; 16 samples a step.
     assert frame[["step", "samples", "loss"]].values.tolist() == [
         [7, 112, 3.0],

@@ -11,7 +11,7 @@ from harness.jobs.progress import progress
 from harness.launch.tally import Conditions
 from reports.analysis.outcomes import pruned
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.frames import cells_csv
+from reports.page.export import csv_text, frame_of
 from reports.page.section import Table
 from reports.page.sections.correctness import correctness_section
 from reports.page.sections.outcomes import outcomes_section
@@ -58,7 +58,7 @@ def test_larger_batches_without_runs_are_skipped_in_words(
     figures = _figures(planted)
     (table,) = [block.data for block in outcomes_section(figures).blocks if isinstance(block, Table)]
     assert ("skipped", words) in {(row[0], row[-1]) for row in table.texts}
-    rows = {line.split(",")[1]: line for line in cells_csv(figures).splitlines()}
+    rows = {line.split(",")[1]: line for line in csv_text(frame_of([figures], "cells")).splitlines()}
     assert words in rows[sixteen.id]
     (gap,) = next(
         curve.gaps for curve in figures.curves if any("inferred" in gap.reason for gap in curve.gaps)

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.export import TableForm, TextForm, export_table, export_text
-from reports.page.frames import FRAMES, cells_frame, runs_frame
+from reports.page.export import TABLES, TableForm, TextForm, export_table, export_text, frame_of
 from reports.page.render import render_figures, render_studies
 from reports.redaction import Redactor, Told, redactor
 from results.outcome import Outcome
@@ -114,7 +113,7 @@ def test_no_secret_is_in_a_text(telling, form: str) -> None:
     assert leaks(output) == []
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("form", get_args(TableForm))
 def test_no_secret_is_in_a_table(telling, name: str, form: str) -> None:
     assert leaks(export_table([redacted(telling)], name, form).decode("latin-1")) == []
@@ -122,8 +121,8 @@ def test_no_secret_is_in_a_table(telling, name: str, form: str) -> None:
 
 def test_the_commit_versions_and_figures_stay(telling) -> None:
     plain = told(telling)
-    before = runs_frame(analyse(plain.name, plain.plans, plain.results))
-    after = runs_frame(redacted(telling))
+    before = frame_of([analyse(plain.name, plain.plans, plain.results)], "runs")
+    after = frame_of([redacted(telling)], "runs")
     same = [
         "run_id",
         "commit",
@@ -143,7 +142,7 @@ def test_the_commit_versions_and_figures_stay(telling) -> None:
 
 
 def test_cells_that_hold_a_path_keep_their_runs(telling) -> None:
-    frame = cells_frame(redacted(telling))
+    frame = frame_of([redacted(telling)], "cells")
     assert frame["dataset"].unique().tolist() == ["tokens:file=path-1", "synthetic"]
     assert frame["runs"].tolist() == [1, 0, 2]
     assert frame["scaling"].tolist() == ["weak"] * 3
@@ -155,7 +154,7 @@ def test_two_paths_stay_two_cells(tmp_path, new_study) -> None:
     for name in ("a", "b"):
         study.series("weak", "ddp", [2], batch=8, dataset=f"tokens:file=/data/{name}/corpus.bin")
     study.plan()
-    assert len(set(cells_frame(redacted(study))["cell_id"])) == 2
+    assert len(set(frame_of([redacted(study)], "cells")["cell_id"])) == 2
 
 
 def test_the_same_host_is_the_same_node_in_all_studies(

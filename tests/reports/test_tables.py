@@ -8,12 +8,12 @@ from reports.analysis.outcomes import skipped_sizes
 from reports.fields import Field
 from reports.page.section import Table
 from reports.page.skips import SkippedPoints, skipped_points
-from reports.table import TextColumn, TextTable
+from reports.table import Column, TextTable
 from results.plan import Skip
 
 
 def made(titles: list[str], *rows: tuple[str, ...]) -> Table:
-    columns = tuple(TextColumn(title=title) for title in titles)
+    columns = tuple(Column(title=title, value=str) for title in titles)
     fields = tuple(tuple(Field(text) for text in row) for row in rows)
     return Table(TextTable(columns=columns, rows=fields), "made")
 

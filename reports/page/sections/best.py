@@ -15,7 +15,7 @@ from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.section import Block, Definition, Row, Section, Table
 from reports.page.works import works
-from reports.table import Shown, TextTable, figures, table, words
+from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING, listed, number
 from results.outcome import Evidence
 from results.plan import Scaling
@@ -84,7 +84,7 @@ def _best(study: StudyFigures) -> Iterator[BestOfSize]:
 
 
 def _table(study: StudyFigures, found: Sequence[BestOfSize], *, several: bool) -> TextTable:
-    columns: list[Shown[BestOfSize]] = [
+    columns: list[Column[BestOfSize]] = [
         figures(study.devices_word, lambda row: fields.whole(row.point.gpus), anchor="method-sizes"),
         words("scaling", lambda row: row.kind, anchor="method-scaling"),
         words(
@@ -121,13 +121,13 @@ def _usd(row: BestOfSize) -> Field:
 def heat_map(curves: Sequence[Curve]) -> TextTable:
     """A row a series, a column a size: its efficiency; where none is claimed its throughput a device."""
     sizes = sorted({point.gpus for curve in curves for point in curve.points})
-    columns: list[Shown[Curve]] = [words("strategy", lambda curve: curve.key.label)]
+    columns: list[Column[Curve]] = [words("strategy", lambda curve: curve.key.label)]
     for size in sizes:
         columns.append(_size_column(curves, size))
     return table([curve for curve in curves if curve.points], columns)
 
 
-def _size_column(curves: Sequence[Curve], size: int) -> Shown[Curve]:
+def _size_column(curves: Sequence[Curve], size: int) -> Column[Curve]:
     claimed = _claimed(curves)
 
     def show(curve: Curve) -> Field:

@@ -13,7 +13,7 @@ from reports.analysis.side_by_side import CellInStudy, SideBySide
 from reports.fields import NONE, Field
 from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
 from reports.page.shared_charts import shared_charts
-from reports.table import Shown, TextTable, figures, table, words
+from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING, devices_word, metric
 from results.cell import Cell
 from results.label import label
@@ -71,9 +71,9 @@ def comparison_table(comparison: SideBySide) -> TextTable:
     return table(rows, _columns(rows, settings))
 
 
-def _columns(rows: list[_Row], settings: Mapping[SeriesSetting, str]) -> list[Shown[_Row]]:
+def _columns(rows: list[_Row], settings: Mapping[SeriesSetting, str]) -> list[Column[_Row]]:
     size = devices_word({row.cell.device for row in rows} or {"cuda"})
-    setting: Shown[_Row] = words("setting", lambda row: settings[setting_of(row.cell)])
+    setting: Column[_Row] = words("setting", lambda row: settings[setting_of(row.cell)])
     return [
         words("workload", lambda row: row.cell.workload),
         words("strategy", lambda row: label(row.cell)),

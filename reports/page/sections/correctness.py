@@ -12,7 +12,7 @@ from reports.page.looks import looks
 from reports.page.loss_curves import loss_curves
 from reports.page.section import Block, Definition, Drawings, Heading, Paragraph, Section, Table
 from reports.page.works import works
-from reports.table import Shown, TextTable, figures, table, words
+from reports.table import Column, TextTable, figures, table, words
 from reports.text import count, devices, number
 
 _LOSS_DIGITS = 4
@@ -78,7 +78,7 @@ def correctness_section(study: StudyFigures) -> Section | None:
 
 def target_table(group: LossGroup) -> TextTable:
     """One row a curve."""
-    columns: list[Shown[LossCurve]] = [
+    columns: list[Column[LossCurve]] = [
         words("strategy", attrgetter("label")),
         figures(
             f"loss after {count(group.samples, 'sample')}",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from markupsafe import Markup
 
 from reports.analysis.allocations import Drift
 from reports.analysis.pooling import machine_facts
 from reports.analysis.study import StudyFigures
-from reports.fields import Field
 from reports.page.labels import cell_label
 from reports.page.section import Block, Bullets, Definition, Facts, Paragraph, Section
-from reports.table import TextColumn, TextTable
+from reports.table import Column, TextTable, table, words
 from reports.text import NOTHING, count, listed, moment, size
 from results.cell import Cell
 from results.environment import Environment
@@ -126,13 +126,13 @@ def environment_table(study: StudyFigures) -> TextTable:
     """One column an environment whose runs stand in figures, one row a fact."""
     facts = [_facts(group) for group in _environments(study)]
     heads = ["environment"] if len(facts) == 1 else [f"environment {n}" for n in range(1, len(facts) + 1)]
-    return TextTable(
-        columns=tuple(TextColumn(title=title) for title in ("fact", *heads)),
-        rows=tuple(
-            (Field(name), *(Field(fact.get(name) or NOTHING) for fact in facts))
-            for name in (facts[0] if facts else ())
-        ),
-    )
+    columns: list[Column[str]] = [words("fact", lambda name: name)]
+    columns += [words(head, partial(_fact, fact)) for head, fact in zip(heads, facts, strict=True)]
+    return table(facts[0] if facts else (), columns)
+
+
+def _fact(facts: Mapping[str, str], name: str) -> str:
+    return facts.get(name) or NOTHING
 
 
 def _environments(study: StudyFigures) -> list[list[RunResult]]:

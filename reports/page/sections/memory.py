@@ -13,7 +13,7 @@ from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.labels import cell_label
 from reports.page.section import Block, Definition, Paragraph, Section, Table
-from reports.table import Shown, TextTable, figures, table, words
+from reports.table import Column, TextTable, figures, table, words
 from reports.text import count, listed, percent, size
 from results.label import label
 
@@ -94,7 +94,7 @@ def memory_table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTab
     for one in memories:
         name = f"{one.cell.workload}, {label(one.cell)}" if several else label(one.cell)
         kinds.setdefault(name, []).append(one)
-    columns: list[Shown[_Kind]] = [
+    columns: list[Column[_Kind]] = [
         words("strategy", lambda row: row.name),
         figures(
             f"fullest at {study.devices_word}",
@@ -115,7 +115,7 @@ def memory_table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTab
     return table([_Kind(name, tuple(those)) for name, those in kinds.items()], columns)
 
 
-def _predicted(study: StudyFigures) -> Iterator[Shown[_Kind]]:
+def _predicted(study: StudyFigures) -> Iterator[Column[_Kind]]:
     """What was predicted of the fullest cell, beside what it is held against."""
     if any(one.cell.device == "cpu" for one in study.cells.values()):
         yield figures("over idle", lambda row: fields.size(row.fullest.step_bytes), anchor="method-memory")

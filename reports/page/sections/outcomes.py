@@ -10,7 +10,7 @@ from reports.analysis.outcomes import outcome_words, reason_of
 from reports.analysis.study import StudyFigures
 from reports.page.section import Block, Paragraph, Section, Table
 from reports.page.skips import SkippedPoints, global_batches, skipped_points
-from reports.table import Shown, TextTable, figures, table, words
+from reports.table import Column, TextTable, figures, table, words
 from reports.text import listed
 from results.cell import Cell
 from results.label import label
@@ -50,7 +50,7 @@ def outcomes_section(study: StudyFigures) -> Section:
 
 
 def _table(groups: Sequence[_Group]) -> TextTable:
-    columns: list[Shown[_Group]] = [
+    columns: list[Column[_Group]] = [
         words("what", lambda row: row.what),
         figures("points", lambda row: fields.whole(row.points), hint="cells, runs or points of the matrix"),
         words("where", lambda row: listed(row.names, most=_NAMED, last="; ")),

@@ -12,7 +12,7 @@ from reports.analysis.over import OverGroup, OverRow, over_groups
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.section import Definition, Paragraph, Section, Table
-from reports.table import Shown, TextTable, figures, table, words
+from reports.table import Column, TextTable, figures, table, words
 from reports.text import count, metric
 from results.label import label
 
@@ -61,8 +61,8 @@ def over_table(study: StudyFigures) -> TextTable:
     assert study.compare_over is not None
     groups = over_groups(study, study.compare_over)
     rows = [_Row(group, row) for group in groups for row in group.rows]
-    setting: Shown[_Row] = words("setting", lambda one: one.group.setting)
-    columns: list[Shown[_Row]] = [
+    setting: Column[_Row] = words("setting", lambda one: one.group.setting)
+    columns: list[Column[_Row]] = [
         words("workload", lambda one: one.group.cell.workload),
         words("strategy", lambda one: label(one.group.cell)),
         *([setting] if any(group.setting for group in groups) else []),
