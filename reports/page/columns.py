@@ -34,10 +34,25 @@ def _field(value: object) -> Field:
     return Field("" if value is None else str(value))
 
 
-def _column(dtype: Dtype, name: str, value: Value = "", **shown: Any) -> Column[Any]:
-    found = value if callable(value) else partial(at, value or name)
-    form = shown.pop("unit", _field)
-    return Column(name=name, dtype=dtype, value=found, form=form, numeric=form is not _field, **shown)
+def _column(
+    dtype: Dtype,
+    name: str,
+    value: Value = "",
+    title: str = "",
+    unit: Unit | None = None,
+    anchor: str | None = None,
+    **more: Any,
+) -> Column[Any]:
+    return Column(
+        name=name,
+        dtype=dtype,
+        value=value if callable(value) else partial(at, value or name),
+        title=title,
+        form=unit or _field,
+        numeric=unit is not None,
+        anchor=anchor,
+        **more,
+    )
 
 
 text = partial(_column, "string")
@@ -46,18 +61,22 @@ real = partial(_column, "Float64")
 flag = partial(_column, "boolean")
 
 
-def metric(name: str, value: Value, *, ends: bool = True, **shown: Any) -> tuple[Column[Any], ...]:
-    """A figure and the ends of its interval; of a figure that is shown the ends are shown too, unless not
-    `ends`."""
+def metric(
+    name: str,
+    value: Value,
+    title: str = "",
+    unit: Unit | None = None,
+    anchor: str | None = None,
+    *,
+    ends: bool = True,
+) -> tuple[Column[Any], ...]:
+    """A figure and the ends of its interval, which are shown beside a figure that is shown only if `ends`."""
     found = value if callable(value) else partial(at, value)
-    low, high = (
-        {**shown, "title": f"{shown['title']}, {end}", "anchor": "method-interval"} if shown and ends else {}
-        for end in ("from", "to")
-    )
+    low, high = (f"{title}, from", f"{title}, to") if title and ends else ("", "")
     return (
-        real(name, lambda row: at("value", found(row)), json=found, **shown),
-        real(f"{name}_low", lambda row: at("low", found(row)), **low),
-        real(f"{name}_high", lambda row: at("high", found(row)), **high),
+        real(name, lambda row: at("value", found(row)), title, unit, anchor, json=found),
+        real(f"{name}_low", lambda row: at("low", found(row)), low, unit, "method-interval"),
+        real(f"{name}_high", lambda row: at("high", found(row)), high, unit, "method-interval"),
     )
 
 
@@ -78,9 +97,9 @@ def mean(name: str, path: str) -> Column[CellRow]:
     return real(name, lambda row: row.mean(path))
 
 
-def largest(name: str, **shown: Any) -> Column[CellRow]:
-    """Of a cell: the largest of its counted runs."""
-    return whole(name, lambda row: row.largest(name), **shown)
+def largest(name: str, title: str) -> Column[CellRow]:
+    """Of a cell: the largest number of bytes of its counted runs."""
+    return whole(name, lambda row: row.largest(name), title, BYTES, "method-memory")
 
 
 def telemetry(runs: Iterable[RunResult]) -> Iterator[Column[RunRow]]:
@@ -144,18 +163,12 @@ _CELL = (
     real("link_mbit_per_s", "cell.link_mbit_per_s"),
     text("device", "cell.device"),
     text("backend", "cell.backend"),
-    whole("gpus", "cell.gpus", title="GPUs", unit=COUNT, anchor="method-sizes"),
+    whole("gpus", "cell.gpus", "GPUs", COUNT, "method-sizes"),
     text("precision", "cell.precision"),
     text("optimizer", "cell.optimizer"),
     whole("micro_batch", "cell.micro_batch"),
     whole("accumulation", "cell.accumulation"),
-    whole(
-        "batch_per_replica",
-        "cell.batch_per_replica",
-        title="batch per replica",
-        unit=COUNT,
-        anchor="method-scaling",
-    ),
+    whole("batch_per_replica", "cell.batch_per_replica", "batch per replica", COUNT, "method-scaling"),
     whole("global_batch", "cell.global_batch"),
     whole("seed", "cell.seed"),
 )
@@ -178,20 +191,14 @@ CELLS = (
     flag("disturbed", "figures.disturbed"),
     text("proof", "figures.proof_method", title="proof", anchor="method-proof"),
     text("fingerprint", "figures.newest.fingerprint"),
-    *metric("step_ns", "figures.step_ns", title="step time", unit=NS, anchor="method-step-time"),
+    *metric("step_ns", "figures.step_ns", "step time", NS, "method-step-time"),
     text("interval", "figures.step_ns.interval"),
     *metric("samples_per_s", "figures.samples_per_s"),
     *metric("units_per_s", "figures.units_per_s"),
     text("unit", "figures.newest.unit"),
     *(real(f"{phase}_ns", f"figures.phase_ns.{phase}") for phase in (*PHASES, "other")),
     *metric("exposed_ns", "figures.exposed_ns"),
-    *metric(
-        "exposed_share",
-        "figures.exposed_share",
-        title="on less off",
-        unit=RATIO,
-        anchor="method-exposed",
-    ),
+    *metric("exposed_share", "figures.exposed_share", "on less off", RATIO, "method-exposed"),
     text("exposed_absent", "figures.exposed_absent"),
     text(
         "budget_method",
@@ -207,43 +214,25 @@ CELLS = (
     real(
         "bubble_ideal",
         "figures.newest.bubble_ideal",
-        title="ideal bubble",
-        unit=RATIO,
-        anchor="method-budget",
+        "ideal bubble",
+        RATIO,
+        "method-budget",
         hint="of a step, by the schedule",
     ),
     *(mean(f"communication_{name}", f"communication.{name}") for name in _COMMUNICATION),
     whole(
-        "exchange_payload_bytes",
-        "figures.newest.exchange_payload_bytes",
-        title="payload",
-        unit=BYTES,
-        anchor="method-payload",
+        "exchange_payload_bytes", "figures.newest.exchange_payload_bytes", "payload", BYTES, "method-payload"
     ),
-    real(
-        "exchange_operations",
-        "figures.newest.exchange_operations",
-        title="operations",
-        unit=PLAIN,
-        anchor="method-payload",
-    ),
-    whole(
-        "parameters",
-        "figures.newest.parameters",
-        title="parameters",
-        unit=MANY,
-        anchor="method-parameters",
-    ),
-    whole(
-        "flops_per_step", "figures.newest.flops_per_step", title="a step", unit=FLOPS, anchor="method-flops"
-    ),
-    real("mfu", "figures.mfu", title="MFU", unit=RATIO, anchor="method-flops"),
+    real("exchange_operations", "figures.newest.exchange_operations", "operations", PLAIN, "method-payload"),
+    whole("parameters", "figures.newest.parameters", "parameters", MANY, "method-parameters"),
+    whole("flops_per_step", "figures.newest.flops_per_step", "a step", FLOPS, "method-flops"),
+    real("mfu", "figures.mfu", "MFU", RATIO, "method-flops"),
     mean("energy_j", "energy_j"),
-    largest("rss_peak_bytes", title="peak on the host", unit=BYTES, anchor="method-memory"),
-    largest("rss_over_idle_bytes", title="over idle", unit=BYTES, anchor="method-memory"),
-    largest("device_allocated_peak_bytes", title="peak of a device", unit=BYTES, anchor="method-memory"),
+    largest("rss_peak_bytes", "peak on the host"),
+    largest("rss_over_idle_bytes", "over idle"),
+    largest("device_allocated_peak_bytes", "peak of a device"),
     whole("predicted_peak_bytes"),
-    real("usd_per_hour", "cost.usd_per_hour", title="an hour", unit=USD, anchor="method-cost"),
+    real("usd_per_hour", "cost.usd_per_hour", "an hour", USD, "method-cost"),
     *(
         one
         for name, title in (
@@ -252,7 +241,7 @@ CELLS = (
             ("usd_per_billion_tokens", "a billion tokens"),
             ("usd_per_epoch", "an epoch"),
         )
-        for one in metric(name, f"cost.{name}", ends=False, title=title, unit=USD, anchor="method-cost")
+        for one in metric(name, f"cost.{name}", title, USD, "method-cost", ends=False)
     ),
     text("usd_absent", "cost.absent"),
     *_efficiency("weak", "single"),
@@ -260,19 +249,12 @@ CELLS = (
     *_efficiency("strong", "single"),
     *_efficiency("strong", "own"),
     text("dense_cell_id", "exchange.dense.cell.id"),
-    *metric(
-        "speed_up",
-        "exchange.speed_up",
-        ends=False,
-        title="speed-up over dense",
-        unit=PLAIN,
-        anchor="method-speed-up",
-    ),
+    *metric("speed_up", "exchange.speed_up", "speed-up over dense", PLAIN, "method-speed-up", ends=False),
     text("speed_up_verdict", "exchange.verdict", title="verdict", anchor="method-speed-up"),
     text("speed_up_absent", "exchange.reason"),
     real("gradient_bytes_per_exposed_s", "exchange.gradients_per_exposed_s"),
     *(
-        real(name, f"figures.newest.{name}", title=title, unit=PLAIN, anchor="method-buckets")
+        real(name, f"figures.newest.{name}", title, PLAIN, "method-buckets")
         for name, title in _BUCKETS.items()
     ),
     real("loss_fixed", "figures.newest.loss_fixed"),
@@ -294,9 +276,7 @@ def _efficiency_shown(kind: Scaling) -> Iterator[Column[CellRow]]:
             return "baseline" if found is not None and found.is_baseline else ""
         return "super-linear" if found.super_linear else efficiency_field(found).text
 
-    yield from metric(
-        f"efficiency_{kind}", claim, title=f"{kind} efficiency", unit=RATIO, anchor="method-efficiency"
-    )
+    yield from metric(f"efficiency_{kind}", claim, f"{kind} efficiency", RATIO, "method-efficiency")
     yield text(f"no_claim_{kind}", no_claim, title=f"{kind}, no claim", hint="why no efficiency is claimed")
 
 
@@ -307,7 +287,7 @@ def _part(part: BudgetPart, title: str, hint: str = "") -> Column[CellRow]:
         return None if ns is None else float(round(ns))
 
     hint = f"{hint}, of a step" if hint else ""
-    return real(f"part_{part}", value, title=title, unit=NS, anchor="method-budget", hint=hint)
+    return real(f"part_{part}", value, title, NS, "method-budget", hint=hint)
 
 
 def _once(name: str, title: str) -> Column[CellRow]:
@@ -321,7 +301,7 @@ def _once(name: str, title: str) -> Column[CellRow]:
         ]
         return fmean(known) if known else None
 
-    return real(name, value, title=title, unit=ONCE, anchor="method-set-up")
+    return real(name, value, title, ONCE, "method-set-up")
 
 
 def _replicas(row: CellRow) -> str:
@@ -336,9 +316,9 @@ SHOWN = (
     real(
         "throughput",
         "figures.throughput.value",
-        title="throughput",
-        unit=THROUGHPUT,
-        anchor="method-throughput",
+        "throughput",
+        THROUGHPUT,
+        "method-throughput",
         hint="in the workload's own unit: samples, images or tokens",
     ),
     *_efficiency_shown("weak"),
@@ -349,60 +329,40 @@ SHOWN = (
     _part("other", "other", "the step less all of its parts"),
     _part("transfer", "exposed transfer"),
     _part("wait", "exposed wait"),
-    real("step_ns_p99", lambda row: row.mean("step_ns_p99"), title="p99", unit=NS, anchor="method-slow"),
-    real("overlap", "network.overlap", title="hidden", unit=RATIO, anchor="method-overlap"),
-    real("bus", "network.bus_bytes_per_s", title="bandwidth", unit=BANDWIDTH, anchor="method-bandwidth"),
-    real("peak", "network.peak_bytes_per_s", title="link's peak", unit=BANDWIDTH, anchor="method-link-peak"),
-    real("bus_share", "network.bandwidth_share", title="of the peak", unit=RATIO, anchor="method-link-peak"),
+    real("step_ns_p99", lambda row: row.mean("step_ns_p99"), "p99", NS, "method-slow"),
+    real("overlap", "network.overlap", "hidden", RATIO, "method-overlap"),
+    real("bus", "network.bus_bytes_per_s", "bandwidth", BANDWIDTH, "method-bandwidth"),
+    real("peak", "network.peak_bytes_per_s", "link's peak", BANDWIDTH, "method-link-peak"),
+    real("bus_share", "network.bandwidth_share", "of the peak", RATIO, "method-link-peak"),
     text("break_even", "exchange.break_even", title="pays below", anchor="method-break-even"),
-    real(
-        "exchange_cpu",
-        "exchange.exchange_cpu_ns",
-        title="encoding, CPU",
-        unit=NS,
-        anchor="method-exchange-cpu",
-    ),
-    real(
-        "device_bytes", "memory.device_bytes", title="memory of a device", unit=BYTES, anchor="method-memory"
-    ),
-    real("host_bytes", "memory.host_bytes", title="memory of the host", unit=BYTES, anchor="method-memory"),
-    real(
-        "predicted", "memory.predicted_bytes", title="predicted", unit=BYTES, anchor="method-predicted-memory"
-    ),
+    real("exchange_cpu", "exchange.exchange_cpu_ns", "encoding, CPU", NS, "method-exchange-cpu"),
+    real("device_bytes", "memory.device_bytes", "memory of a device", BYTES, "method-memory"),
+    real("host_bytes", "memory.host_bytes", "memory of the host", BYTES, "method-memory"),
+    real("predicted", "memory.predicted_bytes", "predicted", BYTES, "method-predicted-memory"),
     real(
         "over_prediction",
         "memory.over_prediction",
-        title="measured over predicted",
-        unit=PLAIN,
-        anchor="method-predicted-memory",
+        "measured over predicted",
+        PLAIN,
+        "method-predicted-memory",
     ),
-    real("memory_share", "memory.share", title="of the memory", unit=RATIO, anchor="method-memory"),
-    real("epoch", "cost.epoch_ns.value", title="time of an epoch", unit=HOURS, anchor="method-epoch"),
+    real("memory_share", "memory.share", "of the memory", RATIO, "method-memory"),
+    real("epoch", "cost.epoch_ns.value", "time of an epoch", HOURS, "method-epoch"),
     real(
-        "million_samples",
-        "cost.million_samples_ns.value",
-        title="time of a million samples",
-        unit=HOURS,
-        anchor="method-cost",
+        "million_samples", "cost.million_samples_ns.value", "time of a million samples", HOURS, "method-cost"
     ),
     real(
         "joules",
         lambda row: at("value", energy_per_sample(row.figures) if row.figures else None),
-        title="energy of a sample",
-        unit=JOULES,
-        anchor="method-energy",
+        "energy of a sample",
+        JOULES,
+        "method-energy",
     ),
-    real(
-        "max_difference",
-        "figures.proof.max_difference",
-        title="largest difference",
-        unit=TINY,
-        anchor="method-bound",
-    ),
-    real("max_bound", "figures.proof.max_bound", title="its bound", unit=TINY, anchor="method-bound"),
+    real("max_difference", "figures.proof.max_difference", "largest difference", TINY, "method-bound"),
+    real("max_bound", "figures.proof.max_bound", "its bound", TINY, "method-bound"),
     text("replicas_agree", _replicas, title="replicas agree", anchor="method-replicas"),
-    real("loss_first", "figures.newest.loss_first", title="first loss", unit=PLAIN, anchor="method-losses"),
-    real("loss_last", "figures.newest.loss_last", title="last loss", unit=PLAIN, anchor="method-losses"),
+    real("loss_first", "figures.newest.loss_first", "first loss", PLAIN, "method-losses"),
+    real("loss_last", "figures.newest.loss_last", "last loss", PLAIN, "method-losses"),
     text("loss_guard", "exchange.loss_guard", title="loss against the dense", anchor="method-loss-guard"),
     text(
         "runs_text",
