@@ -13,7 +13,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from reports.page.drawing import Drawing, safe
+from reports.page.section import Drawing, safe
 from reports.text import tick
 
 Axis = Literal["log", "linear"]

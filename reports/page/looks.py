@@ -1,4 +1,7 @@
-"""How series look: a colour for each strategy, dashes for what is done to its gradients."""
+"""What pieces of work and cells are called, and how series look.
+
+A strategy has a colour, what is done to its gradients has dashes: the same on the whole page.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from reports.analysis.scaling import Curve
-from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED
+from reports.analysis.series import setting_of
+from reports.analysis.study import StudyFigures
+from reports.text import batch
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
+from results.label import label
+from results.link import NO_LINK
 
 COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "brown", "olive")
 """Variables of the page's style: Okabe & Ito, Color Universal Design (2008), and two more."""
@@ -22,6 +30,8 @@ ON_PAPER: Mapping[str, str] = {
     "olive": "#7f7f17",
 }
 """The values of these variables in the page's light style."""
+ROW = "cell-"
+"""Before the id of a cell: the anchor of its row in the full table."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 4", "12 3", "6 2 1 2 1 2")
 
 
@@ -59,3 +69,33 @@ def colours_over_studies(curves: Iterable[Curve]) -> Mapping[str, str]:
     others = [exchange for exchange in exchanges if exchange != BASELINE_STRATEGY]
     colours = {exchange: COLOURS[place % len(COLOURS)] for place, exchange in enumerate(others)}
     return {BASELINE_STRATEGY: "ink", **colours}
+
+
+def cell_label(study: StudyFigures, cell: Cell) -> str:
+    """`ddp x 16, 8 / 128`: its strategy, size, batch per replica and global batch, and what else tells it."""
+    setting = study.settings[setting_of(cell)]
+    workloads = {pool.cell.workload for pool in study.pools.values()}
+    workload = f"{cell.workload}, " if len(workloads) > 1 else ""
+    return f"{workload}{label(cell)} x {cell.gpus:,}, {batch(cell)}{f', {setting}' if setting else ''}"
+
+
+WorkCurves = tuple[str, tuple[Curve, ...]]
+"""What the curves share, in words, and the curves; one at least has a point."""
+
+
+def works(study: StudyFigures) -> list[WorkCurves]:
+    """Every piece of work that has a point, in reading order."""
+    groups: dict[tuple[object, ...], list[Curve]] = {}
+    for curve in study.curves:
+        key = (curve.key.workload, curve.key.kind, curve.key.batch, curve.key.setting, curve.key.link)
+        groups.setdefault(key, []).append(curve)
+    found = [curves for curves in groups.values() if any(curve.points for curve in curves)]
+    return [(_title(study, curves[0]), tuple(curves)) for curves in found]
+
+
+def _title(study: StudyFigures, curve: Curve) -> str:
+    key = curve.key
+    batch = f"batch {key.batch:,} per replica" if key.kind == "weak" else f"global batch {key.batch:,}"
+    setting = study.settings[key.setting]
+    link = "" if key.link == NO_LINK else f"{key.link} links"
+    return ", ".join(part for part in (key.workload, batch, setting, link) if part)

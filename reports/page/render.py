@@ -19,9 +19,8 @@ from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.summary import summary
 from reports.page.contents import appendix, contents
-from reports.page.drawing import Drawing
 from reports.page.method import definitions, hints
-from reports.page.section import Block, Section
+from reports.page.section import Block, Drawing, Section
 from reports.page.sections.comparison import comparison_section
 from results.foreign_text import visible
 from results.run import RunResult

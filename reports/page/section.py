@@ -6,17 +6,40 @@ It says what it shows and defines what it names; how it looks is the business of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from markupsafe import Markup, escape
+
 from reports.fields import Field
-from reports.page.drawing import Drawing
 from reports.table import TextTable
 from reports.text import NOTHING
+from results.foreign_text import visible
 
 _NO_VALUE = frozenset({NOTHING, "", "baseline"})
 """What a column may say without telling anything: a baseline against itself is 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A finished figure of the page."""
+
+    title: str
+    svg: Markup
+    width: float
+    """In pixels, at which its letters have the size of the page's."""
+    note: str = ""
+    """What a reader must know beside the drawing; empty for nothing."""
+
+    def of(self, work: str) -> Drawing:
+        """The same, its caption with the work in front."""
+        return replace(self, title=f"{work}: {self.title}")
+
+
+def safe(text: str) -> Markup:
+    """Text of others as it may stand in a drawing: escaped, and what acts without markup is shown."""
+    return escape(visible(text))
 
 
 @dataclass(frozen=True, slots=True)

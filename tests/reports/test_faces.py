@@ -22,8 +22,8 @@ from reports.page.latex import escaped, latex
 from reports.page.looks import COLOURS, ON_PAPER, looks
 from reports.page.paper import FORMS, STYLES, figure_files, shared_figure_files
 from reports.page.render import render_studies
-from reports.page.scaling_charts import throughput_chart
-from reports.page.shared_charts import shared_charts
+from reports.page.sections.comparison import shared_charts
+from reports.page.sections.scaling import throughput_chart
 from results.errors import UsageError
 
 

@@ -7,7 +7,7 @@ import pytest
 from reports.analysis.outcomes import skipped_sizes
 from reports.fields import Field
 from reports.page.section import Table
-from reports.page.skips import SkippedPoints, skipped_points
+from reports.page.sections.outcomes import SkippedPoints, skipped_points
 from reports.table import Column, TextTable
 from results.plan import Skip
 

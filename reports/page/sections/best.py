@@ -13,8 +13,8 @@ from reports.analysis.pieces import ties
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
+from reports.page.looks import works
 from reports.page.section import Block, Definition, Row, Section, Table
-from reports.page.works import works
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING, listed, number
 from results.outcome import Evidence

@@ -15,12 +15,8 @@ from reports.analysis.peaks import LinkPeaks, link_peaks
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Chart, Line, Point, drawn
-from reports.page.drawing import Drawing
-from reports.page.labels import cell_label
-from reports.page.looks import Looks, looks
-from reports.page.scaling_charts import ROW
-from reports.page.section import Block, Bullets, Definition, Drawings, Section
-from reports.page.works import works
+from reports.page.looks import ROW, Looks, cell_label, looks, works
+from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section
 from reports.text import count, devices, duration, listed, metric, percent
 from results.cell import REFERENCE_STRATEGY
 from results.link import NO_LINK

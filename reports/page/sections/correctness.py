@@ -1,17 +1,19 @@
-"""Correctness: how each cell was checked, and what training came to where the data is real."""
+"""Correctness: how each cell was checked, and what training came to where the data is real.
+
+Training loss is drawn by step: one drawing for a piece of work at one size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from reports import fields
 from reports.analysis.losses import LossCurve, LossGroup, loss_group
 from reports.analysis.study import StudyFigures
-from reports.page.looks import looks
-from reports.page.loss_curves import loss_curves
-from reports.page.section import Block, Definition, Drawings, Heading, Paragraph, Section, Table
-from reports.page.works import works
+from reports.page.chart import Chart, Line, Point, Rule, drawn
+from reports.page.looks import Looks, looks, works
+from reports.page.section import Block, Definition, Drawing, Drawings, Heading, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import count, devices, number
 
@@ -143,4 +145,55 @@ def _drawn(study: StudyFigures, title: str, group: LossGroup, place: int) -> Ite
         yield Paragraph(f"Left out, because their first loss came after another curve had ended: {told}.")
     yield Table(
         target_table(group), f"Time to a loss of {number(group.target, digits=_LOSS_DIGITS)}: {common}"
+    )
+
+
+_MOST = 400
+"""Points of a line: more than a screen tells apart."""
+
+
+def loss_curves(group: LossGroup, shown: Looks, *, name: str, common: str) -> Drawing:
+    """The smoothed losses, the single ones pale behind them, and the target as a line.
+
+    `name` is unique on the page; `common` says in words what the curves share.
+    """
+    labels = "; ".join(f"{curve.label} {number(group.final(curve))}" for curve in group.curves)
+    return drawn(
+        Chart(
+            name=name,
+            title=f"Training loss by step, {common}",
+            y_title="loss",
+            x_title="step, from the first of the warm-up",
+            lines=tuple(_lines(group, shown)),
+            rules=(Rule(text=f"target: {number(group.target)}", y=group.target),),
+            x_axis="linear",
+            note=f"After {count(group.samples, 'sample')}: {labels}.",
+            sizes=False,
+            switchable=False,
+        )
+    )
+
+
+def _lines(group: LossGroup, shown: Looks) -> Iterator[Line]:
+    for curve in group.curves:
+        yield _line(curve, curve.losses, shown, pale=True)
+    for curve in group.curves:
+        yield _line(curve, group.smoothed(curve), shown, pale=False)
+
+
+def _line(curve: LossCurve, losses: Sequence[float], shown: Looks, *, pale: bool) -> Line:
+    look = shown[curve.label]
+    every = -(-len(losses) // _MOST)
+    kept = [*zip(curve.steps, losses, strict=True)]
+    points = tuple(
+        Point(x=step, y=loss, low=None, high=None, runs=(), label="", href="")
+        for step, loss in (*kept[:-1:every], kept[-1])
+    )
+    return Line(
+        name=curve.label,
+        colour=look.colour,
+        dash="" if pale else look.dash,
+        points=points,
+        plain=True,
+        pale=pale,
     )

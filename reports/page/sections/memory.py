@@ -11,7 +11,7 @@ from reports import fields
 from reports.analysis.memory import CellMemory, cell_memories, cells_out_of_memory
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
-from reports.page.labels import cell_label
+from reports.page.looks import cell_label
 from reports.page.section import Block, Definition, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import count, listed, percent, size

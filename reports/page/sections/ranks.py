@@ -1,16 +1,25 @@
-"""Ranks: the exceptions, that is who is persistently slow, and what waiting for them costs."""
+"""Ranks: the exceptions, that is who is persistently slow, and what waiting for them costs.
+
+The heat map has a strip a cell and a place a rank, coloured by its compute beside the cell's median. It is
+written by hand, since matplotlib takes some hundred bytes a rank: ranks of one class in a row are one stroke
+of one path a class, about eight bytes. Classes differ in opacity, so that they keep their order in grey, on
+paper and in the dark; persistently slow ranks carry a mark.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from markupsafe import Markup
 
 from reports.analysis.figures import CellFigures
 from reports.analysis.stragglers import FALSE_ALARM, SLOW_ABOVE, Stragglers, numbered, stragglers
 from reports.analysis.study import StudyFigures
-from reports.page.labels import cell_label
-from reports.page.rank_map import MapRow, rank_maps
-from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section
-from reports.text import count, listed
+from reports.page.looks import cell_label
+from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, safe
+from reports.text import count, listed, percent
 
 _DRAWN = 4
 """Cells with slow ranks that are drawn, the largest first."""
@@ -62,3 +71,144 @@ _DEFINITIONS = (
         "ranks, and 0 where no rank is persistently slow; the rest of the exposed wait is random skew.",
     ),
 )
+
+
+STEPS = (SLOW_ABOVE, 2 * SLOW_ABOVE, 4 * SLOW_ABOVE)
+"""Lower ends of the classes, either way from the median."""
+_OPACITIES = (0.35, 0.65, 1.0)
+_WIDTH, _STRIP, _LABEL, _MARK = 390.0, 9.0, 11.0, 8.0
+_ROW = _LABEL + _STRIP + _MARK
+_TICK_ROW, _SCALE_ROW = 15.0, 24.0
+_WIDEST = 30.0
+"""Of a rank, so that two ranks are no banner."""
+_SWATCH = 31.0
+ROWS_OF_A_MAP = 24
+"""More cells than this go on in the next map, so that one fits a sheet of paper."""
+_TICKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapRow:
+    """One cell of a map."""
+
+    label: str
+    stragglers: Stragglers
+
+
+def rank_maps(rows: Sequence[MapRow], devices: str) -> list[Drawing]:
+    """The maps, by number of ranks: what stands in one column of cells of one size is one rank."""
+    ordered = sorted(rows, key=lambda row: row.stragglers.ranks)
+    starts = range(0, len(ordered), ROWS_OF_A_MAP)
+    return [_map(ordered[start : start + ROWS_OF_A_MAP], f"ranks-{start}", devices) for start in starts]
+
+
+def _map(rows: Sequence[MapRow], name: str, devices: str) -> Drawing:
+    sizes = list(dict.fromkeys(row.stragglers.ranks for row in rows))
+    title = f"Compute of each rank beside the median of its cell, {_among(sizes)} {devices}"
+    parts, top = [], 0.0
+    for size in sizes:
+        same = [row for row in rows if row.stragglers.ranks == size]
+        parts.append(f'<g transform="translate(0 {top:.0f})">\n{"".join(_of_one_size(same))}</g>\n')
+        top += len(same) * _ROW + _TICK_ROW
+    parts += _scale(top)
+    head = (
+        f'<svg viewBox="0 0 {_WIDTH:.0f} {top + _SCALE_ROW:.0f}" role="img" '
+        f'aria-labelledby="{name}-title {name}-description" '
+        f'style="font-size: 9px; fill: var(--ink); overflow: hidden">\n'
+        f'<title id="{name}-title">{safe(title)}</title>\n'
+        f'<desc id="{name}-description">{safe(_description(rows, title))}</desc>\n'
+    )
+    return Drawing(title=title, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=1.27 * _WIDTH)
+
+
+def _among(sizes: Sequence[int]) -> str:
+    return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+
+
+def _of_one_size(rows: Sequence[MapRow]) -> Iterator[str]:
+    ranks = rows[0].stragglers.ranks
+    width = min(_WIDEST, _WIDTH / ranks)
+    for place, row in enumerate(rows):
+        yield f'<text x="0" y="{place * _ROW + _LABEL - 3:.1f}">{safe(row.label)}</text>\n'
+    yield from _strips(rows, width)
+    yield from _marks(rows, width)
+    below = len(rows) * _ROW + 4
+    for rank in range(0, ranks, -(-ranks // _TICKS)):
+        yield f'<text x="{rank * width:.1f}" y="{below:.1f}">{rank}</text>\n'
+
+
+def _strips(rows: Sequence[MapRow], width: float) -> Iterator[str]:
+    """The bands, and a path a class over all rows, in units of a rank and a row."""
+    yield (
+        f'<g transform="translate(0 {_LABEL + _STRIP / 2:.1f}) scale({width:.4f} {_ROW:.1f})" '
+        f'style="fill: none; stroke-width: {_STRIP / _ROW:.4f}" shape-rendering="crispEdges">\n'
+    )
+    band = "".join(f"M0 {place}h{row.stragglers.ranks}" for place, row in enumerate(rows))
+    yield f'<path style="stroke: var(--rule)" d="{band}"/>\n'
+    strokes: dict[int, list[str]] = {}
+    for place, row in enumerate(rows):
+        for kind, first, length in _runs(row.stragglers.excess):
+            strokes.setdefault(kind, []).append(f"M{first} {place}h{length}")
+    for kind in sorted(strokes):
+        yield f'<path style="{_look(kind, "stroke")}" d="{"".join(strokes[kind])}"/>\n'
+    yield "</g>\n"
+
+
+def _runs(excess: Sequence[float]) -> Iterator[tuple[int, int, int]]:
+    """Class, first rank and length of each row of ranks of one class, but for the middle one."""
+    first = 0
+    for kind, same in groupby(map(class_of, excess)):
+        length = len(list(same))
+        if kind:
+            yield kind, first, length
+        first += length
+
+
+def class_of(excess: float) -> int:
+    """-3 to 3: how many of `STEPS` the rank is above the median, or below it; 0 is the middle."""
+    steps = sum(abs(excess) > step for step in STEPS)
+    return steps if excess > 0 else -steps
+
+
+def _look(kind: int, what: str) -> str:
+    colour = "vermillion" if kind > 0 else "blue"
+    return f"{what}: var(--{colour}); {what}-opacity: {_OPACITIES[abs(kind) - 1]}"
+
+
+def _marks(rows: Sequence[MapRow], width: float) -> Iterator[str]:
+    """A triangle under each persistently slow rank."""
+    for place, row in enumerate(rows):
+        top = place * _ROW + _LABEL + _STRIP + 1
+        marks = [f"M{(rank + 0.5) * width:.1f} {top:.1f}l3 5h-6z" for rank in row.stragglers.persistent]
+        if marks:
+            yield f'<path d="{"".join(marks)}"/>\n'
+
+
+def _scale(top: float) -> Iterator[str]:
+    """What the colours and the mark are."""
+    kinds = range(-len(STEPS), len(STEPS) + 1)
+    for place, kind in enumerate(kinds):
+        look = _look(kind, "fill") if kind else "fill: var(--rule)"
+        yield (
+            f'<rect x="{place * _SWATCH:.0f}" y="{top:.0f}" width="{_SWATCH:.0f}" height="7" '
+            f'style="{look}"/>\n'
+        )
+    for place, end in enumerate((*(-step for step in reversed(STEPS)), *STEPS), 1):
+        yield f'<text x="{place * _SWATCH:.0f}" y="{top + 17:.0f}" text-anchor="middle">{end:+.0%}</text>\n'
+    after = len(kinds) * _SWATCH + 14
+    yield f'<path d="M{after:.0f} {top + 1:.0f}l3 5h-6z"/>\n'
+    yield f'<text x="{after + 7:.0f}" y="{top + 7:.0f}">persistently slow</text>\n'
+
+
+def _description(rows: Sequence[MapRow], title: str) -> str:
+    every = [one for row in rows for one in row.stragglers.excess]
+    slow = [
+        f"{row.label}: {', '.join(f'rank {rank}' for rank in row.stragglers.persistent)}"
+        for row in rows
+        if row.stragglers.persistent
+    ]
+    return (
+        f"{title}, one strip a cell, {len(rows)} in all. Ranks lie between {percent(min(every))} and "
+        f"{percent(max(every))} of it. Persistently slow: {'; '.join(slow) or 'none'}. The table below names "
+        "them."
+    )

@@ -11,8 +11,8 @@ from dataclasses import replace
 from reports.analysis.study import StudyFigures
 from reports.page.columns import PRESETS, cell_columns
 from reports.page.export import export_table
+from reports.page.looks import ROW
 from reports.page.rows import CellRow, cell_rows
-from reports.page.scaling_charts import ROW
 from reports.page.section import Downloads, Paragraph, Section, Table
 from reports.page.sections import anatomy, correctness, cost, memory
 from reports.page.sections import communication as network

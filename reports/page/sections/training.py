@@ -11,10 +11,8 @@ from reports.analysis.study import StudyFigures
 from reports.analysis.trained import Race, Spread, TimeToTarget, TrainedCell, Way, races, told_not_finite
 from reports.fields import Field
 from reports.page.chart import Chart, Line, Point, Rule, drawn
-from reports.page.drawing import Drawing
-from reports.page.labels import cell_label
-from reports.page.looks import COLOURS
-from reports.page.section import Block, Definition, Drawings, Heading, Paragraph, Section, Table
+from reports.page.looks import COLOURS, cell_label
+from reports.page.section import Block, Definition, Drawing, Drawings, Heading, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words
 from reports.text import NOTHING, batch, count, duration, percent, rate
 from results.cell import Cell

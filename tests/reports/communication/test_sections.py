@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from reports.analysis.stragglers import stragglers
-from reports.page.rank_map import STEPS, MapRow, class_of, rank_maps
 from reports.page.render import render_figures
 from reports.page.section import Bullets, Drawings, Paragraph, Section
 from reports.page.sections.communication import communication_section
-from reports.page.sections.ranks import ranks_section
+from reports.page.sections.ranks import STEPS, MapRow, class_of, rank_maps, ranks_section
 
 MS = 1e6
 
