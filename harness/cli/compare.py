@@ -101,8 +101,8 @@ def compare_command(
     from harness.gate.nights import set_off
     from harness.terminal.console import Console
     from reports.gate.comparison import Rules
-    from reports.gate.faces import json_text
     from reports.gate.metrics import read_margins
+    from reports.gate.text import json_text
     from results.errors import UsageError
 
     margins, targets = (
@@ -170,8 +170,8 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
     from harness.gate.paired.comparison import PairedComparison, PairedRequest, SideRequest, decide_again
     from harness.plan.options import read_duration_s
     from harness.terminal.console import Console
+    from reports.gate.effect import LOOKS, SPOILED_ABOVE
     from reports.gate.metrics import read_share
-    from reports.gate.paired import LOOKS, SPOILED_ABOVE
     from results.errors import UsageError
 
     above = given["others_above"]
@@ -223,8 +223,14 @@ def _refuse(given: Mapping[str, Any], names: Sequence[str], why: str) -> None:
 def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, every: bool) -> None:
     """Write the forms, and print the comparison for people unless one of the forms goes to stdout."""
     from harness.terminal.console import Console
-    from reports.gate.faces import FACES
-    from reports.gate.text import HEADS, comparison_headline, finding_rows, finding_sentence, method_text
+    from reports.gate.text import (
+        FACES,
+        HEADS,
+        comparison_headline,
+        finding_rows,
+        finding_sentence,
+        method_text,
+    )
     from results import files
 
     console = Console()

@@ -14,8 +14,7 @@ from harness.reporting.studies import read_results, warn_of_lost_runs
 from harness.terminal.console import Console
 from reports.analysis.pooling import differing
 from reports.gate.metrics import TIMED, require_margins
-from reports.gate.pytest_benchmark import read_pytest_benchmark
-from reports.gate.reduce import NOT_RUN, reduce_study
+from reports.gate.reduce import NOT_RUN, read_pytest_benchmark, reduce_study
 from reports.gate.text import figure_text
 from results import files, schemas
 from results.baseline import Acceptance, Baseline, Subject, exact_text

@@ -10,24 +10,22 @@ from itertools import zip_longest
 from reports.analysis.pooling import differing
 from reports.gate.effect import (
     ALPHA,
+    FEWEST_PAIRS,
     FEWEST_RUNS,
+    LOOKS,
+    PAIRS_A_LOOK,
     Change,
     Effect,
+    PairedSample,
     difference_effect,
     judge,
+    judge_pairs,
+    paired_effect,
+    pairs_that_tell,
     relative_effect,
     runs_that_tell,
 )
 from reports.gate.metrics import EXACT, TIMED, ExactMetric, TimedMetric
-from reports.gate.paired import (
-    FEWEST_PAIRS,
-    LOOKS,
-    PAIRS_A_LOOK,
-    PairedSample,
-    judge_pairs,
-    paired_effect,
-    pairs_that_tell,
-)
 from reports.text import count
 from results.baseline import Baseline, Exact, Subject
 

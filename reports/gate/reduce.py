@@ -1,21 +1,29 @@
-"""A study reduced to what a gate compares."""
+"""What a gate compares, made of a study, of files of pytest-benchmark, or of the sides of many pairs.
+
+Each file of pytest-benchmark (`--benchmark-json`) is one run of its benchmarks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from reports.analysis.pooling import Pool, machine_facts, pool
+from reports.analysis.pooling import Pool, differing, machine_facts, pool
 from reports.analysis.series import setting_labels, setting_of
 from reports.gate.metrics import EXACT, TIMED, TimedMetric
 from results.baseline import Baseline, Exact, Subject
 from results.cell import Cell, StepPolicy
-from results.errors import UsageError, bench_call
+from results.errors import SchemaError, StoreError, UsageError, bench_call
 from results.label import label
 from results.record import RankRecord
 from results.run import RunResult
-from results.store import Study, utc_now
+from results.store import Study, utc_now, utc_text
+
+V = TypeVar("V")
 
 NOT_RUN = "it was not run"
 UNDER_TEST = ("code_hash", "packages")
@@ -126,3 +134,174 @@ def _collectives(records: Sequence[RankRecord]) -> tuple[str, ...]:
         for step, name, group, payload in columns
         if step == 0
     )
+
+
+class _Stats(msgspec.Struct):
+    median: float
+    """In seconds."""
+
+
+class _Options(msgspec.Struct):
+    timer: str | None = None
+    """The name of the function, such as `perf_counter`."""
+
+
+class _Benchmark(msgspec.Struct):
+    fullname: str
+    stats: _Stats
+    options: _Options = msgspec.field(default_factory=_Options)
+
+
+class _Cpu(msgspec.Struct):
+    brand_raw: str | None = None
+    """Of a virtual machine often no more than `AMD EPYC`."""
+    family: int | None = None
+    model: int | None = None
+    stepping: int | None = None
+    count: int | None = None
+
+
+class _Machine(msgspec.Struct):
+    cpu: _Cpu = msgspec.field(default_factory=_Cpu)
+    python_version: str | None = None
+
+
+class _Commit(msgspec.Struct):
+    id: str | None = None
+    dirty: bool | None = None
+
+
+class _File(msgspec.Struct):
+    benchmarks: list[_Benchmark]
+    datetime: str
+    machine_info: _Machine = msgspec.field(default_factory=_Machine)
+    commit_info: _Commit = msgspec.field(default_factory=_Commit)
+
+
+def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
+    """The medians of each benchmark, one a file, in ns.
+
+    The rounds of one file are of one process and so no independent samples: several files make a sample.
+    Raises SchemaError for a file of another kind, UsageError for files of several machines.
+    """
+    read = {path: _read(path) for path in paths}
+    _require_one_machine(name, {path: _machine_of(file) for path, file in read.items()})
+    moments = {path: _moment(file, path) for path, file in read.items()}
+    files = [read[path] for path in sorted(read, key=lambda path: moments[path])]
+    times: dict[str, list[float]] = {}
+    for file in files:
+        for benchmark in file.benchmarks:
+            times.setdefault(benchmark.fullname, []).append(benchmark.stats.median * 1e9)
+    newest = files[-1]
+    known = _machine_of(newest)
+    return Baseline(
+        name=name,
+        measured_at=max(moments.values()),
+        commit=newest.commit_info.id,
+        dirty=newest.commit_info.dirty,
+        subjects=tuple(
+            Subject(key=key, label=key, facts=known, timed={"time": tuple(values)}, runs=len(values))
+            for key, values in times.items()
+        ),
+    )
+
+
+def _require_one_machine(name: str, facts: Mapping[Path, Mapping[str, str]]) -> None:
+    (first, expected), *others = facts.items()
+    for path, found in others:
+        unlike = [
+            f"{fact} is {before} in {first.name}, {after} in {path.name}"
+            for fact, (before, after) in differing(expected, found).items()
+        ]
+        if unlike:
+            raise UsageError(
+                f"{name} holds runs of several machines ({'; '.join(unlike)}): give each a folder of its own"
+            )
+
+
+def _machine_of(file: _File) -> dict[str, str]:
+    """The fingerprint of the machine, and what was counted as time."""
+    cpu = file.machine_info.cpu
+    revision = (cpu.family, cpu.model, cpu.stepping)
+    timers = sorted({benchmark.options.timer or "unknown" for benchmark in file.benchmarks})
+    facts = {
+        "cpu_model": cpu.brand_raw,
+        "cpu_revision": None if None in revision else ".".join(map(str, revision)),
+        "cores": None if cpu.count is None else str(cpu.count),
+        "python": file.machine_info.python_version,
+        "timer": None if timers in ([], ["unknown"]) else ", ".join(timers),
+    }
+    return {fact: value for fact, value in facts.items() if value is not None}
+
+
+def _moment(file: _File, path: Path) -> str:
+    """When it was measured, as `utc_now` has it."""
+    try:
+        return utc_text(datetime.fromisoformat(file.datetime))
+    except ValueError as error:
+        raise SchemaError(
+            f"{path} has the datetime {file.datetime!r}, which is no ISO 8601 time: write it anew with "
+            f"--benchmark-json"
+        ) from error
+
+
+def _read(path: Path) -> _File:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SchemaError(
+            f"{path} is no file of pytest-benchmark ({error}); write one with --benchmark-json"
+        ) from error
+
+
+def merged_side(name: str, parts: Sequence[Baseline], *, any_failure: bool) -> Baseline:
+    """One side of all pairs as one baseline: figures of all runs, and the different values of each counter.
+
+    `any_failure`: a subject has failed if one of its runs has; else only if all have.
+    """
+    found: dict[str, list[Subject]] = {}
+    for part in parts:
+        for subject in part.subjects:
+            found.setdefault(subject.key, []).append(subject)
+    subjects = tuple(_merged(same, any_failure=any_failure) for same in found.values())
+    return msgspec.structs.replace(parts[-1], name=name, study=None, subjects=subjects)
+
+
+def without_launch(part: Baseline) -> Baseline:
+    """The same without the metrics of launches, for runs of a launch that has been counted."""
+    return msgspec.structs.replace(
+        part,
+        subjects=tuple(
+            msgspec.structs.replace(
+                subject,
+                timed={name: v for name, v in subject.timed.items() if not TIMED[name].of_launch},
+            )
+            for subject in part.subjects
+        ),
+    )
+
+
+def _merged(same: Sequence[Subject], *, any_failure: bool) -> Subject:
+    failed = [subject.failed for subject in same if subject.failed is not None]
+    newest = next((subject for subject in reversed(same) if subject.failed is None), same[-1])
+    return msgspec.structs.replace(
+        newest,
+        timed=_joined([subject.timed for subject in same]),
+        exact={
+            name: tuple(dict.fromkeys(values))
+            for name, values in _joined([subject.exact for subject in same]).items()
+        },
+        # Not every pair records its exchange.
+        collectives=next((subject.collectives for subject in reversed(same) if subject.collectives), ()),
+        runs=sum(subject.runs for subject in same),
+        run_ids=tuple(run_id for subject in same for run_id in subject.run_ids),
+        disturbed=sum(subject.disturbed for subject in same),
+        failed=failed[0] if failed and (any_failure or len(failed) == len(same)) else None,
+    )
+
+
+def _joined(columns: Sequence[Mapping[str, tuple[V, ...]]]) -> dict[str, tuple[V, ...]]:
+    names = dict.fromkeys(name for column in columns for name in column)
+    return {name: tuple(value for column in columns for value in column.get(name, ())) for name in names}

@@ -44,8 +44,7 @@ from harness.machine.processes import temporary_folder
 from harness.terminal.console import Console
 from harness.worker.turns import Turns
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict
-from reports.gate.effect import Effect
-from reports.gate.paired import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK, PairedSample
+from reports.gate.effect import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK, Effect, PairedSample
 from results import files, schemas
 from results.errors import UsageError
 from results.outcome import Evidence, Outcome

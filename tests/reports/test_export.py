@@ -16,7 +16,7 @@ from reports.analysis.verdict.verdict import verdict
 from reports.fields import Field
 from reports.page import export
 from reports.page.export import TABLES, export_table, export_text, frame_of
-from reports.page.markdown import github_table, plain
+from reports.page.markup import github_table, plain
 from reports.table import Column, TextTable
 from results.budget import RankColumns
 from results.errors import MachineError

@@ -18,8 +18,8 @@ from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.export import TABLES, frame_of
 from reports.page.json_document import json_document
-from reports.page.latex import escaped, latex
 from reports.page.looks import COLOURS, ON_PAPER, looks
+from reports.page.markup import escaped, latex
 from reports.page.paper import FORMS, STYLES, figure_files, shared_figure_files
 from reports.page.render import render_studies
 from reports.page.sections.comparison import shared_charts

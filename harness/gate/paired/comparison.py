@@ -25,17 +25,8 @@ from harness.matrix import RUNS, signals_are_ctrl_c
 from harness.reporting.studies import read_results
 from harness.terminal.console import Console
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
-from reports.gate.paired import (
-    LOOKS,
-    PAIRS_A_LOOK,
-    SPOILED_ABOVE,
-    PairedSample,
-    merged_side,
-    pair_log,
-    paired_sample,
-    without_launch,
-)
-from reports.gate.reduce import reduce_study, subject_key
+from reports.gate.effect import LOOKS, PAIRS_A_LOOK, SPOILED_ABOVE, PairedSample, pair_log, paired_sample
+from reports.gate.reduce import merged_side, reduce_study, subject_key, without_launch
 from reports.text import count, percent
 from results import files, schemas
 from results.baseline import Baseline

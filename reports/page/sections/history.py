@@ -14,11 +14,10 @@ import msgspec
 
 from reports import fields
 from reports.analysis.study import StudyFigures
-from reports.gate.change_points import BEFORE, RECENT, SMALLEST, THRESHOLD
 from reports.gate.metrics import TIMED
 from reports.gate.reduce import subject_key
 from reports.gate.text import figure_text, step_sentence
-from reports.gate.trends import Night, Trend, trends
+from reports.gate.trends import BEFORE, RECENT, SMALLEST, THRESHOLD, Night, Trend, trends
 from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from reports.gate.change_points import change_points
+from reports.gate.trends import change_points
 
 NIGHTS = 100
 WITHIN = 8

@@ -50,15 +50,24 @@ from harness.machine.processes import temporary_folder
 from harness.matrix import signals_are_ctrl_c
 from reports.gate.effect import ALPHA, Change, judge, relative_effect
 from reports.gate.paired import (
+from harness.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
+from harness.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs, SideCall
+from harness.paired.sources import Repository
+from harness.temporary import temporary_folder
+from reports.gate.effect import (
+    ALPHA,
     FEWEST_PAIRS,
     FEWEST_QUADS,
     LOOKS,
     PAIRS_A_LOOK,
     SPOILED_ABOVE,
+    Change,
+    judge,
     judge_pairs,
     paired_effect,
     quad_log,
     quads,
+    relative_effect,
 )
 from results.paired import Pair, Side
 from results.store import utc_now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reports.gate.change_points import change_points
+from reports.gate.trends import change_points
 
 
 def history(seed: int, nights: int = 60, *, noise: float = 0.02, disturbed: float = 0.05) -> np.ndarray:

@@ -12,8 +12,14 @@ import msgspec
 import pytest
 
 from reports.gate.comparison import Comparison, Rules, compare
-from reports.gate.faces import FACES, MOST_ANNOTATIONS
-from reports.gate.text import MOST_ROWS, comparison_headline, comparison_markdown, finding_rows
+from reports.gate.text import (
+    FACES,
+    MOST_ANNOTATIONS,
+    MOST_ROWS,
+    comparison_headline,
+    comparison_markdown,
+    finding_rows,
+)
 from results.baseline import Baseline, Subject
 
 STEP = (100e6, 100.1e6, 99.9e6)

@@ -10,20 +10,22 @@ import pytest
 from scipy import stats
 
 from reports.gate.comparison import Rules, Verdict, compare
-from reports.gate.effect import ALPHA, Change, Effect
-from reports.gate.paired import (
+from reports.gate.effect import (
+    ALPHA,
     FEWEST_PAIRS,
     FEWEST_QUADS,
     LOOKS,
     PAIRS_A_LOOK,
+    Change,
+    Effect,
     PairedSample,
     judge_pairs,
-    merged_side,
     pair_log,
     paired_effect,
     paired_sample,
     pairs_that_tell,
 )
+from reports.gate.reduce import merged_side
 from results.baseline import Baseline, Subject
 from results.paired import Pair, PairedBlock, PairedCell, Side
 

@@ -1,4 +1,7 @@
-"""A study as a page of Markdown, for a pull request or a wiki: verdict, headline table, environment."""
+"""A study to paste: a page of Markdown for a pull request or a wiki, and the headline as a table of LaTeX.
+
+The page has the verdict, the headline table and the environment; LaTeX has the rules of the package booktabs.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from reports.analysis.headline import headline_table
 from reports.analysis.side_by_side import SideBySide, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.summary import summary
+from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.verdict import verdict
 from reports.page.sections.comparison import comparison_table
 from reports.page.sections.environment import environment_table
@@ -81,3 +85,74 @@ def _environment(study: StudyFigures) -> str:
         for place in range(count)
     ]
     return "; ".join(lines) + "."
+
+
+_LATEX_MARKS = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+        "\n": " ",
+        "\r": " ",
+    }
+)
+
+
+def latex(studies: Sequence[StudyFigures]) -> str:
+    """A table environment a study, to paste or to \\input; the document needs \\usepackage{booktabs}."""
+    return "\n".join(["% needs \\usepackage{booktabs}", *(_latex_table(study) for study in studies)])
+
+
+def escaped(text: str) -> str:
+    """A text that LaTeX prints as it is; engines of 2018 and later read UTF-8."""
+    return visible(text).translate(_LATEX_MARKS)
+
+
+def _latex_table(study: StudyFigures) -> str:
+    table = _told_columns(headline_table(study))
+    if not table.rows:
+        return f"% {escaped(study.name)}: no cell has a figure\n"
+    columns = "".join("r" if column.numeric else "l" for column in table.columns)
+    lines = [
+        r"\begin{table}",
+        r"  \centering",
+        f"  \\caption{{{_caption(study)}}}",
+        f"  \\begin{{tabular}}{{{columns}}}",
+        r"    \toprule",
+        f"    {_row(table.titles)}",
+        r"    \midrule",
+        *(f"    {_row(row)}" for row in table.texts),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _told_columns(table: TextTable) -> TextTable:
+    """Without columns that no row has something in."""
+    places = range(len(table.titles))
+    return table.columns_at([n for n in places if {row[n] for row in table.texts} - {NOTHING, ""}])
+
+
+def _caption(study: StudyFigures) -> str:
+    made = {name: made_from(study, name).sentence for name in _workloads(study)}
+    several = len(made) > 1
+    told = " ".join(f"{name}: {text}" if several else text for name, text in made.items() if text is not None)
+    ends = (
+        "Interval: of the step time over runs (below six runs their range); in parentheses: that of the "
+        "efficiency."
+    )
+    return " ".join(part for part in (f"Scaling of {escaped(study.name)}.", escaped(told), ends) if part)
+
+
+def _workloads(study: StudyFigures) -> Iterator[str]:
+    yield from dict.fromkeys(one.cell.workload for one in study.cells.values())
+
+
+def _row(texts: Sequence[str]) -> str:
+    return " & ".join(escaped(text) for text in texts) + r" \\"
