@@ -225,10 +225,9 @@ def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, ever
     from harness.terminal.console import Console
     from reports.gate.text import (
         FACES,
-        HEADS,
         comparison_headline,
-        finding_rows,
         finding_sentence,
+        finding_table,
         method_text,
     )
     from results import files
@@ -242,8 +241,9 @@ def _show(found: Comparison, targets: Sequence[tuple[str, Path | None]], *, ever
     if any(path is None for _, path in targets):
         return
     console.sentence(comparison_headline(found))
-    if shown := finding_rows(found, every=every):
-        console.table(HEADS, shown, numeric=[head in ("BASE", "NEW", "change") for head in HEADS])
+    shown = finding_table(found, every=every)
+    if shown.rows:
+        console.table(shown.titles, shown.texts, numeric=shown.numeric)
     for finding in found.findings:
         if finding.reason:
             console.sentence(finding_sentence(finding))

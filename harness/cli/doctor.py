@@ -81,7 +81,7 @@ def _measure_noise(budget: str, baselines: Path) -> int:
     from harness.commands.noise import measure_noise
     from harness.gate.baselines import save_thresholds
     from harness.plan.options import read_duration_s
-    from reports.gate.noise import GATED, HEADS, LARGEST, noise_rows
+    from reports.gate.noise import GATED, LARGEST, noise_table
     from reports.text import percent
 
     console = Console()
@@ -90,8 +90,8 @@ def _measure_noise(budget: str, baselines: Path) -> int:
         console.warn("nothing is kept of a measurement of the noise that was interrupted: it begins anew")
         return 130
     console.result(f"{measured.machine}: {measured.cell}, {measured.seconds:.0f} s")
-    rows = noise_rows(measured.noise, measured.fail_above)
-    console.table(HEADS, rows, numeric=[False, True, True, True, True, True])
+    table = noise_table(measured.noise, measured.fail_above)
+    console.table(table.titles, table.texts, numeric=table.numeric)
     console.result(str(save_thresholds(measured, baselines)))
     for name in GATED:
         if name in measured.noise and name not in measured.fail_above:

@@ -79,7 +79,7 @@ def _show(metrics: tuple[str, ...], words: str, folder: Path) -> int:
     """Show each series with its last figure, and each change with its nights, commits and environment."""
     from harness.terminal.console import Console
     from reports.gate.metrics import TIMED
-    from reports.gate.text import TRENDS, step_sentence, trend_row
+    from reports.gate.text import step_sentence, trend_table
     from reports.gate.trends import WATCHED, trends
     from results.errors import UsageError, nearest
     from results.history import read_nights
@@ -99,7 +99,8 @@ def _show(metrics: tuple[str, ...], words: str, folder: Path) -> int:
     if not found:
         console.result("no series has a figure")
         return 0
-    console.table(TRENDS, [trend_row(one) for one in found], numeric=[False, False, False, True, True, True])
+    table = trend_table(found)
+    console.table(table.titles, table.texts, numeric=table.numeric)
     for one in found:
         for step in one.steps:
             console.result(step_sentence(one, step))

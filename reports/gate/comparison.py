@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import zip_longest
+from typing import Any
 
 from reports.analysis.pooling import differing
 from reports.gate.effect import (
@@ -21,7 +22,6 @@ from reports.gate.effect import (
     judge,
     judge_pairs,
     paired_effect,
-    pairs_that_tell,
     relative_effect,
     runs_that_tell,
 )
@@ -204,18 +204,8 @@ def _judged(base: Subject | None, new: Subject | None, rules: Rules) -> int:
     """Timed metrics that get a verdict."""
     if base is None or new is None or _obstacle(base, new, rules) is not None:
         return 0
-    return sum(_is_judged(metric, base, new, rules) for metric in TIMED.values())
-
-
-def _is_judged(metric: TimedMetric, base: Subject, new: Subject, rules: Rules) -> bool:
-    both = metric.name in base.timed and metric.name in new.timed
-    return both and rules.margin(metric) is not None
-
-
-def _is_asked(metric: TimedMetric, base: Subject, new: Subject, rules: Rules) -> bool:
-    """Whether a side that has no figure leaves a question open."""
-    either = metric.name in base.timed or metric.name in new.timed
-    return either and rules.margin(metric) is not None
+    both = base.timed.keys() & new.timed.keys()
+    return sum(name in both and rules.margin(metric) is not None for name, metric in TIMED.items())
 
 
 def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: float) -> Iterator[Finding]:
@@ -234,25 +224,27 @@ def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: fl
             yield _paired(metric, new, rules.paired[base.key], rules.margin(metric), alpha)
         elif metric.name in base.timed and metric.name in new.timed:
             yield _timed(metric, base, new, rules, alpha)
-        elif _is_asked(metric, base, new, rules):
-            yield _without(metric, base, new)
+        elif metric.name in base.timed.keys() | new.timed.keys() and rules.margin(metric) is not None:
+            # A side that has no figure leaves a question open.
+            side = "NEW" if metric.name in base.timed else "BASE"
+            yield _finding(new, metric, Verdict.INCONCLUSIVE, f"{side} has no figure of it")
 
 
 def _alone(base: Subject | None, new: Subject | None) -> Finding:
     if base is not None:
-        return _whole(base, Verdict.MISSING, "NEW has no such cell")
+        return _finding(base, None, Verdict.MISSING, "NEW has no such cell")
     assert new is not None
     if new.failed is not None:
-        return _whole(new, Verdict.FAILED, new.failed)
-    return _whole(new, Verdict.NEW, "BASE has no such cell")
+        return _finding(new, None, Verdict.FAILED, new.failed)
+    return _finding(new, None, Verdict.NEW, "BASE has no such cell")
 
 
 def _obstacle(base: Subject, new: Subject, rules: Rules) -> Finding | None:
     """Why the figures of two subjects are not compared."""
     if new.failed is not None:
-        return _whole(new, Verdict.FAILED, new.failed)
+        return _finding(new, None, Verdict.FAILED, new.failed)
     if base.failed is not None:
-        return _whole(new, Verdict.NEW, f"BASE has no figure: {base.failed}")
+        return _finding(new, None, Verdict.NEW, f"BASE has no figure: {base.failed}")
     facts = {
         name: pair for name, pair in differing(base.facts, new.facts).items() if name not in rules.across
     }
@@ -263,11 +255,21 @@ def _obstacle(base: Subject, new: Subject, rules: Rules) -> Finding | None:
         f"measure BASE and NEW on one machine with the same versions, or, if their difference is the "
         f"question, pass --across {','.join(facts)}"
     )
-    return _whole(new, Verdict.INCOMPARABLE, f"{'; '.join(texts)}; {advice}")
+    return _finding(new, None, Verdict.INCOMPARABLE, f"{'; '.join(texts)}; {advice}")
 
 
-def _whole(subject: Subject, verdict: Verdict, reason: str) -> Finding:
-    return Finding(subject=subject.label, key=subject.key, metric=None, verdict=verdict, reason=reason)
+def _finding(
+    subject: Subject,
+    metric: ExactMetric | TimedMetric | None,
+    verdict: Verdict,
+    reason: str,
+    **figures: Any,
+) -> Finding:
+    """A finding on one metric of a subject, or on the whole subject."""
+    name = None if metric is None else metric.name
+    return Finding(
+        subject=subject.label, key=subject.key, metric=name, verdict=verdict, reason=reason, **figures
+    )
 
 
 def _exact(metric: ExactMetric, base: Subject, new: Subject) -> Finding:
@@ -279,12 +281,11 @@ def _exact(metric: ExactMetric, base: Subject, new: Subject) -> Finding:
         verdict, reason = _exact_verdict(metric, before, after)
     if verdict in FAILING and metric.name in ("payload_bytes", "operations", "buckets"):
         reason = first_difference(base.collectives, new.collectives) or reason
-    return Finding(
-        subject=new.label,
-        key=new.key,
-        metric=metric.name,
-        verdict=verdict,
-        reason=reason,
+    return _finding(
+        new,
+        metric,
+        verdict,
+        reason,
         base=before,
         new=after,
     )
@@ -342,12 +343,11 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha
         reason = _wanted(metric, rules) if few else f"{whole} is not above 0, so that no share can be formed"
     if metric.unit == "ns" and verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE) and not rules.paired:
         reason = "; ".join(text for text in (reason, _disturbed(base, new)) if text)
-    return Finding(
-        subject=new.label,
-        key=new.key,
-        metric=metric.name,
-        verdict=verdict,
-        reason=reason,
+    return _finding(
+        new,
+        metric,
+        verdict,
+        reason,
         base=(sum(before) / len(before),),
         new=(sum(after) / len(after),),
         effect=effect,
@@ -379,12 +379,11 @@ def _paired(
             f"not counted, because others used the cores (--others-above): {count(sample.spoiled, 'pair')}"
         )
         reason = f"{reason}; {spoiled}" if reason else spoiled
-    return Finding(
-        subject=new.label,
-        key=new.key,
-        metric=metric.name,
-        verdict=verdict,
-        reason=reason,
+    return _finding(
+        new,
+        metric,
+        verdict,
+        reason,
         base=(sample.means[0],),
         new=(sample.means[1],),
         effect=effect,
@@ -394,7 +393,7 @@ def _paired(
 
 def _wanted_pairs(effect: Effect, margin: float, alpha: float) -> str:
     """How many pairs would tell, a clause."""
-    pairs, most = pairs_that_tell(effect, margin, alpha), LOOKS * PAIRS_A_LOOK
+    pairs, most = runs_that_tell(effect, margin, alpha, paired=True), LOOKS * PAIRS_A_LOOK
     if pairs is not None and pairs <= most:
         return f"about {pairs} would"
     told = "no number of them would" if pairs is None else f"about {pairs} would, and a comparison has {most}"
@@ -409,17 +408,6 @@ def _wanted(metric: TimedMetric, rules: Rules) -> str:
     if metric.of_launch:
         return f"an interval needs {FEWEST_RUNS} launches on each side (--alternate launches)"
     return f"an interval needs {FEWEST_RUNS} pairs"
-
-
-def _without(metric: TimedMetric, base: Subject, new: Subject) -> Finding:
-    side = "NEW" if metric.name in base.timed else "BASE"
-    return Finding(
-        subject=new.label,
-        key=new.key,
-        metric=metric.name,
-        verdict=Verdict.INCONCLUSIVE,
-        reason=f"{side} has no figure of it",
-    )
 
 
 def _timed_verdict(

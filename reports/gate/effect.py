@@ -64,13 +64,7 @@ def relative_effect(base: Sequence[float], new: Sequence[float], alpha: float) -
     if min(len(base), len(new)) < FEWEST_RUNS or min(*base, *new) <= 0:
         return None
     centre, half, error = _welch(np.log(new), np.log(base), alpha)
-    return Effect(
-        value=math.expm1(centre),
-        low=math.expm1(centre - half),
-        high=math.expm1(centre + half),
-        error=error,
-        runs=(len(base), len(new)),
-    )
+    return _ratio_effect(centre, half, error, (len(base), len(new)))
 
 
 def difference_effect(
@@ -101,16 +95,24 @@ def judge(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Cha
     return Change.INCONCLUSIVE
 
 
-def runs_that_tell(effect: Effect, margin: float, alpha: float) -> int | None:
-    """Runs on each side with which any effect can be judged; None: more than `MOST_RUNS`.
+def runs_that_tell(effect: Effect, margin: float, alpha: float, *, paired: bool = False) -> int | None:
+    """Runs on each side, or pairs, with which any effect can be judged; None: more than `MOST_RUNS`.
 
     An interval no wider than what lies between QUIET x margin and the margin is always on one side of one.
     """
+    fewest, samples = (FEWEST_PAIRS, 1) if paired else (FEWEST_RUNS, 2)
     wanted = (1 - QUIET) * margin / 2
-    for runs in range(FEWEST_RUNS, MOST_RUNS + 1):
-        if float(stdtrit(2 * runs - 2, 1 - alpha)) * effect.error * math.sqrt(2 / runs) <= wanted:
+    for runs in range(fewest, MOST_RUNS + 1):
+        quantile = float(stdtrit(samples * (runs - 1), 1 - alpha))
+        if quantile * effect.error * math.sqrt(samples / runs) <= wanted:
             return runs
     return None
+
+
+def _ratio_effect(centre: float, half: float, error: float, runs: tuple[int, int]) -> Effect:
+    """The effect of a difference of logarithms, and of half of its interval's width."""
+    low, value, high = map(math.expm1, (centre - half, centre, centre + half))
+    return Effect(value=value, low=low, high=high, error=error, runs=runs)
 
 
 def _welch(new: Floats, base: Floats, alpha: float) -> tuple[float, float, float]:
@@ -211,22 +213,7 @@ def paired_effect(logs: Sequence[float], alpha: float) -> Effect | None:
     values = np.array(logs)
     centre, error = float(values.mean()), float(values.std(ddof=1))
     half = float(stdtrit(len(logs) - 1, 1 - alpha)) * error / math.sqrt(len(logs))
-    return Effect(
-        value=math.expm1(centre),
-        low=math.expm1(centre - half),
-        high=math.expm1(centre + half),
-        error=error,
-        runs=(len(logs), len(logs)),
-    )
-
-
-def pairs_that_tell(effect: Effect, margin: float, alpha: float) -> int | None:
-    """Pairs with which any effect can be judged, as `runs_that_tell`; None: more than `MOST_RUNS`."""
-    wanted = (1 - QUIET) * margin / 2
-    for pairs in range(FEWEST_PAIRS, MOST_RUNS + 1):
-        if float(stdtrit(pairs - 1, 1 - alpha)) * effect.error / math.sqrt(pairs) <= wanted:
-            return pairs
-    return None
+    return _ratio_effect(centre, half, error, (len(logs), len(logs)))
 
 
 def judge_pairs(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Change:

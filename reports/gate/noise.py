@@ -9,9 +9,11 @@ from statistics import median
 import numpy as np
 from scipy.special import chdtri, stdtrit
 
+from reports import fields
+from reports.fields import Field
 from reports.gate.effect import ALPHA, FEWEST_RUNS, QUIET
 from reports.gate.metrics import TIMED
-from reports.text import NOTHING, percent
+from reports.table import TextTable, figures, table, words
 from results.run import RunResult
 from results.statistics import t_quantile
 from results.thresholds import MetricNoise
@@ -24,14 +26,6 @@ LARGEST = 0.25
 """A margin above this is not written: a gate that lets 25 % through is none."""
 GATED = ("step_time", "peak_memory", "startup")
 """Metrics that get a margin. The others are parts or the inverse of these."""
-HEADS = (
-    "metric",
-    "runs",
-    "between launches",
-    "within a launch",
-    f"{RUNS_A_SIDE} runs a side can judge",
-    "margin",
-)
 
 
 def noise(runs: Sequence[RunResult]) -> dict[str, MetricNoise]:
@@ -73,19 +67,22 @@ def margins(found: dict[str, MetricNoise]) -> dict[str, float]:
     return {name: share for name, share in wanted.items() if share <= LARGEST}
 
 
-def noise_rows(found: dict[str, MetricNoise], written: dict[str, float]) -> list[tuple[str, ...]]:
-    """By `HEADS`."""
-    return [
-        (
-            TIMED[name].title,
-            str(known.runs),
-            percent(known.between),
-            NOTHING if known.within is None else percent(known.within),
-            percent(margin(known, RUNS_A_SIDE, len(GATED))),
-            percent(written[name]) if name in written else NOTHING,
-        )
-        for name, known in found.items()
-    ]
+def noise_table(found: dict[str, MetricNoise], written: dict[str, float]) -> TextTable:
+    """A row a metric: its noise, the margin that it allows, and the margin that is written."""
+    return table(
+        found.items(),
+        [
+            words("metric", lambda row: TIMED[row[0]].title),
+            figures("runs", lambda row: Field(str(row[1].runs))),
+            figures("between launches", lambda row: fields.percent(row[1].between)),
+            figures("within a launch", lambda row: fields.percent(row[1].within)),
+            figures(
+                f"{RUNS_A_SIDE} runs a side can judge",
+                lambda row: fields.percent(margin(row[1], RUNS_A_SIDE, len(GATED))),
+            ),
+            figures("margin", lambda row: fields.percent(written.get(row[0]))),
+        ],
+    )
 
 
 def _within(runs: Sequence[RunResult]) -> float | None:

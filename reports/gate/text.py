@@ -11,15 +11,15 @@ from xml.etree import ElementTree
 
 import msgspec
 
+from reports.fields import Field, whole
 from reports.gate.comparison import FAILING, ORDER, Comparison, Finding, Verdict
 from reports.gate.metrics import EXACT, TIMED, TimedMetric
 from reports.gate.trends import Step, Trend
+from reports.table import TextTable, figures, table, words
 from reports.text import NOTHING, count, duration, number, percent, size
 from results.baseline import Acceptance, Baseline, Exact, exact_text
 from results.foreign_text import shortened, visible
 
-HEADS = ("verdict", "cell", "metric", "BASE", "NEW", "change", "interval")
-TRENDS = ("machine", "cell", "metric", "nights", "first", "last")
 CONTENTS = ("cell", "metric", "figure", "runs")
 MOST_ROWS = 100
 MOST_CHARACTERS = 300
@@ -34,9 +34,20 @@ def comparison_headline(comparison: Comparison) -> str:
     return f"{', '.join(told) or 'nothing to compare'}: {comparison.new} against {comparison.base}"
 
 
-def finding_rows(comparison: Comparison, *, every: bool) -> list[tuple[str, ...]]:
-    """By `HEADS`; without `every`, only what changed or could not be judged."""
-    return [_row(finding) for finding in comparison.findings if every or finding.verdict not in NOT_LISTED]
+def finding_table(comparison: Comparison, *, every: bool) -> TextTable:
+    """A row a finding; without `every`, only what changed or could not be judged."""
+    return table(
+        [one for one in comparison.findings if every or one.verdict not in NOT_LISTED],
+        [
+            words("verdict", lambda one: str(one.verdict)),
+            words("cell", lambda one: one.subject),
+            words("metric", lambda one: NOTHING if one.metric is None else metric_title(one.metric)),
+            figures("BASE", lambda one: Field(_values(one, one.base))),
+            figures("NEW", lambda one: Field(_values(one, one.new))),
+            figures("change", lambda one: Field(change_text(one))),
+            words("interval", interval_text),
+        ],
+    )
 
 
 def finding_sentence(finding: Finding) -> str:
@@ -78,11 +89,10 @@ def interval_text(finding: Finding) -> str:
 def comparison_markdown(comparison: Comparison, *, every: bool = False) -> str:
     """A summary for a job or a comment: the headline, a table, and how to read it."""
     lines = [f"### {comparison_headline(comparison)}", ""]
-    shown = finding_rows(comparison, every=every)
-    if shown:
-        lines += [_markdown_row(HEADS), _markdown_row(("---",) * len(HEADS))]
-        lines += [_markdown_row(row) for row in shown[:MOST_ROWS]]
-        lines.append("")
+    shown = finding_table(comparison, every=every)
+    if shown.rows:
+        rows = (shown.titles, ("---",) * len(shown.titles), *shown.texts[:MOST_ROWS])
+        lines += [*map(_markdown_row, rows), ""]
     reasons = list(
         dict.fromkeys(
             f"- {_plain(f'{finding_name(finding)}: {shortened(finding.reason, MOST_CHARACTERS)}')}"
@@ -91,8 +101,11 @@ def comparison_markdown(comparison: Comparison, *, every: bool = False) -> str:
         )
     )
     lines += [*reasons[:MOST_ROWS], ""] if reasons else []
-    if max(len(shown), len(reasons)) > MOST_ROWS:
-        lines += [f"The first {MOST_ROWS} of {count(len(shown), 'verdict')} are shown; JSON has all.", ""]
+    if max(len(shown.rows), len(reasons)) > MOST_ROWS:
+        lines += [
+            f"The first {MOST_ROWS} of {count(len(shown.rows), 'verdict')} are shown; JSON has all.",
+            "",
+        ]
     lines.append(method_text(comparison))
     return "\n".join(lines) + "\n"
 
@@ -143,16 +156,18 @@ def baseline_rows(kept: Baseline) -> list[tuple[str, ...]]:
     return found
 
 
-def trend_row(trend: Trend) -> tuple[str, ...]:
-    """By `TRENDS`."""
-    first, last = trend.nights[0], trend.nights[-1]
-    return (
-        trend.machine,
-        trend.label,
-        trend.metric.title,
-        f"{len(trend.nights):,}",
-        figure_text(trend.metric, first.value),
-        figure_text(trend.metric, last.value),
+def trend_table(found: Sequence[Trend]) -> TextTable:
+    """A row a series."""
+    return table(
+        found,
+        [
+            words("machine", lambda one: one.machine),
+            words("cell", lambda one: one.label),
+            words("metric", lambda one: one.metric.title),
+            figures("nights", lambda one: whole(len(one.nights))),
+            figures("first", lambda one: Field(figure_text(one.metric, one.nights[0].value))),
+            figures("last", lambda one: Field(figure_text(one.metric, one.nights[-1].value))),
+        ],
     )
 
 
@@ -176,18 +191,6 @@ def _markdown_row(cells: tuple[str, ...]) -> str:
 def _plain(text: str) -> str:
     """On one line, without HTML and acting characters: a reason may be the words of a crashed program."""
     return visible(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _row(finding: Finding) -> tuple[str, ...]:
-    return (
-        str(finding.verdict),
-        finding.subject,
-        NOTHING if finding.metric is None else metric_title(finding.metric),
-        _values(finding, finding.base),
-        _values(finding, finding.new),
-        change_text(finding),
-        interval_text(finding),
-    )
 
 
 def _values(finding: Finding, values: tuple[Exact, ...]) -> str:

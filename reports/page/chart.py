@@ -7,14 +7,15 @@ here; the values stand beside them (`data-x`, `data-y`), so that the page's scri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from markupsafe import Markup
 
 from reports.page.section import Drawing, safe
 from reports.text import tick
+from results.statistics import Metric
 
 Axis = Literal["log", "linear"]
 _LEFT, _TOP, _BOTTOM = 46.0, 26.0, 40.0
@@ -22,6 +23,8 @@ _LETTER = 6.1
 """Width of a letter of a direct label, in the drawing's units."""
 _LABEL_ROOM = (70.0, 175.0)
 _BETWEEN_LABELS = 13.0
+_MOST = 400
+"""Points of a line without marks: more than a screen tells apart."""
 _NARROW = 26.0
 """Labels of sizes nearer to each other than this share one."""
 
@@ -32,13 +35,13 @@ class Point:
 
     x: float
     y: float
-    low: float | None
-    high: float | None
-    runs: tuple[float, ...]
+    low: float | None = None
+    high: float | None = None
+    runs: tuple[float, ...] = ()
     """Of each run; drawn as dots if there are several."""
-    label: str
+    label: str = ""
     """What it says on focus: the value, its interval and its runs."""
-    href: str
+    href: str = ""
     """Where it leads; empty for nowhere."""
     hollow: bool = False
     """Emulated."""
@@ -53,7 +56,7 @@ class Line:
     name: str
     colour: str
     """The name of a variable of the page's style."""
-    dash: str
+    dash: str = ""
     """As SVG has it; empty for a full line."""
     points: tuple[Point, ...]
     start: tuple[float, float] | None = None
@@ -123,6 +126,19 @@ class _Scale:
     @property
     def data(self) -> str:
         return f"{self.low:.6g} {self.high:.6g} {self.start:.1f} {self.end:.1f} {self.axis}"
+
+
+def interval_point(x: float, metric: Metric, scale: float = 1.0, **more: Any) -> Point:
+    """The point of a figure with its interval, times `scale`."""
+    low, high = (None if end is None else end * scale for end in (metric.low, metric.high))
+    return Point(x=x, y=metric.value * scale, low=low, high=high, **more)
+
+
+def thinned(values: Iterable[tuple[float, float]]) -> tuple[Point, ...]:
+    """The points of a line without marks: at most about `_MOST`, the last one in any case."""
+    kept = list(values)
+    every = -(-len(kept) // _MOST)
+    return tuple(Point(x=x, y=y) for x, y in (*kept[:-1:every], kept[-1]))
 
 
 def drawn(chart: Chart) -> Drawing:

@@ -5,7 +5,7 @@ A strategy has a colour, what is done to its gradients has dashes: the same on t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.scaling import Curve
@@ -69,6 +69,11 @@ def colours_over_studies(curves: Iterable[Curve]) -> Mapping[str, str]:
     others = [exchange for exchange in exchanges if exchange != BASELINE_STRATEGY]
     colours = {exchange: COLOURS[place % len(COLOURS)] for place, exchange in enumerate(others)}
     return {BASELINE_STRATEGY: "ink", **colours}
+
+
+def study_dash(studies: Sequence[str], study: str) -> str:
+    """The dash of a study where several share axes: the first is drawn in full."""
+    return _DASHES[studies.index(study) % 4]
 
 
 def cell_label(study: StudyFigures, cell: Cell) -> str:

@@ -26,7 +26,7 @@ from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.side_by_side import CellInStudy, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Axis
-from reports.page.looks import ON_PAPER, Looks, colours_over_studies, looks
+from reports.page.looks import ON_PAPER, Looks, colours_over_studies, looks, study_dash
 from results.cell import Cell
 from results.label import label
 from results.outcome import Evidence
@@ -56,8 +56,6 @@ STYLES: dict[Style, _Look] = {
     "screen": _Look(160, 100, 10, 1.6, 150),
 }
 MUTED = "#6b7480"
-_STUDY_DASHES = ("", "7 3", "2 3", "9 3 2 3")
-"""By the study, where several share axes."""
 _PAGE_LINE = 2
 """Width of a line of the page, whose dashes have its unit."""
 _MOST_LINES = 9
@@ -117,7 +115,7 @@ def shared_figure_files(
                 curve,
                 f"{curve.key.label}, {one.study}",
                 colours[curve.key.exchange],
-                _STUDY_DASHES[comparison.studies.index(one.study) % len(_STUDY_DASHES)],
+                study_dash(comparison.studies, one.study),
             )
             for one in those
             for curve in one.piece.curves

@@ -14,7 +14,7 @@ from reports.analysis.headline import runs_text
 from reports.analysis.peaks import LinkPeaks, link_peaks
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
-from reports.page.chart import Chart, Line, Point, drawn
+from reports.page.chart import Chart, Line, Point, drawn, interval_point
 from reports.page.looks import ROW, Looks, cell_label, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section
 from reports.text import count, devices, duration, listed, metric, percent
@@ -164,12 +164,10 @@ def _point(curve: Curve, transfer: Metric, point: CurvePoint) -> Point:
     share = 100 / figures.step_ns.value
     where = devices(point.gpus, figures.cell.device)
     told = f"{metric(transfer)} exposed, {percent(transfer.value * share / 100)} of a step"
-    return Point(
-        x=point.gpus,
-        y=transfer.value * share,
-        low=None if transfer.low is None else transfer.low * share,
-        high=None if transfer.high is None else transfer.high * share,
-        runs=(),
+    return interval_point(
+        point.gpus,
+        transfer,
+        share,
         label=f"{curve.key.label} on {where}: {told}; {runs_text(figures)}",
         href=f"{ROW}{figures.cell.id}",
         hollow=figures.evidence is Evidence.EMULATED,

@@ -5,18 +5,19 @@ They share axes: throughputs of equal work, and how each matched cell compares.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from reports import fields
 from reports.analysis.effect import claim_rule
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.series import SeriesSetting, setting_labels, setting_of
-from reports.analysis.side_by_side import CellInStudy, SideBySide, StudyPiece
+from reports.analysis.side_by_side import CellInStudy, SideBySide
 from reports.fields import NONE, Field
-from reports.page.chart import Chart, Line, Point, Rule, drawn
-from reports.page.looks import colours_over_studies
+from reports.page.chart import Chart, Line, Point, Rule, drawn, interval_point
+from reports.page.looks import colours_over_studies, study_dash
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING, devices, devices_word, metric
@@ -131,36 +132,24 @@ def _differs(row: _Row) -> str:
     return ", ".join(texts) or (NOTHING if entry.ratio is None else "nothing")
 
 
-_DASHES = ("", "7 3", "2 3", "9 3 2 3")
-"""By the study: the first is drawn in full."""
-
-
 def shared_charts(comparison: SideBySide) -> Iterator[Drawing]:
     """Of each piece of work that several studies have: the throughputs, and the ratios where cells match."""
     for number, those in enumerate(comparison.pieces):
-        curves = [curve for one in those for curve in one.piece.curves]
-        shown, word = colours_over_studies(curves), devices_word({curves[0].points[0].figures.cell.device})
-        work = f"{curves[0].key.workload}, {curves[0].key.kind} scaling, batch {curves[0].key.batch:,}"
+        curves = [(one.study, curve) for one in those for curve in one.piece.curves]
+        first = curves[0][1]
+        word = devices_word({first.points[0].figures.cell.device})
+        work = f"{first.key.workload}, {first.key.kind} scaling, batch {first.key.batch:,}"
         yield drawn(
             Chart(
                 name=f"shared-{number}-throughput",
                 title=f"{work}: throughput by {word}",
-                y_title=curves[0].points[0].figures.throughput.unit,
+                y_title=first.points[0].figures.throughput.unit,
                 x_title=word,
-                lines=tuple(
-                    _line(one.study, curve, shown, _dash(comparison, one), _throughputs(one.study, curve))
-                    for one in those
-                    for curve in one.piece.curves
-                ),
+                lines=_lines(comparison, curves, _throughputs),
                 y_axis="log",
             )
         )
-        ratios = tuple(
-            _line(one.study, curve, shown, _dash(comparison, one), points)
-            for one in those
-            for curve in one.piece.curves
-            if (points := _ratios(comparison, one.study, curve))
-        )
+        ratios = _lines(comparison, curves, partial(_ratios, comparison))
         if ratios:
             yield drawn(
                 Chart(
@@ -175,52 +164,48 @@ def shared_charts(comparison: SideBySide) -> Iterator[Drawing]:
             )
 
 
-def _dash(comparison: SideBySide, one: StudyPiece) -> str:
-    return _DASHES[comparison.studies.index(one.study) % len(_DASHES)]
-
-
-def _line(study: str, curve: Curve, shown: Mapping[str, str], dash: str, points: Sequence[Point]) -> Line:
-    exchange = curve.key.exchange
-    return Line(name=f"{exchange}, {study}", colour=shown[exchange], dash=dash, points=tuple(points))
-
-
-def _throughputs(study: str, curve: Curve) -> list[Point]:
-    return [_throughput(study, curve, point) for point in curve.points]
-
-
-def _throughput(study: str, curve: Curve, point: CurvePoint) -> Point:
-    value, mean = point.figures.throughput, point.figures.step_ns.value
-    return Point(
-        x=point.gpus,
-        y=value.value,
-        low=value.low,
-        high=value.high,
-        runs=tuple(value.value * mean / step for step in point.figures.run_step_ns),
-        label=f"{_where(study, curve, point)}: {metric(value)}",
-        href="",
+def _lines(
+    comparison: SideBySide,
+    curves: Sequence[tuple[str, Curve]],
+    points_of: Callable[[str, Curve], Iterable[Point]],
+) -> tuple[Line, ...]:
+    """A line a curve and study that has points."""
+    colours = colours_over_studies(curve for _, curve in curves)
+    found = [(study, curve.key.exchange, tuple(points_of(study, curve))) for study, curve in curves]
+    return tuple(
+        Line(
+            name=f"{exchange}, {study}",
+            colour=colours[exchange],
+            dash=study_dash(comparison.studies, study),
+            points=points,
+        )
+        for study, exchange, points in found
+        if points
     )
 
 
-def _ratios(comparison: SideBySide, study: str, curve: Curve) -> list[Point]:
-    found = []
+def _throughputs(study: str, curve: Curve) -> Iterator[Point]:
+    for point in curve.points:
+        value, mean = point.figures.throughput, point.figures.step_ns.value
+        yield interval_point(
+            point.gpus,
+            value,
+            runs=tuple(value.value * mean / step for step in point.figures.run_step_ns),
+            label=f"{_where(study, curve, point)}: {metric(value)}",
+        )
+
+
+def _ratios(comparison: SideBySide, study: str, curve: Curve) -> Iterator[Point]:
     for point in curve.points:
         entry = comparison.ratio(study, point.figures.cell.id)
         if entry is not None and entry.ratio is not None:
-            ends = metric(entry.ratio).note
-            found.append(
-                Point(
-                    x=point.gpus,
-                    y=entry.ratio.value,
-                    low=entry.ratio.low,
-                    high=entry.ratio.high,
-                    runs=(),
-                    label=f"{_where(study, curve, point)}: {entry.ratio.value:.3g} times as fast ({ends}), "
-                    f"{entry.change or 'not judged'}",
-                    href="",
-                    hollow=entry.change is None,
-                )
+            told = f"{entry.ratio.value:.3g} times as fast ({metric(entry.ratio).note})"
+            yield interval_point(
+                point.gpus,
+                entry.ratio,
+                label=f"{_where(study, curve, point)}: {told}, {entry.change or 'not judged'}",
+                hollow=entry.change is None,
             )
-    return found
 
 
 def _where(study: str, curve: Curve, point: CurvePoint) -> str:

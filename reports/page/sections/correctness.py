@@ -5,13 +5,13 @@ Training loss is drawn by step: one drawing for a piece of work at one size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 
 from reports import fields
 from reports.analysis.losses import LossCurve, LossGroup, loss_group
 from reports.analysis.study import StudyFigures
-from reports.page.chart import Chart, Line, Point, Rule, drawn
+from reports.page.chart import Chart, Line, Rule, drawn, thinned
 from reports.page.looks import Looks, looks, works
 from reports.page.section import Block, Definition, Drawing, Drawings, Heading, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
@@ -148,10 +148,6 @@ def _drawn(study: StudyFigures, title: str, group: LossGroup, place: int) -> Ite
     )
 
 
-_MOST = 400
-"""Points of a line: more than a screen tells apart."""
-
-
 def loss_curves(group: LossGroup, shown: Looks, *, name: str, common: str) -> Drawing:
     """The smoothed losses, the single ones pale behind them, and the target as a line.
 
@@ -175,25 +171,14 @@ def loss_curves(group: LossGroup, shown: Looks, *, name: str, common: str) -> Dr
 
 
 def _lines(group: LossGroup, shown: Looks) -> Iterator[Line]:
-    for curve in group.curves:
-        yield _line(curve, curve.losses, shown, pale=True)
-    for curve in group.curves:
-        yield _line(curve, group.smoothed(curve), shown, pale=False)
-
-
-def _line(curve: LossCurve, losses: Sequence[float], shown: Looks, *, pale: bool) -> Line:
-    look = shown[curve.label]
-    every = -(-len(losses) // _MOST)
-    kept = [*zip(curve.steps, losses, strict=True)]
-    points = tuple(
-        Point(x=step, y=loss, low=None, high=None, runs=(), label="", href="")
-        for step, loss in (*kept[:-1:every], kept[-1])
-    )
-    return Line(
-        name=curve.label,
-        colour=look.colour,
-        dash="" if pale else look.dash,
-        points=points,
-        plain=True,
-        pale=pale,
-    )
+    for pale in (True, False):
+        for curve in group.curves:
+            look, losses = shown[curve.label], curve.losses if pale else group.smoothed(curve)
+            yield Line(
+                name=curve.label,
+                colour=look.colour,
+                dash="" if pale else look.dash,
+                points=thinned(zip(curve.steps, losses, strict=True)),
+                plain=True,
+                pale=pale,
+            )

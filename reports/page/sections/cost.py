@@ -13,7 +13,7 @@ from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, fron
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.cost_sentences import epoch_clause
-from reports.page.chart import Chart, Line, Point, drawn
+from reports.page.chart import Chart, Line, Point, drawn, interval_point
 from reports.page.looks import ROW, Looks, cell_label, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section
 from reports.text import count, devices, duration, metric
@@ -226,12 +226,9 @@ def _point(curve: Curve, cost: CellCost, scale: float, *, on: bool) -> Point:
     assert usd is not None
     where = devices(cost.cell.gpus, cost.cell.device)
     took = duration(cost.million_samples_ns.value)
-    return Point(
-        x=cost.million_samples_ns.value / scale,
-        y=usd.value,
-        low=usd.low,
-        high=usd.high,
-        runs=(),
+    return interval_point(
+        cost.million_samples_ns.value / scale,
+        usd,
         label=f"{curve.key.label} on {where}: {metric(usd)}, {took} a million samples",
         href=f"{ROW}{cost.cell.id}",
         mark=f"{cost.cell.gpus:,}" if on else "",

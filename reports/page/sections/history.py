@@ -129,9 +129,8 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
         Line(
             name="level",
             colour="muted",
-            dash="",
             points=tuple(
-                _place(days[at], median(night.value for night in trend.nights[first:end]) / scale)
+                Point(x=days[at], y=median(night.value for night in trend.nights[first:end]) / scale)
                 for at in (first, end - 1)
             ),
             plain=True,
@@ -143,12 +142,8 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
         Point(
             x=day,
             y=night.value / scale,
-            low=None,
-            high=None,
-            runs=(),
             label=f"{night.measured_at[:10]}, {(night.commit or 'unknown')[:7]}: "
             f"{figure_text(trend.metric, night.value)}",
-            href="",
         )
         for day, night in zip(days, trend.nights, strict=True)
     )
@@ -166,7 +161,7 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
             title=f"{title[0].upper()}{title[1:]} of each night, {trend.label}, {trend.machine}",
             y_title=f"{title}{unit}",
             x_title=f"days since {trend.nights[0].measured_at[:10]}",
-            lines=(*levels, Line(name="nights", colour="blue", dash="", points=marks)),
+            lines=(*levels, Line(name="nights", colour="blue", points=marks)),
             rules=rules,
             x_axis="linear",
             height=220,
@@ -175,10 +170,6 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
             switchable=False,
         )
     )
-
-
-def _place(x: float, y: float) -> Point:
-    return Point(x=x, y=y, low=None, high=None, runs=(), label="", href="")
 
 
 def _day(moment: str, trend: Trend) -> float:

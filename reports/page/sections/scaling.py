@@ -9,7 +9,7 @@ from reports.analysis.pieces import piece_of
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.size_to_buy import Purchase, sizes_to_buy
 from reports.analysis.study import StudyFigures
-from reports.page.chart import Chart, Line, Point, Rule, drawn
+from reports.page.chart import Chart, Line, Point, Rule, drawn, interval_point
 from reports.page.looks import ROW, Looks, looks, works
 from reports.page.section import Block, Bullets, Drawing, Drawings, Paragraph, Section
 from reports.text import devices, listed, metric
@@ -214,11 +214,10 @@ def _point(curve: Curve, point: CurvePoint, value: Metric, scale: float) -> Poin
     mean = figures.step_ns.value
     own = [value.value * scale * mean / step for step in figures.run_step_ns]
     where = devices(point.gpus, figures.cell.device)
-    return Point(
-        x=point.gpus,
-        y=value.value * scale,
-        low=None if value.low is None else value.low * scale,
-        high=None if value.high is None else value.high * scale,
+    return interval_point(
+        point.gpus,
+        value,
+        scale,
         runs=tuple(own),
         label=f"{curve.key.label} on {where}: {metric(value)}; {runs_text(figures)}",
         href=f"{ROW}{figures.cell.id}",

@@ -10,7 +10,7 @@ from reports.analysis.recovery import Recovery
 from reports.analysis.study import StudyFigures
 from reports.analysis.trained import Race, Spread, TimeToTarget, TrainedCell, Way, races, told_not_finite
 from reports.fields import Field
-from reports.page.chart import Chart, Line, Point, Rule, drawn
+from reports.page.chart import Chart, Line, Rule, drawn, thinned
 from reports.page.looks import COLOURS, cell_label
 from reports.page.section import Block, Definition, Drawing, Drawings, Heading, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words
@@ -21,8 +21,6 @@ from results.train_order import METRICS
 
 _DRAWN = 8
 """Runs in one drawing; the tables have all."""
-_MOST = 400
-"""Points of a line."""
 Named = tuple[str, TrainedCell]
 Values = Callable[[TrainedCell], Sequence[tuple[float, float]]]
 
@@ -161,12 +159,7 @@ def _line(place: int, run: Named, values: Values) -> Line | None:
     found = values(one)
     if not found:
         return None
-    every = -(-len(found) // _MOST)
-    points = tuple(
-        Point(x=step, y=value, low=None, high=None, runs=(), label="", href="")
-        for step, value in (*found[:-1:every], found[-1])
-    )
-    return Line(name=name, colour=COLOURS[place % len(COLOURS)], dash="", points=points, plain=True)
+    return Line(name=name, colour=COLOURS[place % len(COLOURS)], points=thinned(found), plain=True)
 
 
 def _losses(one: TrainedCell) -> list[tuple[float, float]]:

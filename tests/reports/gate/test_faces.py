@@ -18,7 +18,7 @@ from reports.gate.text import (
     MOST_ROWS,
     comparison_headline,
     comparison_markdown,
-    finding_rows,
+    finding_table,
 )
 from results.baseline import Baseline, Subject
 
@@ -45,8 +45,8 @@ def slower() -> Comparison:
 
 def test_the_summary_has_a_table_of_what_changed(slower: Comparison) -> None:
     assert comparison_headline(slower) == "1 regressed, 1 unchanged: after against before"
-    assert len(finding_rows(slower, every=False)) == 1
-    assert len(finding_rows(slower, every=True)) == 2
+    assert len(finding_table(slower, every=False).rows) == 1
+    assert len(finding_table(slower, every=True).rows) == 2
     text = comparison_markdown(slower)
     assert "| regressed | mlp, ddp \\| 0 | step time | 100 ms | 110 ms | +10.0 % |" in text
     assert "Intervals of 98.0 %, corrected for 1 comparison" in text

@@ -23,7 +23,7 @@ from reports.gate.effect import (
     pair_log,
     paired_effect,
     paired_sample,
-    pairs_that_tell,
+    runs_that_tell,
 )
 from reports.gate.reduce import merged_side
 from results.baseline import Baseline, Subject
@@ -119,7 +119,7 @@ def test_what_is_certainly_not_slower_needs_no_further_pair() -> None:
 
 def test_an_open_comparison_says_how_many_pairs_would_tell() -> None:
     effect = Effect(value=0.04, low=0.0, high=0.08, error=0.02, runs=(6, 6))
-    wanted = pairs_that_tell(effect, MARGIN, 0.0025)
+    wanted = runs_that_tell(effect, MARGIN, 0.0025, paired=True)
     assert wanted is not None
 
     def half(pairs: int) -> float:
@@ -131,7 +131,7 @@ def test_an_open_comparison_says_how_many_pairs_would_tell() -> None:
     # Between 0.4 of the margin and the margin lie 3 %.
     assert half(wanted) <= 0.015 < half(wanted - 1)
     lost = Effect(value=0.04, low=0.0, high=0.08, error=0.9, runs=(6, 6))
-    assert pairs_that_tell(lost, MARGIN, 0.0025) is None
+    assert runs_that_tell(lost, MARGIN, 0.0025, paired=True) is None
 
 
 def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float) -> tuple[Change, int]:
