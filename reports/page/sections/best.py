@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from reports import fields
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.effect import effect_text
 from reports.analysis.headline import efficiency_field, runs_text
-from reports.analysis.pieces import ties
+from reports.analysis.pieces import is_measured, rate, ties
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.looks import works
-from reports.page.section import Block, Definition, Row, Section, Table
+from reports.page.section import Definition, Row, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING, listed, number
-from results.outcome import Evidence
-from results.plan import Scaling
 
 _MOST_TIES = 3
 _FEWEST_ROWS = 2
@@ -30,7 +29,6 @@ class BestOfSize:
     """The fastest of one size in one piece of work."""
 
     work: str
-    kind: Scaling
     curve: Curve
     point: CurvePoint
     ties: tuple[str, ...]
@@ -44,19 +42,25 @@ def best_section(study: StudyFigures) -> Section | None:
     found = list(_best(study))
     if not found:
         return None
-    several = len({one.work for one in found}) > len({one.kind for one in found})
-    tables = [Table(_table(study, found, several=several), "The fastest of each size")]
-    maps = [
-        Table(heat_map(curves), f"{_short(title, curves)}: {_what(curves)}", shaded=True)
-        for title, curves in works(study)
-        if sum(bool(curve.points) for curve in curves) > _FEWEST_ROWS
-    ]
-    blocks: tuple[Block, ...] = (*tables, *([Row(tuple(maps))] if maps else []))
-    return Section(anchor="best", title="Best of each size", blocks=blocks, definitions=(_tie(study),))
-
-
-def _short(title: str, curves: Sequence[Curve]) -> str:
-    return f"{title}, {curves[0].key.kind}"
+    several = len({one.work for one in found}) > len({one.curve.key.kind for one in found})
+    maps = []
+    for title, curves in works(study):
+        if sum(bool(curve.points) for curve in curves) > _FEWEST_ROWS:
+            what = "efficiency by size, %" if _claimed(curves) else "throughput of a device by size"
+            maps.append(Table(_heat_map(curves), f"{title}, {curves[0].key.kind}: {what}", shaded=True))
+    tie = Definition(
+        "method-tie",
+        "Not told apart",
+        "The interval of the ratio of the two throughputs holds 1, or the two are less than "
+        f"{effect_text(study.assumptions.smallest_effect)} apart; of single runs, less than 5 %.",
+    )
+    fastest = Table(_table(study, found, several=several), "The fastest of each size")
+    return Section(
+        anchor="best",
+        title="Best of each size",
+        blocks=(fastest, Row(tuple(maps))) if maps else (fastest,),
+        definitions=(tie,),
+    )
 
 
 def _best(study: StudyFigures) -> Iterator[BestOfSize]:
@@ -65,11 +69,10 @@ def _best(study: StudyFigures) -> Iterator[BestOfSize]:
         points = [(curve, point) for curve in curves for point in curve.points]
         for size in sorted({point.gpus for _, point in points}):
             here = [pair for pair in points if pair[1].gpus == size]
-            measured = [pair for pair in here if pair[1].figures.evidence is Evidence.MEASURED] or here
-            curve, point = max(measured, key=lambda pair: pair[1].figures.samples_per_s.value)
+            measured = [pair for pair in here if is_measured(pair[1])] or here
+            curve, point = max(measured, key=rate)
             yield BestOfSize(
                 work=title,
-                kind=curve.key.kind,
                 curve=curve,
                 point=point,
                 ties=tuple(
@@ -84,19 +87,30 @@ def _best(study: StudyFigures) -> Iterator[BestOfSize]:
 
 
 def _table(study: StudyFigures, found: Sequence[BestOfSize], *, several: bool) -> TextTable:
+    def fastest(row: BestOfSize) -> str:
+        return row.curve.key.label if row.compared > 1 else f"{row.curve.key.label} (alone)"
+
+    def efficiency(row: BestOfSize) -> Field:
+        claim = row.point.efficiency
+        return NONE if claim.baseline is None else efficiency_field(claim)
+
+    def usd(row: BestOfSize) -> Field:
+        cost = row.cost.usd_per_million_samples if row.cost else None
+        return fields.shown(cost.value if cost else None, number, "USD")
+
+    def tied(row: BestOfSize) -> str:
+        return listed(row.ties, most=_MOST_TIES) if row.ties else NOTHING
+
     columns: list[Column[BestOfSize]] = [
         figures(study.devices_word, lambda row: fields.whole(row.point.gpus), anchor="method-sizes"),
-        words("scaling", lambda row: row.kind, anchor="method-scaling"),
-        words(
-            "fastest",
-            lambda row: row.curve.key.label if row.compared > 1 else f"{row.curve.key.label} (alone)",
-        ),
-        figures("efficiency", _efficiency, anchor="method-efficiency"),
+        words("scaling", lambda row: row.curve.key.kind, anchor="method-scaling"),
+        words("fastest", fastest),
+        figures("efficiency", efficiency, anchor="method-efficiency"),
         figures(
             "throughput", lambda row: fields.figure(row.point.figures.throughput), anchor="method-throughput"
         ),
-        figures("USD a million samples", _usd, anchor="method-cost"),
-        words("not told apart from", _tied, anchor="method-tie"),
+        figures("USD a million samples", usd, anchor="method-cost"),
+        words("not told apart from", tied, anchor="method-tie"),
         words("runs", lambda row: runs_text(row.point.figures), anchor="method-evidence"),
     ]
     if several:
@@ -104,33 +118,11 @@ def _table(study: StudyFigures, found: Sequence[BestOfSize], *, several: bool) -
     return table(found, columns)
 
 
-def _tied(row: BestOfSize) -> str:
-    return listed(row.ties, most=_MOST_TIES) if row.ties else NOTHING
-
-
-def _efficiency(row: BestOfSize) -> Field:
-    claim = row.point.efficiency
-    return NONE if claim.baseline is None else efficiency_field(claim)
-
-
-def _usd(row: BestOfSize) -> Field:
-    usd = row.cost.usd_per_million_samples if row.cost else None
-    return fields.shown(usd.value if usd else None, number, "USD")
-
-
-def heat_map(curves: Sequence[Curve]) -> TextTable:
+def _heat_map(curves: Sequence[Curve]) -> TextTable:
     """A row a series, a column a size: its efficiency; where none is claimed its throughput a device."""
-    sizes = sorted({point.gpus for curve in curves for point in curve.points})
-    columns: list[Column[Curve]] = [words("strategy", lambda curve: curve.key.label)]
-    for size in sizes:
-        columns.append(_size_column(curves, size))
-    return table([curve for curve in curves if curve.points], columns)
-
-
-def _size_column(curves: Sequence[Curve], size: int) -> Column[Curve]:
     claimed = _claimed(curves)
 
-    def show(curve: Curve) -> Field:
+    def show(size: int, curve: Curve) -> Field:
         point = next((one for one in curve.points if one.gpus == size), None)
         if point is None:
             gap = next((one for one in curve.gaps if one.gpus == size and not one.skipped), None)
@@ -140,21 +132,11 @@ def _size_column(curves: Sequence[Curve], size: int) -> Column[Curve]:
         metric = point.efficiency.metric
         return fields.shown(metric.value if metric else None, lambda share: f"{100 * share:.0f}", "ratio")
 
-    return figures(f"{size:,}", show, hint=f"on {size:,}")
+    sizes = sorted({point.gpus for curve in curves for point in curve.points})
+    columns: list[Column[Curve]] = [words("strategy", lambda curve: curve.key.label)]
+    columns += [figures(f"{size:,}", partial(show, size), hint=f"on {size:,}") for size in sizes]
+    return table([curve for curve in curves if curve.points], columns)
 
 
 def _claimed(curves: Sequence[Curve]) -> bool:
     return any(point.efficiency.metric is not None for curve in curves for point in curve.points)
-
-
-def _what(curves: Sequence[Curve]) -> str:
-    return "efficiency by size, %" if _claimed(curves) else "throughput of a device by size"
-
-
-def _tie(study: StudyFigures) -> Definition:
-    return Definition(
-        "method-tie",
-        "Not told apart",
-        "The interval of the ratio of the two throughputs holds 1, or the two are less than "
-        f"{effect_text(study.assumptions.smallest_effect)} apart; of single runs, less than 5 %.",
-    )

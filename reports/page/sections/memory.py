@@ -10,7 +10,7 @@ from markupsafe import Markup
 from reports import fields
 from reports.analysis.memory import CellMemory, cell_memories, cells_out_of_memory
 from reports.analysis.study import StudyFigures
-from reports.fields import NONE, Field
+from reports.fields import Field
 from reports.page.looks import cell_label
 from reports.page.section import Block, Definition, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
@@ -59,89 +59,75 @@ class _Kind:
 
 def memory_section(study: StudyFigures) -> Section | None:
     """None where no cell has a figure, and none ran out of memory."""
-    memories = cell_memories(study)
-    if not memories and not cells_out_of_memory(study):
+    memories, failed = cell_memories(study), cells_out_of_memory(study)
+    if not memories and not failed:
         return None
-    predicted = any(one.over_prediction is not None for one in memories)
-    return Section(
-        anchor="memory",
-        title="Memory",
-        blocks=tuple(_blocks(study, memories)),
-        definitions=DEFINITIONS if predicted else DEFINITIONS[:1],
-    )
-
-
-def _blocks(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[Block]:
     found = [
         *_finding(study, memories),
         *_against_prediction(study, memories),
         *_not_predicted(study, memories),
     ]
-    if found:
-        yield Paragraph(" ".join(found))
-    failed = cells_out_of_memory(study)
+    blocks: list[Block] = [Paragraph(" ".join(found))] if found else []
     if failed:
         named = listed([cell_label(study, cell) for cell in failed], last="; ")
-        yield Paragraph(f"{count(len(failed), 'cell')} ran out of memory: {named}.")
+        blocks.append(Paragraph(f"{count(len(failed), 'cell')} ran out of memory: {named}."))
     if memories:
-        yield Table(memory_table(study, memories), "Peak memory of the largest rank, by way to train")
+        blocks.append(Table(_table(study, memories), "Peak memory of the largest rank, by way to train"))
+    predicted = any(one.over_prediction is not None for one in memories)
+    return Section(
+        anchor="memory",
+        title="Memory",
+        blocks=tuple(blocks),
+        definitions=DEFINITIONS if predicted else DEFINITIONS[:1],
+    )
 
 
-def memory_table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:
+def _table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:
     """A row a workload and way to train: its fullest cell, and where that was."""
     kinds: dict[str, list[CellMemory]] = {}
     several = len({one.cell.workload for one in memories}) > 1
     for one in memories:
         name = f"{one.cell.workload}, {label(one.cell)}" if several else label(one.cell)
         kinds.setdefault(name, []).append(one)
+
+    def smallest(row: _Kind) -> Field:
+        return fields.size(
+            min((known for one in row.cells if (known := _bytes(one)) is not None), default=None)
+        )
+
+    memory, predicted = "method-memory", "method-predicted-memory"
+    size_of = f"fullest at {study.devices_word}"
     columns: list[Column[_Kind]] = [
         words("strategy", lambda row: row.name),
-        figures(
-            f"fullest at {study.devices_word}",
-            lambda row: fields.whole(row.fullest.cell.gpus),
-            anchor="method-memory",
-        ),
+        figures(size_of, lambda row: fields.whole(row.fullest.cell.gpus), anchor=memory),
         figures(
             "batch per replica",
             lambda row: fields.whole(row.fullest.cell.batch_per_replica),
             anchor="method-scaling",
         ),
-        figures("peak", _peak, anchor="method-memory"),
-        figures("of the memory", lambda row: fields.percent(row.fullest.share), anchor="method-memory"),
-        figures("smallest peak of its cells", _smallest, anchor="method-memory"),
+        figures("peak", lambda row: fields.size(_bytes(row.fullest)), anchor=memory),
+        figures("of the memory", lambda row: fields.percent(row.fullest.share), anchor=memory),
+        figures("smallest peak of its cells", smallest, anchor=memory),
     ]
     if any(one.over_prediction is not None for one in memories):
-        columns += _predicted(study)
+        # What was predicted of the fullest cell, beside what it is held against.
+        if any(one.cell.device == "cpu" for one in study.cells.values()):
+            columns.append(
+                figures("over idle", lambda row: fields.size(row.fullest.step_bytes), anchor=memory)
+            )
+        columns += [
+            figures("predicted", lambda row: fields.size(row.fullest.predicted_bytes), anchor=predicted),
+            figures(
+                "measured over predicted",
+                lambda row: fields.number(row.fullest.over_prediction),
+                anchor=predicted,
+            ),
+        ]
     return table([_Kind(name, tuple(those)) for name, those in kinds.items()], columns)
-
-
-def _predicted(study: StudyFigures) -> Iterator[Column[_Kind]]:
-    """What was predicted of the fullest cell, beside what it is held against."""
-    if any(one.cell.device == "cpu" for one in study.cells.values()):
-        yield figures("over idle", lambda row: fields.size(row.fullest.step_bytes), anchor="method-memory")
-    yield figures(
-        "predicted",
-        lambda row: fields.size(row.fullest.predicted_bytes),
-        anchor="method-predicted-memory",
-    )
-    yield figures(
-        "measured over predicted",
-        lambda row: fields.number(row.fullest.over_prediction),
-        anchor="method-predicted-memory",
-    )
 
 
 def _bytes(one: CellMemory) -> int | None:
     return one.rss_peak_bytes if one.cell.device == "cpu" else one.device_peak_bytes
-
-
-def _peak(row: _Kind) -> Field:
-    return fields.size(_bytes(row.fullest))
-
-
-def _smallest(row: _Kind) -> Field:
-    known = [found for one in row.cells if (found := _bytes(one)) is not None]
-    return fields.size(min(known)) if known else NONE
 
 
 def _finding(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[str]:
