@@ -15,7 +15,7 @@ from reports.analysis.peaks import LinkPeaks, link_peaks
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Chart, Line, Point, drawn, interval_point
-from reports.page.looks import ROW, Looks, cell_label, looks, works
+from reports.page.looks import ROW, cell_label, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section
 from reports.text import count, devices, duration, listed, metric, percent
 from results.cell import REFERENCE_STRATEGY
@@ -23,7 +23,6 @@ from results.link import NO_LINK
 from results.outcome import Evidence
 from results.statistics import Metric
 
-_TITLE = "Network"
 ByCell = Mapping[str, CellCommunication]
 """By the id of the cell."""
 _DISTURBS_ABOVE = 0.10
@@ -36,10 +35,17 @@ def communication_section(study: StudyFigures) -> Section | None:
     cells = {one.cell.id: communication(one, peaks) for one in study.cells.values() if one.cell.gpus > 1}
     if not cells:
         return None
-    blocks = (*_findings(study, peaks, list(cells.values())), *_drawn(study, cells))
+    blocks = [*_findings(study, peaks, list(cells.values()))]
+    charts = [
+        found.of(f"{title}, {curves[0].key.kind}")
+        for place, (title, curves) in enumerate(works(study))
+        if (found := _exposed_chart(f"exposed-{place}", curves, cells, study)) is not None
+    ]
+    if charts:
+        blocks.append(Drawings(tuple(charts)))
     if not blocks:
         return None
-    return Section(anchor="communication", title=_TITLE, blocks=blocks, definitions=DEFINITIONS)
+    return Section(anchor="communication", title="Network", blocks=tuple(blocks), definitions=DEFINITIONS)
 
 
 def _findings(study: StudyFigures, peaks: LinkPeaks, cells: Sequence[CellCommunication]) -> Iterator[Block]:
@@ -119,30 +125,17 @@ def _recorder_share(one: CellCommunication) -> float:
     return 0.0 if recorded is None else recorded / one.figures.step_ns.value - 1
 
 
-def _drawn(study: StudyFigures, cells: ByCell) -> Iterator[Block]:
-    shown, drawings = looks(study.curves), []
-    for place, (title, curves) in enumerate(works(study)):
-        found = exposed_chart(f"exposed-{place}", curves, cells, shown, study.devices_word)
-        if found is not None:
-            drawings.append(found.of(f"{title}, {curves[0].key.kind}"))
-    if drawings:
-        yield Drawings(tuple(drawings))
-
-
-def exposed_chart(
-    name: str, curves: Sequence[Curve], cells: ByCell, shown: Looks, devices_word: str
-) -> Drawing | None:
+def _exposed_chart(name: str, curves: Sequence[Curve], cells: ByCell, study: StudyFigures) -> Drawing | None:
     """Exposed transfer as a share of the step; None where fewer than two sizes have one."""
     lines = []
     for curve in curves:
-        known = [(point, cells.get(point.figures.cell.id)) for point in curve.points]
         points = tuple(
             _point(curve, one.transfer_ns, point)
-            for point, one in known
-            if one is not None and one.transfer_ns is not None
+            for point in curve.points
+            if (one := cells.get(point.figures.cell.id)) is not None and one.transfer_ns is not None
         )
         if points:
-            look = shown[curve.key.exchange]
+            look = looks(study.curves)[curve.key.exchange]
             lines.append(Line(name=curve.key.exchange, colour=look.colour, dash=look.dash, points=points))
     if len({point.x for line in lines for point in line.points}) < 2:
         return None
@@ -151,7 +144,7 @@ def exposed_chart(
             name=name,
             title="exposed transfer, % of a step",
             y_title="exposed transfer, % of a step",
-            x_title=devices_word,
+            x_title=study.devices_word,
             lines=tuple(lines),
             y_from=0.0,
             height=260,
@@ -162,8 +155,8 @@ def exposed_chart(
 def _point(curve: Curve, transfer: Metric, point: CurvePoint) -> Point:
     figures = point.figures
     share = 100 / figures.step_ns.value
-    where = devices(point.gpus, figures.cell.device)
     told = f"{metric(transfer)} exposed, {percent(transfer.value * share / 100)} of a step"
+    where = devices(point.gpus, figures.cell.device)
     return interval_point(
         point.gpus,
         transfer,

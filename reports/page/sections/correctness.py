@@ -5,10 +5,12 @@ Training loss is drawn by step: one drawing for a piece of work at one size.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
 
 from reports import fields
+from reports.analysis.figures import NOT_CHECKED
 from reports.analysis.losses import LossCurve, LossGroup, loss_group
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Chart, Line, Rule, drawn, thinned
@@ -104,19 +106,14 @@ def target_table(group: LossGroup) -> TextTable:
 
 def _finding(study: StudyFigures) -> str:
     """How many cells were checked, and by which method; why a strategy is declared to have no proof."""
-    methods: dict[str, int] = {}
-    for cell in study.cells.values():
-        methods[cell.proof_method] = methods.get(cell.proof_method, 0) + 1
+    methods = Counter(cell.proof_method for cell in study.cells.values())
     reasons = sorted({why for cell in study.cells.values() if (why := cell.why_no_proof) is not None})
     told = "".join(f" Not checked: {why}." for why in reasons)
-    return f"Of {count(len(study.cells), 'cell')} with figures: {_joined(methods)}.{told}"
-
-
-def _joined(methods: dict[str, int]) -> str:
-    return ", ".join(
-        f"{cells:,} by {name}" if name != "not checked" else f"{cells:,} not checked"
+    checked = ", ".join(
+        f"{cells:,} {name}" if name == NOT_CHECKED else f"{cells:,} by {name}"
         for name, cells in methods.items()
     )
+    return f"Of {count(len(study.cells), 'cell')} with figures: {checked}.{told}"
 
 
 def _losses(study: StudyFigures) -> Iterator[Block]:

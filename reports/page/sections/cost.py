@@ -5,6 +5,7 @@ Time is drawn against cost: the priced cells of one piece of work, those that no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
@@ -41,39 +42,34 @@ def cost_section(study: StudyFigures) -> Section | None:
     if not study.cells:
         return None
     return Section(
-        anchor="cost",
-        title="Cost and efficiency",
-        blocks=tuple(_blocks(study, cell_costs(study))),
-        definitions=DEFINITIONS,
+        anchor="cost", title="Cost and efficiency", blocks=tuple(_blocks(study)), definitions=DEFINITIONS
     )
 
 
-def _blocks(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[Block]:
+def _blocks(study: StudyFigures) -> Iterator[Block]:
+    costs = cell_costs(study)
     found = frontiers(costs)
     for frontier in found:
         yield Paragraph(_finding(study, frontier))
-        answer = _within(study, frontier)
-        if answer:
-            yield Paragraph(answer)
-    drawings = list(_drawings(study, found))
-    if drawings:
-        yield Drawings(tuple(drawings))
-    priced = [cost for cost in costs if cost.quote is not None]
-    notes = [*_prices(study, priced), *_reasons(study, costs), *_work(study)]
-    if notes:
-        yield Bullets(tuple(notes), "plain")
-
-
-def _drawings(study: StudyFigures, found: Sequence[Frontier]) -> Iterator[Drawing]:
-    """A panel a piece of work, so that one of another scaling or batch flattens none."""
+        if study.assumptions.within_s is not None:
+            cheapest = epoch_clause(frontier, study.assumptions.within_s, partial(_epoch, study))
+            yield Paragraph(f"{frontier.title}: {cheapest}.")
+    # A panel a piece of work, so that one of another scaling or batch flattens none.
     by_cell = {cost.cell.id: cost for frontier in found for cost in frontier.costs}
     best = frozenset(cost.cell.id for frontier in found for cost in frontier.best)
-    shown = looks(study.curves)
+    drawings = []
     for place, (title, curves) in enumerate(works(study)):
         own = [curve for curve in curves if any(point.figures.cell.id in by_cell for point in curve.points)]
         if sum(len(curve.points) for curve in own) > 1:
             work = f"{title}, {curves[0].key.kind}"
-            yield frontier_chart(f"frontier-{place}", work, own, by_cell, best, shown)
+            drawings.append(
+                frontier_chart(f"frontier-{place}", work, own, by_cell, best, looks(study.curves))
+            )
+    if drawings:
+        yield Drawings(tuple(drawings))
+    notes = [*_prices(study, costs), *_reasons(study, costs)]
+    if notes:
+        yield Bullets(tuple(notes), "plain")
 
 
 def _finding(study: StudyFigures, frontier: Frontier) -> str:
@@ -96,14 +92,6 @@ def _named(study: StudyFigures, cost: CellCost) -> str:
         f"{cell_label(study, cost.cell)} ({metric(cost.usd_per_million_samples).value} and "
         f"{duration(cost.million_samples_ns.value)} a million samples)"
     )
-
-
-def _within(study: StudyFigures, frontier: Frontier) -> str | None:
-    """The cheapest cell that finishes an epoch in the time that was asked about; None if none was."""
-    within_s = study.assumptions.within_s
-    if within_s is None:
-        return None
-    return f"{frontier.title}: {epoch_clause(frontier, within_s, partial(_epoch, study))}."
 
 
 def _epoch(study: StudyFigures, cost: CellCost) -> str:
@@ -147,29 +135,17 @@ def _choice(quote: Quote) -> str:
 
 def _reasons(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
     """Why figures are not there: each reason once, with how many cells it is about."""
-    absent: dict[str, int] = {}
-    for cost in costs:
-        if cost.absent is not None:
-            absent[cost.absent] = absent.get(cost.absent, 0) + 1
-    for reason, cells in absent.items():
+    for reason, cells in Counter(why for cost in costs if (why := cost.absent) is not None).items():
         yield f"No cost of {count(cells, 'cell')}: {reason}."
     if any(cost.quote is not None and cost.epoch_ns is None for cost in costs):
         yield f"No cost of an epoch: {NO_EPOCH}."
     if study.assumptions.within_s is not None and not any(cost.quote for cost in costs):
         yield "Which cell finishes an epoch in time at the least cost is open: no cell has a cost."
-
-
-def _work(study: StudyFigures) -> Iterator[str]:
-    """Why no cell has an MFU, or joules."""
-    yield from (f"No MFU: {reason}." for reason in mfu_reasons(study))
-    energy = {reason for one in study.cells.values() if (reason := why_no_energy(one)) is not None}
-    yield from (f"No energy of a sample: {reason}." for reason in sorted(energy))
-
-
-def mfu_reasons(study: StudyFigures) -> list[str]:
-    """Why cells have no MFU, once each."""
     runs = [cell.newest for cell in study.cells.values()]
-    return sorted({run.absent["mfu"] for run in runs if run.mfu is None and "mfu" in run.absent})
+    no_mfu = {run.absent["mfu"] for run in runs if run.mfu is None and "mfu" in run.absent}
+    yield from (f"No MFU: {reason}." for reason in sorted(no_mfu))
+    no_energy = {reason for one in study.cells.values() if (reason := why_no_energy(one)) is not None}
+    yield from (f"No energy of a sample: {reason}." for reason in sorted(no_energy))
 
 
 def usd(value: float) -> str:

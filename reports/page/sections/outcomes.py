@@ -5,45 +5,38 @@ Points that were never to run take few rows, whatever the matrix leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reports import fields
 from reports.analysis.outcomes import SkippedSizes, outcome_words, reason_of
 from reports.analysis.study import StudyFigures
 from reports.page.section import Block, Paragraph, Section, Table
-from reports.table import Column, TextTable, figures, table, words
+from reports.table import Column, figures, table, words
 from reports.text import listed
-from results.cell import Cell
 from results.label import label
 from results.plan import Plan, Skip
 
 _NAMED = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """All that one rule, or one reason, left without a figure."""
-
-    what: str
-    """`out of memory`, `skipped`, `a run crashed`."""
-    points: int
-    names: tuple[str, ...]
-    reason: str
+_Group = tuple[str, int, Sequence[str], str]
+"""What one rule or reason left without a figure: outcome, number of points, their names, reason."""
 
 
 def outcomes_section(study: StudyFigures) -> Section:
-    groups = [*_failed(study), *_lost(study), *_skipped(study)]
-    blocks: list[Block] = []
+    groups = [*_without_figure(study), *_skipped(study)]
+    every = "" if study.training else "every planned cell has a figure, and "
+    found: Block = Paragraph(f"Nothing is missing: {every}no run failed.", "plain")
     if groups:
-        blocks.append(Table(_table(groups), "What has no figure, or lost runs: one row a reason"))
-    else:
-        every = (
-            "Nothing is missing: no run failed."
-            if study.training
-            else "Nothing is missing: every planned cell has a figure, and no run failed."
-        )
-        blocks.append(Paragraph(every, "plain"))
+        columns: list[Column[_Group]] = [
+            words("what", lambda row: row[0]),
+            figures("points", lambda row: fields.whole(row[1]), hint="cells, runs or points of the matrix"),
+            words("where", lambda row: listed(row[2], most=_NAMED, last="; ")),
+            words("reason", lambda row: row[3]),
+        ]
+        found = Table(table(groups, columns), "What has no figure, or lost runs: one row a reason")
+    blocks = [found]
     if study.strangers:
         strangers = listed(study.strangers)
         blocks.append(
@@ -52,65 +45,40 @@ def outcomes_section(study: StudyFigures) -> Section:
     return Section(anchor="outcomes", title="Failures and skips", blocks=tuple(blocks))
 
 
-def _table(groups: Sequence[_Group]) -> TextTable:
-    columns: list[Column[_Group]] = [
-        words("what", lambda row: row.what),
-        figures("points", lambda row: fields.whole(row.points), hint="cells, runs or points of the matrix"),
-        words("where", lambda row: listed(row.names, most=_NAMED, last="; ")),
-        words("reason", lambda row: row.reason),
-    ]
-    return table(groups, columns)
+def _without_figure(study: StudyFigures) -> Iterator[_Group]:
+    """Cells that failed, and runs that were lost.
 
-
-def _missing(study: StudyFigures, cell: Cell) -> bool:
-    """A run that trained its cell to the end has no step time, and nothing is missing."""
-    trained = study.training.get(cell.id)
-    return trained is None or trained.log.ended is None
-
-
-def _failed(study: StudyFigures) -> Iterator[_Group]:
-    missing = (one for one in study.failures if _missing(study, one.cell))
-    found = ((outcome_words(one.outcome), one.reason, one.cell) for one in missing)
-    yield from _grouped(study, found, "")
-
-
-def _lost(study: StudyFigures) -> Iterator[_Group]:
-    missing = (one for one in study.lost if _missing(study, one.cell))
-    found = ((outcome_words(one.run.outcome), reason_of(one.run), one.cell) for one in missing)
-    yield from _grouped(study, found, "a run: ")
-
-
-def _grouped(study: StudyFigures, found: Iterable[tuple[str, str, Cell]], before: str) -> Iterator[_Group]:
+    A run that trained its cell to the end has no step time, and nothing is missing.
+    """
+    ended = {cell_id for cell_id, one in study.training.items() if one.log.ended is not None}
     several = len({pool.cell.workload for pool in study.pools.values()}) > 1
     groups: dict[tuple[str, str], list[str]] = {}
-    for what, reason, cell in found:
-        workload = f"{cell.workload}, " if several else ""
-        groups.setdefault((what, reason), []).append(f"{workload}{label(cell)} on {cell.gpus:,}")
+    for what, reason, cell in (
+        *((outcome_words(one.outcome), one.reason, one.cell) for one in study.failures),
+        *((f"a run: {outcome_words(one.run.outcome)}", reason_of(one.run), one.cell) for one in study.lost),
+    ):
+        if cell.id not in ended:
+            workload = f"{cell.workload}, " if several else ""
+            groups.setdefault((what, reason), []).append(f"{workload}{label(cell)} on {cell.gpus:,}")
     for (what, reason), names in groups.items():
-        yield _Group(what=f"{before}{what}", points=len(names), names=_counted(names), reason=reason)
-
-
-def _counted(names: Sequence[str]) -> tuple[str, ...]:
-    """`ddp on 2 (3 times)`."""
-    times = {name: names.count(name) for name in names}
-    return tuple(f"{name} ({n:,} times)" if n > 1 else name for name, n in times.items())
+        times = {name: names.count(name) for name in names}
+        counted = [f"{name} ({n:,} times)" if n > 1 else name for name, n in times.items()]
+        yield what, len(names), counted, reason
 
 
 def _skipped(study: StudyFigures) -> Iterator[_Group]:
-    """Each reason once, over all workloads."""
+    """Each reason once, over all workloads: `gpt-nano: single on 2, 4; weak 8`."""
     groups: dict[str, list[SkippedPoints]] = {}
     for one in skipped_points(study.skipped, global_batches(study.plans)):
         groups.setdefault(one.reason, []).append(one)
     for reason, those in groups.items():
+        names = []
+        for one in those:
+            sizes = listed([f"{gpus:,}" for gpus in one.gpus], most=9, last=", ")
+            strategies = listed(one.strategies, most=_NAMED, last=", ")
+            names.append(f"{one.workload}: {strategies} on {sizes}; {', '.join(one.series)}")
         points = sum(len(one.gpus) * len(one.strategies) * len(one.series) for one in those)
-        yield _Group(what="skipped", points=points, names=tuple(map(_where, those)), reason=reason)
-
-
-def _where(one: SkippedPoints) -> str:
-    """`gpt-nano: single on 2, 4; weak 8`."""
-    sizes = listed([f"{gpus:,}" for gpus in one.gpus], most=9, last=", ")
-    strategies = listed(one.strategies, most=_NAMED, last=", ")
-    return f"{one.workload}: {strategies} on {sizes}; {', '.join(one.series)}"
+        yield "skipped", points, names, reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

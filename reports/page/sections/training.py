@@ -15,7 +15,6 @@ from reports.page.looks import COLOURS, cell_label
 from reports.page.section import Block, Definition, Drawing, Drawings, Heading, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words
 from reports.text import NOTHING, batch, count, duration, percent, rate
-from results.cell import Cell
 from results.label import exchange_label
 from results.train_order import METRICS
 
@@ -28,7 +27,8 @@ Values = Callable[[TrainedCell], Sequence[tuple[float, float]]]
 def training_section(study: StudyFigures) -> Section | None:
     """None where nothing was trained."""
     trained = [one for one in study.training.values() if one.log.rows]
-    short = [_short(one.cell) for one in trained]
+    # The way and the seed are enough where runs differ in nothing else.
+    short = [f"{exchange_label(one.cell)}, seed {one.cell.seed}" for one in trained]
     names = short if len(set(short)) == len(short) else [cell_label(study, one.cell) for one in trained]
     runs = list(zip(names, trained, strict=True))
     if not runs:
@@ -39,11 +39,6 @@ def training_section(study: StudyFigures) -> Section | None:
         blocks=tuple(_blocks(runs)),
         definitions=_DEFINITIONS,
     )
-
-
-def _short(cell: Cell) -> str:
-    """What is enough where runs differ in their way and seed alone."""
-    return f"{exchange_label(cell)}, seed {cell.seed}"
 
 
 def _blocks(runs: Sequence[Named]) -> Iterator[Block]:
@@ -119,13 +114,18 @@ def _per_s(one: TrainedCell) -> Field:
 
 def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
     kinds: tuple[tuple[str, str, str, Values], ...] = (
-        ("training-loss", "Training loss", "loss", _losses),
-        ("training-val-loss", "Loss of held-out samples", "val_loss", lambda one: _metric(one, "val_loss")),
         (
-            "training-val-accuracy",
-            "Accuracy on held-out samples",
-            "val_accuracy",
-            lambda one: _metric(one, "val_accuracy"),
+            "training-loss",
+            "Training loss",
+            "loss",
+            _losses,
+        ),
+        *(
+            (f"training-{name.replace('_', '-')}", title, name, partial(_metric, metric=name))
+            for name, title in (
+                ("val_loss", "Loss of held-out samples"),
+                ("val_accuracy", "Accuracy on held-out samples"),
+            )
         ),
         *(
             (f"training-{name}", f"{name} of held-out samples", name, partial(_metric, metric=name))
@@ -135,7 +135,11 @@ def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
         ("training-throughput", "Throughput", "samples/s", _throughputs),
     )
     for name, title, unit, values in kinds:
-        lines = [line for place, run in enumerate(runs[:_DRAWN]) if (line := _line(place, run, values))]
+        lines = [
+            Line(name=run, colour=COLOURS[place % len(COLOURS)], points=thinned(found), plain=True)
+            for place, (run, one) in enumerate(runs[:_DRAWN])
+            if (found := values(one))
+        ]
         if lines:
             goals = {one.target for _, one in runs if one.target and one.target.metric == unit}
             yield drawn(
@@ -152,14 +156,6 @@ def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
                     switchable=False,
                 )
             )
-
-
-def _line(place: int, run: Named, values: Values) -> Line | None:
-    name, one = run
-    found = values(one)
-    if not found:
-        return None
-    return Line(name=name, colour=COLOURS[place % len(COLOURS)], points=thinned(found), plain=True)
 
 
 def _losses(one: TrainedCell) -> list[tuple[float, float]]:
@@ -215,7 +211,11 @@ def _checkpoints(runs: Sequence[Named]) -> TextTable:
             figures("written", lambda row: fields.whole(sum(not one.failed for one in row[1].log.saves))),
             words("at steps", lambda row: _steps([one.step for one in row[1].log.saves if not one.failed])),
             words("best", lambda row: _steps([one.step for one in row[1].log.saves if one.best][-1:])),
-            figures("blocked", lambda row: _seconds(_blocked(row[1])), hint="Training, by all of them."),
+            figures(
+                "blocked",
+                lambda row: _seconds(sum(save.seconds for save in row[1].log.saves)),
+                hint="Training, by all of them.",
+            ),
             words("not written", lambda row: _failed(row[1])),
         ],
     )
@@ -226,10 +226,6 @@ def _steps(steps: Sequence[int]) -> str:
     if len(kept) > 6:
         kept = [*kept[:3], "...", *kept[-2:]]
     return ", ".join(kept) or NOTHING
-
-
-def _blocked(one: TrainedCell) -> float:
-    return sum(save.seconds for save in one.log.saves)
 
 
 def _failed(one: TrainedCell) -> str:
@@ -279,35 +275,28 @@ def _seeds(runs: Sequence[TimeToTarget]) -> str:
 
 
 def _ways(race: Race) -> TextTable:
+    def ratio(way: Way) -> Field:
+        return Field("baseline") if way is race.ways[0] else _spread(race.ratio(way), "{:.2f}".format)
+
     return table(
         race.ways,
         [
             words("strategy and compression", lambda way: way.label),
-            figures("reached", lambda way: _reached(way), hint="Of all seeds."),
-            figures("time", lambda way: _spread(way.seconds, _s), anchor="method-time-to-target"),
-            figures("samples", lambda way: _spread(way.samples, lambda value: f"{value:,.0f}")),
+            figures("reached", _reached, hint="Of all seeds."),
             figures(
-                "time over the baseline's",
-                lambda way: Field("baseline") if way is race.ways[0] else _spread(race.ratio(way), _times),
+                "time",
+                lambda way: _spread(way.seconds, lambda value: duration(value * 1e9)),
+                anchor="method-time-to-target",
             ),
+            figures("samples", lambda way: _spread(way.samples, lambda value: f"{value:,.0f}")),
+            figures("time over the baseline's", ratio),
         ],
     )
 
 
 def _reached(way: Way) -> Field:
-    return Field(
-        f"{way.reached} of {len(way.runs)} ({percent(way.reached / len(way.runs))})",
-        way.reached / len(way.runs),
-        "ratio",
-    )
-
-
-def _s(value: float) -> str:
-    return duration(value * 1e9)
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f}"
+    share = way.reached / len(way.runs)
+    return Field(f"{way.reached} of {len(way.runs)} ({percent(share)})", share, "ratio")
 
 
 def _spread(found: Spread | None, form: Callable[[float], str]) -> Field:
