@@ -28,21 +28,33 @@ class Shown:
     scaling: Scalability | None
     cell: CellFigures | None
     """The choice, or else the best at the largest size measured."""
+    several: bool
+    """Whether the first screen is about several workloads, so that each is named."""
 
     @property
     def work(self) -> str:
         """`weak, batch 8`."""
         return f"{self.bought.scaling}, batch {self.bought.batch:,}"
 
+    @property
+    def named(self) -> str:
+        """The work, with the workload where there are several."""
+        return f"{self.bought.workload} {self.work}" if self.several else self.work
+
+    @property
+    def short(self) -> str:
+        """`weak`; with the workload where there are several."""
+        return f"{self.bought.workload} {self.bought.scaling}" if self.several else self.bought.scaling
+
 
 def shown(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> list[Shown]:
     """Of all sizes to buy, in their order."""
-    found = []
+    found, several = [], len({bought.workload for bought in sizes}) > 1
     for bought in sizes:
         scaling = scalability(study, bought.workload, bought.scaling)
         cell_id = bought.choice.cell_id if bought.choice else _best_id(study, scaling)
         cell = study.cells.get(cell_id) if cell_id else None
-        found.append(Shown(bought=bought, scaling=scaling, cell=cell))
+        found.append(Shown(bought=bought, scaling=scaling, cell=cell, several=several))
     return found
 
 
@@ -71,18 +83,19 @@ def _configuration(scaling: Scalability | None) -> Configuration | None:
 
 
 def _size(all_shown: Sequence[Shown]) -> Tile:
-    title = "Size to buy"
-    if not all_shown:
-        return Tile(title=title, figure="none", lines=("no cell has a figure",), anchor="method-size-to-buy")
-    first = all_shown[0].bought
-    if first.choice is None:
-        return Tile(title=title, figure="none", lines=(first.absent or "",), anchor="method-size-to-buy")
-    beyond = first.choice.shown_to
-    by = first.goal if beyond is None else f"growing beyond {beyond:,} may pay or not: the runs leave it open"
-    others = [f"{_named(one, all_shown)}: {one.bought.text}" for one in all_shown[1:4]]
-    left_out = _left_out(first.left_out)
-    lines = (f"with {first.choice.strategy}; {_named(all_shown[0], all_shown)}", by, *left_out, *others)
-    return Tile(title=title, figure=first.choice.size, lines=lines, anchor="method-size-to-buy")
+    first = all_shown[0].bought if all_shown else None
+    figure, lines = "none", ["no cell has a figure" if first is None else first.absent or ""]
+    if first is not None and first.choice is not None:
+        beyond = first.choice.shown_to
+        open_growth = f"growing beyond {beyond or 0:,} may pay or not: the runs leave it open"
+        figure = first.choice.size
+        lines = [
+            f"with {first.choice.strategy}; {all_shown[0].named}",
+            first.goal if beyond is None else open_growth,
+            *_left_out(first.left_out),
+            *(f"{one.named}: {one.bought.text}" for one in all_shown[1:4]),
+        ]
+    return Tile(title="Size to buy", figure=figure, lines=tuple(lines), anchor="method-size-to-buy")
 
 
 def _left_out(points: Sequence[str]) -> Iterator[str]:
@@ -108,25 +121,13 @@ def _because(reasons: Iterable[str]) -> str:
     return f" ({'; '.join(told)})"
 
 
-def _named(one: Shown, among: Sequence[Shown]) -> str:
-    several = len({each.bought.workload for each in among}) > 1
-    return f"{one.bought.workload} {one.work}" if several else one.work
-
-
-def _short(one: Shown, among: Sequence[Shown]) -> str:
-    """`weak`; with the workload where there are several."""
-    several = len({each.bought.workload for each in among}) > 1
-    return f"{one.bought.workload} {one.bought.scaling}" if several else one.bought.scaling
-
-
 def _efficiency(all_shown: Sequence[Shown]) -> Tile:
-    title, anchor = "Efficiency", "method-efficiency"
     lines: list[str] = []
     figure = ""
     for one in all_shown[:4]:
-        value, against, where = _claim(one, all_shown)
+        value, against, where = _claim(one)
         if value is None:
-            told = f"{_named(one, all_shown)}: {against}"
+            told = f"{one.named}: {against}"
         else:
             said = metric(value)
             told = f"{where}: {said.value} ({said.note})"
@@ -134,9 +135,12 @@ def _efficiency(all_shown: Sequence[Shown]) -> Tile:
                 figure, note = _at_both_ends(one.bought.choice, value)
                 told = f"{note}; {where}, against {against}"
         lines.append(told)
-    if not lines:
-        lines.append("no cell has a figure")
-    return Tile(title=title, figure=figure or "not claimed", lines=tuple(lines), anchor=anchor)
+    return Tile(
+        title="Efficiency",
+        figure=figure or "not claimed",
+        lines=tuple(lines) or ("no cell has a figure",),
+        anchor="method-efficiency",
+    )
 
 
 def _at_both_ends(choice: Purchase | None, value: Metric) -> tuple[str, str]:
@@ -149,16 +153,16 @@ def _at_both_ends(choice: Purchase | None, value: Metric) -> tuple[str, str]:
     return f"{first.value} to {said.value}", note
 
 
-def _claim(one: Shown, among: Sequence[Shown]) -> tuple[Metric | None, str, str]:
+def _claim(one: Shown) -> tuple[Metric | None, str, str]:
     """The efficiency, what it is against (or why there is none), and where."""
     choice = one.bought.choice
     if choice is not None:
-        where = f"{choice.strategy} on {choice.gpus:,}, {_short(one, among)}"
+        where = f"{choice.strategy} on {choice.gpus:,}, {one.short}"
         return choice.efficiency, choice.against or "the baseline itself", where
     best = _configuration(one.scaling)
     if best is None:
         return None, "every figure is emulated", ""
-    where = f"{best.strategy} on {best.gpus:,}, {_short(one, among)}"
+    where = f"{best.strategy} on {best.gpus:,}, {one.short}"
     return best.efficiency, best.against or f"{where} has no baseline to be held against", where
 
 
@@ -170,10 +174,11 @@ def _epoch(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
     first = found[0][1]
     lines = [
         *_price(study, first),
-        *(f"{_where(one, cost, all_shown)}: {_took(cost)}" for one, cost in found[1:4]),
+        *(f"{_where(one, cost)}: {_took(cost)}" for one, cost in found[1:4]),
     ]
     title = "An epoch" if first.epoch_ns else "A million samples"
-    lines.insert(0, f"{_samples(first)} by {_where(found[0][0], first, all_shown)}{_interval(first)}")
+    samples = first.epoch_samples if first.epoch_ns and first.epoch_samples else 1_000_000
+    lines.insert(0, f"{samples:,} samples by {_where(found[0][0], first)}{_interval(first)}")
     return Tile(title=title, figure=_took(first), lines=tuple(lines), anchor="method-epoch")
 
 
@@ -197,15 +202,11 @@ def _interval(cost: CellCost) -> str:
     return f" ({', '.join(ends)})" if ends else ""
 
 
-def _samples(cost: CellCost) -> str:
-    return f"{cost.epoch_samples:,} samples" if cost.epoch_ns and cost.epoch_samples else "1,000,000 samples"
-
-
-def _where(one: Shown, cost: CellCost, among: Sequence[Shown]) -> str:
+def _where(one: Shown, cost: CellCost) -> str:
     assert one.cell is not None
     choice = one.bought.choice
     name = choice.strategy if choice else label(cost.cell)
-    return f"{name} on {cost.cell.gpus:,}, {_short(one, among)}"
+    return f"{name} on {cost.cell.gpus:,}, {one.short}"
 
 
 def _price(study: StudyFigures, cost: CellCost) -> Iterator[str]:

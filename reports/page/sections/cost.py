@@ -144,7 +144,7 @@ def _reasons(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
     runs = [cell.newest for cell in study.cells.values()]
     no_mfu = {run.absent["mfu"] for run in runs if run.mfu is None and "mfu" in run.absent}
     yield from (f"No MFU: {reason}." for reason in sorted(no_mfu))
-    no_energy = {reason for one in study.cells.values() if (reason := why_no_energy(one)) is not None}
+    no_energy = {told for one in study.cells.values() if (told := why_no_energy(one)) is not None}
     yield from (f"No energy of a sample: {reason}." for reason in sorted(no_energy))
 
 

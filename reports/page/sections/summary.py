@@ -19,7 +19,7 @@ from reports.analysis.series import told_settings
 from reports.analysis.size_to_buy import sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.made_from import made_from
-from reports.analysis.verdict.scalability import LITTLE, Reach, reach_of
+from reports.analysis.verdict.scalability import LITTLE, reach_of
 from reports.analysis.verdict.scaling_sentences import cause
 from reports.analysis.verdict.verdict import verdict
 from reports.page.looks import looks
@@ -59,63 +59,50 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
     yield Paragraph(asked_text(study), "finding")
     yield Paragraph(f"{ran(study)}; page by bench {VERSION}{called(study)}", "plain")
     yield Tiles(tiles(study, every))
+    then = next_run(study)
+    command = [Command(f"Run next {then.what}, since {then.why}:", then.command)] if then else []
     if not every:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
-    first = every[0] if every else None
-    next_one = next_run(study)
-    command = (
-        [Command(f"Run next {next_one.what}, since {next_one.why}:", next_one.command)] if next_one else []
-    )
-    if first is None:
         yield from command
         return
+    first = every[0]
+    bought = first.bought
     points = Points(tuple(_sentences(study, first)))
-    piece = piece_of(study.curves, first.bought.workload, first.bought.scaling)
-    choice = first.bought.choice
+    piece = piece_of(study.curves, bought.workload, bought.scaling)
     drawing = efficiency_chart(
         "first",
         piece.curves if piece else (),
         looks(study.curves),
         study.devices_word,
-        chosen=choice,
+        chosen=bought.choice,
         first=True,
     )
-    title = f"{first.bought.workload}, {first.work}" if drawing else ""
+    title = f"{bought.workload}, {first.work}" if drawing else ""
     yield Beside(drawing, title, (points, *command, Bullets(verdict(study).sentences, "folded")))
 
 
 def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
-    """Where it stops paying, why, and how sure that is."""
-    reach = _reach(study, first)
+    """Where it stops paying, why, and how sure that is.
+
+    Of the strategy that is chosen; else of plain data parallelism, or the best.
+    """
+    bought, scaling = first.bought, first.scaling
+    reach = (scaling.dense or scaling.largest) if scaling else None
+    if bought.choice is not None:
+        reach = reach_of(study, bought.workload, bought.scaling, bought.choice.strategy)
     if reach is None:
-        emulated = first.scaling is None or first.scaling.fastest is None
+        emulated = scaling is None or scaling.fastest is None
         why = "Every figure is emulated" if emulated else "One size alone was measured"
         yield "Where it stops paying", f"{why}, so that nothing is said of scaling."
     else:
         who = reach.configuration.strategy
-        yield (
-            "Where it stops paying",
-            f"{capital(first.bought.scaling)} scaling with {who}: {reach.knee_text}.",
-        )
+        yield "Where it stops paying", f"{capital(bought.scaling)} scaling with {who}: {reach.knee_text}."
         yield "Why", f"{capital(cause(reach))}."
-    yield "How sure", " ".join(_sure(study, first))
-
-
-def _reach(study: StudyFigures, first: Shown) -> Reach | None:
-    """Of the strategy that is chosen; else of plain data parallelism, or the best."""
-    bought = first.bought
-    if bought.choice is not None:
-        return reach_of(study, bought.workload, bought.scaling, bought.choice.strategy)
-    return (first.scaling.dense or first.scaling.largest) if first.scaling else None
-
-
-def _sure(study: StudyFigures, first: Shown) -> Iterator[str]:
-    bought = first.bought
+    made = made_from(study, bought.workload).sentence or "Every figure is emulated: nothing is claimed."
     if bought.confidence is not None:
         because = f": {'; '.join(bought.doubts)}" if bought.doubts else ""
-        yield f"{capital(bought.confidence)} confidence in the size{because}."
-    made = made_from(study, bought.workload).sentence
-    yield made or "Every figure is emulated: nothing is claimed."
+        made = f"{capital(bought.confidence)} confidence in the size{because}. {made}"
+    yield "How sure", made
 
 
 _DEFINITIONS = (
