@@ -144,7 +144,13 @@ def thinned(values: Iterable[tuple[float, float]]) -> tuple[Point, ...]:
 def drawn(chart: Chart) -> Drawing:
     """The chart as an `svg` element with a title and a description."""
     x, y = _scales(chart)
-    parts = [*_ticks(chart, x, y), *_rules(chart, x, y), *_missing(chart, x, y)]
+    parts = [*_ticks(chart, x, y), *_rules(chart, x, y)]
+    for size, what in chart.missing:
+        # A cross at the foot for each size at which something has no result.
+        parts.append(
+            f'<g class="gap" data-x="{size:.6g}" transform="translate({x.at(size):.1f} {y.start + 8:.1f})" '
+            f'role="img" aria-label="{safe(what)}"><path d="M-3.5 -3.5L3.5 3.5M-3.5 3.5L3.5 -3.5"/></g>\n'
+        )
     parts += _series(chart, x, y)
     axes = f'data-x-axis="{x.data}" data-y-axis="{y.data}"' if chart.switchable else ""
     head = (
@@ -209,10 +215,12 @@ def _scales(chart: Chart) -> tuple[_Scale, _Scale]:
 def _ticks(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
     values = log_ticks(y.low, y.high) if y.axis == "log" else nice_ticks(y.low, y.high)
     for value in values:
+        power, prefix = (1e9, " G") if value >= 1e9 else (1e6, " M")
+        said = tick(value) if value < 1e6 else f"{value / power:g}{prefix}"
         yield (
             f'<g class="tick" data-y="{value:.6g}" transform="translate(0 {y.at(value):.1f})">'
             f'<path d="M{_LEFT:.0f} 0H{x.end:.0f}"/><text x="{_LEFT - 6:.0f}" y="3.5" text-anchor="end">'
-            f"{_said(value)}</text></g>\n"
+            f"{said}</text></g>\n"
         )
     foot = chart.height - _BOTTOM
     last = math.inf
@@ -227,12 +235,6 @@ def _ticks(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
         )
 
 
-def _said(value: float) -> str:
-    """A tick: `500,000`, `2 M`."""
-    power, prefix = (1e9, " G") if value >= 1e9 else (1e6, " M")
-    return tick(value) if value < 1e6 else f"{value / power:g}{prefix}"
-
-
 def _x_ticks(chart: Chart, x: _Scale) -> set[float]:
     if not chart.sizes:
         return set(log_ticks(x.low, x.high) if x.axis == "log" else nice_ticks(x.low, x.high))
@@ -244,10 +246,12 @@ def _x_ticks(chart: Chart, x: _Scale) -> set[float]:
 def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
     for rule in chart.rules:
         if rule.x is not None:
+            # Its name stands to its right, and to its left at the right end of the drawing.
+            place = 'x="-5" text-anchor="end"' if rule.x >= x.high else 'x="5"'
             yield (
                 f'<g class="chosen" data-x="{rule.x:.6g}" transform="translate({x.at(rule.x):.1f} 0)">'
                 f'<path d="M0 {_TOP:.0f}V{chart.height - _BOTTOM:.0f}"/>'
-                f'<text {_beside(rule.x, x)} y="{y.end + 9:.1f}">{safe(rule.text)}</text></g>\n'
+                f'<text {place} y="{y.end + 9:.1f}">{safe(rule.text)}</text></g>\n'
             )
         elif rule.y is not None:
             yield (
@@ -256,37 +260,21 @@ def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
                 f'<text x="{x.end + 8:.0f}" y="3.5">{safe(rule.text)}</text></g>\n'
             )
         elif rule.slope is not None:
-            yield from _slope(rule, x, y)
-
-
-def _beside(at: float, x: _Scale) -> str:
-    """The name of a vertical rule to its right, and to its left at the right end of the drawing."""
-    return 'x="-5" text-anchor="end"' if at >= x.high else 'x="5"'
-
-
-def _slope(rule: Rule, x: _Scale, y: _Scale) -> Iterator[str]:
-    """The ideal, as far as the drawing goes."""
-    assert rule.slope is not None
-    last = min(x.high, y.high / rule.slope)
-    first = max(x.low, y.low / rule.slope)
-    if first < last:
-        ends = " ".join(f"{x.at(at):.1f},{y.at(at * rule.slope):.1f}" for at in (first, last))
-        yield f'<polyline class="ideal" data-slope="{rule.slope:.6g}" points="{ends}"/>\n'
-
-
-def _missing(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
-    """A cross at the foot for each size at which something has no result."""
-    for size, what in chart.missing:
-        yield (
-            f'<g class="gap" data-x="{size:.6g}" transform="translate({x.at(size):.1f} {y.start + 8:.1f})" '
-            f'role="img" aria-label="{safe(what)}"><path d="M-3.5 -3.5L3.5 3.5M-3.5 3.5L3.5 -3.5"/></g>\n'
-        )
+            # The ideal, as far as the drawing goes.
+            last = min(x.high, y.high / rule.slope)
+            first = max(x.low, y.low / rule.slope)
+            if first < last:
+                ends = " ".join(f"{x.at(at):.1f},{y.at(at * rule.slope):.1f}" for at in (first, last))
+                yield f'<polyline class="ideal" data-slope="{rule.slope:.6g}" points="{ends}"/>\n'
 
 
 def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
     named = [line for line in chart.lines if not line.pale]
     names = _label_places([(line.name, y.at(line.points[-1].y)) for line in named], chart)
-    yield from (_pale(line, x, y) for line in chart.lines if line.pale)
+    for line in chart.lines:
+        if line.pale:
+            points = " ".join(f"{x.at(point.x):.1f},{y.at(point.y):.1f}" for point in line.points)
+            yield f'<polyline class="pale" style="--c: var(--{line.colour})" points="{points}"/>\n'
     for line in named:
         last = line.points[-1]
         way = [*([line.start] if line.start else []), *((point.x, point.y) for point in line.points)]
@@ -294,34 +282,16 @@ def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
         start = f' data-start="{line.start[0]:.6g} {line.start[1]:.6g}"' if line.start else ""
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
         at, place = x.at(last.x), names[line.name]
+        name = line.name if len(line.name) <= 26 else f"{line.name[:14]}...{line.name[-9:]}"
         # A leader where the label had to leave its line, and where the line ends before the others.
         leader = f'<path class="leader" d="M{at + 5:.1f} {y.at(last.y):.1f}L{x.end + 6:.1f} {place:.1f}"/>'
         yield (
             f'<g class="series" data-series="{safe(line.name)}"{start} style="--c: var(--{line.colour})">'
             f'<polyline points="{points}"{dash}/>{leader}'
-            f"{'' if line.plain else ''.join((*_dots(line, x, y), *_marks(line, x, y)))}"
-            f'<text class="name" x="{x.end + 8:.1f}" y="{place + 3.5:.1f}">{safe(_short(line.name))}</text>'
+            f"{'' if line.plain else ''.join(_marks(line, x, y))}"
+            f'<text class="name" x="{x.end + 8:.1f}" y="{place + 3.5:.1f}">{safe(name)}</text>'
             f"</g>\n"
         )
-
-
-def _pale(line: Line, x: _Scale, y: _Scale) -> str:
-    points = " ".join(f"{x.at(point.x):.1f},{y.at(point.y):.1f}" for point in line.points)
-    return f'<polyline class="pale" style="--c: var(--{line.colour})" points="{points}"/>\n'
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 26 else f"{name[:14]}...{name[-9:]}"
-
-
-def _dots(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
-    for point in line.points:
-        if len(point.runs) > 1:
-            for run in point.runs:
-                yield (
-                    f'<circle class="run" data-x="{point.x:.6g}" data-y="{run:.4g}" r="1.6" '
-                    f'transform="translate({x.at(point.x):.1f} {_held(y, run):.1f})"/>'
-                )
 
 
 def _held(y: _Scale, value: float) -> float:
@@ -330,6 +300,13 @@ def _held(y: _Scale, value: float) -> float:
 
 
 def _marks(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
+    """The dots of the runs, and then the points with their intervals."""
+    for point in line.points:
+        for run in point.runs if len(point.runs) > 1 else ():
+            yield (
+                f'<circle class="run" data-x="{point.x:.6g}" data-y="{run:.4g}" r="1.6" '
+                f'transform="translate({x.at(point.x):.1f} {_held(y, run):.1f})"/>'
+            )
     for point in line.points:
         at = y.at(point.y)
         ends, bar = "", ""

@@ -16,7 +16,6 @@ from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from reports.page.columns import declared
 from reports.page.rows import CellRow, cell_rows
-from results.cell import Cell
 from results.schema import WRITER, Json
 
 SCHEMA = "bench/export"
@@ -103,7 +102,12 @@ def _comparison(found: SideBySide) -> Json:
 def _cell(row: CellRow) -> Json:
     return {
         "id": row.cell.id,
-        "cell": _cell_fields(row.cell),
+        # Every field, those with a default too.
+        "cell": {
+            **_fields(row.cell, without=("steps",)),
+            "global_batch": row.cell.global_batch,
+            "steps": _fields(row.cell.steps),
+        },
         "scaling": row.study.scalings.get(row.cell.id, ()),
         **declared(row, "outcome", "reason"),
         "runs": [run.run_id for run in row.pool.runs],
@@ -111,15 +115,6 @@ def _cell(row: CellRow) -> Json:
         "runs_lost": [run.run_id for run in row.pool.lost],
         "runs_left_out": {left.run.run_id: left.reason for left in row.pool.left_out},
         "figures": _figures(row),
-    }
-
-
-def _cell_fields(cell: Cell) -> Json:
-    """Every field, those with a default too."""
-    return {
-        **_fields(cell, without=("steps",)),
-        "global_batch": cell.global_batch,
-        "steps": _fields(cell.steps),
     }
 
 

@@ -20,7 +20,7 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.summary import summary
 from reports.page.contents import appendix, contents
 from reports.page.method import definitions, hints
-from reports.page.section import Block, Drawing, Section
+from reports.page.section import Section
 from reports.page.sections.comparison import comparison_section
 from results.foreign_text import visible
 from results.run import RunResult
@@ -61,19 +61,6 @@ def _segments(text: str) -> list[str]:
     return text.replace(" (", "\n(").replace(" + ", "\n+ ").replace(", ", ",\n").split("\n")
 
 
-def _breadth(drawing: Drawing) -> int:
-    return round(drawing.width)
-
-
-def _kind(block: Block) -> str:
-    """The name of a block's kind."""
-    return type(block).__name__.lower()
-
-
-def _data(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
-
-
 def _own_ids(html: str, prefix: str) -> Markup:
     """A part of the page with `prefix` before its ids, and before them wherever the part refers to them.
 
@@ -91,10 +78,10 @@ def _own_ids(html: str, prefix: str) -> Markup:
 _REFERENCE = re.compile(r'(\b(?:id|for|aria-[a-z]+)="|\bhref="#|url\(#)([^")]+)')
 _TEMPLATES.filters |= {
     "segments": _segments,
-    "data": _data,
+    "data": lambda text: base64.b64encode(text.encode()).decode(),
     "own_ids": _own_ids,
-    "breadth": _breadth,
-    "kind": _kind,
+    "breadth": lambda drawing: round(drawing.width),
+    "kind": lambda block: type(block).__name__.lower(),
 }
 
 
@@ -106,14 +93,8 @@ def render(study: Study, results: Sequence[RunResult]) -> str:
 def render_figures(study: StudyFigures) -> str:
     """The report of a study that is analysed already."""
     sections, last = contents(study), appendix(study)
-    return _page(
-        "report.html.j2",
-        [study],
-        (*sections, *last),
-        title=study.name,
-        sections=sections,
-        appendix=last,
-    )
+    shown = {"title": study.name, "sections": sections, "appendix": last}
+    return _page("report.html.j2", [study], (*sections, *last), **shown)
 
 
 def render_studies(studies: Sequence[StudyFigures]) -> str:

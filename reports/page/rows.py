@@ -154,7 +154,9 @@ def run_rows(study: StudyFigures) -> list[RunRow]:
     return [
         RunRow(study=study, cell=pool.cell, run=run, counted=run in pool.runs)
         for pool in study.pools.values()
-        for run in _all_runs(pool)
+        for run in sorted(
+            (*pool.runs, *(left.run for left in pool.left_out), *pool.lost), key=lambda run: run.run_id
+        )
     ]
 
 
@@ -184,11 +186,6 @@ def skip_rows(study: StudyFigures) -> list[SkipRow]:
     return [
         SkipRow(study=study, skip=group.skip, gpus=gpus) for group in study.skipped for gpus in group.gpus
     ]
-
-
-def _all_runs(pool: Pool) -> list[RunResult]:
-    left_out = [left.run for left in pool.left_out]
-    return sorted((*pool.runs, *left_out, *pool.lost), key=lambda run: run.run_id)
 
 
 def _points(study: StudyFigures, kind: Scaling) -> dict[str, CurvePoint]:

@@ -106,20 +106,18 @@ def allocations_finding(drift: Drift) -> str:
 
 
 def _warnings(study: StudyFigures) -> Mapping[str, Mapping[str, Cell]]:
-    """Each warning once, with the cells that it is about."""
+    """Each warning once, with the cells that it is about: what a run warned of, and facts of its record."""
     found: dict[str, dict[str, Cell]] = {}
     for cell, run in [(one.cell, run) for one in study.cells.values() for run in one.runs]:
-        for warning in (*run.warnings, *_own_warnings(run)):
+        warnings = list(run.warnings)
+        if run.warmup_steady is False:
+            limit = "warm-up ended at its limit before the step time, or the clock of a GPU, was steady"
+            warnings.append(limit)
+        if run.stop == "budget":
+            warnings.append("measuring ended with the time budget before the target precision was met")
+        for warning in warnings:
             found.setdefault(warning, {})[cell.id] = cell
     return dict(sorted(found.items()))
-
-
-def _own_warnings(run: RunResult) -> Iterator[str]:
-    """Facts of a record that a reader should know as warnings."""
-    if run.warmup_steady is False:
-        yield "warm-up ended at its limit before the step time, or the clock of a GPU, was steady"
-    if run.stop == "budget":
-        yield "measuring ended with the time budget before the target precision was met"
 
 
 def environment_table(study: StudyFigures) -> TextTable:

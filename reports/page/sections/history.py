@@ -22,7 +22,6 @@ from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words
 from reports.text import percent
-from results.baseline import Baseline
 
 _ABOUT = (
     "The step times of this study's cells in the nights of the history, a series for each cell and machine; "
@@ -38,7 +37,13 @@ _DRAWN = 8
 def history_section(study: StudyFigures) -> Section | None:
     """None where no history is given, or none of its series has two nights of a cell of this study."""
     keys = {subject_key(pool.cell) for pool in study.pools.values()}
-    nights = {machine: [_own(night, keys) for night in found] for machine, found in study.nights.items()}
+    nights = {
+        machine: [
+            msgspec.structs.replace(night, subjects=tuple(one for one in night.subjects if one.key in keys))
+            for night in found
+        ]
+        for machine, found in study.nights.items()
+    }
     searched = [trend for trend in trends(nights, ("step_time", *_OTHERS)) if len(trend.nights) > 1]
     found = [trend for trend in searched if trend.metric.name == "step_time" or trend.steps]
     if not found:
@@ -51,11 +56,6 @@ def history_section(study: StudyFigures) -> Section | None:
         blocks=(Paragraph(about), *_blocks(found, searched=len(searched))),
         definitions=_DEFINITIONS,
     )
-
-
-def _own(night: Baseline, keys: set[str]) -> Baseline:
-    subjects = tuple(subject for subject in night.subjects if subject.key in keys)
-    return msgspec.structs.replace(night, subjects=subjects)
 
 
 def _blocks(found: Sequence[Trend], *, searched: int) -> Iterator[Block]:

@@ -10,7 +10,7 @@ from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.size_to_buy import Purchase, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Chart, Line, Point, Rule, drawn, interval_point
-from reports.page.looks import ROW, Looks, looks, works
+from reports.page.looks import ROW, Looks, WorkCurves, looks, works
 from reports.page.section import Block, Bullets, Drawing, Drawings, Paragraph, Section
 from reports.text import devices, listed, metric
 from results.cell import BASELINE_STRATEGY
@@ -28,25 +28,20 @@ _ABOUT = Paragraph(
 def curves_section(study: StudyFigures) -> Section | None:
     """None where no curve has two sizes."""
     groups = works(study)
-    if not groups:
-        return None
-    shown = looks(study.curves)
-    first = _of_first_screen(study)
-    drawings: list[Drawing] = []
+    shown, first = looks(study.curves), _of_first_screen(study)
+    drawings: list[Drawing | None] = []
     for place, (title, curves) in enumerate(groups):
-        work, name = f"{title}, {curves[0].key.kind}", f"curve-{place}"
-        above = set(map(id, curves)) <= set(map(id, first))
-        found = (
-            None
-            if above or not _bends(curves)
-            else efficiency_chart(f"{name}-efficiency", curves, shown, study.devices_word),
-            None
-            if _told_by_efficiency(curves)
-            else throughput_chart(f"{name}-throughput", curves, shown, study.devices_word),
-        )
-        drawings += [drawing.of(work) for drawing in found if drawing is not None]
-    blocks: list[Block] = [_ABOUT, Drawings(tuple(drawings))] if drawings else []
-    reasons = tuple(f"No efficiency for {reason}." for reason in no_claims(groups))
+        work, given = f"{title}, {curves[0].key.kind}", (curves, shown, study.devices_word)
+        claims = [(point.gpus, point.efficiency) for curve in curves for point in curve.points]
+        claimed = {gpus for gpus, one in claims if one.metric is not None and not one.is_baseline}
+        # Of one claim there is no curve; and of two sizes one efficiency says all that a drawing would.
+        if len(claimed) > 1 and not set(map(id, curves)) <= set(map(id, first)):
+            drawings.append(_of(work, efficiency_chart(f"curve-{place}-efficiency", *given)))
+        if not claimed or len({gpus for gpus, _ in claims}) >= FEW:
+            drawings.append(_of(work, throughput_chart(f"curve-{place}-throughput", *given)))
+    found = tuple(drawing for drawing in drawings if drawing is not None)
+    blocks: list[Block] = [_ABOUT, Drawings(found)] if found else []
+    reasons = tuple(f"No efficiency for {reason}." for reason in _no_claims(groups))
     if reasons:
         blocks.append(Bullets(reasons, "plain"))
     if not blocks:
@@ -54,18 +49,8 @@ def curves_section(study: StudyFigures) -> Section | None:
     return Section(anchor="curves", title="Weak and strong curves", blocks=tuple(blocks))
 
 
-def _told_by_efficiency(curves: Sequence[Curve]) -> bool:
-    """Whether there are two sizes and one efficiency: it says all that a drawing would."""
-    claims = [(point.gpus, point.efficiency) for curve in curves for point in curve.points]
-    return len({gpus for gpus, _ in claims}) < FEW and any(
-        claim.metric is not None and not claim.is_baseline for _, claim in claims
-    )
-
-
-def _bends(curves: Sequence[Curve]) -> bool:
-    """Whether there is a claim at two sizes: of one there is no curve."""
-    claims = [(point.gpus, point.efficiency) for curve in curves for point in curve.points]
-    return len({gpus for gpus, claim in claims if claim.metric is not None and not claim.is_baseline}) > 1
+def _of(work: str, drawing: Drawing | None) -> Drawing | None:
+    return drawing and drawing.of(work)
 
 
 def _of_first_screen(study: StudyFigures) -> tuple[Curve, ...]:
@@ -77,7 +62,7 @@ def _of_first_screen(study: StudyFigures) -> tuple[Curve, ...]:
     return ()
 
 
-def no_claims(groups: list[tuple[str, tuple[Curve, ...]]]) -> Iterator[str]:
+def _no_claims(groups: list[WorkCurves]) -> Iterator[str]:
     """Why points have no efficiency: each reason once, with its points."""
     points: dict[str, dict[str, None]] = {}
     for curve in (curve for _, curves in groups for curve in curves):
@@ -136,7 +121,7 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
     if len({point.gpus for point in points}) < 2:
         return None
     top = max(point.figures.throughput.value for point in points)
-    by, prefix = next((one for one in _SI if top >= one[0]), (1.0, ""))
+    by, prefix = next((one for one in ((1e9, "G "), (1e6, "M "), (1e3, "k ")) if top >= one[0]), (1.0, ""))
     scale = 1 / by
     unit = points[0].figures.throughput.unit
     singles = [curve.single for curve in curves if curve.single is not None]
@@ -158,9 +143,6 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
             height=330 if _width(curves) > FEW_WIDTH else 240,
         )
     )
-
-
-_SI = ((1e9, "G "), (1e6, "M "), (1e3, "k "))
 
 
 def _width(curves: Sequence[Curve]) -> float:
