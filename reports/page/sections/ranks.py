@@ -9,7 +9,6 @@ paper and in the dark; persistently slow ranks carry a mark.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from markupsafe import Markup
@@ -43,8 +42,8 @@ def _blocks(study: StudyFigures, cells: Sequence[Found]) -> Iterator[Block]:
         yield Paragraph(f"No rank is persistently slow in any of {count(len(cells), 'cell')}.")
         return
     yield Bullets(tuple(_sentences(study, slow)))
-    rows = [MapRow(label=cell_label(study, one.cell), stragglers=found) for one, found in slow[:_DRAWN]]
-    yield Drawings(tuple(rank_maps(rows, study.devices_word)))
+    rows = [(cell_label(study, one.cell), found) for one, found in slow[:_DRAWN]]
+    yield Drawings((rank_map(rows, study.devices_word),))
 
 
 def _sentences(study: StudyFigures, slow: Sequence[Found]) -> Iterator[str]:
@@ -82,56 +81,46 @@ _TICK_ROW, _SCALE_ROW = 15.0, 24.0
 _WIDEST = 30.0
 """Of a rank, so that two ranks are no banner."""
 _SWATCH = 31.0
-ROWS_OF_A_MAP = 24
-"""More cells than this go on in the next map, so that one fits a sheet of paper."""
 _TICKS = 8
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapRow:
-    """One cell of a map."""
-
-    label: str
-    stragglers: Stragglers
+MapRow = tuple[str, Stragglers]
+"""The label of a cell, and its ranks."""
 
 
-def rank_maps(rows: Sequence[MapRow], devices: str) -> list[Drawing]:
-    """The maps, by number of ranks: what stands in one column of cells of one size is one rank."""
-    ordered = sorted(rows, key=lambda row: row.stragglers.ranks)
-    starts = range(0, len(ordered), ROWS_OF_A_MAP)
-    return [_map(ordered[start : start + ROWS_OF_A_MAP], f"ranks-{start}", devices) for start in starts]
-
-
-def _map(rows: Sequence[MapRow], name: str, devices: str) -> Drawing:
-    sizes = list(dict.fromkeys(row.stragglers.ranks for row in rows))
-    title = f"Compute of each rank beside the median of its cell, {_among(sizes)} {devices}"
+def rank_map(rows: Sequence[MapRow], devices: str) -> Drawing:
+    """The map, by number of ranks: what stands in one column of cells of one size is one rank."""
+    rows = sorted(rows, key=lambda row: row[1].ranks)
+    sizes = list(dict.fromkeys(found.ranks for _, found in rows))
+    among = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    title = f"Compute of each rank beside the median of its cell, {among} {devices}"
     parts, top = [], 0.0
     for size in sizes:
-        same = [row for row in rows if row.stragglers.ranks == size]
+        same = [row for row in rows if row[1].ranks == size]
         parts.append(f'<g transform="translate(0 {top:.0f})">\n{"".join(_of_one_size(same))}</g>\n')
         top += len(same) * _ROW + _TICK_ROW
     parts += _scale(top)
     head = (
         f'<svg viewBox="0 0 {_WIDTH:.0f} {top + _SCALE_ROW:.0f}" role="img" '
-        f'aria-labelledby="{name}-title {name}-description" '
+        f'aria-labelledby="ranks-0-title ranks-0-description" '
         f'style="font-size: 9px; fill: var(--ink); overflow: hidden">\n'
-        f'<title id="{name}-title">{safe(title)}</title>\n'
-        f'<desc id="{name}-description">{safe(_description(rows, title))}</desc>\n'
+        f'<title id="ranks-0-title">{safe(title)}</title>\n'
+        f'<desc id="ranks-0-description">{safe(_description(rows, title))}</desc>\n'
     )
     return Drawing(title=title, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=1.27 * _WIDTH)
 
 
-def _among(sizes: Sequence[int]) -> str:
-    return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-
-
 def _of_one_size(rows: Sequence[MapRow]) -> Iterator[str]:
-    ranks = rows[0].stragglers.ranks
+    ranks = rows[0][1].ranks
     width = min(_WIDEST, _WIDTH / ranks)
-    for place, row in enumerate(rows):
-        yield f'<text x="0" y="{place * _ROW + _LABEL - 3:.1f}">{safe(row.label)}</text>\n'
+    for place, (label, _) in enumerate(rows):
+        yield f'<text x="0" y="{place * _ROW + _LABEL - 3:.1f}">{safe(label)}</text>\n'
     yield from _strips(rows, width)
-    yield from _marks(rows, width)
+    for place, (_, found) in enumerate(rows):
+        # A triangle under each persistently slow rank.
+        top = place * _ROW + _LABEL + _STRIP + 1
+        marks = [f"M{(rank + 0.5) * width:.1f} {top:.1f}l3 5h-6z" for rank in found.persistent]
+        if marks:
+            yield f'<path d="{"".join(marks)}"/>\n'
     below = len(rows) * _ROW + 4
     for rank in range(0, ranks, -(-ranks // _TICKS)):
         yield f'<text x="{rank * width:.1f}" y="{below:.1f}">{rank}</text>\n'
@@ -143,25 +132,20 @@ def _strips(rows: Sequence[MapRow], width: float) -> Iterator[str]:
         f'<g transform="translate(0 {_LABEL + _STRIP / 2:.1f}) scale({width:.4f} {_ROW:.1f})" '
         f'style="fill: none; stroke-width: {_STRIP / _ROW:.4f}" shape-rendering="crispEdges">\n'
     )
-    band = "".join(f"M0 {place}h{row.stragglers.ranks}" for place, row in enumerate(rows))
+    band = "".join(f"M0 {place}h{found.ranks}" for place, (_, found) in enumerate(rows))
     yield f'<path style="stroke: var(--rule)" d="{band}"/>\n'
     strokes: dict[int, list[str]] = {}
-    for place, row in enumerate(rows):
-        for kind, first, length in _runs(row.stragglers.excess):
-            strokes.setdefault(kind, []).append(f"M{first} {place}h{length}")
+    for place, (_, found) in enumerate(rows):
+        # A stroke a row of ranks of one class, but for the middle one.
+        first = 0
+        for kind, same in groupby(map(class_of, found.excess)):
+            length = len(list(same))
+            if kind:
+                strokes.setdefault(kind, []).append(f"M{first} {place}h{length}")
+            first += length
     for kind in sorted(strokes):
         yield f'<path style="{_look(kind, "stroke")}" d="{"".join(strokes[kind])}"/>\n'
     yield "</g>\n"
-
-
-def _runs(excess: Sequence[float]) -> Iterator[tuple[int, int, int]]:
-    """Class, first rank and length of each row of ranks of one class, but for the middle one."""
-    first = 0
-    for kind, same in groupby(map(class_of, excess)):
-        length = len(list(same))
-        if kind:
-            yield kind, first, length
-        first += length
 
 
 def class_of(excess: float) -> int:
@@ -173,15 +157,6 @@ def class_of(excess: float) -> int:
 def _look(kind: int, what: str) -> str:
     colour = "vermillion" if kind > 0 else "blue"
     return f"{what}: var(--{colour}); {what}-opacity: {_OPACITIES[abs(kind) - 1]}"
-
-
-def _marks(rows: Sequence[MapRow], width: float) -> Iterator[str]:
-    """A triangle under each persistently slow rank."""
-    for place, row in enumerate(rows):
-        top = place * _ROW + _LABEL + _STRIP + 1
-        marks = [f"M{(rank + 0.5) * width:.1f} {top:.1f}l3 5h-6z" for rank in row.stragglers.persistent]
-        if marks:
-            yield f'<path d="{"".join(marks)}"/>\n'
 
 
 def _scale(top: float) -> Iterator[str]:
@@ -201,11 +176,11 @@ def _scale(top: float) -> Iterator[str]:
 
 
 def _description(rows: Sequence[MapRow], title: str) -> str:
-    every = [one for row in rows for one in row.stragglers.excess]
+    every = [one for _, found in rows for one in found.excess]
     slow = [
-        f"{row.label}: {', '.join(f'rank {rank}' for rank in row.stragglers.persistent)}"
-        for row in rows
-        if row.stragglers.persistent
+        f"{label}: {', '.join(f'rank {rank}' for rank in found.persistent)}"
+        for label, found in rows
+        if found.persistent
     ]
     return (
         f"{title}, one strip a cell, {len(rows)} in all. Ranks lie between {percent(min(every))} and "
