@@ -82,7 +82,7 @@ def limited(new_cell, limited_runs, study_of):
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawings take seconds, and are looked at by tests of their own."""
-    monkeypatch.setattr("reports.page.sections.communication._drawn", lambda study, cells: iter(()))
+    monkeypatch.setattr("reports.page.sections.communication._exposed_chart", lambda *given: None)
 
 
 def test_the_communication_section_says_what_limits(limited, undrawn) -> None:
