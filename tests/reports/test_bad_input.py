@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -80,7 +79,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize(("made", "words"), CASES)
 def test_every_face_of_a_bad_study_says_what_it_is(
-    made, words: str, planted, new_timing, tmp_path: Path, capsys
+    made, words, planted, new_timing, tmp_path, capsys
 ) -> None:
     made(planted, new_timing)
     root = planted.study.root

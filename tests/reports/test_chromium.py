@@ -318,9 +318,7 @@ def test_download_gives_the_rows_shown_as_csv(chromium: Browser, page: Path, tmp
     assert chromium.complaints == []
 
 
-def test_without_scripts_every_row_is_there_and_no_control_that_does_nothing(
-    chromium: Browser, page: Path
-) -> None:
+def test_without_scripts_every_row_is_there_and_no_control_that_does_nothing(chromium, page) -> None:
     chromium.open(page, scripts=False)
     assert chromium.complaints == []
     texts = chromium.call("DOMSnapshot.captureSnapshot", computedStyles=[])["strings"]
@@ -403,9 +401,7 @@ def press_switch(browser: Browser, name: str) -> None:
     )
 
 
-def test_a_point_is_reached_by_keyboard_says_what_it_is_and_leads_to_its_row(
-    chromium: Browser, page: Path
-) -> None:
+def test_a_point_is_reached_by_keyboard_says_what_it_is_and_leads_to_its_row(chromium, page) -> None:
     chromium.open(page)
     chromium.read("document.querySelector('.tiles > :last-child a').focus()")
     chromium.press("Tab")
@@ -419,9 +415,7 @@ def test_a_point_is_reached_by_keyboard_says_what_it_is_and_leads_to_its_row(
     assert 0 <= chromium.read(f"{row}.getBoundingClientRect().top") <= 900
 
 
-def test_series_and_axes_are_switched_and_stand_in_the_address(
-    chromium: Browser, page: Path, tmp_path: Path
-) -> None:
+def test_series_and_axes_are_switched_and_stand_in_the_address(chromium, page, tmp_path) -> None:
     chromium.open(page)
     shown = """[...document.querySelectorAll('.series')].filter(
         (one) => getComputedStyle(one).display !== 'none').length"""
@@ -486,9 +480,7 @@ def test_a_view_that_is_sent_is_shown_though_the_page_is_open(chromium: Browser,
     assert chromium.read(status) == "3 of 8 rows shown"
 
 
-def test_what_an_address_leads_to_is_shown_though_filtered_out_or_folded(
-    chromium: Browser, page: Path
-) -> None:
+def test_what_an_address_leads_to_is_shown_though_filtered_out_or_folded(chromium, page) -> None:
     chromium.open(page, anchor="#method-step-time~filter=strong")
     top = "document.getElementById({}).getBoundingClientRect().top"
     shown = "document.getElementById({}).checkVisibility()"
@@ -581,9 +573,7 @@ def test_85_cells_to_256_gpus_fit_ten_screens_and_12_000_words(chromium: Browser
     assert chromium.read("document.documentElement.scrollWidth") <= 390
 
 
-def test_the_next_command_is_on_the_first_screen_of_a_study_in_trouble_too(
-    chromium: Browser, tmp_path: Path
-) -> None:
+def test_the_next_command_is_on_the_first_screen_of_a_study_in_trouble_too(chromium, tmp_path) -> None:
     trouble = Trouble(disturbed=0.3, failed=0.12, dirty=True)
     path = tmp_path / "trouble.html"
     path.write_text(render_figures(large_study(seed=7, trouble=trouble)), encoding="utf-8")
@@ -631,9 +621,7 @@ def test_a_study_like_the_demo_fits_four_screens(chromium: Browser, new_study, t
     )
 
 
-def test_two_studies_of_85_cells_fit_ten_screens_with_what_is_folded_in_reach(
-    chromium: Browser, tmp_path: Path
-) -> None:
+def test_two_studies_of_85_cells_fit_ten_screens_with_what_is_folded_in_reach(chromium, tmp_path) -> None:
     studies = [replace(large_study(seed), name=name) for seed, name in ((16, "before"), (17, "after"))]
     path = tmp_path / "both.html"
     path.write_text(render_studies(studies), encoding="utf-8")

@@ -32,9 +32,7 @@ STEP = Metric(value=12.3e6, unit="ns", low=12.1e6, high=12.6e6, samples=3, inter
         (fields.shown(float("inf"), "{:.2g}".format), "inf", None, ""),
     ],
 )
-def test_a_field_is_a_number_in_its_unit_and_its_text(
-    field: Field, text: str, value: float | None, unit: str
-) -> None:
+def test_a_field_is_a_number_in_its_unit_and_its_text(field, text, value, unit) -> None:
     assert field == Field(text, value, unit)
 
 

@@ -172,9 +172,7 @@ section = {}
 
 
 @pytest.mark.parametrize("mistake", BROKEN)
-def test_a_broken_section_says_so_in_its_place(
-    mistake: str, measured: StudyFigures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_section_says_so_in_its_place(mistake, measured, tmp_path, monkeypatch) -> None:
     install(tmp_path, "a-package", {"bench.sections": {"broken": "broken:section"}})
     (tmp_path / "broken.py").write_text(MODULE.format(mistake))
     monkeypatch.syspath_prepend(str(tmp_path))

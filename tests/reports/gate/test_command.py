@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,9 +81,7 @@ def test_two_studies_and_the_exit_code(study: Callable[..., str], capsys: pytest
     assert run(["compare", before, after, "--fail-above", "step_time=20%"]) == 0
 
 
-def test_a_torn_rank_record_costs_its_run_with_a_sentence(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_torn_rank_record_costs_its_run_with_a_sentence(study, capsys) -> None:
     before, after = study("before", [10.0, 10.05, 10.1]), study("after", [10.0, 10.05, 10.1, 10.1])
     torn = sorted(Path(after).glob("cells/*/*/rank-00001.json"))[0]
     torn.write_bytes(torn.read_bytes()[:50])
@@ -121,9 +120,7 @@ def started(folder: Path, launch_id: str, run_ids: Sequence[str], startup_s: flo
     )
 
 
-def test_more_memory_and_a_slower_start_are_named(
-    tmp_path: Path, new_study: Callable[..., Any], new_timing: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_memory_and_a_slower_start_are_named(tmp_path, new_study, new_timing, capsys) -> None:
     """10 % more memory is beyond the margin; a start is judged where a margin is given, once a launch."""
     for name, memory_mib, startup_s in (("before", 1000, 5.0), ("after", 1100, 6.0)):
         made = new_study(tmp_path / name)
@@ -148,9 +145,7 @@ def test_more_memory_and_a_slower_start_are_named(
     assert found["effect"]["runs"] == [3, 3], "six runs of three launches"
 
 
-def test_a_run_has_one_value_and_counters_are_held_all_the_same(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_has_one_value_and_counters_are_held_all_the_same(study, capsys) -> None:
     before = study("before", [10.0, 10.05, 10.1])
     after = study("after", [10.0], payload_bytes=5)
     (folder,) = [path.parent for path in Path(after).glob("cells/*/*/rank-00000.json")]
@@ -160,9 +155,7 @@ def test_a_run_has_one_value_and_counters_are_held_all_the_same(
     assert "an interval needs 3 runs on each side" in printed
 
 
-def test_faces_go_to_files_or_one_of_them_to_stdout(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faces_go_to_files_or_one_of_them_to_stdout(study, capsys) -> None:
     before, after = study("before", [10.0, 10.05, 10.1]), study("after", [11.0, 11.05, 11.1])
     code = run(["compare", before, after, "--format", "junit=gate.xml", "--format", "json"])
     assert code == 1
@@ -173,9 +166,7 @@ def test_faces_go_to_files_or_one_of_them_to_stdout(
     assert 'failures="1"' in Path("gate.xml").read_text()
 
 
-def test_a_baseline_is_kept_shown_compared_and_promoted(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_baseline_is_kept_shown_compared_and_promoted(study, capsys) -> None:
     before = study("before", [10.0, 10.05, 10.1])
     after = study("after", [10.0, 10.05, 10.1], payload_bytes=8_000_000)
     assert run(["baseline", "save", "main", before]) == 0
@@ -192,9 +183,7 @@ def test_a_baseline_is_kept_shown_compared_and_promoted(
     assert "main" in capsys.readouterr().out
 
 
-def test_a_cell_that_is_no_longer_measured_is_removed_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_that_is_no_longer_measured_is_removed_by_name(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for number in range(1, 4):
         benchmark_file(tmp_path / "before" / f"run{number}.json", 1.0 + number / 1000)
@@ -217,9 +206,7 @@ def test_a_cell_that_is_no_longer_measured_is_removed_by_name(
     assert "test_a.py::test_sum: renamed (cell removed)" in capsys.readouterr().out
 
 
-def test_files_of_pytest_benchmark_are_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_pytest_benchmark_are_runs(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for number in range(1, 5):
         benchmark_file(tmp_path / "before" / f"run{number}.json", 1.0 + number / 1000)
@@ -239,11 +226,7 @@ def test_files_of_pytest_benchmark_are_runs(
     ],
 )
 def test_a_run_of_another_machine_is_named_by_what_differs_and_not_pooled(
-    cpu: dict[str, object],
-    told: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cpu, told, tmp_path, monkeypatch, capsys
 ) -> None:
     """Two virtual machines may both be called `Example`."""
     monkeypatch.chdir(tmp_path)
@@ -273,83 +256,54 @@ def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch:
     assert subject.timed["time"][0] > 0
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "told"),
-    [
-        (["compare", "failed", "before"], 2, "no cell with a figure (crashed: rank 0: rank 1 ended)"),
-        (["baseline", "save", "main", "failed"], 2, "no cell with a figure (crashed: rank 0: rank 1 ended)"),
-        (["history", "add", "failed"], 2, "has no cell with a figure"),
-        (["compare", "empty.json", "before"], 2, "no cell with a figure (it is empty)"),
-        (["compare", "newer", "before", "--baselines", "."], 2, "update bench to read it"),
-        (["compare", "before", "nothing"], 2, "is no study, no run, no file and no baseline"),
-        (["compare", "before", "empty"], 2, "holds no JSON file"),
-        (["compare", "before", "planned"], 2, "has no run yet"),
-        (["compare", "before", "torn.json"], 2, "no file of pytest-benchmark"),
-        (["compare", "kept.json", "before"], 2, "kept.json is not a readable baseline"),
-        (["compare", "--again", "torn"], 2, "is not a readable pair"),
-        (["compare", "--again", "planned"], 2, "holds no pairs"),
-        (["compare", "before", "before", "--format", "xml"], 2, "forms are markdown, json, junit"),
-        (["compare", "before", "before", "--format", "json", "--format", "junit"], 2, "all but one a file"),
-        (["compare", "before", "before", "--fail-above", "step=5%"], 2, "there is no metric"),
-        (
-            ["compare", "before", "before", "--fail-above", "step_time=0.05"],
-            2,
-            "a percentage above 0 and at most 100%, such as 5%",
-        ),
-        (
-            ["compare", "before", "before", "--fail-above", "step_time=101%"],
-            2,
-            "a percentage above 0 and at most 100%, such as 5%",
-        ),
-        (["compare", "before", "before", "--format", "junit=/proc/no.xml"], 2, "cannot write /proc/no.xml"),
-        (
-            ["compare", "typo", "before", "--baselines", "."],
-            2,
-            "no metric 'step-time' (did you mean 'step_time'?)",
-        ),
-        (
-            ["compare", "percent", "before", "--baselines", "."],
-            2,
-            "fail_above has step_time 5: a share above 0 and at most 1; 0.05 is 5 %",
-        ),
-        (["compare", "before", "before", "--looks", "2"], 2, "--looks is for a paired comparison: add --ab"),
-        (["compare", "timeless.json", "before"], 2, "has the datetime '../up', which is no ISO 8601 time"),
-        (["compare", "hollow", "before", "--baselines", "."], 2, "Expected `array` of length >= 1"),
-        (
-            ["compare", "main", "before", "--baselines", "kept"],
-            2,
-            "the baseline of that name is kept/main.json",
-        ),
-        (["prune", "--keep", "0s", "--baselines", "baslines"], 2, "--baselines baslines is no folder"),
-        (
-            ["report", "before", "-o", "/dev/null", "--figures", "svg"],
-            2,
-            "/dev/null is none: give -o FILE.html",
-        ),
-        (["prune", "--keep", "30"], 2, "--keep 30 has no unit: write 30d for days"),
-        (
-            ["status", "pairs"],
-            2,
-            "pairs holds paired comparisons and no study: bench compare --again pairs/ab",
-        ),
-        (
-            ["compare", "before", "before", "--format", "json=x", "--format", "junit=x"],
-            2,
-            "two --format go to one file",
-        ),
-        (
-            ["compare", "kept.json", "before"],
-            2,
-            "restore it (git checkout), or write it again from its study",
-        ),
-        (["baseline", "save", "../up", "before"], 2, "the name of a baseline is a file name"),
-        (["baseline", "promote", "none", "before", "--reason", "x"], 2, "there is no baseline"),
-        (["baseline", "promote", "none", "before", "--reason", " "], 2, "--reason is empty"),
-    ],
+BAD_INPUT = (
+    ("compare failed before", "no cell with a figure (crashed: rank 0: rank 1 ended)"),
+    ("baseline save main failed", "no cell with a figure (crashed: rank 0: rank 1 ended)"),
+    ("history add failed", "has no cell with a figure"),
+    ("compare empty.json before", "no cell with a figure (it is empty)"),
+    ("compare newer before --baselines .", "update bench to read it"),
+    ("compare before nothing", "is no study, no run, no file and no baseline"),
+    ("compare before empty", "holds no JSON file"),
+    ("compare before planned", "has no run yet"),
+    ("compare before torn.json", "no file of pytest-benchmark"),
+    ("compare kept.json before", "kept.json is not a readable baseline"),
+    ("compare --again torn", "is not a readable pair"),
+    ("compare --again planned", "holds no pairs"),
+    ("compare before before --format xml", "forms are markdown, json, junit"),
+    ("compare before before --format json --format junit", "all but one a file"),
+    ("compare before before --fail-above step=5%", "there is no metric"),
+    (
+        "compare before before --fail-above step_time=0.05",
+        "a percentage above 0 and at most 100%, such as 5%",
+    ),
+    (
+        "compare before before --fail-above step_time=101%",
+        "a percentage above 0 and at most 100%, such as 5%",
+    ),
+    ("compare before before --format junit=/proc/no.xml", "cannot write /proc/no.xml"),
+    ("compare typo before --baselines .", "no metric 'step-time' (did you mean 'step_time'?)"),
+    (
+        "compare percent before --baselines .",
+        "fail_above has step_time 5: a share above 0 and at most 1; 0.05 is 5 %",
+    ),
+    ("compare before before --looks 2", "--looks is for a paired comparison: add --ab"),
+    ("compare timeless.json before", "has the datetime '../up', which is no ISO 8601 time"),
+    ("compare hollow before --baselines .", "Expected `array` of length >= 1"),
+    ("compare main before --baselines kept", "the baseline of that name is kept/main.json"),
+    ("prune --keep 0s --baselines baslines", "--baselines baslines is no folder"),
+    ("report before -o /dev/null --figures svg", "/dev/null is none: give -o FILE.html"),
+    ("prune --keep 30", "--keep 30 has no unit: write 30d for days"),
+    ("status pairs", "pairs holds paired comparisons and no study: bench compare --again pairs/ab"),
+    ("compare before before --format json=x --format junit=x", "two --format go to one file"),
+    ("compare kept.json before", "restore it (git checkout), or write it again from its study"),
+    ("baseline save ../up before", "the name of a baseline is a file name"),
+    ("baseline promote none before --reason x", "there is no baseline"),
+    ("baseline promote none before --reason ' '", "--reason is empty"),
 )
-def test_bad_input_gets_one_line_with_the_fix(
-    words: list[str], code: int, told: str, study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+"""Calls, and what the one line on stderr says of each."""
+
+
+def test_bad_input_gets_one_line_with_the_fix(study, capsys) -> None:
     study("before", [10.0, 10.1])
     study("planned", [])
     study("failed", [10.0, 10.1], outcome=Outcome.CRASHED, reason="rank 1 ended")
@@ -371,15 +325,16 @@ def test_bad_input_gets_one_line_with_the_fix(
     Path("kept.json").write_text('{"schema": "bench/baseline", ')
     Path("torn/0001").mkdir(parents=True)
     Path("torn/0001/pair.json").write_text('{"schema": ')
-    assert run(words) == code
-    errors = capsys.readouterr().err
-    assert told in errors
-    assert errors.count("\n") == 1
+    for words, told in BAD_INPUT:
+        assert run(shlex.split(words)) == 2, words
+        errors = capsys.readouterr().err
+        assert told in errors, words
+        assert errors.count("\n") == 1, words
 
 
 @pytest.mark.parametrize(("changes", "code"), [({}, 1), ({"payload_bytes": "meant"}, 0)])
 def test_a_comparison_is_decided_again_with_the_changes_that_it_accepted(
-    changes: dict[str, str], code: int, study: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    changes, code, study, capsys
 ) -> None:
     """One pair of runs, of which that of NEW exchanges more."""
     names = {
@@ -418,9 +373,7 @@ def test_a_comparison_is_decided_again_with_the_changes_that_it_accepted(
         assert found["confidence"] == pytest.approx(1 - 2 * 0.01 / looks / judged)
 
 
-def test_who_reads_no_more_of_a_comparison_ends_it_as_shells_have_it(
-    study: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_reads_no_more_of_a_comparison_ends_it_as_shells_have_it(study, monkeypatch, capsys) -> None:
     before, after = study("before", [10.0, 10.05, 10.1]), study("after", [11.0, 11.05, 11.1])
     reader, writer = os.pipe()
     os.close(reader)
@@ -430,12 +383,7 @@ def test_who_reads_no_more_of_a_comparison_ends_it_as_shells_have_it(
     assert capsys.readouterr().err == ""
 
 
-def test_studies_of_other_work_are_incomparable_in_one_line(
-    study: Callable[..., str],
-    tmp_path: Path,
-    new_study: Callable[..., Any],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_studies_of_other_work_are_incomparable_in_one_line(study, tmp_path, new_study, capsys) -> None:
     before = study("before", [10.0, 10.1, 10.2])
     made = new_study(tmp_path / "other")
     (cell,) = made.series("weak", "ddp", [4], batch=8)
@@ -447,18 +395,14 @@ def test_studies_of_other_work_are_incomparable_in_one_line(
     assert "missing" not in printed
 
 
-def test_a_run_is_named_from_its_own_folder(
-    study: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_is_named_from_its_own_folder(study, monkeypatch, tmp_path) -> None:
     before = study("before", [10.0, 10.1, 10.2])
     (folder,) = [path.parent for path in Path(before).glob("cells/*/*-000001/rank-00000.json")]
     monkeypatch.chdir(folder)
     assert run(["compare", str(tmp_path / before), "."]) == 0
 
 
-def test_a_damaged_baseline_is_named_beside_the_others(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_baseline_is_named_beside_the_others(study, capsys) -> None:
     assert run(["baseline", "save", "main", study("before", [10.0])]) == 0
     Path("baselines/torn.json").write_text('{"schema": "bench/baseline", ')
     assert run(["baseline", "list"]) == 1
@@ -467,18 +411,14 @@ def test_a_damaged_baseline_is_named_beside_the_others(
     assert "baselines/torn.json is not a readable baseline" in told.err
 
 
-def test_a_study_that_is_measured_is_not_kept(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_that_is_measured_is_not_kept(study, capsys) -> None:
     with study_lock(Path(study("before", [10.0]))):
         for words in (["save", "main", "before"], ["promote", "main", "before", "--reason", "x"]):
             assert run(["baseline", *words]) == 1
     assert not Path("baselines").exists()
 
 
-def test_a_promotion_says_what_it_accepts(
-    study: Callable[..., str], new_environment: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_promotion_says_what_it_accepts(study, new_environment, capsys) -> None:
     assert run(["baseline", "save", "main", study("before", [10.0])]) == 0
     there = new_environment(torch="2.99.0", cpu_model="Example Two")
     after = study("after", [11.0], environment=there)
@@ -492,17 +432,13 @@ def test_a_promotion_says_what_it_accepts(
     assert "cpu_model Example Two" in capsys.readouterr().out
 
 
-def test_a_fact_that_no_side_has_is_told(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fact_that_no_side_has_is_told(study, capsys) -> None:
     before = study("before", [10.0, 10.05, 10.1])
     assert run(["compare", before, before, "--across", "torhc"]) == 0
     assert "--across torhc: no side has that fact (did you mean 'torch'?)" in capsys.readouterr().err
 
 
-def test_a_baseline_of_uncommitted_code_is_kept_with_a_warning(
-    study: Callable[..., str], new_environment: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_baseline_of_uncommitted_code_is_kept_with_a_warning(study, new_environment, capsys) -> None:
     there = new_environment(code=CodeVersion(code_hash="c0de", commit="abc1234", dirty=True))
     assert run(["baseline", "save", "main", study("edited", [10.0], environment=there)]) == 0
     assert "was measured with uncommitted changes: commit abc1234" in capsys.readouterr().err
@@ -534,9 +470,7 @@ def test_two_machines_of_one_study_are_two_histories() -> None:
     assert told == {"Example One", "Example Two"}
 
 
-def test_a_night_of_two_machines_that_was_cut_off_between_them_is_completed(
-    of_two: Callable[[], None],
-) -> None:
+def test_a_night_of_two_machines_that_was_cut_off_between_them_is_completed(of_two) -> None:
     [first, second] = sorted(Path("history").glob("*/*.json"))
     kept = second.read_bytes()
     second.unlink()
@@ -552,7 +486,7 @@ def test_a_night_of_two_machines_that_was_cut_off_between_them_is_completed(
 
 
 def test_a_night_that_lies_elsewhere_than_it_belongs_is_named_and_left_out(
-    study: Callable[..., str], new_environment: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    study, new_environment, capsys
 ) -> None:
     """A copy under another name, and a night in the folder of another machine."""
     assert run(["history", "add", study("here", [10.0])]) == 0
@@ -572,9 +506,7 @@ def test_a_night_that_lies_elsewhere_than_it_belongs_is_named_and_left_out(
     assert "no series has that in its name; there are gpt-nano, ddp, 2 x 8" in capsys.readouterr().err
 
 
-def test_a_history_names_the_night_the_commits_and_what_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_history_names_the_night_the_commits_and_what_changed(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for night in range(20):
         slower = 1.2 if night >= 12 else 1.0
@@ -613,7 +545,7 @@ def night(number: int, factor: float) -> None:
 
 
 def test_the_night_that_shows_a_change_for_the_worse_sets_a_command_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     told = ["--on-regression", "cp $BENCH_VERDICT told.json"]
@@ -632,9 +564,7 @@ def test_the_night_that_shows_a_change_for_the_worse_sets_a_command_off(
     assert not Path("told.json").exists(), "a change is told once, by the night that shows it"
 
 
-def test_a_report_shows_the_nights_that_it_is_given_or_finds(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_shows_the_nights_that_it_is_given_or_finds(study, capsys) -> None:
     first = study("first", [10.0, 10.1, 10.2])
     assert run(["report", first]) == 0
     assert '<section id="history"' not in Path(first, "report.html").read_text()
@@ -648,9 +578,7 @@ def test_a_report_shows_the_nights_that_it_is_given_or_finds(
     assert "nothing/ holds no night" in capsys.readouterr().err
 
 
-def test_adding_a_night_tells_of_a_torn_file_of_the_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adding_a_night_tells_of_a_torn_file_of_the_history(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     night(1, 1.0)
     assert run(["history", "add", "night.json"]) == 0
@@ -661,9 +589,7 @@ def test_adding_a_night_tells_of_a_torn_file_of_the_history(
     assert f"{kept} is not a readable baseline" in capsys.readouterr().err
 
 
-def test_a_history_of_torn_files_costs_no_report(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_history_of_torn_files_costs_no_report(study, capsys) -> None:
     measured = study("first", [10.0, 10.1, 10.2])
     assert run(["history", "add", measured]) == 0
     [kept] = Path("history").glob("*/*.json")
@@ -672,9 +598,7 @@ def test_a_history_of_torn_files_costs_no_report(
     assert f"{kept} is not a readable baseline" in capsys.readouterr().err
 
 
-def test_a_night_is_added_once_though_it_has_more_runs_by_then(
-    study: Callable[..., str], new_study: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_night_is_added_once_though_it_has_more_runs_by_then(study, new_study, capsys) -> None:
     made = new_study(Path("first"))
     (cell,) = made.series("weak", "ddp", [2], batch=8)
     made.plan()
@@ -685,9 +609,7 @@ def test_a_night_is_added_once_though_it_has_more_runs_by_then(
     assert "this night was added before" in capsys.readouterr().err
 
 
-def test_a_defect_is_no_regression(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_is_no_regression(study, capsys, monkeypatch) -> None:
     """CI takes a 1 for a regression."""
     before = study("before", [10.0, 10.05, 10.1])
 
@@ -699,9 +621,7 @@ def test_a_defect_is_no_regression(
     assert "ValueError: oops; this is a defect of bench" in capsys.readouterr().err
 
 
-def test_a_night_before_the_last_one_is_added_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_night_before_the_last_one_is_added_with_a_warning(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     for number, warned in ((5, False), (4, True), (6, False)):
         night(number, 1.0)
@@ -709,9 +629,7 @@ def test_a_night_before_the_last_one_is_added_with_a_warning(
         assert ("if the clock went back" in capsys.readouterr().err) == warned
 
 
-def test_a_regression_sets_a_command_off_whose_failure_changes_no_exit_code(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_regression_sets_a_command_off_whose_failure_changes_no_exit_code(study, capsys) -> None:
     before, after = study("before", [10.0, 10.05, 10.1]), study("after", [11.0, 11.05, 11.1])
     told = ["--on-regression", "cp $BENCH_VERDICT told.json; exit 7"]
     assert run(["compare", before, before, *told]) == 0
@@ -721,9 +639,7 @@ def test_a_regression_sets_a_command_off_whose_failure_changes_no_exit_code(
     assert json.loads(Path("told.json").read_text())["findings"][0]["verdict"] == "regressed"
 
 
-def test_the_newest_night_has_a_word_and_one_that_is_measured_is_not_added(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_newest_night_has_a_word_and_one_that_is_measured_is_not_added(study, capsys) -> None:
     assert run(["history", "add"]) == 2
     assert "runs/ holds no such night" in capsys.readouterr().err
     study("runs/weekly-20260103T030405Z-0123ab", [10.0, 10.1, 10.2])
@@ -740,9 +656,7 @@ def test_the_newest_night_has_a_word_and_one_that_is_measured_is_not_added(
     assert run(["history", "add", "@latest", "--folder", "other"]) == 0
 
 
-def test_two_nights_on_one_host_do_not_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_nights_on_one_host_do_not_meet(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("nightly.yaml").write_text("workload: mlp\ngpus: 1\n")
     with nights.night("other", Path("runs")):
@@ -751,9 +665,7 @@ def test_two_nights_on_one_host_do_not_meet(
     assert [path.name for path in Path("runs").iterdir()] == [f".night-{platform.node()}"]
 
 
-def test_old_studies_go_but_those_that_are_named_or_young_or_in_use(
-    study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_old_studies_go_but_those_that_are_named_or_young_or_in_use(study, tmp_path, capsys) -> None:
     for name in ("kept", "night", "old", "busy", "young"):
         study(f"runs/{name}", [10.0, 10.1, 10.2])
         if name != "young":
@@ -787,10 +699,7 @@ def test_a_link_to_a_study_elsewhere_is_left_alone(study: Callable[..., str], tm
 
 
 def test_what_is_named_beside_the_studies_stays_wherever_the_call_comes_from(
-    study: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    study, tmp_path, monkeypatch, capsys
 ) -> None:
     for name in ("kept", "night", "old"):
         study(f"runs/{name}", [10.0, 10.1, 10.2])
@@ -805,9 +714,7 @@ def test_what_is_named_beside_the_studies_stays_wherever_the_call_comes_from(
     assert "removed" in capsys.readouterr().out
 
 
-def test_what_an_interrupted_removal_of_the_last_study_left_goes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_an_interrupted_removal_of_the_last_study_left_goes(tmp_path, capsys) -> None:
     (tmp_path / "runs/.removed-old/cells").mkdir(parents=True)
     (tmp_path / "baselines").mkdir()
     words = ["prune", str(tmp_path / "runs"), "--baselines", str(tmp_path / "baselines"), "--keep"]
@@ -818,9 +725,7 @@ def test_what_an_interrupted_removal_of_the_last_study_left_goes(
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_another_process_may_finish_a_removal(
-    study: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_process_may_finish_a_removal(study, tmp_path, monkeypatch) -> None:
     study("runs/old", [10.0])
     removed = shutil.rmtree
 
@@ -833,9 +738,7 @@ def test_another_process_may_finish_a_removal(
     assert not list((tmp_path / "runs").iterdir())
 
 
-def test_a_study_is_known_by_its_runs_under_any_name(
-    study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_is_known_by_its_runs_under_any_name(study, tmp_path, capsys) -> None:
     runs = tmp_path / "runs"
     study("runs/first", [10.0, 10.1, 10.2])
     assert run(["baseline", "save", "main", "runs/first"]) == 0
@@ -848,9 +751,7 @@ def test_a_study_is_known_by_its_runs_under_any_name(
     assert told["first"] == "would be removed"
 
 
-def test_a_study_that_a_promoted_baseline_still_has_a_cell_of_stays(
-    tmp_path: Path, new_study: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_that_a_promoted_baseline_still_has_a_cell_of_stays(tmp_path, new_study, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, before in (("old", 0), ("new", 100)):
         made = new_study(tmp_path / "runs" / name, runs_before=before)
@@ -865,7 +766,7 @@ def test_a_study_that_a_promoted_baseline_still_has_a_cell_of_stays(
 
 
 def test_a_baseline_keeps_its_commit_as_long_as_a_cell_keeps_its_figures(
-    tmp_path: Path, new_study: Callable[..., Any], new_environment: Callable[..., Any], monkeypatch: Any
+    tmp_path, new_study, new_environment, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for commit in ("old", "new"):
@@ -885,9 +786,7 @@ def test_a_baseline_keeps_its_commit_as_long_as_a_cell_keeps_its_figures(
     assert (kept.commit, kept.study) == ("new", "new")
 
 
-def test_a_comparison_goes_or_stays_with_all_of_its_studies(
-    study: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_goes_or_stays_with_all_of_its_studies(study, tmp_path, capsys) -> None:
     runs = tmp_path / "runs"
     folders = {
         "ab-busy": "0002/new",
@@ -910,9 +809,7 @@ def test_a_comparison_goes_or_stays_with_all_of_its_studies(
     assert {path.name for path in runs.iterdir()} == {"ab-busy", "ab-kept"}
 
 
-def test_nothing_goes_while_a_baseline_cannot_be_read(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_goes_while_a_baseline_cannot_be_read(study, capsys) -> None:
     study("runs/old", [10.0])
     Path("baselines").mkdir()
     Path("baselines/main.json").write_text('{"schema": "bench/baseline", ')
@@ -922,9 +819,7 @@ def test_nothing_goes_while_a_baseline_cannot_be_read(
     assert run(["prune", "nothing", "--keep", "30d"]) == 1
 
 
-def test_status_of_a_folder_of_studies_is_a_line_each(
-    study: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_of_a_folder_of_studies_is_a_line_each(study, capsys) -> None:
     study("runs/one", [10.0, 10.1, 10.2])
     study("runs/two", [])
     assert run(["status", "runs"]) == 1
@@ -944,9 +839,7 @@ def test_status_of_a_folder_of_studies_is_a_line_each(
     assert "warning: runs/one: " in warned
 
 
-def test_a_fresh_call_has_a_study_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fresh_call_has_a_study_of_its_own(tmp_path, monkeypatch, capsys) -> None:
     one, two = (fresh_study(StudyFile(workload="mlp"), Path("nightly.yaml")) for _ in range(2))
     assert re.fullmatch(r"nightly-\d{8}T\d{6}Z-[0-9a-f]{6}", str(one.name))
     assert one.name != two.name

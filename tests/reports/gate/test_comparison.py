@@ -60,9 +60,7 @@ def only(comparison: Comparison) -> Finding:
         (subject(facts={"torch": "2.14"}), Verdict.INCOMPARABLE, 3),
     ],
 )
-def test_each_verdict_of_a_timed_cell_and_its_exit_code(
-    new: Subject | None, verdict: Verdict, code: int
-) -> None:
+def test_each_verdict_of_a_timed_cell_and_its_exit_code(new, verdict, code) -> None:
     base = subject(facts={"torch": "2.13"}) if verdict is Verdict.INCOMPARABLE else subject()
     found = held(base, new)
     assert only(found).verdict is verdict
@@ -123,9 +121,7 @@ def test_a_baseline_of_another_machine_is_told_once_and_not_for_each_cell() -> N
         ("operations", (3.0,), (3.0, 4.0), Verdict.CHANGED),
     ],
 )
-def test_a_counter_has_no_tolerance(
-    name: str, before: tuple[float, ...], after: tuple[float, ...], verdict: Verdict
-) -> None:
+def test_a_counter_has_no_tolerance(name, before, after, verdict) -> None:
     base = subject(timed={}, exact={name: before} if before else {})
     new = subject(timed={}, exact={name: after} if after else {})
     assert only(held(base, new)).verdict is verdict
@@ -288,9 +284,7 @@ def test_what_must_be_seen_first_stands_first() -> None:
     ]
 
 
-def test_sides_over_other_networks_are_incomparable(
-    new_study: Any, tmp_path: Any, new_timing: Callable[..., Any], new_environment: Callable[..., Any]
-) -> None:
+def test_sides_over_other_networks_are_incomparable(new_study, tmp_path, new_timing, new_environment) -> None:
     sides = []
     for network in ("InfiniBand (NET/IB)", "TCP sockets (NET/Socket)"):
         planted = new_study(tmp_path / network[:3])

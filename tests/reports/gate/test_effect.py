@@ -42,9 +42,7 @@ def test_a_difference_is_a_share_of_the_step() -> None:
 
 
 @pytest.mark.parametrize("runs", [([1.0, 1.1], [1.0, 1.1, 1.2]), ([1.0, 1.1, 0.0], [1.0, 1.1, 1.2])])
-def test_without_enough_runs_or_for_values_not_above_0_there_is_no_ratio(
-    runs: tuple[list[float], list[float]],
-) -> None:
+def test_without_enough_runs_or_for_values_not_above_0_there_is_no_ratio(runs) -> None:
     assert relative_effect(*runs, 0.05) is None
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -35,9 +33,7 @@ def test_margins_are_whole_percents_and_neither_below_the_metrics_own_nor_useles
     assert round(100 * written["peak_memory"], 9) % 1 == 0
 
 
-def test_noise_is_between_launches_and_the_steps_own_error_is_apart(
-    tmp_path: Path, new_study: Callable[..., Any]
-) -> None:
+def test_noise_is_between_launches_and_the_steps_own_error_is_apart(tmp_path, new_study) -> None:
     made = new_study(tmp_path)
     (cell,) = made.series("weak", "ddp", [2], batch=8)
     made.plan()
@@ -52,10 +48,7 @@ def test_noise_is_between_launches_and_the_steps_own_error_is_apart(
 
 
 def test_compare_takes_the_margins_of_its_machine_below_the_baselines_and_the_calls(
-    tmp_path: Path,
-    new_study: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path, new_study, monkeypatch, capsys
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, times in (("before", [10.0, 10.05, 10.1]), ("after", [11.0, 11.05, 11.1])):
@@ -93,9 +86,7 @@ def test_a_budget_that_is_too_short_is_refused(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
-def test_the_noise_of_this_machine_is_measured_in_fresh_launches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_noise_of_this_machine_is_measured_in_fresh_launches(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["doctor", "--noise", "--budget", "30s"]) == 0
     (path,) = Path("baselines/thresholds").glob("*.json")

@@ -50,9 +50,7 @@ class SharedCore:
 
 
 @pytest.mark.parametrize(("name", "share"), [("slow5", 0.05), ("slow10", 0.10)])
-def test_a_planted_wait_is_its_share_of_the_step_however_much_others_take(
-    name: str, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_wait_is_its_share_of_the_step_however_much_others_take(name, share, monkeypatch) -> None:
     """Of a step of 10 ms of CPU time 5 % are 0.5 ms; of its 30 ms by the wall clock they would be 1.5 ms."""
     module = getattr(waiting_model, name)().module
     [hook] = module._forward_pre_hooks.values()
@@ -88,7 +86,7 @@ def call(seed: int, **fields: object) -> dict[str, object]:
 
 
 def test_the_report_counts_a_false_alarm_of_any_metric_and_says_what_it_draws_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path, capsys, monkeypatch
 ) -> None:
     """Of three quiet calls one has an alarm of the memory; a busy call and a torn line do not count."""
     alarm = call(2, exit_code=1, verdicts={"step_time": "unchanged", "peak_memory": "regressed"})
