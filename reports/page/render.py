@@ -16,15 +16,13 @@ import jinja2
 from markupsafe import Markup
 
 from reports.analysis.side_by_side import side_by_side
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from reports.analysis.summary import summary
 from reports.page.contents import appendix, contents
 from reports.page.method import definitions, hints
 from reports.page.section import Section
 from reports.page.sections.comparison import comparison_section
 from results.foreign_text import visible
-from results.run import RunResult
-from results.store import Study
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -83,11 +81,6 @@ _TEMPLATES.filters |= {
     "breadth": lambda drawing: round(drawing.width),
     "kind": lambda block: type(block).__name__.lower(),
 }
-
-
-def render(study: Study, results: Sequence[RunResult]) -> str:
-    """The report of a study as one HTML document, from its plans and the results of all its runs."""
-    return render_figures(analyse(study.name, study.plans(), results))
 
 
 def render_figures(study: StudyFigures) -> str:

@@ -11,8 +11,10 @@ import msgspec
 import pytest
 from builders import a_cell, an_environment
 
-from reports.analysis.study import StudyFigures
+from reports.analysis.assumptions import Assumptions
+from reports.analysis.study import StudyFigures, analyse
 from reports.gate.reduce import subject_key
+from reports.page.render import render_figures
 from reports.page.rows import cell_rows
 from reports.page.sections.table import full_table
 from results import schemas
@@ -161,6 +163,18 @@ class PlantedStudy:
         """One run a step time, all else equal."""
         for ms in step_ms:
             self.run(cell, Timing(step_ms=ms, **timing))
+
+    def analysed(self, assumptions: Assumptions | None = None, **changes: object) -> StudyFigures:
+        """The figures of the study, with `changes` in the results of its successful runs."""
+        results = [
+            msgspec.structs.replace(run, **changes) if run.outcome is Outcome.OK else run
+            for run in self.study.collect()
+        ]
+        return analyse(self.study.name, self.study.plans(), results, assumptions)
+
+    def page(self) -> str:
+        """The page of the study."""
+        return render_figures(self.analysed())
 
     def _cell(self, kind: Scaling, strategy: str, gpus: int, batch: int, fields: dict[str, object]) -> Cell:
         own = {

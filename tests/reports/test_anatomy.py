@@ -18,10 +18,6 @@ from results.recorded import Recorded
 MS = 1_000_000
 
 
-def analysed(planted) -> StudyFigures:
-    return analyse("study", planted.study.plans(), planted.study.collect())
-
-
 def remarks(study: StudyFigures) -> list[str]:
     """Every bullet of the section."""
     section = anatomy_section(study)
@@ -45,7 +41,7 @@ def study(planted, new_timing) -> StudyFigures:
     own = off([10.0, 12.0, 10.0, 12.0], [8.0, 8.0, 12.0, 12.0])
     planted.run(ddp, new_timing(step_ms=15.0, input_ms=1.0, off_step_ns=own))
     planted.run(ddp, new_timing(step_ms=17.0, input_ms=1.0, off_step_ns=own))
-    return analysed(planted)
+    return planted.analysed()
 
 
 def test_the_full_table_has_every_part(study, full_rows) -> None:
@@ -100,12 +96,12 @@ def test_compute_that_is_encoding_and_decoding_is_told_of(planted, new_timing) -
                 ),
             )
     told = "Compute contains encoding and decoding (CPU time): ddp + topk:0.01 x 2, 8 / 16: 3.00 ms."
-    assert told in remarks(analysed(planted))
+    assert told in remarks(planted.analysed())
 
 
 def test_where_a_cell_has_no_budget_the_reason_is_given(small) -> None:
     assert any(
-        text.startswith("No budget of ddp x 2, 8 / 16, ddp x 4, 8 / 32") for text in remarks(analysed(small))
+        text.startswith("No budget of ddp x 2, 8 / 16, ddp x 4, 8 / 32") for text in remarks(small.analysed())
     )
 
 
@@ -115,7 +111,7 @@ def test_input_of_synthetic_data_is_said_not_to_be_measured(planted, new_timing)
     planted.plan(repeats=1)
 
     def told() -> list[str]:
-        return [text for text in remarks(analysed(planted)) if "not measured" in text]
+        return [text for text in remarks(planted.analysed()) if "not measured" in text]
 
     planted.run(real, new_timing(step_ms=10.0))
     assert told() == []
@@ -128,7 +124,7 @@ def test_a_study_without_figures_has_no_section(planted, new_timing) -> None:
     cell = planted.series("weak", "ddp", [2], batch=8)[0]
     planted.plan()
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="no"))
-    assert anatomy_section(analysed(planted)) is None
+    assert anatomy_section(planted.analysed()) is None
 
 
 def budgets_of(study: StudyFigures) -> list[CellBudget]:
@@ -141,7 +137,7 @@ def test_a_bar_of_an_emulated_cell_says_so(planted, new_timing) -> None:
     for cell, evidence in zip(cells, (Evidence.MEASURED, Evidence.EMULATED), strict=True):
         own = off(*[[10.0] * 4] * cell.gpus)
         planted.run(cell, new_timing(step_ms=12.0, off_step_ns=own, evidence=evidence))
-    [block] = [one for one in anatomy_section(analysed(planted)).blocks if isinstance(one, Drawings)]
+    [block] = [one for one in anatomy_section(planted.analysed()).blocks if isinstance(one, Drawings)]
     svg = str(block.drawings[0].svg)
     assert ">ddp on 2<" in svg
     assert ">ddp on 4, emulated<" in svg
@@ -152,7 +148,7 @@ def test_a_part_below_zero_has_no_bar(planted, new_timing) -> None:
     planted.plan(repeats=1)
     # Blocks with the exchange took 9, those without it 10: -1 of transfer.
     planted.run(cell, new_timing(step_ms=10.0, input_ms=1.0, off_step_ns=off([10.0] * 4, [10.0] * 4)))
-    [one] = budgets_of(analysed(planted))
+    [one] = budgets_of(planted.analysed())
     assert one.part_ns["transfer"] == pytest.approx(-1 * MS)
     # 1 of input and 10 of compute are longer than the step of 10: in proportion they fill it.
     drawing = budget_bars("bar", "work", [("ddp on 2", one)])
@@ -196,10 +192,10 @@ def test_a_bubble_is_a_part_of_pipelines_alone(planted, new_timing, full_rows) -
     timing = {"step_ms": 16.0, "input_ms": 1.0, "off_step_ns": own}
     planted.run(piped, new_timing(**timing, recorded=lambda rank: waits[rank], bubble_ideal=0.15))
     planted.run(ddp, new_timing(**timing))
-    found, other = full_rows(analysed(planted))
+    found, other = full_rows(planted.analysed())
     assert (found["bubble, ms"], found["exposed transfer, ms"]) == ("3.00", "2.00")
     assert other["bubble, ms"] == ""
     # Stages do unlike work: that one takes longer makes no slow rank of its own.
-    cells = {one.cell.strategy: one for one in analysed(planted).cells.values()}
+    cells = {one.cell.strategy: one for one in planted.analysed().cells.values()}
     assert stragglers(cells["pipeline:1f1b"]) is None
     assert stragglers(cells["ddp"]) is not None

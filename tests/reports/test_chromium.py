@@ -23,7 +23,7 @@ import pytest
 from generated_study import Trouble, large_study
 from PIL import Image
 
-from reports.page.render import render, render_figures, render_studies
+from reports.page.render import render_figures, render_studies
 from results.outcome import Evidence
 
 pytestmark = pytest.mark.slow
@@ -191,7 +191,7 @@ def _page(small) -> str:
     small.plan()
     small.runs(cell, [40.0], evidence=Evidence.EMULATED, exposed_ms=10.0, warnings=["on battery"])
     small.runs(hostile, [1300.0])
-    return render(small.study, small.study.collect())
+    return small.page()
 
 
 def column(browser: Browser, title: str, table: str = FULL) -> list[str]:
@@ -613,7 +613,7 @@ def test_a_study_like_the_demo_fits_four_screens(chromium: Browser, new_study, t
             foreign_cpu_cores=busy,
         )
     path = tmp_path / "demo.html"
-    path.write_text(render(study.study, study.study.collect()), encoding="utf-8")
+    path.write_text(study.page(), encoding="utf-8")
     chromium.open(path, width=1440)
     assert chromium.read("document.documentElement.scrollHeight") <= 4 * 900
     assert "ranks on CPU share the cores of a machine" in chromium.read(

@@ -28,15 +28,6 @@ def csv_rows(figures: StudyFigures, name: str) -> list[dict[str, str]]:
     return rows_of(csv_text(frame_of([figures], name)))
 
 
-def figures_of(planted, *, assumptions: Assumptions | None = None, **fields: object) -> StudyFigures:
-    """The study with fields planted in the results of its successful runs."""
-    results = [
-        msgspec.structs.replace(run, **fields) if run.outcome is Outcome.OK else run
-        for run in planted.study.collect()
-    ]
-    return analyse("study", planted.study.plans(), results, assumptions)
-
-
 def ns(value: float, low: float | None = None, high: float | None = None) -> Metric:
     return Metric(value=value, unit="ns", low=low, high=high, samples=5, interval=None)
 
@@ -85,7 +76,7 @@ def pair(planted):
 
 
 def test_one_row_a_cell_with_units_in_the_names(small) -> None:
-    rows = csv_rows(figures_of(small), "cells")
+    rows = csv_rows(small.analysed(), "cells")
     by_size = {(row["strategy"], row["gpus"], row["micro_batch"]): row for row in rows}
     # Weak 1, 2, 4, 8 and strong 1, 2; strong 4 is the weak cell of 4.
     assert len(rows) == len(by_size) == 6
@@ -101,7 +92,7 @@ def test_one_row_a_cell_with_units_in_the_names(small) -> None:
 
 
 def test_a_cell_without_figures_is_a_row_with_its_reason(small) -> None:
-    rows = csv_rows(figures_of(small), "cells")
+    rows = csv_rows(small.analysed(), "cells")
     failed = [row for row in rows if row["outcome"] != "ok"]
     assert [(row["gpus"], row["outcome"], row["reason"], row["step_ns"]) for row in failed] == [
         ("8", "out_of_memory", "rank 0: allocating 2 GiB", "")
@@ -114,7 +105,7 @@ def test_one_row_a_run_those_left_out_and_failed_too(planted, new_timing, new_en
     planted.run(cell, new_timing(step_ms=30, environment=new_environment(torch="2.12.0")))
     planted.run(cell, new_timing(step_ms=20))
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="a, comma"))
-    rows = csv_rows(figures_of(planted), "runs")
+    rows = csv_rows(planted.analysed(), "runs")
     assert [(row["counted"], row["outcome"], row["step_ns"], row["reason"]) for row in rows] == [
         ("False", "ok", "30000000.0", ""),
         ("True", "ok", "20000000.0", ""),
@@ -136,7 +127,7 @@ def test_columns_and_their_types_are_the_same_whatever_a_study_holds(small, tmp_
     empty = new_study(tmp_path / "empty")
     empty.series("weak", "ddp", [2], batch=8)
     empty.plan()
-    full, nothing = figures_of(small), figures_of(empty)
+    full, nothing = small.analysed(), empty.analysed()
     for name in TABLES:
         assert frame_of([full], name).dtypes.to_dict() == frame_of([nothing], name).dtypes.to_dict(), name
     types = frame_of([nothing], "cells").dtypes
@@ -169,8 +160,8 @@ def test_the_budget_of_a_run_and_the_mean_over_a_cells_runs(pair) -> None:
 
 
 def test_communication_energy_and_times_of_a_run(pair) -> None:
-    study = figures_of(
-        pair, communication=COMMUNICATION, energy_j=2.5, first_step_ns=70, startup_ns=80, bubble_ideal=0.125
+    study = pair.analysed(
+        communication=COMMUNICATION, energy_j=2.5, first_step_ns=70, startup_ns=80, bubble_ideal=0.125
     )
     run = frame_of([study], "runs").iloc[0]
     names = ["steps", "step_ns", "total_ns", "blocked_ns", "transfer_ns", "wait_ns", "bus_bytes_per_s"]
@@ -192,7 +183,7 @@ def test_a_mean_over_runs_needs_all_of_them(pair) -> None:
 
 
 def test_telemetry_has_a_column_a_name(pair) -> None:
-    frame = frame_of([figures_of(pair, telemetry={"power_w": 300.0, "gpu.clock_mhz_max": 1980.0})], "runs")
+    frame = frame_of([pair.analysed(telemetry={"power_w": 300.0, "gpu.clock_mhz_max": 1980.0})], "runs")
     told = [name for name in frame if name.startswith("telemetry_")]
     assert told == ["telemetry_gpu.clock_mhz_max", "telemetry_power_w"]
     assert frame["telemetry_power_w"].tolist() == [300.0, 300.0, pd.NA]
@@ -208,11 +199,11 @@ def test_one_row_a_rank_of_a_counted_run(pair) -> None:
     names = ["node", "steps", "compute_ns", "compute_sd_ns", "slowest_share", "wait_ns"]
     assert [second[name] for name in names] == [1, 40, 30, 2, 0.75, 0]
     assert second["blocked_ns"] is pd.NA
-    assert csv_rows(figures_of(pair, ranks=RANKS), "ranks")[1]["compute_ns"] == "30"
+    assert csv_rows(pair.analysed(ranks=RANKS), "ranks")[1]["compute_ns"] == "30"
 
 
 def test_costs_are_in_the_table_of_cells(pair) -> None:
-    priced = figures_of(pair, assumptions=Assumptions(price=Price(usd_per_gpu_hour=1.8, source="a bill")))
+    priced = pair.analysed(assumptions=Assumptions(price=Price(usd_per_gpu_hour=1.8, source="a bill")))
     cell = frame_of([priced], "cells").iloc[0]
     # Two devices at 1.8 dollars; a step of 20 ms is of 16 samples: a million takes 1,250 s, 1,000 steps 20 s.
     assert cell["usd_per_hour"] == pytest.approx(3.6)
@@ -220,7 +211,7 @@ def test_costs_are_in_the_table_of_cells(pair) -> None:
     assert cell["usd_per_1000_steps"] == pytest.approx(0.02)
     assert cell["usd_per_epoch"] is pd.NA
     assert (
-        frame_of([figures_of(pair)], "cells")
+        frame_of([pair.analysed()], "cells")
         .iloc[0]["usd_absent"]
         .startswith("no price is known of Example CPU")
     )
@@ -247,7 +238,7 @@ def test_a_negative_number_is_left_alone(planted) -> None:
     cell = planted.series("weak", "ddp", [2], batch=8)[0]
     planted.plan(repeats=1)
     planted.runs(cell, [10.0], exposed_ms=-1.0)
-    assert csv_rows(figures_of(planted), "cells")[0]["exposed_ns"] == "-1000000.0"
+    assert csv_rows(planted.analysed(), "cells")[0]["exposed_ns"] == "-1000000.0"
 
 
 def test_the_reason_of_a_failure_is_no_formula(pair) -> None:
@@ -263,7 +254,7 @@ def test_what_a_run_says_that_has_no_figures(pair) -> None:
     failed = [run for run in pair.study.collect() if run.outcome is not Outcome.OK]
     assert failed[0].budget is None
     assert isinstance(failed[0], RunResult)
-    row = frame_of([figures_of(pair)], "runs").iloc[-1]
+    row = frame_of([pair.analysed()], "runs").iloc[-1]
     known = {
         name for name in ("outcome", "reason", "hosts", "torch", "ranks_present") if row[name] is not pd.NA
     }
@@ -273,7 +264,7 @@ def test_what_a_run_says_that_has_no_figures(pair) -> None:
 
 @pytest.mark.parametrize("table", ["runs", "cells"])
 def test_the_figures_of_a_row_agree_with_each_other(small, table) -> None:
-    rows = [row for row in csv_rows(figures_of(small), table) if row["outcome"] == "ok"]
+    rows = [row for row in csv_rows(small.analysed(), table) if row["outcome"] == "ok"]
     assert rows
     for row in rows:
         figures = {name: float(text) for name, text in row.items() if text and name.endswith(("_ns", "_s"))}

@@ -12,7 +12,7 @@ import pytest
 
 from harness.cli import run
 from reports.analysis.exchange import ALONE, FEW_RUNS, NO_DENSE, ExchangePart, ExchangeRow, exchange_parts
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import analyse
 from reports.page.export import csv_text, frame_of
 from reports.page.sections.communication import exchange_sentences
 from results.outcome import Evidence
@@ -21,12 +21,8 @@ from results.statistics import Metric, ratio_of_runs
 MS = 1e6
 
 
-def analysed(planted) -> StudyFigures:
-    return analyse("study", planted.study.plans(), planted.study.collect())
-
-
 def parts_of(planted) -> list[ExchangePart]:
-    return exchange_parts(analysed(planted))
+    return exchange_parts(planted.analysed())
 
 
 def part_of(planted) -> ExchangePart:
@@ -116,7 +112,7 @@ def test_fewer_than_three_runs_are_shown_and_not_judged(planted, dense, other) -
     assert row.speed_up.value == pytest.approx(2.0)
     assert (row.verdict, row.reason) == (None, FEW_RUNS)
     assert part.finding == "On this network nothing can be told apart: a verdict needs 3 runs of each."
-    told = list(exchange_sentences(analysed(planted)))
+    told = list(exchange_sentences(planted.analysed()))
     assert told[1:] == ["Not judged: ddp + bf16 on 2: a verdict needs 3 runs of each."]
 
 
@@ -253,16 +249,8 @@ def test_of_one_run_the_quads_say_whether_something_is_exposed(planted, plant, l
 
 def test_of_a_study_of_one_exchange_nothing_is_said(small) -> None:
     assert parts_of(small) == []
-    assert list(exchange_sentences(analysed(small))) == []
-    rows = list(
-        csv.DictReader(
-            io.StringIO(
-                csv_text(
-                    frame_of([analyse(small.study.name, small.study.plans(), small.study.collect())], "cells")
-                )
-            )
-        )
-    )
+    assert list(exchange_sentences(small.analysed())) == []
+    rows = list(csv.DictReader(io.StringIO(csv_text(frame_of([small.analysed()], "cells")))))
     assert {row["speed_up"] for row in rows} == {""}
 
 
@@ -424,17 +412,7 @@ def test_the_csv_has_the_speed_up_of_each_cell(planted, plant) -> None:
     plant({("ddp",): [10.0, 12.0]}, exposed_ms=4.0)
     plant({("ddp", "bf16", "ring", "2500"): [5.0, 6.0], ("ddp", "none", "default", "2500"): [10.0, 12.0]})
     planted.plan(repeats=2)
-    rows = list(
-        csv.DictReader(
-            io.StringIO(
-                csv_text(
-                    frame_of(
-                        [analyse(planted.study.name, planted.study.plans(), planted.study.collect())], "cells"
-                    )
-                )
-            )
-        )
-    )
+    rows = list(csv.DictReader(io.StringIO(csv_text(frame_of([planted.analysed()], "cells")))))
     by_name = {(row["compression"], row["link_mbit_per_s"]): row for row in rows}
     assert len(by_name) == 3
     other = by_name["bf16", "2500.0"]
@@ -451,7 +429,7 @@ def test_the_full_table_says_what_an_exchange_gains(planted, plant, full_rows) -
     plant({("ddp",): [10.0, 12.0]}, exposed_ms=4.0)
     plant({("ddp", "bf16", "ring"): [5.0, 6.0]}, exposed_ms=-1.0, payload_bytes=2 * 2**20)
     planted.plan(repeats=2)
-    dense, other = full_rows(analysed(planted))
+    dense, other = full_rows(planted.analysed())
     # 11 / 5.5.
     assert (other["strategy"], other["speed-up over dense"], other["verdict"]) == (
         "ddp + bf16, ring",

@@ -27,16 +27,12 @@ from reports.page.sections.scaling import throughput_chart
 from results.errors import UsageError
 
 
-def analysed(planted) -> StudyFigures:
-    return analyse(planted.study.name, planted.study.plans(), planted.study.collect())
-
-
 def test_a_study_is_loaded_as_the_tables_of_the_export_and_nothing_is_written(small) -> None:
     root = small.study.root
     before = sorted(root.rglob("*"))
     loaded = reports.load(root, usd_per_device_hour=3.6)
     assert sorted(root.rglob("*")) == before
-    plain = analysed(small)
+    plain = small.analysed()
     assert {name for name in TABLES if hasattr(loaded, name)} == set(TABLES)
     pd.testing.assert_frame_equal(loaded.runs, frame_of([plain], "runs"))
     # One device in 10 ms a step of 8 samples, at a cent in ten seconds.
@@ -93,7 +89,7 @@ def test_losses_are_a_table_with_the_step_and_the_samples_that_they_are_of(plant
 
 
 def test_latex_is_a_table_of_booktabs_with_a_row_a_point(small) -> None:
-    text = latex([analysed(small)])
+    text = latex([small.analysed()])
     lines = [line.strip() for line in text.splitlines()]
     for word in ("\\toprule", "\\midrule", "\\bottomrule", "\\end{table}"):
         assert lines.count(word) == 1
@@ -119,7 +115,7 @@ def test_signs_of_latex_are_printed_as_they_are() -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_drawings_are_files_of_the_width_of_their_style(small, style) -> None:
-    files = {one.name: one.data for one in figure_files(analysed(small), FORMS, style)}
+    files = {one.name: one.data for one in figure_files(small.analysed(), FORMS, style)}
     stems = {"gpt-nano-weak-b8", "gpt-nano-strong-b32"}
     assert files.keys() == {
         f"{stem}-{what}.{form}" for stem in stems for what in ("throughput", "efficiency") for form in FORMS
@@ -145,7 +141,7 @@ def test_drawings_have_the_colours_the_dashes_and_the_axis_of_the_page(new_study
     planted.plan()
     for cell in (cell for cells in series for cell in cells):
         planted.runs(cell, [10.0, 11.0, 12.0])
-    study = analysed(planted)
+    study = planted.analysed()
     chart = throughput_chart("name", study.curves, looks(study.curves), "ranks")
     assert chart is not None
     line = r'style="--c: var\(--(\w+)\)">\n?<polyline points="[^"]*"( stroke-dasharray)?'
@@ -185,7 +181,7 @@ def two(new_study, tmp_path) -> list[StudyFigures]:
         planted.plan()
         for cell in (*cells, *other):
             planted.runs(cell, [factor * ms for ms in (10.0, 11.0, 12.0)])
-        made.append(analysed(planted))
+        made.append(planted.analysed())
     return made
 
 
@@ -218,7 +214,7 @@ def test_in_several_studies_a_compressor_has_a_colour_and_a_study_a_dash(new_stu
         planted.plan()
         for cell in (cell for cells in series for cell in cells):
             planted.runs(cell, [10.0, 11.0, 12.0])
-        made.append(analysed(planted))
+        made.append(planted.analysed())
     svg = str(next(iter(shared_charts(side_by_side(made)))).svg)
     looks = re.findall(r'style="--c: ([^"]*)">\n?<polyline points="[^"]*"( stroke-dasharray="[^"]*")?', svg)
     assert len(looks) == len(set(looks)) == 4

@@ -7,9 +7,7 @@ import re
 import pytest
 
 from reports import fields
-from reports.analysis.study import analyse
 from reports.fields import NONE, Field
-from reports.page.render import render
 from reports.page.section import Table
 from reports.page.sections.table import table_section
 from results.statistics import Metric
@@ -43,14 +41,14 @@ def test_what_is_not_known_is_one_field() -> None:
 
 
 def test_the_page_sorts_by_the_value_and_not_by_what_is_printed_of_it(small) -> None:
-    figures = analyse(small.study.name, small.study.plans(), small.study.collect())
+    figures = small.analysed()
     section = table_section(figures)
     assert section is not None
     [table] = [block.data for block in section.blocks if isinstance(block, Table)]
     place = table.titles.index("step time, ms")
     values = [row[place].value for row in table.rows if row[place].value is not None]
     assert 12.5e6 in values
-    html = render(small.study, small.study.collect())
+    html = small.page()
     # Of the whole page: each value stands beside its text, unrounded.
     for row in table.rows:
         if row[place].value is not None:

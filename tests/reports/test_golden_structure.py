@@ -12,7 +12,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from reports.analysis.study import analyse
 from reports.page.render import render_figures
 
 GOLDEN = Path(__file__).parent / "golden" / "structure.txt"
@@ -53,7 +52,7 @@ class Outline(HTMLParser):
 
 
 def test_the_outline_is_the_golden_one(small, twenty_nights) -> None:
-    found = analyse(small.study.name, small.study.plans(), small.study.collect())
+    found = small.analysed()
     figures = replace(found, nights={"here": twenty_nights(next(iter(found.pools.values())).cell, "a cell")})
     outline = "\n".join(Outline(render_figures(figures)).lines) + "\n"
     if os.environ.get("GOLDEN") == "write":

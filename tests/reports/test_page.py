@@ -13,7 +13,7 @@ from html_page import Page
 
 from reports.analysis.study import analyse
 from reports.page.chart import log_ticks, nice_ticks
-from reports.page.render import render, render_figures
+from reports.page.render import render_figures
 from reports.page.tiles import tiles
 from results.outcome import Evidence, Outcome
 
@@ -37,7 +37,7 @@ SECTIONS = [
 
 
 def page_of(planted) -> Page:
-    return Page(render(planted.study, planted.study.collect()))
+    return Page(planted.page())
 
 
 def test_the_sections_stand_in_their_order(small) -> None:
@@ -64,7 +64,7 @@ def test_a_numeric_column_that_says_nothing_is_noticed() -> None:
 
 
 def test_a_definition_is_on_hover_where_a_heading_links_to_it(small) -> None:
-    html = render(small.study, small.study.collect())
+    html = small.page()
     head = re.search(r'<th scope="col" class="n" title="([^"]*)"><a href="#method-throughput">', html)
     assert head is not None
     # The first sentence of the definition, without its markup, and no more of it.
@@ -87,7 +87,7 @@ def test_ids_are_unique_and_every_inner_link_leads_somewhere(small) -> None:
 
 
 def test_the_page_loads_nothing_and_runs_its_own_script_alone(small) -> None:
-    html = render(small.study, small.study.collect())
+    html = small.page()
     page = Page(html)
     assert [href for href in page.hrefs if not href.startswith(("#", "data:"))] == []
     assert {"img", "iframe", "object", "image"} & set(page.tags) == set()
@@ -102,7 +102,7 @@ def test_the_page_loads_nothing_and_runs_its_own_script_alone(small) -> None:
 
 
 def test_every_drawing_has_a_title_and_a_description(small) -> None:
-    html = render(small.study, small.study.collect())
+    html = small.page()
     drawings = re.findall(r"<svg [^>]*>.*?</svg>", html, flags=re.DOTALL)
     # Efficiency, throughput, exposed communication and a budget, of weak and strong.
     assert len(drawings) == 8
@@ -113,7 +113,7 @@ def test_every_drawing_has_a_title_and_a_description(small) -> None:
 
 
 def test_every_point_says_its_value_interval_and_runs_and_leads_to_its_row(small) -> None:
-    html = render(small.study, small.study.collect())
+    html = small.page()
     points = re.findall(r'<a class="point" href="#([^"]+)" aria-label="([^"]+)"', html)
     rows = set(re.findall(r'<tr id="(cell-[^"]+)"', html))
     assert {href for href, _ in points} <= rows
@@ -141,13 +141,13 @@ def test_ticks_of_a_logarithmic_axis_are_1_2_and_5_of_each_decade() -> None:
 
 
 def test_the_same_study_gives_the_same_bytes(small) -> None:
-    first = render(small.study, small.study.collect())
+    first = small.page()
     small.study.forget_derived()
-    assert render(small.study, small.study.collect()) == first
+    assert small.page() == first
 
 
 def test_no_machine_number_reaches_the_reader(small) -> None:
-    html = render(small.study, small.study.collect())
+    html = small.page()
     seen = re.sub(r"<(style|script)>.*?</\1>|base64,[^\"]*", "", html, flags=re.DOTALL)
     assert not re.search(r"\b(nan|inf|None|NaN|True|False)\b", seen)
 
@@ -177,7 +177,7 @@ def test_hostile_texts_are_only_texts(tmp_path, new_study, new_timing, new_envir
     hostile = new_environment(host=bad, device_name=bad, nccl_settings={"NCCL_X": bad})
     study.run(cells[0], new_timing(step_ms=10, exposed_ms=1, unit=bad, warnings=[bad], environment=hostile))
     study.run(cells[1], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason=bad, environment=hostile))
-    html = render(study.study, study.study.collect())
+    html = study.page()
     page = Page(html)
     assert page.tags.count("script") == 1
     assert "img" not in page.tags
@@ -193,7 +193,7 @@ def test_names_that_matplotlib_would_hide_or_typeset_are_drawn(planted) -> None:
     planted.plan(repeats=1)
     for cell in cells:
         planted.runs(cell, [10.0])
-    html = render(planted.study, planted.study.collect())
+    html = planted.page()
     drawings = "".join(re.findall(r"<svg .*?</svg>", html, flags=re.DOTALL))
     assert re.search(r"<text[^>]*>_hidden\$x\^2\$</text>", drawings)
 
@@ -221,7 +221,7 @@ def test_a_study_of_skips_alone_renders(planted) -> None:
 
 def test_sizes_that_failed_are_marked_and_named_at_the_foot(small) -> None:
     # The weak series failed on 8.
-    html = render(small.study, small.study.collect())
+    html = small.page()
     assert html.count('class="gap"') >= 1
     assert 'aria-label="no result on 8: ddp: out of memory"' in html
     assert "Crosses at the foot: ddp on 8 (out of memory)." in html
@@ -237,7 +237,7 @@ def test_each_network_has_drawings_of_its_own(planted) -> None:
     planted.plan(repeats=1)
     for cell in (single, *cells):
         planted.runs(cell, [10.0])
-    html = render(planted.study, planted.study.collect())
+    html = planted.page()
     batch = "gpt-nano, batch 8 per replica"
     curves = html[html.index('<section id="curves"') : html.index('<section id="anatomy"')]
     titles = re.findall(r"<figcaption>(.*?): Efficiency", curves)
@@ -261,7 +261,7 @@ def test_a_study_of_stand_ins_alone_claims_nothing_on_the_first_screen(planted) 
     planted.plan(repeats=1)
     for cell in cells:
         planted.runs(cell, [20.0], evidence=Evidence.EMULATED)
-    html = render(planted.study, planted.study.collect())
+    html = planted.page()
     first = html[html.index('<section id="summary"') : html.index('<section id="best"')]
     assert "Every figure is emulated, so that nothing is said of scaling." in first
     assert '<p class="figure">none</p>' in first
@@ -286,7 +286,7 @@ def test_sizes_of_any_spacing_are_drawn(planted, new_timing, sizes) -> None:
     planted.plan(repeats=1)
     for cell in cells:
         planted.run(cell, new_timing(step_ms=10.0), sync=False)
-    html = render(planted.study, planted.study.collect())
+    html = planted.page()
     first = html[html.index('<svg class="chart"') : html.index("</svg>")]
     assert first.count('class="point"') == len(sizes)
 

@@ -16,7 +16,7 @@ import pytest
 
 from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import StudyVerdict, verdict
-from reports.page.render import render
+from reports.page.render import render_figures
 from results.recorded import LinkPeak, Operations, Recorded
 
 MS = 1_000_000
@@ -151,7 +151,7 @@ def report(planted, new_timing) -> Callable[..., Report]:
                 planted.run(cell, timing(new_timing, cell.gpus, plant(cell.gpus), rng), sync=False)
         results = planted.study.collect()
         study = analyse("study", planted.study.plans(), results)
-        return Report(verdict(study), lambda: render(planted.study, results))
+        return Report(verdict(study), lambda: render_figures(study))
 
     return made
 
