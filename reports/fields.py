@@ -34,7 +34,7 @@ NONE = Field(text.NOTHING)
 
 
 def shown(value: N | None, form: Callable[[N], str], unit: str = "") -> Field:
-    """A number in a form of one's own. One that is not finite is not sorted by."""
+    """Show a number in the given form. The page does not sort by a number that is not finite."""
     if value is None:
         return NONE
     return Field(form(value), value if math.isfinite(value) else None, unit)
@@ -61,7 +61,7 @@ def si(value: float | None, unit: str) -> Field:
 
 
 def percent(share: float | None) -> Field:
-    """Of a share of one."""
+    """Show a share of one as a percentage."""
     return shown(share, text.percent, "ratio")
 
 

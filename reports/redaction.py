@@ -1,8 +1,8 @@
 """A study without what names people and places, so that its report may be handed on.
 
 Hosts, users, paths, addresses, device ids and a scheduler's numbers become `node-1`, `user-1`, `path-1` and
-so on: the same thing is called the same in all texts of all studies that one `Redactor` is made for, and two
-things are never called alike. Versions, devices' marketing names, settings and the commit stay.
+so on: the same thing has the same name in all strings of all studies that one `Redactor` is made for, and two
+things never share a name. Versions, devices' marketing names, settings and the commit stay.
 
 It works on what a report is made from, before anything is made of it, so that no page, table or file has to
 think of it. Whatever is not on the list of fields that stay is read through.
@@ -63,12 +63,12 @@ _PATTERNS = (
     ("address", r"\b(?:\d{1,3}\.){3}\d{1,3}\b"),
     ("address", r"(?<![\w:])(?:[0-9A-Fa-f]{0,4}:){3,7}[0-9A-Fa-f]{1,4}(?![\w:])"),
 )
-"""What a thing is called, and what it looks like; where two begin alike, the first counts."""
+"""The kinds of names, with the patterns that find them; if two match at one place, the first counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a study's report is made from."""
+    """The input of a study's report."""
 
     name: str
     plans: Sequence[Plan]
@@ -77,11 +77,11 @@ class Told:
 
 @dataclass(slots=True)
 class Redactor:
-    """Calls the same thing the same, in all texts that it is given."""
+    """Gives the same thing the same name, in all strings that it is given."""
 
     pattern: re.Pattern[str]
     kinds: tuple[str, ...]
-    """Of the pattern's groups."""
+    """The kind of each group of the pattern."""
     names: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def study(self, told: Told) -> Told:
@@ -99,7 +99,7 @@ class Redactor:
         return self.pattern.sub(self._stand_in, text)
 
     def value(self, value: T) -> T:
-        """The same value, every text in it redacted but those of fields that stay."""
+        """Return the value with all its strings redacted, except the fields that stay."""
         return self._value(value)  # type: ignore[no-any-return]
 
     def _plan(self, plan: Plan, ids: dict[str, str]) -> Plan:
@@ -159,8 +159,8 @@ def redactor(
 ) -> Redactor:
     """One for all studies of a report; further hosts, users and paths are known to whoever asks.
 
-    Hosts are those of the runs, and their siblings: where there is a `gpu017`, `gpu018` is a host too. Users
-    are those whose home folders are named somewhere.
+    Hosts are the hosts of the runs, and their siblings: next to a `gpu017`, `gpu018` is a host too. Users
+    are the owners of home folders that are named somewhere.
     """
     found = list(studies)
     texts = [*paths, *(text for one in found for text in _texts([one.plans, one.results]))]
@@ -189,7 +189,7 @@ def _host_pattern(host: str) -> str:
 
 
 def _short(host: str) -> str:
-    """Without the domain; an address has none."""
+    """Remove the domain; an address is kept as it is."""
     lowered = host.lower()
     return lowered if re.fullmatch(r"[\d.:]+", lowered) else lowered.partition(".")[0]
 

@@ -37,12 +37,12 @@ class Column(Generic[Row]):
     """One column. It is exported if it has a `name`, and shown if it has a `title`."""
 
     value: Callable[[Row], Any] = field(compare=False)
-    """What the column has of a row; of an exported column None is unknown."""
+    """The value of a row; None in an exported column is unknown."""
     name: str = ""
     """Its name in CSV, Parquet and JSON, which contains the unit."""
     dtype: Dtype = "string"
     json: Callable[[Row], Any] | None = field(default=None, compare=False)
-    """What JSON has in place of the value: a figure together with its interval."""
+    """The value for JSON, if it differs: a figure together with its interval."""
     title: str = ""
     """The head that a reader sees."""
     form: Callable[[Any], Field] | Unit = field(default=Field, compare=False)
@@ -50,14 +50,14 @@ class Column(Generic[Row]):
     numeric: bool = False
     """Whether it is set flush right, in digits of one width."""
     anchor: str | None = None
-    """Where the report's method section defines the column."""
+    """The anchor of the column's definition in the report's method section."""
     hint: str = ""
     """The definition in a few words, shown while a pointer is over the head; empty for none."""
 
     def shown(self, rows: Sequence[Row]) -> tuple[Column[Row], list[Field]]:
         """The column with its unit in the head, and its field of each row.
 
-        Raises TypeError for what is no field, or a field without a text.
+        Raises TypeError for anything but a field with a text.
         """
         values = [self.value(row) for row in rows]
         if not isinstance(self.form, Unit):
@@ -94,7 +94,7 @@ class TextTable:
 
     @property
     def texts(self) -> tuple[tuple[str, ...], ...]:
-        """What a reader sees of the rows."""
+        """The text of each field, by row."""
         return tuple(tuple(one.text for one in row) for row in self.rows)
 
     def columns_at(self, places: Sequence[int]) -> TextTable:
@@ -106,7 +106,7 @@ class TextTable:
 
 
 def table(rows: Iterable[Row], columns: Sequence[Column[Row]]) -> TextTable:
-    """Every row through every column. Raises TypeError for what is no field, or a field without a text."""
+    """Show every row in every column. Raises TypeError for anything but a field with a text."""
     kept = list(rows)
     shown = [column.shown(kept) for column in columns]
     return TextTable(

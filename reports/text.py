@@ -15,7 +15,7 @@ from results.statistics import Metric
 DIGITS = 3
 MOST_DIGITS = 5
 NOTHING = "-"
-"""What a table shows where there is no value; the reason stands beside or below it."""
+"""The mark for a missing value; the reason is given in another column or below the table."""
 
 _DURATIONS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
@@ -31,11 +31,11 @@ class MetricText:
     ends: str | None
     """The ends of the interval in the unit of the value; None without one."""
     label: str
-    """What the ends are, or how few samples there were."""
+    """The kind of interval, or the number of samples that was too small for one."""
 
     @property
     def note(self) -> str:
-        """The interval and what it is, or what stands in its place."""
+        """The interval and its kind, or the number of samples if it is missing."""
         return self.label if self.ends is None else f"{self.ends}, {self.label}"
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ def listed(items: Sequence[str], *, most: int = 4, last: str = " and ") -> str:
 
 
 def devices_word(devices: Collection[Device]) -> str:
-    """What a size counts, as a table's heading: on a CPU device ranks, and it always says so."""
+    """Return the unit of a size as a table's heading; on a CPU it is ranks, and it always says so."""
     kinds = set(devices)
     if kinds == {"cpu"}:
         return "ranks (CPU)"

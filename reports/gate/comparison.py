@@ -1,4 +1,4 @@
-"""BASE against NEW: a verdict for each subject and metric, and what the whole comes to as an exit code."""
+"""Compare BASE with NEW: a verdict for each subject and metric, and the exit code of the comparison."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from results.baseline import Baseline, Exact, Subject
 
 
 class Verdict(StrEnum):
-    """What is said of one metric of one subject, or of the whole subject."""
+    """The result of comparing one metric of a subject, or the subject as a whole."""
 
     REGRESSED = "regressed"
     IMPROVED = "improved"
@@ -42,7 +42,7 @@ class Verdict(StrEnum):
     """It would fail, and a tracked file accepts it with a reason."""
     INCONCLUSIVE = "inconclusive"
     SHOWN = "shown"
-    """A metric without a margin: its figures stand there, and nothing is judged."""
+    """The metric has no margin: its figures are shown without a judgement."""
     INCOMPARABLE = "incomparable"
     MISSING = "missing"
     FAILED = "failed"
@@ -55,7 +55,7 @@ ORDER = (
     *(Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.ACCEPTED, Verdict.IMPROVED, Verdict.NEW),
     *(Verdict.UNCHANGED, Verdict.SHOWN),
 )
-"""What a reader must see first."""
+"""The order in which findings are shown: the most urgent first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Finding:
     reason: str
     """One sentence without a full stop; empty where the figures say it."""
     base: tuple[Exact, ...] = ()
-    """Of a timed metric the mean of the runs; of an exact one its values."""
+    """The mean over the runs for a timed metric, the values for an exact one."""
     new: tuple[Exact, ...] = ()
     effect: Effect | None = None
     margin: float | None = None
@@ -97,19 +97,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What is tolerated."""
+    """The tolerances of a comparison."""
 
     margins: Mapping[str, float]
-    """By metric, as shares; they go before the metric's own."""
+    """Margins by metric, as shares; they override the margin of the metric itself."""
     across: frozenset[str] = frozenset()
     """Facts that may differ, because their difference is what is asked about."""
     paired: Mapping[str, PairedSample] = field(default_factory=dict)
-    """By subject, pairs of runs that alternated; their step time is judged from these."""
+    """Pairs of alternating runs by subject. The step time of a subject is judged from its pairs."""
     looks: int = 1
     """How often the same comparison is made while its runs come in."""
     accepted: Mapping[str, str] = field(default_factory=dict)
-    """By metric, why its change is right: a verdict that would fail becomes `accepted`. `missing` is for
-    cells that NEW does not plan."""
+    """The reason why a change is right, by metric: a failing verdict becomes `accepted`. The key `missing`
+    is for cells that NEW does not plan."""
 
     def margin(self, metric: TimedMetric) -> float | None:
         return self.margins.get(metric.name, metric.margin)
@@ -117,15 +117,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All findings, the most telling first."""
+    """All findings, the most urgent first."""
 
     base: str
     new: str
     findings: tuple[Finding, ...]
     confidence: float
-    """Of each interval, after the correction for their number."""
+    """The confidence of each interval, after the correction for the number of intervals."""
     sample: str = "the run is the sample"
-    """What is independent of each other, a clause."""
+    """The independent sample, as a clause."""
     strict: bool = False
     """Whether what is inconclusive fails, too."""
 
@@ -392,7 +392,7 @@ def _paired(
 
 
 def _wanted_pairs(effect: Effect, margin: float, alpha: float) -> str:
-    """How many pairs would tell, a clause."""
+    """Say, as a clause, how many pairs would be enough for a verdict."""
     pairs, most = runs_that_tell(effect, margin, alpha, paired=True), LOOKS * PAIRS_A_LOOK
     if pairs is not None and pairs <= most:
         return f"about {pairs} would"
@@ -401,7 +401,7 @@ def _wanted_pairs(effect: Effect, margin: float, alpha: float) -> str:
 
 
 def _wanted(metric: TimedMetric, rules: Rules) -> str:
-    """What an interval needs that has too few figures."""
+    """Say what is missing for an interval with too few figures."""
     if not rules.paired:
         several = "files of pytest-benchmark in one folder" if metric.name == "time" else "--repeats"
         return f"an interval needs {FEWEST_RUNS} runs on each side ({several})"

@@ -1,4 +1,4 @@
-"""How large a change is, what it shows, and how many runs or pairs would tell.
+"""The size of a change, its verdict, and the number of runs or pairs that a verdict needs.
 
 An effect is a difference of logarithms of runs by Welch's t (the run is the sample: Kalibera & Jones, ISMM
 2013), or, for figures that may be near 0, a difference over BASE's step time. Confidence is that of the whole
@@ -6,8 +6,8 @@ comparison: with `rows` intervals each leaves out alpha / rows on either side (B
 
 Of launches that alternated, the pair is the independent sample: with identical code the quads of one pair
 vary about an offset that the two process groups keep as long as they live, so that an interval over quads
-reports changes that are none. Each pair gives one value, the mean of its quads; all pairs give a t interval
-of their mean.
+reports changes that do not exist. Each pair gives one value, the mean of its quads; all pairs give a t
+interval of their mean.
 
 The pairs are looked at up to `LOOKS` times. Each look has the same share of the error rate: alpha spending
 (Lan & DeMets, Biometrika 70, 1983, p. 659) with the function alpha * look / looks, and the bounds of the
@@ -39,7 +39,7 @@ MOST_RUNS = 1000
 
 
 class Change(StrEnum):
-    """What the runs of two sides show."""
+    """The verdict on a change between the runs of two sides."""
 
     REGRESSED = "regressed"
     IMPROVED = "improved"
@@ -80,7 +80,7 @@ def difference_effect(
 
 
 def judge(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Change:
-    """What an effect shows against the smallest change that matters.
+    """Judge an effect by the smallest change that matters.
 
     unchanged: the whole interval is within the margin. regressed, improved: the whole interval is beyond
     `QUIET` of the margin on that side, and not within the margin. Else inconclusive.
@@ -133,7 +133,7 @@ PAIRS_A_LOOK = 6
 FEWEST_PAIRS = 4
 """For an interval: three give a t of 2 degrees of freedom."""
 FEWEST_QUADS = 4
-"""Of a pair that counts, after those that others have spoiled are left out."""
+"""The fewest quads of a pair that counts, without those that other processes disturbed."""
 SPOILED_ABOVE = 0.25
 """The share of the launch's cores that others may take in a quad."""
 
@@ -143,7 +143,7 @@ class PairedSample:
     """The pairs of one cell."""
 
     logs: tuple[float, ...]
-    """Of each pair that counts: NEW's step time over BASE's, its logarithm."""
+    """The logarithm of NEW's step time over BASE's, for each pair that counts."""
     means: tuple[float, float]
     """Step times of BASE and NEW, in ns: geometric means over the blocks that count (all, if none does)."""
     spoiled: int = 0
@@ -184,7 +184,7 @@ def paired_sample(
 ) -> PairedSample | None:
     """The pairs of one cell, in order; None without any block.
 
-    `of` is the number of pairs that were run, with those in which a side never came to the cell.
+    `of` is the number of pairs that were run, including those in which a side never reached the cell.
     """
     ran = [(pair, cell) for pair, cell in pairs if cell.blocks]
     if not ran:
@@ -217,7 +217,7 @@ def paired_effect(logs: Sequence[float], alpha: float) -> Effect | None:
 
 
 def judge_pairs(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Change:
-    """As `judge`; what is not worse for certain needs no further pair, whether or not it is better."""
+    """Judge as `judge` does, except that an effect that is certainly not worse needs no further pair."""
     change = judge(effect, margin, lower_is_better=lower_is_better)
     worst = effect.high if lower_is_better else -effect.low
     if change is Change.INCONCLUSIVE and worst < margin:

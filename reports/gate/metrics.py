@@ -1,4 +1,4 @@
-"""What the gate compares of a run, with the side that is better and the margin that is tolerated."""
+"""The metrics that the gate compares, each with its better direction and its margin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from results.run import RunResult
 Better = Literal["lower", "higher", "neither"]
 
 LARGEST_SHARE = 1.0
-"""The largest margin that can be given, wherever it stands."""
+"""The largest margin that is accepted, from an option or from a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class TimedMetric:
     title: str
     unit: str
     read: Callable[[RunResult], float | None]
-    """Of one run; None where it has none."""
+    """Read the figure of one run; None if the run lacks it."""
     better: Better = "lower"
     margin: float | None = None
     """The smallest change that matters, as a share; None: shown, and judged only if a margin is given."""
@@ -45,7 +45,7 @@ class ExactMetric:
     read: Callable[[RunResult, Cell], Exact | None]
     better: Better = "lower"
     worse: str = "the counter differs"
-    """What a change for the worse means, as a sentence without a full stop."""
+    """The meaning of a change for the worse, as a sentence without a full stop."""
     same: tuple[str, ...] = ()
     """Facts of the machine that must be equal for the counter to be, even if they may differ otherwise."""
 
@@ -162,7 +162,7 @@ EXACT: Mapping[str, ExactMetric] = MappingProxyType(
 
 
 def read_margins(texts: tuple[str, ...]) -> dict[str, float]:
-    """Margins from texts such as `step_time=5%`, as shares. Raises UsageError that shows the form."""
+    """Read margins such as `step_time=5%` as shares. Raises a UsageError that shows the form."""
     margins = {}
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))

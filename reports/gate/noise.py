@@ -21,15 +21,15 @@ from results.thresholds import MetricNoise
 RUNS_A_SIDE = 10
 """The number of runs on each side that a written margin is for."""
 CERTAINTY = 0.8
-"""One-sided, with which the noise of a machine is no larger than what the margin assumes."""
+"""The one-sided probability that the noise of a machine is at most what the margin assumes."""
 LARGEST = 0.25
-"""A margin above this is not written: a gate that lets 25 % through is none."""
+"""The largest margin that is written: a gate that lets 25 % through is useless."""
 GATED = ("step_time", "peak_memory", "startup")
 """Metrics that get a margin. The others are parts or the inverse of these."""
 
 
 def noise(runs: Sequence[RunResult]) -> dict[str, MetricNoise]:
-    """By metric; those without a positive figure in `FEWEST_RUNS` runs are left out."""
+    """Measure the noise by metric, if `FEWEST_RUNS` runs have a positive figure of it."""
     found = {}
     for name, metric in TIMED.items():
         values = [value for run in runs if (value := metric.read(run)) is not None and value > 0]
@@ -55,7 +55,7 @@ def margin(known: MetricNoise, runs: int, rows: int) -> float:
 
 
 def margins(found: dict[str, MetricNoise]) -> dict[str, float]:
-    """By metric, as whole percents: none below the metric's own margin, none above `LARGEST`."""
+    """Choose margins by metric, in whole percents, between the default margin of the metric and `LARGEST`."""
     wanted = {
         name: max(
             TIMED[name].margin or 0.0,

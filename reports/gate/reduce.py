@@ -1,4 +1,4 @@
-"""What a gate compares, made of a study, of files of pytest-benchmark, or of the sides of many pairs.
+"""Baselines, the input of the gate, from a study, files of pytest-benchmark, or the sides of many pairs.
 
 Each file of pytest-benchmark (`--benchmark-json`) is one run of its benchmarks.
 """
@@ -124,7 +124,7 @@ def _facts(cell: Cell, run: RunResult) -> dict[str, str]:
 
 
 def _collectives(records: Sequence[RankRecord]) -> tuple[str, ...]:
-    """Of the first recorded step of rank 0; empty where nothing was recorded."""
+    """List the collectives of the first recorded step of rank 0; empty if it recorded none."""
     if not records or records[0].recorded is None:
         return ()
     rows = records[0].recorded.operations
@@ -154,7 +154,7 @@ class _Benchmark(msgspec.Struct):
 
 class _Cpu(msgspec.Struct):
     brand_raw: str | None = None
-    """Of a virtual machine often no more than `AMD EPYC`."""
+    """The brand of the CPU; a virtual machine often reports only `AMD EPYC`."""
     family: int | None = None
     model: int | None = None
     stepping: int | None = None

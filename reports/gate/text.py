@@ -23,7 +23,7 @@ from results.foreign_text import shortened, visible
 CONTENTS = ("cell", "metric", "figure", "runs")
 MOST_ROWS = 100
 MOST_CHARACTERS = 300
-"""Of a reason. Both in Markdown: a comment on GitHub holds 65,536 characters."""
+"""The most characters of a reason. Markdown has both limits: a comment on GitHub holds 65,536 characters."""
 NOT_LISTED = (Verdict.UNCHANGED, Verdict.SHOWN)
 
 
@@ -122,7 +122,7 @@ def method_text(comparison: Comparison) -> str:
 
 
 def baseline_sentences(kept: Baseline) -> list[str]:
-    """Where a baseline's figures come from, and its margins."""
+    """Describe the origin of a baseline's figures, and its margins."""
     told = [f"{kept.name}: commit {kept.commit or 'unknown'}, measured {kept.measured_at}"]
     cells: dict[str, list[str]] = {}
     for subject in kept.subjects:
@@ -142,7 +142,7 @@ def accepted_sentence(one: Acceptance) -> str:
 
 
 def baseline_rows(kept: Baseline) -> list[tuple[str, ...]]:
-    """What a baseline holds, by `CONTENTS`: counters and the means of timed metrics."""
+    """List the counters and the means of timed metrics in a baseline, in the columns `CONTENTS`."""
     found: list[tuple[str, ...]] = []
     for subject in kept.subjects:
         if subject.failed is not None:
@@ -278,7 +278,7 @@ def junit(comparison: Comparison) -> str:
 
 
 def github(comparison: Comparison) -> str:
-    """Workflow commands of GitHub Actions: errors and warnings, the most telling first."""
+    """Write workflow commands of GitHub Actions: errors and warnings, the most urgent first."""
     lines = []
     for level, verdicts in (("error", FAILING), ("warning", _SKIPPED)):
         found = [finding for finding in comparison.findings if finding.verdict in verdicts]
@@ -346,9 +346,9 @@ def _xml(text: str) -> str:
 
 
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 allows nowhere (section 2.2, Char)."""
+"""The characters that XML 1.0 forbids (section 2.2, Char)."""
 
 
 def _escaped(text: str) -> str:
-    """As the data of a workflow command; the log that shows it is a terminal."""
+    """Escape the data of a workflow command. The log that shows it is a terminal."""
     return visible(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))

@@ -1,4 +1,4 @@
-"""A history as series: what each metric of each cell was night after night, and where it changed.
+"""A history as series: the figure of each night for a metric and a cell, and the nights of its changes.
 
 The test for a change is made again every night, and never takes an answer back. Each night the median of the
 last 5 to 20 nights is compared with that of up to 30 nights before them, on logarithms, in units of the
@@ -52,7 +52,7 @@ class Step:
 
     @property
     def facts(self) -> dict[str, tuple[str, str]]:
-        """What changed in the environment there."""
+        """The facts of the environment that differ between the two nights."""
         return differing(self.before.facts, self.after.facts)
 
 
@@ -114,8 +114,8 @@ def _step(points: Sequence[Night], change: ChangePoint, metric: TimedMetric) -> 
 
 
 RECENT = (5, 7, 10, 14, 20)
-"""Nights that are held against what was before. Two disturbed nights of five are no change; longer windows
-see smaller steps, later."""
+"""The numbers of recent nights that are compared with the nights before. Two disturbed nights of five make no
+change; longer windows see smaller steps, later."""
 BEFORE = 30
 """Nights before them that count: further back, slow drift would become a step."""
 FEWEST_BEFORE = 8
@@ -127,7 +127,7 @@ SMALLEST = 0.03
 AROUND = 15
 """Nights of the running median that a night's noise is measured around."""
 MEDIAN_ERROR = 1.2533
-"""Standard error of a median over that of a mean, for normal noise: sqrt(pi / 2)."""
+"""Ratio of the standard errors of a median and of a mean, for normal noise: sqrt(pi / 2)."""
 LEAST_NOISE = 0.002
 """A series that hardly varies is not taken to be exact."""
 
@@ -197,8 +197,8 @@ def _place(logs: Floats, start: int, first: int, now: int) -> int:
 def _noise(logs: Floats) -> float:
     """Standard deviation of a night: the larger one of two that neither steps nor outliers raise.
 
-    From differences of neighbours, which sees the noise alone, and around a running median, which sees what
-    nights that are like their neighbours add.
+    One is from differences of neighbours, which see only the noise; the other is around a running median,
+    which sees what nights that are like their neighbours add.
     """
     around = np.median(
         np.lib.stride_tricks.sliding_window_view(np.pad(logs, AROUND // 2, mode="edge"), AROUND), axis=1

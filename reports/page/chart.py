@@ -1,7 +1,7 @@
 """Lines of points over sizes, as SVG written by hand, for the eye, the keyboard, paper and scripts.
 
-Each point is a link to its row of the full table and says its value, interval and runs. Places are computed
-here; the values stand beside them (`data-x`, `data-y`), so that the page's script can change an axis.
+Each point is a link to its row of the full table and shows its value, interval and runs. Places are computed
+here; the attributes `data-x` and `data-y` have the values, so that the page's script can change an axis.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LETTER = 6.1
 _LABEL_ROOM = (70.0, 175.0)
 _BETWEEN_LABELS = 13.0
 _MOST = 400
-"""Points of a line without marks: more than a screen tells apart."""
+"""The most points of a line without marks: a screen cannot show more."""
 _NARROW = 26.0
 """Labels of sizes nearer to each other than this share one."""
 
@@ -38,15 +38,15 @@ class Point:
     low: float | None = None
     high: float | None = None
     runs: tuple[float, ...] = ()
-    """Of each run; drawn as dots if there are several."""
+    """The value of each run; drawn as dots if there are several."""
     label: str = ""
-    """What it says on focus: the value, its interval and its runs."""
+    """The label on focus: the value, its interval and its runs."""
     href: str = ""
-    """Where it leads; empty for nowhere."""
+    """The target of its link; empty for no link."""
     hollow: bool = False
     """Emulated."""
     mark: str = ""
-    """Words beside a ring around it; empty for none."""
+    """The label of a ring around it; empty for no ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class Line:
     colour: str
     """The name of a variable of the page's style."""
     dash: str = ""
-    """As SVG has it; empty for a full line."""
+    """The SVG dash pattern; empty for a solid line."""
     points: tuple[Point, ...]
     start: tuple[float, float] | None = None
-    """Where it comes from: a point that it shares with other lines, without a mark."""
+    """The first vertex, which it shares with other lines and which has no mark."""
     plain: bool = False
-    """Without marks: of many points that are no cells."""
+    """Whether it has no marks: its many points do not represent cells."""
     pale: bool = False
     """Behind the others, and without a name."""
 
@@ -82,7 +82,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What is drawn."""
+    """The content of one drawing."""
 
     name: str
     """Unique on the page."""
@@ -328,7 +328,7 @@ def _marks(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
 
 
 def _label_places(wanted: Sequence[tuple[str, float]], chart: Chart) -> dict[str, float]:
-    """Direct labels beside the ends of their lines, moved apart where they would cover each other."""
+    """Place direct labels at the ends of their lines, and move apart those that would overlap."""
     ordered = sorted(wanted, key=lambda one: one[1])
     places: list[float] = []
     for _, place in ordered:

@@ -1,8 +1,8 @@
 """The columns of a study's tables: what each is called, its type and unit, and where its value is.
 
-An exported column is declared once, for CSV, Parquet and JSON by its name, and for the full table of the page
-by its title, unit and definition. The exported columns of a table are the same for every study, but for those
-of telemetry: what a device tells differs.
+A column is declared once, for CSV, Parquet and JSON by its name, and for the full table of the page by its
+title, unit and definition. The exported columns of a table are the same for every study, except those with
+telemetry, which depend on the devices.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def metric(
     *,
     ends: bool = True,
 ) -> tuple[Column[Any], ...]:
-    """A figure and the ends of its interval, which are shown beside a figure that is shown only if `ends`."""
+    """Declare a figure and the ends of its interval, which are shown with a shown figure if `ends`."""
     found = value if callable(value) else partial(at, value)
     low, high = (f"{title}, from", f"{title}, to") if title and ends else ("", "")
     return (
@@ -81,7 +81,7 @@ def metric(
 
 
 def joined(name: str, path: str, separator: str = " | ") -> Column[Any]:
-    """Several texts in one field; of a mapping `key: value` each. None if there are none."""
+    """Join several strings in one field, the items of a mapping as `key: value`; None for no strings."""
 
     def value(row: object) -> object:
         found = at(path, row)
@@ -93,17 +93,17 @@ def joined(name: str, path: str, separator: str = " | ") -> Column[Any]:
 
 
 def mean(name: str, path: str) -> Column[CellRow]:
-    """Of a cell: the mean of its counted runs."""
+    """Declare the mean over the counted runs of a cell."""
     return real(name, lambda row: row.mean(path))
 
 
 def largest(name: str, title: str) -> Column[CellRow]:
-    """Of a cell: the largest number of bytes of its counted runs."""
+    """Declare the largest number of bytes over the counted runs of a cell."""
     return whole(name, lambda row: row.largest(name), title, BYTES, "method-memory")
 
 
 def telemetry(runs: Iterable[RunResult]) -> Iterator[Column[RunRow]]:
-    """What the devices of some runs told, by name."""
+    """Declare a column for each name of telemetry in some runs."""
     for name in sorted({name for run in runs for name in run.telemetry}):
         yield real(f"telemetry_{name}", partial(_told, name))
 
@@ -259,11 +259,11 @@ CELLS = (
     ),
     real("loss_fixed", "figures.newest.loss_fixed"),
 )
-"""Of a planned cell, with or without figures."""
+"""The exported columns of a planned cell, with or without figures."""
 
 
 def _efficiency_shown(kind: Scaling) -> Iterator[Column[CellRow]]:
-    """The efficiency that a headline has, and why there is none."""
+    """Declare the efficiency of the headline, and the reason why none is claimed."""
 
     def claim(row: CellRow) -> Metric | None:
         point = row.weak if kind == "weak" else row.strong
@@ -291,7 +291,7 @@ def _part(part: BudgetPart, title: str, hint: str = "") -> Column[CellRow]:
 
 
 def _once(name: str, title: str) -> Column[CellRow]:
-    """Of the runs that have one: what is done once a launch is known of its first run alone."""
+    """Declare a mean over the runs that have the figure: what a launch does once only its first run has."""
 
     def value(row: CellRow) -> float | None:
         known = [
@@ -374,7 +374,7 @@ SHOWN = (
     _once("first_step_ns", "first step"),
     _once("startup_ns", "start-up"),
 )
-"""Of a planned cell, on the page alone."""
+"""The columns of a planned cell that only the page has."""
 PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "": ("label", "workload", "setting", "gpus", "batch_per_replica", "scaling", "outcome_words"),
@@ -408,7 +408,7 @@ _BY_NAME: Mapping[str, Column[CellRow]] = {column.name: column for column in (*C
 
 
 def declared(row: CellRow, *names: str) -> dict[str, Any]:
-    """What JSON has of a cell by these names: a figure is there with its interval."""
+    """Return the values that JSON has under these names; a figure includes its interval."""
     columns = [_BY_NAME[name] for name in names]
     return {column.name: (column.json or column.value)(row) for column in columns}
 
@@ -480,7 +480,7 @@ RUNS = (
     *(real(name, f"run.{name}") for name in (*_BUCKETS, "loss_fixed")),
     text("first_hash", "run.first_hash"),
 )
-"""Of a run, counted or not."""
+"""The columns of a run, counted or not."""
 
 RANKS = (
     *_CELL,
@@ -495,7 +495,7 @@ RANKS = (
     whole("wait_ns", _own("wait_ns")),
     whole("blocked_ns", _own("blocked_ns")),
 )
-"""Of a rank of a counted run."""
+"""The columns of a rank of a counted run."""
 
 LOSSES = (
     *_CELL,
@@ -505,7 +505,7 @@ LOSSES = (
     whole("samples"),
     real("loss"),
 )
-"""Of a loss of a counted run."""
+"""The columns of a loss of a counted run."""
 
 SKIPS = (
     text("study", "study.name"),
@@ -518,4 +518,4 @@ SKIPS = (
     text("rule", "skip.rule"),
     text("reason", "skip.reason"),
 )
-"""Of a point that is not run."""
+"""The columns of a point that is not run."""

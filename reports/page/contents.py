@@ -1,4 +1,4 @@
-"""The sections of a study's page, in their order: ours, and those of other packages."""
+"""The sections of a study's page, in their order: our own, then the sections of other packages."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ SECTIONS: Mapping[str, Maker] = MappingProxyType(
         "environment": environment_section,
     }
 )
-"""By anchor, from the answer over its reasons to what a reader looks up. Those of other packages follow, and
-then the definitions of all."""
+"""The sections by anchor, from the answer over its reasons to what a reader looks up. The sections of other
+packages follow, and then all definitions."""
 APPENDIX: Mapping[str, Maker] = MappingProxyType({"table": table_section})
 """Behind the definitions."""
 GROUP = "bench.sections"
@@ -89,7 +89,7 @@ def _added(study: StudyFigures) -> Iterator[Section]:
 
 
 def _section(extension: Extension, study: StudyFigures) -> Section | None:
-    """The section, or one that says why there is none: no other package can take a study's page away."""
+    """Make the section, or one with the error: another package must not cost a study its page."""
     try:
         make = extension.load()
         section = make(study) if callable(make) else make

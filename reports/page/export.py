@@ -4,8 +4,8 @@ A table has a row a cell, run, rank, loss or skip. Units are in the names of col
 
 A spreadsheet takes a text that begins like a formula for one, whatever it is quoted by. So a text in a CSV
 that begins with = + - @, an apostrophe, a tab or a line break has an apostrophe before it; to have the text
-back, take one leading apostrophe off. Every line break of a text is a line feed. Numbers are left alone, and
-so is Parquet. (OWASP, CSV Injection.)
+back, take one leading apostrophe off. Every line break of a text is a line feed. Numbers are not changed,
+and Parquet is not either. (OWASP, CSV Injection.)
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def export_table(studies: Sequence[StudyFigures], name: str, form: TableForm) ->
 
 
 def frame_of(studies: Sequence[StudyFigures], name: str) -> pd.DataFrame:
-    """The table called `name` of all studies; the column `study` tells them apart."""
+    """The table called `name` of all studies; the column `study` has the name of the study."""
     frames = []
     for study in studies:
         rows_of, columns = TABLES[name]
@@ -106,7 +106,7 @@ def _values(rows: Sequence[Any], column: Column[Any]) -> pd.Series:
 class Loaded:
     """The tables of one study or of several, with pandas' nullable types. Units are in the names of columns.
 
-    What a column is stands in docs/exports.md; a column is never renamed or given another meaning.
+    docs/exports.md describes the columns; a column is never renamed or given another meaning.
     """
 
     cells: pd.DataFrame
@@ -120,7 +120,7 @@ class Loaded:
     skips: pd.DataFrame
     """A row a point that was planned to be left out, with its reason."""
     figures: tuple[StudyFigures, ...]
-    """What the tables are made from, a study each: for `reports.analysis`, whose names may change."""
+    """The sources of the tables, one for each study: for `reports.analysis`, whose names may change."""
 
 
 def loaded(

@@ -1,6 +1,6 @@
 """Studies as one JSON document: cells with their figures and intervals, and the facts of the verdict.
 
-Its history: 1, the first. `docs/exports.md` says what stands in it.
+Its history: 1, the first. `docs/exports.md` describes its contents.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _efficiency(efficiency: Efficiency) -> Json:
 
 
 def _exchange(row: CellRow) -> Json | None:
-    """None where the workload's gradients are exchanged in one way alone."""
+    """Return None if the gradients of the workload are exchanged in only one way."""
     if row.exchange is None:
         return None
     return {

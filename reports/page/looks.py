@@ -1,4 +1,4 @@
-"""What pieces of work and cells are called, and how series look.
+"""The names of pieces of work and cells, and the looks of series.
 
 A strategy has a colour, what is done to its gradients has dashes: the same on the whole page.
 """
@@ -37,15 +37,15 @@ _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 4", "12 3", "6 2 1 2 1 2")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Of one series."""
+    """The look of one series."""
 
     colour: str
     dash: str
-    """As SVG has it; empty for a full line."""
+    """The SVG dash pattern; empty for a solid line."""
 
 
 Looks = Mapping[str, Look]
-"""By the exchange of a series: the same on the whole page, over every network."""
+"""Looks by the exchange of a series: the same on the whole page, over every network."""
 
 
 def looks(curves: Iterable[Curve]) -> Looks:
@@ -64,7 +64,7 @@ def looks(curves: Iterable[Curve]) -> Looks:
 
 
 def colours_over_studies(curves: Iterable[Curve]) -> Mapping[str, str]:
-    """By the exchange of a curve: where a dash is a study, compressors and collectives have colours too."""
+    """Choose a colour for each exchange: where a dash is a study, compressors need colours too."""
     exchanges = dict.fromkeys(curve.key.exchange for curve in curves)
     others = [exchange for exchange in exchanges if exchange != BASELINE_STRATEGY]
     colours = {exchange: COLOURS[place % len(COLOURS)] for place, exchange in enumerate(others)}
@@ -77,7 +77,7 @@ def study_dash(studies: Sequence[str], study: str) -> str:
 
 
 def cell_label(study: StudyFigures, cell: Cell) -> str:
-    """`ddp x 16, 8 / 128`: its strategy, size, batch per replica and global batch, and what else tells it."""
+    """`ddp x 16, 8 / 128`: its strategy, size, batch per replica and global batch, and its other settings."""
     setting = study.settings[setting_of(cell)]
     workloads = {pool.cell.workload for pool in study.pools.values()}
     workload = f"{cell.workload}, " if len(workloads) > 1 else ""
@@ -85,7 +85,7 @@ def cell_label(study: StudyFigures, cell: Cell) -> str:
 
 
 WorkCurves = tuple[str, tuple[Curve, ...]]
-"""What the curves share, in words, and the curves; one at least has a point."""
+"""The description of the shared work, and the curves, of which at least one has a point."""
 
 
 def works(study: StudyFigures) -> list[WorkCurves]:

@@ -165,7 +165,7 @@ def definitions(sections: Iterable[Section], *, cpu: bool) -> tuple[Definition, 
 
 
 def hints(defined: Iterable[Definition]) -> Mapping[str, str]:
-    """What the head of a column says on hover, by the anchor that it links to: the first sentence."""
+    """Return the first sentence of each definition by its anchor: heads of columns show it on hover."""
     return {one.anchor: first_sentence(one.text) for one in defined}
 
 

@@ -59,7 +59,7 @@ MUTED = "#6b7480"
 _PAGE_LINE = 2
 """Width of a line of the page, whose dashes have its unit."""
 _MOST_LINES = 9
-"""Lines of a drawing: more are not told apart. It says that it leaves some out; the page has all."""
+"""The most lines of a drawing: a reader cannot distinguish more. It says that others are left out."""
 _ROWS = 12
 """Rows of a drawing of ratios."""
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -83,7 +83,7 @@ class _Line:
     colour: str
     mark: str
     dash: str
-    """As SVG has it."""
+    """The SVG dash pattern."""
 
 
 def figure_files(study: StudyFigures, forms: Sequence[FileForm], style: Style) -> Iterator[FigureFile]:
@@ -105,7 +105,7 @@ def figure_files(study: StudyFigures, forms: Sequence[FileForm], style: Style) -
 def shared_figure_files(
     studies: Sequence[StudyFigures], forms: Sequence[FileForm], style: Style
 ) -> Iterator[FigureFile]:
-    """What several studies share, on the same axes: curves of equal work, and ratios of matched cells."""
+    """Draw several studies on the same axes: curves of equal work, and ratios of matched cells."""
     comparison = side_by_side(studies)
     taken: dict[str, int] = {}
     for those in comparison.pieces:
@@ -146,7 +146,7 @@ def _marked(named: Sequence[tuple[Curve, str, str, str]]) -> list[_Line]:
 def _curve_files(
     stem: str, lines: Sequence[_Line], forms: Sequence[FileForm], style: Style, *, y_axis: Axis
 ) -> Iterator[FigureFile]:
-    """Of many lines the fastest, and how many there are; `y_axis` is that of the throughputs."""
+    """Draw the fastest lines and note how many there are; `y_axis` is the axis of the throughputs."""
     ranked = sorted(lines, key=lambda line: line.curve.points[-1].figures.samples_per_s.value, reverse=True)
     shown = [line for line in lines if line in ranked[:_MOST_LINES]]
     left_out = f"the {len(shown)} fastest of {len(lines)} lines" if len(shown) < len(lines) else ""
@@ -163,7 +163,7 @@ def _files(
 
 
 def _stem(piece: Piece, taken: dict[str, int]) -> str:
-    """A name of its own: pieces that differ in a setting alone are numbered."""
+    """Return a unique name: pieces that differ only in a setting are numbered."""
     key = piece.curves[0].key
     words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{key.workload}-{key.kind}-b{key.batch}")[:80].strip("-.")
     taken[words] = taken.get(words, 0) + 1

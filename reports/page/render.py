@@ -55,12 +55,12 @@ class StudyPart:
 
 
 def _segments(text: str) -> list[str]:
-    """Where a short text may be broken: before an interval, before a compressor, and after a comma."""
+    """Split a short text at its line breaks: before an interval, before a compressor, and after a comma."""
     return text.replace(" (", "\n(").replace(" + ", "\n+ ").replace(", ", ",\n").split("\n")
 
 
 def _own_ids(html: str, prefix: str) -> Markup:
-    """A part of the page with `prefix` before its ids, and before them wherever the part refers to them.
+    """Put `prefix` before the ids of a part of the page, and before every reference of the part to them.
 
     In a text no attribute can be mistaken for one: its quotation marks are escaped.
     """

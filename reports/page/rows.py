@@ -39,7 +39,7 @@ class CellRow:
     memory: CellMemory | None
     predicted_peak_bytes: int | None
     peaks: LinkPeaks
-    """Of the links of the study."""
+    """The peak rates of the study's links."""
 
     @cached_property
     def network(self) -> CellCommunication | None:
@@ -62,7 +62,7 @@ class CellRow:
         return max(self._known(path), default=None)
 
     def mean(self, path: str) -> float | None:
-        """Over the counted runs; None if one of them has none."""
+        """Average over the counted runs; None if one of them lacks the figure."""
         known = self._known(path)
         return sum(known) / len(known) if known and len(known) == len(self.pool.runs) else None
 
@@ -172,7 +172,7 @@ def rank_rows(study: StudyFigures) -> list[RankRow]:
 
 
 def loss_rows(study: StudyFigures) -> list[LossRow]:
-    """Every loss of every counted run; of synthetic samples too, whose loss says nothing of learning."""
+    """List every loss of every counted run, including synthetic samples, whose loss shows no learning."""
     return [
         LossRow(study=study, cell=pool.cell, run=run, step=step, loss=loss)
         for pool in study.pools.values()
@@ -194,7 +194,7 @@ def _points(study: StudyFigures, kind: Scaling) -> dict[str, CurvePoint]:
 
 
 def at(path: str, value: object) -> object:
-    """What stands at a dotted path; None as soon as something on the way is None."""
+    """Follow a dotted path; None as soon as a step of it is None."""
     for name in path.split("."):
         if value is None:
             return None

@@ -1,7 +1,7 @@
-"""What the page is made of: sections, and the few kinds of block in them.
+"""The parts of a page: sections, and the few kinds of block in them.
 
 A section is made by a function of its module in `reports/page/sections/`; `contents.py` lists them in order.
-It says what it shows and defines what it names; how it looks is the business of the templates.
+It selects the content and defines the terms; the templates decide the look.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reports.text import NOTHING
 from results.foreign_text import visible
 
 _NO_VALUE = frozenset({NOTHING, "", "baseline"})
-"""What a column may say without telling anything: a baseline against itself is 1."""
+"""Values that carry no information: a baseline against itself is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Drawing:
     width: float
     """In pixels, at which its letters have the size of the page's."""
     note: str = ""
-    """What a reader must know beside the drawing; empty for nothing."""
+    """A note that a reader of the drawing needs; empty for no note."""
 
     def of(self, work: str) -> Drawing:
         """The same, its caption with the work in front."""
@@ -38,7 +38,7 @@ class Drawing:
 
 
 def safe(text: str) -> Markup:
-    """Text of others as it may stand in a drawing: escaped, and what acts without markup is shown."""
+    """Make foreign text safe for a drawing: escape markup, and show characters that act without it."""
     return escape(visible(text))
 
 
@@ -48,7 +48,7 @@ class Paragraph:
 
     text: str
     look: Literal["text", "plain", "finding", "none"] = "text"
-    """`plain`: small, for remarks; `finding`: what the figures below come to; `none`: nothing to show."""
+    """`plain`: small, for remarks; `finding`: a conclusion from figures; `none`: nothing to show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Table:
     row_ids: tuple[str, ...] = ()
     """Anchors of the rows; empty for none."""
     presets: tuple[str, ...] = ()
-    """Of each column the preset that it is in, empty for all; a reader chooses one. Empty: all are shown."""
+    """The preset of each column, of which a reader chooses one; an empty string: all. Empty: no presets."""
     shaded: bool = False
     """Whether figures have a ground that is darker the higher they are."""
 
@@ -128,7 +128,7 @@ class Tile:
     """A few words, set large."""
     lines: tuple[str, ...]
     anchor: str
-    """Of its definition."""
+    """The anchor of its definition."""
     alarm: bool = False
     """Whether something of it must be looked at."""
 
@@ -147,7 +147,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to type, after the reason."""
+    """A command to type, after the reason for it."""
 
     why: str
     text: str
@@ -162,14 +162,14 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Blocks beside each other, where there is room."""
+    """Blocks side by side, if there is room."""
 
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A drawing, and blocks beside it."""
+    """A drawing with blocks at its side."""
 
     drawing: Drawing | None
     title: str
@@ -195,7 +195,7 @@ Block = (
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a number is: an entry of the method section, to which headings of columns link."""
+    """The definition of a number: an entry of the method section, to which headings of columns link."""
 
     anchor: str
     """`method-` and a name, unique on the page."""
@@ -211,7 +211,7 @@ class Section:
     title: str
     blocks: tuple[Block, ...]
     definitions: tuple[Definition, ...] = ()
-    """Of the numbers that it alone shows."""
+    """Definitions of the numbers that no other section shows."""
 
     def __post_init__(self) -> None:
         """Raises TypeError for a block of no kind that the page can show."""

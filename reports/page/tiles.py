@@ -22,7 +22,7 @@ from results.statistics import Metric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What the first screen is about: one workload under one rule of scaling."""
+    """A subject of the first screen: one workload under one rule of scaling."""
 
     bought: SizeToBuy
     scaling: Scalability | None
@@ -48,7 +48,7 @@ class Shown:
 
 
 def shown(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> list[Shown]:
-    """Of all sizes to buy, in their order."""
+    """Return the subjects of all sizes to buy, in their order."""
     found, several = [], len({bought.workload for bought in sizes}) > 1
     for bought in sizes:
         scaling = scalability(study, bought.workload, bought.scaling)
@@ -99,7 +99,7 @@ def _size(all_shown: Sequence[Shown]) -> Tile:
 
 
 def _left_out(points: Sequence[str]) -> Iterator[str]:
-    """What was not chosen from, and why not, with the first of each kind."""
+    """Name the points that could not be chosen, and why, with the first of each kind."""
     unproven = [point for point in points if point.endswith(f"({UNPROVEN})")]
     other = [point for point in points if point not in unproven]
     if other:
@@ -112,8 +112,8 @@ def _left_out(points: Sequence[str]) -> Iterator[str]:
 
 
 def _because(reasons: Iterable[str]) -> str:
-    """` (runs on exactly 1 GPU; 2 other reasons)`: the most frequent reason, or both of two; empty where
-    there is none."""
+    """` (runs on exactly 1 GPU; 2 other reasons)`: the most frequent reason, or both of two; empty for
+    no reasons."""
     counted = [reason for reason, _ in Counter(reasons).most_common()]
     if not counted:
         return ""
@@ -154,7 +154,7 @@ def _at_both_ends(choice: Purchase | None, value: Metric) -> tuple[str, str]:
 
 
 def _claim(one: Shown) -> tuple[Metric | None, str, str]:
-    """The efficiency, what it is against (or why there is none), and where."""
+    """Return the efficiency, its baseline (or the reason why it is missing), and its place."""
     choice = one.bought.choice
     if choice is not None:
         where = f"{choice.strategy} on {choice.gpus:,}, {one.short}"
@@ -210,7 +210,7 @@ def _where(one: Shown, cost: CellCost) -> str:
 
 
 def _price(study: StudyFigures, cost: CellCost) -> Iterator[str]:
-    """The price with its date and range, or why there is none."""
+    """Describe the price with its date and range, or the reason why it is missing."""
     quote = cost.quote
     if quote is None:
         yield f"no cost: {cost.absent}"

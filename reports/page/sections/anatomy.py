@@ -50,7 +50,7 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
 
 
 def _rows(curves: Sequence[Curve]) -> Labelled:
-    """By size the fastest, and plain ddp where that is another."""
+    """Choose the fastest of each size, and plain ddp if it is not the fastest."""
     found: dict[str, tuple[str, CellBudget]] = {}
     for size in sorted({point.gpus for curve in curves for point in curve.points}):
         here = [(curve, one) for curve in curves for one in curve.points if one.gpus == size]
@@ -65,7 +65,7 @@ def _rows(curves: Sequence[Curve]) -> Labelled:
 
 
 def _remarks(study: StudyFigures) -> Iterator[str]:
-    """What a reader of the bars must know, each once."""
+    """List the remarks that a reader of the bars needs, each once."""
     cells = list(study.cells.values())
     synthetic = sum(cell.cell.synthetic for cell in cells)
     if synthetic:
@@ -88,7 +88,7 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
 
 
 def _encoding(study: StudyFigures, budgets: Sequence[CellBudget]) -> Iterator[str]:
-    """How much of compute is no training: blocks without the exchange encode and decode too.
+    """Say how much of compute is encoding: blocks without the exchange encode and decode too.
 
     The recorder takes waiting for it off compute, so that only the method on-off has it there.
     """

@@ -21,7 +21,7 @@ from reports.text import NOTHING, listed, number
 
 _MOST_TIES = 3
 _FEWEST_ROWS = 2
-"""Of a map: one strategy beside the single device stands in the table already."""
+"""The fewest rows of a map: the table already has one strategy and the single device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from results.outcome import Evidence
 from results.statistics import Metric
 
 ByCell = Mapping[str, CellCommunication]
-"""By the id of the cell."""
+"""Communication by the id of its cell."""
 _DISTURBS_ABOVE = 0.10
 """Share by which the recorder may slow a step before it is said."""
 
@@ -63,7 +63,7 @@ def _findings(study: StudyFigures, peaks: LinkPeaks, cells: Sequence[CellCommuni
 
 
 def exchange_sentences(study: StudyFigures) -> Iterator[str]:
-    """What compressors, collectives and strategies gain or lose against the dense exchange of the same work,
+    """Say what compressors, collectives and strategies gain or lose over the dense exchange of the same work,
     and why some are not judged."""
     for part in exchange_parts(study):
         network = "" if part.link == NO_LINK else f", {part.link} links"
@@ -77,7 +77,7 @@ def exchange_sentences(study: StudyFigures) -> Iterator[str]:
 
 
 def _worst_cells(study: StudyFigures, peaks: LinkPeaks) -> list[str]:
-    """Of each piece of work the cell with a finding that has the largest share exposed."""
+    """Choose, for each piece of work, the cell with a finding that has the largest exposed share."""
     worst: dict[str, None] = {}
     for _, curves in works(study):
         points = [point.figures for curve in curves for point in curve.points]
@@ -89,7 +89,7 @@ def _worst_cells(study: StudyFigures, peaks: LinkPeaks) -> list[str]:
 
 
 def _remarks(study: StudyFigures, cells: Sequence[CellCommunication]) -> Iterator[str]:
-    """Where two methods disagree and where the recorder disturbs: the worst of each, and how many more."""
+    """Name the cell in which two methods disagree most, and the one that the recorder slows most."""
     apart = [one for one in cells if one.disagreement_ns]
     if apart:
         worst = max(apart, key=lambda one: abs(one.disagreement_ns or 0.0) / one.figures.step_ns.value)
@@ -120,7 +120,7 @@ def _disagreement(one: CellCommunication) -> str:
 
 
 def _recorder_share(one: CellCommunication) -> float:
-    """What the recorder adds to a step, as a share of it."""
+    """Return the time that the recorder adds to a step, as a share of the step."""
     recorded = one.mean("step_ns")
     return 0.0 if recorded is None else recorded / one.figures.step_ns.value - 1
 
@@ -219,7 +219,7 @@ DEFINITIONS = (
 
 
 def speed_up_definition(smallest: float) -> Definition:
-    """For the table of all cells, with the smallest effect that is told."""
+    """Define the speed-up in the table of all cells, with the smallest effect that is reported."""
     return Definition(
         "method-speed-up",
         "Speed-up over the dense exchange",

@@ -51,7 +51,7 @@ class _Row:
 
 
 def comparison_section(comparison: SideBySide) -> Section:
-    """What the studies share, and what they do not."""
+    """Make the section of the work that the studies share, and of the work that they do not."""
     blocks: list[Block] = [Paragraph(_ABOUT), Bullets(comparison.findings)]
     drawings = tuple(shared_charts(comparison))
     if drawings:
@@ -71,7 +71,7 @@ def comparison_section(comparison: SideBySide) -> Section:
 
 
 def comparison_table(comparison: SideBySide) -> TextTable:
-    """One row a shared cell and study, those of one cell together."""
+    """One row for each shared cell and study; the rows of a cell are together."""
     rows = [_Row(shared.cell, entry) for shared in comparison.cells for entry in shared.entries]
     settings = setting_labels(row.cell for row in rows)
     return table(rows, _columns(rows, settings))
@@ -113,7 +113,7 @@ def _ratio(row: _Row) -> Field:
 
 
 def _interval(entry: CellInStudy) -> str:
-    """What the interval is over: fewer runs on one side do not make it a range of so few."""
+    """Describe the sample of the interval: if one side has fewer runs, it is not a range of those few."""
     there, here = (side.of for side in entry.disturbed)
     if there == here == 1:
         return "1 run each"
@@ -133,7 +133,7 @@ def _differs(row: _Row) -> str:
 
 
 def shared_charts(comparison: SideBySide) -> Iterator[Drawing]:
-    """Of each piece of work that several studies have: the throughputs, and the ratios where cells match."""
+    """Draw, for each shared piece of work, the throughputs, and the ratios of matched cells."""
     for number, those in enumerate(comparison.pieces):
         curves = [(one.study, curve) for one in those for curve in one.piece.curves]
         first = curves[0][1]

@@ -1,4 +1,4 @@
-"""Correctness: how each cell was checked, and what training came to where the data is real.
+"""Correctness: how each cell was checked, and the losses that training reached on real data.
 
 Training loss is drawn by step: one drawing for a piece of work at one size.
 """

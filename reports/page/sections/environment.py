@@ -23,7 +23,7 @@ _NAMED = 3
 """Cells or runs named of those with one remark."""
 _PLACEMENT = "nodes x devices a node"
 _OWN = ("runs", _PLACEMENT)
-"""What a scaling study changes on purpose."""
+"""The facts that a scaling study changes on purpose."""
 
 
 def environment_section(study: StudyFigures) -> Section:
@@ -92,7 +92,7 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
 
 
 def allocations_finding(drift: Drift) -> str:
-    """What the comparison of allocations comes to."""
+    """Say how far the allocations differ."""
     finding = (
         f"Each of {len(drift.allocations)} allocations timed the cell {drift.cell_id} on one of its devices: "
         f"from {drift.lowest:.3f} to {drift.highest:.3f} of their median. A difference between cells of "
@@ -121,7 +121,7 @@ def _warnings(study: StudyFigures) -> Mapping[str, Mapping[str, Cell]]:
 
 
 def environment_table(study: StudyFigures) -> TextTable:
-    """One column an environment whose runs stand in figures, one row a fact."""
+    """One column for each environment whose runs are counted, one row for each fact."""
     facts = [_facts(group) for group in _environments(study)]
     heads = ["environment"] if len(facts) == 1 else [f"environment {n}" for n in range(1, len(facts) + 1)]
     columns: list[Column[str]] = [words("fact", lambda name: name)]

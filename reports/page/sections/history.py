@@ -112,7 +112,7 @@ _DEFINITIONS = (
 
 
 _SCALES = {"ns": (1e6, ", ms"), "bytes": (2**20, ", MiB")}
-"""What a unit of the axis is of a metric's unit, and its name."""
+"""The unit of the axis, in units of the metric, and its name."""
 
 
 def night_curve(trend: Trend, *, name: str) -> Drawing:

@@ -160,7 +160,7 @@ def _against_prediction(study: StudyFigures, memories: Sequence[CellMemory]) -> 
 
 
 def _not_predicted(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[str]:
-    """The workloads without a prediction, and why they have none."""
+    """Name the workloads without a prediction, and the reason."""
     predicted = {one.cell.workload for one in memories if one.predicted_bytes is not None}
     for workload, why in study.unpredicted.items():
         if workload not in predicted:

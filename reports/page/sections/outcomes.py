@@ -21,7 +21,7 @@ _NAMED = 6
 
 
 _Group = tuple[str, int, Sequence[str], str]
-"""What one rule or reason left without a figure: outcome, number of points, their names, reason."""
+"""The points that one rule or reason left without a figure: outcome, their number, their names, reason."""
 
 
 def outcomes_section(study: StudyFigures) -> Section:
@@ -48,7 +48,7 @@ def outcomes_section(study: StudyFigures) -> Section:
 def _without_figure(study: StudyFigures) -> Iterator[_Group]:
     """Cells that failed, and runs that were lost.
 
-    A run that trained its cell to the end has no step time, and nothing is missing.
+    A run that trained its cell to the end has no step time, but it is not a failure.
     """
     ended = {cell_id for cell_id, one in study.training.items() if one.log.ended is not None}
     several = len({pool.cell.workload for pool in study.pools.values()}) > 1
@@ -96,7 +96,7 @@ class SkippedPoints:
 
 
 def global_batches(plans: Sequence[Plan]) -> dict[tuple[str, int], int]:
-    """Of strong series, by workload and `--batch-size`: a skip has no more than these of its series."""
+    """The global batch of strong series, by workload and `--batch-size`, the two facts that a skip has."""
     return {
         (series.workload, series.batch_size): series.global_batch
         for plan in plans

@@ -1,4 +1,4 @@
-"""Cells that differ in one setting alone, which the user named as the subject (`--compare-over`)."""
+"""Cells that differ only in the setting that the user asked about (`--compare-over`)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def over_section(study: StudyFigures) -> Section | None:
 
 
 def over_table(study: StudyFigures) -> TextTable:
-    """A row a value of the axis that the study is compared over, those of one way to train together."""
+    """One row for each value of the axis; the rows of one way to train are together."""
     assert study.compare_over is not None
     groups = over_groups(study, study.compare_over)
     rows = [_Row(group, row) for group in groups for row in group.rows]

@@ -1,7 +1,7 @@
 """Ranks: the exceptions, that is who is persistently slow, and what waiting for them costs.
 
-The heat map has a strip a cell and a place a rank, coloured by its compute beside the cell's median. It is
-written by hand, since matplotlib takes some hundred bytes a rank: ranks of one class in a row are one stroke
+The heat map has a strip a cell and a place a rank, coloured by its compute relative to the cell's median. It
+is written by hand, since matplotlib takes some hundred bytes a rank: ranks of one class in a row are one stroke
 of one path a class, about eight bytes. Classes differ in opacity, so that they keep their order in grey, on
 paper and in the dark; persistently slow ranks carry a mark.
 """
@@ -79,7 +79,7 @@ _WIDTH, _STRIP, _LABEL, _MARK = 390.0, 9.0, 11.0, 8.0
 _ROW = _LABEL + _STRIP + _MARK
 _TICK_ROW, _SCALE_ROW = 15.0, 24.0
 _WIDEST = 30.0
-"""Of a rank, so that two ranks are no banner."""
+"""The largest width of a rank, so that two ranks do not fill the drawing."""
 _SWATCH = 31.0
 _TICKS = 8
 
@@ -88,7 +88,7 @@ MapRow = tuple[str, Stragglers]
 
 
 def rank_map(rows: Sequence[MapRow], devices: str) -> Drawing:
-    """The map, by number of ranks: what stands in one column of cells of one size is one rank."""
+    """Draw the map, by number of ranks: for cells of one size, a column is one rank."""
     rows = sorted(rows, key=lambda row: row[1].ranks)
     sizes = list(dict.fromkeys(found.ranks for _, found in rows))
     among = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
@@ -160,7 +160,7 @@ def _look(kind: int, what: str) -> str:
 
 
 def _scale(top: float) -> Iterator[str]:
-    """What the colours and the mark are."""
+    """Draw the legend of the colours and of the mark."""
     kinds = range(-len(STEPS), len(STEPS) + 1)
     for place, kind in enumerate(kinds):
         look = _look(kind, "fill") if kind else "fill: var(--rule)"

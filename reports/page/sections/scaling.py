@@ -220,7 +220,7 @@ def _missing(curves: Sequence[Curve]) -> tuple[tuple[float, str], ...]:
 
 
 def _note(curves: Sequence[Curve]) -> str:
-    """What is missing, in words."""
+    """Describe the missing results."""
     gone = [
         f"{curve.key.label} on {gap.gpus:,} ({(gap.outcome or '').replace('_', ' ')})"
         for curve in curves

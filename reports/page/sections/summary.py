@@ -1,6 +1,6 @@
 """The first screen: what was asked and where it ran, four tiles, one drawing, and what to run next.
 
-The drawing has three sentences beside it: where growing stops paying, why, and how sure that is.
+Three sentences follow the drawing: where growing stops paying, why, and how sure that is.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
 
 
 def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
-    """Where it stops paying, why, and how sure that is.
+    """Say where growing stops paying, why, and how sure that is.
 
-    Of the strategy that is chosen; else of plain data parallelism, or the best.
+    The subject is the chosen strategy; else plain data parallelism, or the best.
     """
     bought, scaling = first.bought, first.scaling
     reach = (scaling.dense or scaling.largest) if scaling else None

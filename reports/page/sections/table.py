@@ -30,11 +30,11 @@ _EXPLAINED = (
     *cost.DEFINITIONS,
     *correctness.DEFINITIONS,
 )
-"""Of the sections that draw what the table lists; one of them may have nothing to draw."""
+"""The definitions of the sections that draw what the table lists: a section may be missing."""
 
 
 def table_section(study: StudyFigures) -> Section | None:
-    """The last of the page; None where nothing is planned."""
+    """Make the last section of the page; None if no cell is planned."""
     rows = cell_rows(study)
     if not rows:
         return None

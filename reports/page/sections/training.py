@@ -163,7 +163,7 @@ def _losses(one: TrainedCell) -> list[tuple[float, float]]:
 
 
 def _norms(one: TrainedCell) -> list[tuple[float, float]]:
-    """Of the last step of each row, before it was clipped."""
+    """The norm in the last step of each row, before clipping."""
     return [(row.step, row.gradient_norm) for row in one.log.steps if row.gradient_norm is not None]
 
 
@@ -172,7 +172,7 @@ def _metric(one: TrainedCell, metric: str) -> list[tuple[float, float]]:
 
 
 def _throughputs(one: TrainedCell) -> list[tuple[float, float]]:
-    """Of the row of steps that ends at each step."""
+    """The throughput of the row of steps that ends at each step."""
     rows = one.log.steps
     before = [0, *(row.samples for row in rows)]
     return [
