@@ -15,14 +15,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from results.plan import Plan
 from results.run import RunResult
-
-T = TypeVar("T")
 
 KEPT_FIELDS = frozenset(
     {"run_id", "launch_id", "fingerprint", "code_hash", "commit", "user_commit", "names_hash"}
@@ -86,68 +84,63 @@ class Redactor:
 
     def study(self, told: Told) -> Told:
         """The same study without what names people and places. Cells that hold a path get another id."""
-        cells = {cell.id: self._value(cell) for plan in told.plans for cell in plan.cells}
-        ids = {old: new.id for old, new in cells.items()}
+        ids = {cell.id: self.value(cell).id for plan in told.plans for cell in plan.cells}
         return Told(
             name=self.text(told.name),
             plans=[self._plan(plan, ids) for plan in told.plans],
-            results=[self._result(result, ids) for result in told.results],
+            results=[
+                msgspec.structs.replace(
+                    self.value(result), cell_id=ids.get(result.cell_id) or self.text(result.cell_id)
+                )
+                for result in told.results
+            ],
         )
 
     def text(self, text: str) -> str:
         """The text with stand-ins in it."""
         return self.pattern.sub(self._stand_in, text)
 
-    def value(self, value: T) -> T:
-        """Return the value with all its strings redacted, except the fields that stay."""
-        return self._value(value)  # type: ignore[no-any-return]
-
     def _plan(self, plan: Plan, ids: dict[str, str]) -> Plan:
         series = tuple(
-            msgspec.structs.replace(self._value(one), cells=tuple(ids[cell_id] for cell_id in one.cells))
+            msgspec.structs.replace(self.value(one), cells=tuple(ids[cell_id] for cell_id in one.cells))
             for one in plan.series
         )
         predicted = {ids[cell_id]: size for cell_id, size in plan.predicted_bytes.items()}
         # Of words that a user typed, or that a user's model failed with, nobody knows what they tell.
+        redacted: Plan = self.value(msgspec.structs.replace(plan, series=()))
         return msgspec.structs.replace(
-            self.value(msgspec.structs.replace(plan, series=())),
+            redacted,
             series=series,
             predicted_bytes=predicted,
             command=(),
             unpredicted={},
         )
 
-    def _result(self, result: RunResult, ids: dict[str, str]) -> RunResult:
-        cell_id = ids.get(result.cell_id) or self.text(result.cell_id)
-        return msgspec.structs.replace(self.value(result), cell_id=cell_id)
-
-    def _value(self, value: Any) -> Any:
+    def value(self, value: Any) -> Any:
+        """Return the value with all its strings redacted, except the fields that stay."""
         if isinstance(value, str):
             return value if isinstance(value, Enum) else self.text(value)
         if isinstance(value, msgspec.Struct):
             fields = {name: getattr(value, name) for name in value.__struct_fields__}
-            changed = {name: self._value(one) for name, one in fields.items() if name not in KEPT_FIELDS}
+            changed = {name: self.value(one) for name, one in fields.items() if name not in KEPT_FIELDS}
             return msgspec.structs.replace(value, **changed)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            parts = {one.name: self._value(getattr(value, one.name)) for one in dataclasses.fields(value)}
+            parts = {one.name: self.value(getattr(value, one.name)) for one in dataclasses.fields(value)}
             return dataclasses.replace(value, **parts)
         if isinstance(value, dict):
             # Keys are names of fields, phases and settings.
-            return {key: self._value(one) for key, one in value.items()}
+            return {key: self.value(one) for key, one in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._value(one) for one in value)
+            return type(value)(self.value(one) for one in value)
         return value
 
     def _stand_in(self, match: re.Match[str]) -> str:
         kind = self.kinds[(match.lastindex or 1) - 1]
         # A sentence's full stop is not the path's.
         found = match[0].rstrip(".") or match[0]
-        return self._name(kind, found) + match[0][len(found) :]
-
-    def _name(self, kind: str, found: str) -> str:
         key = (kind, _short(found) if kind == "node" else found)
         number = sum(other == kind for other, _ in self.names) + 1
-        return self.names.setdefault(key, f"{kind}-{number}")
+        return self.names.setdefault(key, f"{kind}-{number}") + match[0][len(found) :]
 
 
 def redactor(
@@ -165,7 +158,8 @@ def redactor(
     found = list(studies)
     texts = [*paths, *(text for one in found for text in _texts([one.plans, one.results]))]
     results = [result for one in found for result in one.results]
-    known_hosts = {*hosts, *(host for result in results for host in _hosts(result))}
+    known_hosts = {*hosts, *(host for result in results for host in result.hosts)}
+    known_hosts |= {result.environment.host for result in results if result.environment}
     known_users = {*users, *(user for text in texts for user in _HOME.findall(text))}
     nodes = sorted((host for host in known_hosts if _tells(host)), key=lambda host: (-len(host), host))
     parts = [
@@ -192,10 +186,6 @@ def _short(host: str) -> str:
     """Remove the domain; an address is kept as it is."""
     lowered = host.lower()
     return lowered if re.fullmatch(r"[\d.:]+", lowered) else lowered.partition(".")[0]
-
-
-def _hosts(result: RunResult) -> tuple[str, ...]:
-    return (*result.hosts, result.environment.host) if result.environment else result.hosts
 
 
 def _tells(name: str) -> bool:

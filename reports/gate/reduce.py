@@ -5,7 +5,7 @@ Each file of pytest-benchmark (`--benchmark-json`) is one run of its benchmarks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -14,8 +14,8 @@ import msgspec
 
 from reports.analysis.pooling import Pool, differing, machine_facts, pool
 from reports.analysis.series import setting_labels, setting_of
-from reports.gate.metrics import EXACT, TIMED, TimedMetric
-from results.baseline import Baseline, Exact, Subject
+from reports.gate.metrics import EXACT, TIMED
+from results.baseline import Baseline, Subject
 from results.cell import Cell, StepPolicy
 from results.errors import SchemaError, StoreError, UsageError, bench_call
 from results.label import label
@@ -75,16 +75,26 @@ def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
     if settings:
         name += f", {settings}"
     if not runs:
-        lost = pooled.lost[-1] if pooled.lost else None
-        why = (
-            NOT_RUN
-            if lost is None
-            else f"{lost.outcome.replace('_', ' ')}: {lost.reason or 'no reason is known'}"
-        )
+        why = NOT_RUN
+        if pooled.lost:
+            lost = pooled.lost[-1]
+            why = f"{lost.outcome.replace('_', ' ')}: {lost.reason or 'no reason is known'}"
         return Subject(key=subject_key(cell), label=name, failed=why)
     newest = runs[-1]
-    values = {name: _samples(metric, runs) for name, metric in TIMED.items()}
-    counters = {name: _different(metric.read(run, cell) for run in runs) for name, metric in EXACT.items()}
+    # The figures of runs, or of launches, that are independent of each other.
+    by_launch = list({run.launch_id: run for run in runs}.values())
+    values = {
+        name: tuple(
+            value
+            for run in (by_launch if metric.of_launch else runs)
+            if (value := metric.read(run)) is not None
+        )
+        for name, metric in TIMED.items()
+    }
+    counters = {
+        name: tuple(dict.fromkeys(count for run in runs if (count := metric.read(run, cell)) is not None))
+        for name, metric in EXACT.items()
+    }
     return Subject(
         key=subject_key(cell),
         label=name,
@@ -96,16 +106,6 @@ def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
         run_ids=tuple(run.run_id for run in runs),
         disturbed=sum(run.disturbed for run in runs),
     )
-
-
-def _samples(metric: TimedMetric, runs: Sequence[RunResult]) -> tuple[float, ...]:
-    """The figures of runs, or of launches, that are independent of each other."""
-    chosen = {run.launch_id if metric.of_launch else run.run_id: run for run in runs}
-    return tuple(value for run in chosen.values() if (value := metric.read(run)) is not None)
-
-
-def _different(values: Iterator[Exact | None]) -> tuple[Exact, ...]:
-    return tuple(dict.fromkeys(value for value in values if value is not None))
 
 
 def _facts(cell: Cell, run: RunResult) -> dict[str, str]:
@@ -185,29 +185,7 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
     Raises SchemaError for a file of another kind, UsageError for files of several machines.
     """
     read = {path: _read(path) for path in paths}
-    _require_one_machine(name, {path: _machine_of(file) for path, file in read.items()})
-    moments = {path: _moment(file, path) for path, file in read.items()}
-    files = [read[path] for path in sorted(read, key=lambda path: moments[path])]
-    times: dict[str, list[float]] = {}
-    for file in files:
-        for benchmark in file.benchmarks:
-            times.setdefault(benchmark.fullname, []).append(benchmark.stats.median * 1e9)
-    newest = files[-1]
-    known = _machine_of(newest)
-    return Baseline(
-        name=name,
-        measured_at=max(moments.values()),
-        commit=newest.commit_info.id,
-        dirty=newest.commit_info.dirty,
-        subjects=tuple(
-            Subject(key=key, label=key, facts=known, timed={"time": tuple(values)}, runs=len(values))
-            for key, values in times.items()
-        ),
-    )
-
-
-def _require_one_machine(name: str, facts: Mapping[Path, Mapping[str, str]]) -> None:
-    (first, expected), *others = facts.items()
+    (first, expected), *others = ((path, _machine_of(file)) for path, file in read.items())
     for path, found in others:
         unlike = [
             f"{fact} is {before} in {first.name}, {after} in {path.name}"
@@ -217,6 +195,24 @@ def _require_one_machine(name: str, facts: Mapping[Path, Mapping[str, str]]) -> 
             raise UsageError(
                 f"{name} holds runs of several machines ({'; '.join(unlike)}): give each a folder of its own"
             )
+    moments = {path: _moment(file, path) for path, file in read.items()}
+    files = [read[path] for path in sorted(read, key=lambda path: moments[path])]
+    times: dict[str, list[float]] = {}
+    for file in files:
+        for benchmark in file.benchmarks:
+            times.setdefault(benchmark.fullname, []).append(benchmark.stats.median * 1e9)
+    newest = files[-1]
+    facts = _machine_of(newest)
+    return Baseline(
+        name=name,
+        measured_at=max(moments.values()),
+        commit=newest.commit_info.id,
+        dirty=newest.commit_info.dirty,
+        subjects=tuple(
+            Subject(key=key, label=key, facts=facts, timed={"time": tuple(values)}, runs=len(values))
+            for key, values in times.items()
+        ),
+    )
 
 
 def _machine_of(file: _File) -> dict[str, str]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from reports.analysis.pooling import differing
 from reports.gate.metrics import TIMED, TimedMetric
-from results.baseline import Baseline, Subject
+from results.baseline import Baseline
 from results.statistics import Floats
 
 WATCHED = ("step_time", "time")
@@ -84,23 +84,17 @@ def _of(machine: str, nights: Sequence[Baseline], name: str) -> Iterator[Trend]:
     labels: dict[str, str] = {}
     for night in nights:
         for subject in night.subjects:
-            point = _point(night, subject, name)
-            if point is not None:
+            value = median(subject.timed.get(name) or (0.0,))
+            if value > 0:
+                point = Night(
+                    measured_at=night.measured_at, commit=night.commit, value=value, facts=subject.facts
+                )
                 series.setdefault(subject.key, []).append(point)
                 labels[subject.key] = subject.label
     for key, points in series.items():
         found = change_points([point.value for point in points])
         steps = tuple(_step(points, change, TIMED[name]) for change in found)
         yield Trend(machine=machine, label=labels[key], metric=TIMED[name], nights=tuple(points), steps=steps)
-
-
-def _point(night: Baseline, subject: Subject, name: str) -> Night | None:
-    values = subject.timed.get(name)
-    if not values or median(values) <= 0:
-        return None
-    return Night(
-        measured_at=night.measured_at, commit=night.commit, value=median(values), facts=subject.facts
-    )
 
 
 def _step(points: Sequence[Night], change: ChangePoint, metric: TimedMetric) -> Step:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -63,8 +63,16 @@ TAKEN = frozenset({*SECTIONS, *TRAINED, *APPENDIX, "method"})
 
 
 def contents(study: StudyFigures) -> tuple[Section, ...]:
-    """Every section that this study has something for. Raises ExtensionError if two have one name."""
-    return (*_made(TRAINED if _only_trained(study) else SECTIONS, study), *_added(study))
+    """Make every section that this study has something for; the name of another package's is its anchor.
+
+    Raises ExtensionError if two have one name.
+    """
+    made = [*_made(TRAINED if _only_trained(study) else SECTIONS, study)]
+    for name, extension in extensions(GROUP, TAKEN).items():
+        section = _section(extension, study)
+        if section is not None:
+            made.append(replace(section, anchor=name))
+    return tuple(made)
 
 
 def appendix(study: StudyFigures) -> tuple[Section, ...]:
@@ -78,14 +86,6 @@ def _only_trained(study: StudyFigures) -> bool:
 
 def _made(makers: Mapping[str, Maker], study: StudyFigures) -> tuple[Section, ...]:
     return tuple(section for make in makers.values() if (section := make(study)) is not None)
-
-
-def _added(study: StudyFigures) -> Iterator[Section]:
-    """The sections of other packages, by name, each with its name for an anchor."""
-    for name, extension in extensions(GROUP, TAKEN).items():
-        section = _section(extension, study)
-        if section is not None:
-            yield replace(section, anchor=name)
 
 
 def _section(extension: Extension, study: StudyFigures) -> Section | None:

@@ -113,7 +113,10 @@ def escaped(text: str) -> str:
 
 
 def _latex_table(study: StudyFigures) -> str:
-    table = _told_columns(headline_table(study))
+    table = headline_table(study)
+    places = range(len(table.titles))
+    # Without columns that no row has something in.
+    table = table.columns_at([n for n in places if {row[n] for row in table.texts} - {NOTHING, ""}])
     if not table.rows:
         return f"% {escaped(study.name)}: no cell has a figure\n"
     columns = "".join("r" if column.numeric else "l" for column in table.columns)
@@ -133,14 +136,9 @@ def _latex_table(study: StudyFigures) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _told_columns(table: TextTable) -> TextTable:
-    """Without columns that no row has something in."""
-    places = range(len(table.titles))
-    return table.columns_at([n for n in places if {row[n] for row in table.texts} - {NOTHING, ""}])
-
-
 def _caption(study: StudyFigures) -> str:
-    made = {name: made_from(study, name).sentence for name in _workloads(study)}
+    workloads = dict.fromkeys(one.cell.workload for one in study.cells.values())
+    made = {name: made_from(study, name).sentence for name in workloads}
     several = len(made) > 1
     told = " ".join(f"{name}: {text}" if several else text for name, text in made.items() if text is not None)
     ends = (
@@ -148,10 +146,6 @@ def _caption(study: StudyFigures) -> str:
         "efficiency."
     )
     return " ".join(part for part in (f"Scaling of {escaped(study.name)}.", escaped(told), ends) if part)
-
-
-def _workloads(study: StudyFigures) -> Iterator[str]:
-    yield from dict.fromkeys(one.cell.workload for one in study.cells.values())
 
 
 def _row(texts: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ They share axes: throughputs of equal work, and how each matched cell compares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,7 @@ from reports import fields
 from reports.analysis.effect import claim_rule
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.scaling import Curve, CurvePoint
-from reports.analysis.series import SeriesSetting, setting_labels, setting_of
+from reports.analysis.series import setting_labels, setting_of
 from reports.analysis.side_by_side import CellInStudy, SideBySide
 from reports.fields import NONE, Field
 from reports.page.chart import Chart, Line, Point, Rule, drawn, interval_point
@@ -74,13 +74,13 @@ def comparison_table(comparison: SideBySide) -> TextTable:
     """One row for each shared cell and study; the rows of a cell are together."""
     rows = [_Row(shared.cell, entry) for shared in comparison.cells for entry in shared.entries]
     settings = setting_labels(row.cell for row in rows)
-    return table(rows, _columns(rows, settings))
-
-
-def _columns(rows: list[_Row], settings: Mapping[SeriesSetting, str]) -> list[Column[_Row]]:
     size = devices_word({row.cell.device for row in rows} or {"cuda"})
     setting: Column[_Row] = words("setting", lambda row: settings[setting_of(row.cell)])
-    return [
+
+    def efficiency(row: _Row) -> Field:
+        return NONE if row.entry.efficiency is None else efficiency_field(row.entry.efficiency)
+
+    columns: list[Column[_Row]] = [
         words("workload", lambda row: row.cell.workload),
         words("strategy", lambda row: label(row.cell)),
         *([setting] if any(settings.values()) else []),
@@ -92,15 +92,12 @@ def _columns(rows: list[_Row], settings: Mapping[SeriesSetting, str]) -> list[Co
         figures(
             "throughput", lambda row: fields.figure(row.entry.figures.throughput), anchor="method-throughput"
         ),
-        figures("efficiency", _efficiency, anchor="method-efficiency"),
+        figures("efficiency", efficiency, anchor="method-efficiency"),
         figures("against the first", _ratio, anchor=_AGAINST_FIRST),
         words("differs in", _differs, anchor=_AGAINST_FIRST),
         words("runs", lambda row: runs_text(row.entry.figures), anchor="method-evidence"),
     ]
-
-
-def _efficiency(row: _Row) -> Field:
-    return NONE if row.entry.efficiency is None else efficiency_field(row.entry.efficiency)
+    return table(rows, columns)
 
 
 def _ratio(row: _Row) -> Field:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from operator import itemgetter
 
 from markupsafe import Markup
 
@@ -12,7 +12,7 @@ from reports.analysis.pooling import machine_facts
 from reports.analysis.study import StudyFigures
 from reports.page.looks import cell_label
 from reports.page.section import Block, Bullets, Definition, Facts, Paragraph, Section
-from reports.table import Column, TextTable, table, words
+from reports.table import TextTable, table, words
 from reports.text import NOTHING, count, listed, moment, size
 from results.cell import Cell
 from results.environment import Environment
@@ -124,13 +124,8 @@ def environment_table(study: StudyFigures) -> TextTable:
     """One column for each environment whose runs are counted, one row for each fact."""
     facts = [_facts(group) for group in _environments(study)]
     heads = ["environment"] if len(facts) == 1 else [f"environment {n}" for n in range(1, len(facts) + 1)]
-    columns: list[Column[str]] = [words("fact", lambda name: name)]
-    columns += [words(head, partial(_fact, fact)) for head, fact in zip(heads, facts, strict=True)]
-    return table(facts[0] if facts else (), columns)
-
-
-def _fact(facts: Mapping[str, str], name: str) -> str:
-    return facts.get(name) or NOTHING
+    rows = [(name, *(fact.get(name) or NOTHING for fact in facts)) for name in (facts[0] if facts else ())]
+    return table(rows, [words(head, itemgetter(n)) for n, head in enumerate(("fact", *heads))])
 
 
 def _environments(study: StudyFigures) -> list[list[RunResult]]:

@@ -1,9 +1,9 @@
 """Ranks: the exceptions, that is who is persistently slow, and what waiting for them costs.
 
 The heat map has a strip a cell and a place a rank, coloured by its compute relative to the cell's median. It
-is written by hand, since matplotlib takes some hundred bytes a rank: ranks of one class in a row are one stroke
-of one path a class, about eight bytes. Classes differ in opacity, so that they keep their order in grey, on
-paper and in the dark; persistently slow ranks carry a mark.
+is written by hand, since matplotlib takes some hundred bytes a rank: ranks of one class in a row are one
+stroke of one path a class, about eight bytes. Classes differ in opacity, so that they keep their order in
+grey, on paper and in the dark; persistently slow ranks carry a mark.
 """
 
 from __future__ import annotations
