@@ -193,7 +193,8 @@ def unlike_devices(environments: Sequence[Environment]) -> list[str]:
 
 def unlike_nodes(environments: Sequence[Environment]) -> list[str]:
     """What the nodes of one run do not share: `the nodes differ in cores: 8 (node-a), 4 (node-b)`."""
-    machines = {environment.host: environment.machine() for environment in environments}
+    of_hosts = {environment.host: environment for environment in environments}
+    machines = {host: environment.machine() for host, environment in of_hosts.items()}
     sentences = []
     for fact in next(iter(machines.values()), {}):
         hosts: dict[str, list[str]] = {}

@@ -29,24 +29,42 @@ MOST_BYTES = 2**30
 """A larger file of a study is not read: it was not written by bench, and would fill the memory."""
 
 
-def opened(path: Path) -> FileIO:
+def opened(path: Path | str) -> FileIO:
     """Open a regular file to read.
 
     Raises OSError, also for anything else: to open a FIFO may wait for ever, and a device may have no end.
     """
-    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return file
+    return FileIO(_opened(path)[0])
 
 
-def read(path: Path) -> bytes:
-    """The content of a regular file. Raises OSError, also for one of more than `MOST_BYTES`."""
-    with opened(path) as file:
-        if os.fstat(file.fileno()).st_size > MOST_BYTES:
+def _opened(path: Path | str) -> tuple[int, int]:
+    """Open a regular file to read. Return its descriptor and its size; raises OSError as `opened` does."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode):
+        return descriptor, found.st_size
+    os.close(descriptor)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read(path: Path | str) -> bytes:
+    """Return the content of a regular file. Raises OSError, also for one of more than `MOST_BYTES`.
+
+    A study may have 100,000 files of a few KiB: the system calls are made here, because a file object makes
+    four more.
+    """
+    descriptor, size = _opened(path)
+    try:
+        if size > MOST_BYTES:
             raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB", str(path))
-        return file.readall()
+        parts = []
+        while part := os.read(descriptor, size + 1):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
 
 
 def no_follow(name: str, flags: int) -> int:

@@ -5,7 +5,6 @@ Durations are integer nanoseconds, sizes integer bytes; `None` is unknown and ha
 
 from __future__ import annotations
 
-from collections.abc import Sized
 from typing import Literal
 
 import msgspec
@@ -33,14 +32,9 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Mean loss of this rank's samples; None where it was not finite."""
 
     def __post_init__(self) -> None:
-        columns: tuple[Sized, ...] = (
-            self.data_ns,
-            self.forward_ns,
-            self.backward_ns,
-            self.optimizer_ns,
-            self.loss,
-        )
-        if {len(self.step_ns)} != {len(column) for column in columns}:
+        # Written out, because a study may have 100,000 records.
+        alike = len(self.step_ns) == len(self.data_ns) == len(self.forward_ns) == len(self.backward_ns)
+        if not alike or not len(self.step_ns) == len(self.optimizer_ns) == len(self.loss):
             lengths = {name: len(getattr(self, name)) for name in self.__struct_fields__}
             raise ValueError(f"the columns differ in length: {lengths}")
 
@@ -58,9 +52,13 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
     share of the time between steps, which older records left out: the sum is the block's time."""
 
     def __post_init__(self) -> None:
-        blocks = ("on_first_ns", "off_first_ns", "off_second_ns", "on_second_ns")
-        lengths = [len(getattr(self, name)) for name in blocks]
-        if len(set(lengths)) > 1:
+        lengths = [
+            len(self.on_first_ns),
+            len(self.off_first_ns),
+            len(self.off_second_ns),
+            len(self.on_second_ns),
+        ]
+        if lengths != lengths[:1] * 4:
             raise ValueError(f"the blocks of the quads differ in number: {lengths}")
         if self.off_step_ns and len(self.off_step_ns) != 2 * self.steps * lengths[0]:
             raise ValueError(

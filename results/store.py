@@ -17,9 +17,14 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import re
 import secrets
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +32,7 @@ import msgspec
 
 from results import files, schemas
 from results.cell import Cell
-from results.derivation.run_result import derive
+from results.derivation.run_result import derive, run_outcome
 from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Outcome
@@ -41,6 +46,7 @@ from results.training_log import TrainingLog
 T = TypeVar("T")
 TRAINING = "training"
 """The folder beside those of a cell's runs."""
+_RANK_NAME = re.compile(r"rank-[0-9]{5}\.json")
 
 
 def utc_now() -> str:
@@ -255,12 +261,16 @@ class Study:
 
     def rank_records(self, cell_id: str, run_id: str) -> list[RankRecord]:
         """The records of one run. Raises SchemaError for a file that belongs elsewhere or is damaged."""
-        paths = sorted(self.run_folder(cell_id, run_id).glob("rank-[0-9][0-9][0-9][0-9][0-9].json"))
+        # Names instead of paths: a study may have 100,000 records, and to make a Path of each takes long.
+        folder, names = str(self.run_folder(cell_id, run_id)), []
+        with suppress(OSError), os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if _RANK_NAME.fullmatch(entry.name))
         records = []
-        for path in paths:
+        for name in names:
+            path = f"{folder}/{name}"
             record = schemas.RANK_RECORD.read(path)
             place = (record.cell_id, record.run_id, _rank_name(record.rank))
-            if place != (cell_id, run_id, path.name):
+            if place != (cell_id, run_id, name):
                 raise SchemaError(
                     f"{path} is of cell {record.cell_id}, run {record.run_id}, rank {record.rank}: "
                     f"it was copied here; move it away"
@@ -331,23 +341,29 @@ class Study:
         files.replace(self.root / "index.jsonl", b"".join(line + b"\n" for line in lines), in_study=True)
         return results
 
-    def results(self, *, keep: bool = False, cells: Set[str] | None = None) -> list[RunResult]:
-        """Every run of the study, or of these cells; writes nothing unless what is derived is to be kept."""
+    def results(
+        self, *, keep: bool = False, cells: Set[str] | None = None, figures: bool = True
+    ) -> list[RunResult]:
+        """Every run of the study, or of these cells; writes nothing unless what is derived is to be kept.
+
+        Without `figures`, runs that were not derived before have only what `run_outcome` gives.
+        """
         attempts = self.attempts()
-        found = []
-        for cell_id in self.cell_ids():
-            if cells is not None and cell_id not in cells:
-                continue
-            cell = self.cell(cell_id)
-            for run_id in self.run_ids(cell_id):
-                found.append(self._result(cell, run_id, attempts.get(run_id), keep=keep))
-        return found
+        wanted = [cell_id for cell_id in self.cell_ids() if cells is None or cell_id in cells]
+        with _without_collector():
+            return [
+                self._result(cell, run_id, attempts.get(run_id), keep=keep, figures=figures)
+                for cell in map(self.cell, wanted)
+                for run_id in self.run_ids(cell.id)
+            ]
 
     def result(self, cell_id: str, run_id: str, attempt: Attempt | None) -> RunResult:
         """One run, which `attempt` had to do; kept."""
         return self._result(self.cell(cell_id), run_id, attempt, keep=True)
 
-    def _result(self, cell: Cell, run_id: str, attempt: Attempt | None, *, keep: bool) -> RunResult:
+    def _result(
+        self, cell: Cell, run_id: str, attempt: Attempt | None, *, keep: bool, figures: bool = True
+    ) -> RunResult:
         path = self.run_folder(cell.id, run_id) / "run.json"
         kept = _kept(path)
         # A folder that was copied under another name holds another run's result: it counts once.
@@ -355,7 +371,8 @@ class Study:
         if kept is not None and own and _still_holds(kept, path) and not _lacks_startup(kept, attempt):
             return kept
         try:
-            result = derive(cell, run_id, self.rank_records(cell.id, run_id), attempt)
+            from_records = derive if figures else run_outcome
+            result = from_records(cell, run_id, self.rank_records(cell.id, run_id), attempt)
         except NewerSchemaError:
             raise
         except StoreError as error:
@@ -378,6 +395,18 @@ class Study:
             ) from error
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the collector of cycles from looking at records, which have no cycles, again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _rank_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
@@ -386,7 +415,8 @@ def _still_holds(kept: RunResult, path: Path) -> bool:
     """Whether a complete run's rank files are all there, and none was written after what is at `path`."""
     try:
         derived_ns = path.stat().st_mtime_ns
-        written = [rank.stat().st_mtime_ns for rank in path.parent.glob("rank-*.json")]
+        with os.scandir(path.parent) as entries:
+            written = [one.stat().st_mtime_ns for one in entries if fnmatchcase(one.name, "rank-*.json")]
     except OSError:
         return False
     return kept.ranks_present == kept.ranks_expected == len(written) and max(written, default=0) <= derived_ns

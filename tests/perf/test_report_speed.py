@@ -1,14 +1,17 @@
-"""Speed and memory of collecting and reporting a large study: 100 cells x 256 ranks x 200 steps.
+"""Speed and memory of reading large studies; the figures are kept in the benchmark's record, not asserted.
 
-The target is 30 s and 1 GiB; the figures are kept in the benchmark's record, not asserted.
+Collecting and reporting 100 cells x 256 ranks x 200 steps: the target is 30 s and 1 GiB. The first
+`bench status` of 2,000 cells x 64 ranks, which are 128,000 files: 10 s of CPU.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -84,3 +87,35 @@ def test_collecting_and_reporting_a_large_study(large: Study, benchmark: Benchma
     found = benchmark.pedantic(report, setup=large.forget_derived, rounds=1)
     benchmark.extra_info.update(found)
     assert found["ok"] == CELLS
+
+
+@pytest.mark.slow
+def test_the_first_status_of_a_study_with_many_files(
+    generator: ModuleType, benchmark: BenchmarkFixture, amount: Callable[..., int], tmp_path: Path
+) -> None:
+    cells, ranks = amount(2000, brief=20), amount(64, brief=2)
+    planted = generator.PlantedStudy(tmp_path / "study", device="cuda")
+    series = [
+        planted.series("weak", f"ddp:bucket_mb={1 + place % 20}.0", [ranks], batch=1 + place // 20)[0]
+        for place in range(cells)
+    ]
+    planted.plan(repeats=1)
+    for place, cell in enumerate(series):
+        planted.run(cell, generator.Timing(step_ms=100 + place, exposed_ms=12.3, steps=20), sync=False)
+    used_s = []
+
+    def status() -> subprocess.CompletedProcess[str]:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            [sys.executable, "-m", "harness.cli", "status", "--json", str(planted.study.root)],
+            capture_output=True,
+            text=True,
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return done
+
+    # Status writes nothing, so that each round is a first one.
+    done = benchmark.pedantic(status, rounds=amount(3, brief=1))
+    benchmark.extra_info["cpu_s"] = used_s
+    assert [cell["others"][:4] for cell in json.loads(done.stdout)["cells"]] == ["1 ok"] * cells

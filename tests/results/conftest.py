@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,10 @@ import pytest
 from builders import a_cell, an_environment
 
 from results.cell import Cell
-from results.derivation.run_result import derive
+from results.derivation.run_result import derive, run_outcome
 from results.environment import Environment
+from results.errors import SchemaError
+from results.launch import Attempt
 from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, RankRecord, StepColumns, Work
 from results.run import RunResult
@@ -118,8 +121,22 @@ def two(cell_of: Callable[..., Cell], record_of: Callable[..., RankRecord]) -> C
             {name: value[rank] if isinstance(value, tuple) else value for name, value in fields.items()}
             for rank in range(2)
         ]
-        return derive(cell, "run-1", [record_of(cell, rank, **each[rank]) for rank in range(2)], None)
+        return derived(cell, [record_of(cell, rank, **each[rank]) for rank in range(2)])
 
+    return run
+
+
+def derived(cell: Cell, records: Sequence[RankRecord], attempt: Attempt | None = None) -> RunResult:
+    """Derive a run with its figures. Without them it must have the same end, or raise the same error."""
+    try:
+        run = derive(cell, "run-1", records, attempt)
+    except SchemaError as error:
+        with pytest.raises(SchemaError, match=re.escape(str(error))):
+            run_outcome(cell, "run-1", records, attempt)
+        raise
+    outcome = run_outcome(cell, "run-1", records, attempt)
+    for name in ("outcome", "reason", "proof", "started_at", "environment", "evidence", "ranks_present"):
+        assert getattr(outcome, name) == getattr(run, name)
     return run
 
 

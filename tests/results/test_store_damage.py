@@ -143,7 +143,9 @@ def test_a_damaged_rank_file_costs_its_run_alone(
 ) -> None:
     healthy = study.results()
     damage(victim)
+    outcomes = [(run.outcome, run.reason) for run in study.results(figures=False)]
     results = study.collect()
+    assert outcomes == [(run.outcome, run.reason) for run in results]
     assert [run.outcome for run in results] == [Outcome.OK, Outcome.UNKNOWN, Outcome.OK, Outcome.OK]
     assert [results[0], *results[2:]] == [healthy[0], *healthy[2:]]
     lost = results[1]
