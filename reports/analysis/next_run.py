@@ -1,36 +1,35 @@
-"""The next run that would tell most: more repeats of a cell, another size, or another setting, as a command.
+"""The run that a study needs next, as a command, by two rules.
 
-What is missing for the size to buy comes first: figures at all, a second size, runs of the cells that decide
-the choice (six give an interval; where the runs leave the choice open, twice as many), the next larger size
-where growing paid up to the largest, a size inside of a growth of more than a doubling. Where all of these
-are there, it is the setting that a cause speaks for: twice the batch where the exchange takes most of the
-time that is lost.
+First come planned cells without a figure: those that were not run, then those that failed. Where every cell
+has one, it is the size that leaves the choice of a size open: more runs of the cells that decide the choice,
+while they have fewer than six or their intervals hold more than one answer; twice the largest size, where
+growing paid up to there or one size was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from reports.analysis.cost import cell_costs
 from reports.analysis.figures import CellFigures
 from reports.analysis.goal import KNEE
-from reports.analysis.knee import knee
 from reports.analysis.matrix_call import joins, matrix_call
 from reports.analysis.outcomes import NOT_RUN, outcome_words
 from reports.analysis.pick import PICK, Picked, candidates_of
 from reports.analysis.pieces import Piece, piece_of
-from reports.analysis.scaling import Curve, Gap
-from reports.analysis.series import SeriesKey
-from reports.analysis.size_to_buy import ONE_LEFT, sizes_to_buy
+from reports.analysis.scaling import Curve
+from reports.analysis.size_to_buy import sizes_to_buy
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.scalability import reach_of
 from reports.text import count, listed
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY
+from results.outcome import Outcome
 from results.statistics import FEWEST_FOR_INTERVAL
 
-NextKind = Literal["first", "failed", "repeats", "size", "setting"]
+NextKind = Literal["first", "failed", "repeats", "size"]
+_SETTLED = (None, Outcome.OUT_OF_MEMORY, Outcome.SKIPPED)
+"""Outcomes of sizes that have no figure and would have none after another run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class NextRun:
     """What to run next."""
 
     kind: NextKind
-    """`first`: planned, not run yet; `failed`: run again; more `repeats`; another `size` or `setting`."""
+    """`first`: planned, not run yet; `failed`: run again; more `repeats`; another `size`."""
     workload: str
     strategy: str
     gpus: tuple[int, ...]
@@ -56,104 +55,61 @@ class NextRun:
 
 
 def next_run(study: StudyFigures) -> NextRun | None:
-    """None where nothing is planned, where every figure is emulated and so no run here would tell more, and
-    of a study of trainings, with which the call that ordered them goes on."""
+    """Return the run that the study needs next.
+
+    None where every planned cell has a figure and no size is open, and for a study of trainings, which the
+    call that ordered them continues.
+    """
     if any(plan.training is not None for plan in study.plans):
         return None
-    if not study.cells:
-        return _first(study)
-    for size in sizes_to_buy(study):
-        piece = piece_of(study.curves, size.workload, size.scaling)
-        if piece is not None and piece.measured:
-            return _of_piece(study, piece)
-    return None
+    return _without_figure(study) or _left_open(study)
 
 
-def _first(study: StudyFigures) -> NextRun | None:
-    """Of a study without any figure: what was not run, else what failed, each from the smallest size on."""
-    gaps = [(curve, gap) for curve in study.curves for gap in curve.gaps if gap.outcome is not None]
+def _without_figure(study: StudyFigures) -> NextRun | None:
+    """The smallest size that was planned and not run, else the smallest that failed."""
+    gaps = [(curve, gap) for curve in study.curves for gap in curve.gaps if gap.outcome not in _SETTLED]
     if not gaps:
         return None
     curve, gap = min(gaps, key=lambda pair: (pair[1].outcome != NOT_RUN, pair[1].gpus))
-    return _gap_run(study, curve, gap, "no cell has a figure")
-
-
-def _gap_run(study: StudyFigures, curve: Curve, gap: Gap, why: str) -> NextRun:
     failed = gap.outcome != NOT_RUN
-    told = f"; it failed before ({outcome_words(gap.outcome or '')})" if failed else ""
     return _run(
         curve,
         (gap.gpus,),
         kind="failed" if failed else "first",
-        why=f"{why}{told}",
+        why=f"it failed ({outcome_words(gap.outcome or '')})" if failed else "it was planned and not run",
         command=matrix_call(study, curve.key, (gap.gpus,), rerun=failed),
     )
 
 
-def _of_piece(study: StudyFigures, piece: Piece) -> NextRun:
-    """The first rule that has something to say; the last always has."""
-    costs = {cost.cell.id: cost for cost in cell_costs(study)}
-    candidates, _ = candidates_of(piece, costs)
-    goal = study.assumptions.goal
-    sizes = {point.gpus for _, point in piece.measured}
-    if len(sizes) == 1 or not candidates:
-        return _second_size(study, piece) or _again(study, _lead(piece))
+def _left_open(study: StudyFigures) -> NextRun | None:
+    """The size that leaves the choice open in the first piece of work that was measured."""
+    found = (piece_of(study.curves, size.workload, size.scaling) for size in sizes_to_buy(study))
+    piece = next((one for one in found if one is not None and one.measured), None)
+    if piece is None:
+        return None
+    if len({point.gpus for _, point in piece.measured}) == 1:
+        fastest = max(piece.measured, key=lambda named: named[1].figures.samples_per_s.value)
+        return _larger(study, fastest[0], "one size alone was measured")
+    candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
     if len({one.gpus for one in candidates}) < 2:
-        return _more(study, _lead(piece), None, ONE_LEFT)
+        return None
+    goal = study.assumptions.goal
     picked = PICK[goal.kind](piece, candidates, goal)
     if isinstance(picked, str):
         picked = PICK[KNEE.kind](piece, candidates, KNEE)
     if isinstance(picked, str):
-        return _more(study, _lead(piece), None, picked)
-    curve = _curve_of(piece, picked)
-    rules: tuple[Callable[[], NextRun | None], ...] = (
-        lambda: _undecided(study, piece, curve, picked),
-        lambda: _beyond(study, curve, picked),
-        lambda: _between(study, curve),
-        lambda: _setting(study, curve),
-    )
-    return next((run for rule in rules if (run := rule()) is not None), None) or _again(study, curve)
-
-
-def _second_size(study: StudyFigures, piece: Piece) -> NextRun | None:
-    """A planned size of the same work that has no figure, else a larger one."""
-    why, key = "one size alone was measured", piece.curves[0].key
-    gaps = [
-        (curve, gap)
-        for curve in study.curves
-        for gap in curve.gaps
-        if _work(curve.key) == _work(key) and gap.outcome is not None
-    ]
-    if gaps:
-        return _gap_run(study, *min(gaps, key=lambda pair: (pair[1].outcome != NOT_RUN, pair[1].gpus)), why)
-    return _larger(study, _lead(piece), why)
-
-
-def _work(key: SeriesKey) -> tuple[object, ...]:
-    return key.workload, key.kind, key.batch, key.setting, key.link
-
-
-def _lead(piece: Piece) -> Curve:
-    """The curve with the most measured sizes, and of these the fastest."""
-    return max(
-        (curve for curve, _ in piece.measured),
-        key=lambda curve: (len(curve.points), curve.points[-1].figures.samples_per_s.value),
-    )
-
-
-def _curve_of(piece: Piece, picked: Picked) -> Curve:
-    """Of those with the chosen cell, or measured against it, the one with the most sizes."""
+        return None
+    # Of the curves with the chosen cell, or measured against it, the one with the most sizes.
     chosen = picked.candidate.figures.cell.id
-    with_it = [curve for curve in piece.curves if any(one.cell.id == chosen for one in _figures(curve))]
-    return max(with_it, key=lambda curve: len(curve.points))
+    with_it = [curve for curve in piece.curves if any(one.cell.id == chosen for one in curve.figures)]
+    curve = max(with_it, key=lambda curve: len(curve.points))
+    if (more := _more_runs(study, piece, curve, picked)) is not None or not picked.or_more:
+        return more
+    why = "growing still pays at" if goal.kind == KNEE.kind else "the choice is"
+    return _larger(study, curve, f"{why} {curve.points[-1].gpus:,}, the largest size measured")
 
 
-def _figures(curve: Curve) -> list[CellFigures]:
-    single = [] if curve.single is None else [curve.single.figures]
-    return [*single, *(point.figures for point in curve.points)]
-
-
-def _undecided(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) -> NextRun | None:
+def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) -> NextRun | None:
     """More runs of the cells that decide the choice, where they are few or leave it open."""
     deciding = {one.cell.id: one for one in (picked.candidate.figures, *picked.deciding)}
     fewest = min(len(one.runs) for one in deciding.values())
@@ -162,8 +118,8 @@ def _undecided(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     wanted = FEWEST_FOR_INTERVAL if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
     ids = {cell_id for cell_id, one in deciding.items() if len(one.runs) < wanted}
 
-    def asked(of: Curve) -> list[int]:
-        return [point.gpus for point in of.points if point.figures.cell.id in ids]
+    def asked(of: Curve) -> tuple[int, ...]:
+        return tuple(point.gpus for point in of.points if point.figures.cell.id in ids)
 
     def single(of: Curve) -> CellFigures | None:
         there = of.single.figures if of.single is not None and joins(of) else None
@@ -179,56 +135,25 @@ def _undecided(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
         why = "it is open whether growth pays there" if picked.shown_to else picked.open[0]
     else:
         why = f"the answer rests on {count(fewest, 'run')} a size"
-    run = _more(study, at, (asked(at), wanted), why)
-    return run if (alone := single(at)) is None else _with_single(study, at, run, alone, wanted)
-
-
-def _with_single(
-    study: StudyFigures, curve: Curve, run: NextRun, alone: CellFigures, repeats: int
-) -> NextRun:
-    """The run with the single device in the same call."""
-    what = f"{alone.cell.strategy} on 1 and {curve.key.label} on {listed([f'{gpus:,}' for gpus in run.gpus])}"
-    return replace(
-        run,
-        gpus=(1, *run.gpus),
-        cells=(alone.cell.id, *run.cells),
-        what=f"{count(repeats, 'run')} each of {what}",
-        command=matrix_call(study, curve.key, run.gpus, repeats=repeats, alone=alone.cell.strategy),
-    )
-
-
-def _more(study: StudyFigures, curve: Curve, asked: tuple[Sequence[int], int] | None, why: str) -> NextRun:
-    """More runs of some sizes of a curve; of all as many as were planned, where nothing else is asked."""
-    gpus = tuple(asked[0]) if asked else tuple(point.gpus for point in curve.points)
-    repeats = asked[1] if asked else None
-    run = _run(
-        curve,
-        gpus,
-        kind="repeats",
-        why=why,
-        command=matrix_call(study, curve.key, gpus, repeats=repeats),
-    )
-    return run if repeats is None else replace(run, what=f"{count(repeats, 'run')} each of {run.what}")
-
-
-def _beyond(study: StudyFigures, curve: Curve, picked: Picked) -> NextRun | None:
-    if not picked.or_more:
-        return None
-    largest = curve.points[-1].gpus
-    by_knee = study.assumptions.goal.kind == KNEE.kind
-    why = "growing still pays at" if by_knee else "the choice is"
-    return _larger(study, curve, f"{why} {largest:,}, the largest size measured")
+    gpus, alone = asked(at), single(at)
+    strategy = None if alone is None else alone.cell.strategy
+    command = matrix_call(study, at.key, gpus, repeats=wanted, alone=strategy)
+    run = _run(at, gpus, kind="repeats", why=why, command=command)
+    if alone is not None:
+        run = replace(
+            run, gpus=(1, *gpus), cells=(alone.cell.id, *run.cells), what=f"{strategy} on 1 and {run.what}"
+        )
+    return replace(run, what=f"{count(wanted, 'run')} each of {run.what}")
 
 
 def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
-    """The next planned size that has no figure, else twice the largest; None where the plan left it out."""
+    """Twice the largest size of a curve; None where a larger one was planned, or hosts lack the cores."""
     last = curve.points[-1]
-    gap = next((gap for gap in curve.gaps if gap.gpus > last.gpus), None)
-    if gap is not None:
-        return None if gap.skipped else _gap_run(study, curve, gap, why)
     environment, gpus = last.figures.newest.environment, 2 * last.gpus
     on_cpu = last.figures.cell.device == "cpu"
     if on_cpu and environment is not None and gpus > environment.cores * environment.nodes:
+        return None
+    if any(gap.gpus > last.gpus for gap in curve.gaps):
         return None
     key = curve.key
     if key.strategy == BASELINE_STRATEGY:
@@ -236,50 +161,6 @@ def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
         key = replace(key, strategy=REFERENCE_STRATEGY)
     call = matrix_call(study, key, (gpus,))
     return _run(replace(curve, key=key), (gpus,), kind="size", why=why, command=call)
-
-
-def _between(study: StudyFigures, curve: Curve) -> NextRun | None:
-    """A size inside of the growth at the knee, where this is more than a doubling."""
-    beyond = knee(curve).beyond
-    if beyond is None or beyond.larger <= 2 * beyond.smaller:
-        return None
-    gpus = 2 * beyond.smaller
-    if any(gap.gpus == gpus for gap in curve.gaps):
-        return None
-    why = f"growing stops paying somewhere between {beyond.smaller:,} and {beyond.larger:,}"
-    call = matrix_call(study, curve.key, (gpus,))
-    return _run(curve, (gpus,), kind="size", why=why, command=call)
-
-
-def _setting(study: StudyFigures, curve: Curve) -> NextRun | None:
-    """Twice the batch where the exchange takes most of what is lost: half as many exchanges a sample."""
-    key = curve.key
-    found = reach_of(study, key.workload, key.kind, key.label)
-    lost = found.dominant if found else None
-    if lost is None or lost.part != "transfer" or not (lost.blames and lost.shown) or lost.contenders:
-        return None
-    if lost.part_share <= 0.5:
-        return None
-    batch = 2 * key.batch
-    if any(other.key.batch == batch and other.key.kind == key.kind for other in study.curves):
-        return None
-    noun = "replica" if key.kind == "weak" else "update"
-    run = _run(
-        curve,
-        (lost.gpus,),
-        kind="setting",
-        why=f"at {lost.gpus:,} most is lost to exposed transfer, and a larger batch has fewer exchanges "
-        "a sample (compare its convergence too)",
-        command=matrix_call(study, replace(key, batch=batch), (lost.gpus,)),
-    )
-    return replace(run, what=f"{run.what} with a batch of {batch:,} per {noun}", cells=())
-
-
-def _again(study: StudyFigures, curve: Curve) -> NextRun:
-    """Twice the runs of the cells that have fewest: nothing else is open."""
-    fewest = min(len(point.figures.runs) for point in curve.points)
-    gpus = [point.gpus for point in curve.points if len(point.figures.runs) == fewest]
-    return _more(study, curve, (gpus, 2 * fewest), "nothing is left open; more runs narrow the intervals")
 
 
 def _run(curve: Curve, gpus: Sequence[int], *, kind: NextKind, why: str, command: str) -> NextRun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.cost import NO_EPOCH, CellCost
@@ -106,7 +106,7 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
     chosen, curve, stop = ends[
         _smallest_of_fastest([end for end, *_ in ends.values()], goal.smallest).figures.cell.id
     ]
-    sizes = {one.cell.gpus: one for one in _figures(curve)}
+    sizes = {one.cell.gpus: one for one in curve.figures}
     left_open = [one for one in stop.deciding if one.is_open]
     spans = [f"from {one.smaller:,} to {one.larger:,}" for one in left_open]
     telling = [one for one in stop.deciding if one is stop.beyond or one.larger == chosen.gpus or one.is_open]
@@ -120,18 +120,12 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
     )
 
 
-def _figures(curve: Curve) -> Iterator[CellFigures]:
-    if curve.single is not None:
-        yield curve.single.figures
-    yield from (point.figures for point in curve.points)
-
-
 def _end(curve: Curve, stop: Knee, candidates: Sequence[Candidate]) -> Candidate | None:
     """The candidate at a curve's knee or, without one, at its largest claimed size."""
     if not stop.growths:
         return None
     size = stop.growths[-1].larger if stop.at is None else stop.at
-    ids = {one.cell.id for one in _figures(curve) if one.cell.gpus == size}
+    ids = {one.cell.id for one in curve.figures if one.cell.gpus == size}
     return next((one for one in candidates if one.figures.cell.id in ids), None)
 
 

@@ -137,6 +137,12 @@ class Curve:
     own: BaselineCell | None
     single: BaselineCell | None
 
+    @property
+    def figures(self) -> list[CellFigures]:
+        """The figures of the single device and of the points."""
+        single = [] if self.single is None else [self.single.figures]
+        return [*single, *(point.figures for point in self.points)]
+
 
 def curves(
     series: Sequence[MergedSeries], figures: Mapping[str, CellFigures], failures: Failures

@@ -135,4 +135,4 @@ def test_a_thousand_cells_are_analysed_in_seconds(planted, new_timing) -> None:
     assert time.process_time() - began < 10
     assert len(study.pools) == 1001
     assert found.next_run is not None
-    assert (found.next_run.kind, found.next_run.gpus) == ("repeats", (2,))
+    assert (found.next_run.kind, found.next_run.gpus) == ("first", (4,))

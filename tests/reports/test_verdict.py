@@ -374,7 +374,7 @@ def test_where_nothing_has_a_figure_the_next_run_is_all_there_is_to_say(planted,
     planted.series("weak", "ddp", [2], batch=8)
     planted.plan()
     print_verdict(analysed(planted), Console())
-    assert capsys.readouterr().out.splitlines()[1] == "next: ddp on 2, since no cell has a figure:"
+    assert capsys.readouterr().out.splitlines()[1] == "next: ddp on 2, since it was planned and not run:"
 
 
 @pytest.mark.parametrize(
