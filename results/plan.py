@@ -133,7 +133,8 @@ class SeriesId:
     link: str
     scaling: Scaling
     batch_size: int
-    """Batch per replica; of a strong series with its own `--global-batch-size`, the global batch."""
+    """The batch that was asked for, as in the stored `Series` and `Skip`: per replica, or global where a
+    strong series has its own `--global-batch-size`."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):

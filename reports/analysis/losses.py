@@ -41,21 +41,21 @@ class LossCurve:
         return _ends(len(self.losses), self.every, self.first, self.last)
 
     @property
-    def batch(self) -> int:
+    def global_batch(self) -> int:
         """Samples of a step."""
         return self.figures.cell.global_batch
 
     @property
     def samples(self) -> int:
         """Samples that were trained on until the last loss."""
-        return self.steps[-1] * self.batch
+        return self.steps[-1] * self.global_batch
 
     def loss_after(self, samples: float, *, window: float) -> float:
         """The mean loss of the last `window` samples up to `samples` (of those there are)."""
         weighted = weights = 0.0
-        begin = self.first * self.batch
+        begin = self.first * self.global_batch
         for loss, step in zip(self.losses, self.steps, strict=True):
-            end = step * self.batch
+            end = step * self.global_batch
             weight = max(0.0, min(end, samples) - max(begin, samples - window))
             weighted, weights, begin = weighted + weight * loss, weights + weight, end
         return weighted / weights
@@ -90,12 +90,12 @@ class LossGroup:
 
     def smoothed(self, curve: LossCurve) -> list[float]:
         """The running mean at each loss of a curve."""
-        return [self._smoothed(curve, step * curve.batch) for step in curve.steps]
+        return [self._smoothed(curve, step * curve.global_batch) for step in curve.steps]
 
     def steps_to_target(self, curve: LossCurve) -> int:
         """The first step, at the latest that of the common samples, at which the running mean is at or below
         the target."""
-        common = math.ceil(self.samples / curve.batch)
+        common = math.ceil(self.samples / curve.global_batch)
         before = zip(curve.steps, self.smoothed(curve), strict=True)
         return next((step for step, loss in before if step < common and loss <= self.target), common)
 
@@ -136,7 +136,7 @@ def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
         return None
     gpus = max(sizes, key=lambda size: (len(sizes[size]), size))
     common = min(curve.samples for curve in sizes[gpus])
-    late = [curve for curve in sizes[gpus] if curve.first * curve.batch >= common]
+    late = [curve for curve in sizes[gpus] if curve.first * curve.global_batch >= common]
     return LossGroup(gpus=gpus, curves=tuple(c for c in sizes[gpus] if c not in late), late=tuple(late))
 
 

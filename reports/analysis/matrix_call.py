@@ -50,7 +50,7 @@ def matrix_call(
     sizes = gpus if alone is None else (1, *gpus)
     words += ["--workload", key.workload]
     words += ["--strategy", key.strategy if alone is None else f"{alone},{key.strategy}"]
-    words += ["--gpus", ",".join(map(str, sizes)), *_scaling(key.kind, key.batch)]
+    words += ["--gpus", ",".join(map(str, sizes)), *_scaling(key.kind, key.constant_batch)]
     words += ["--repeats", request.repeats if repeats is None else repeats]
     words += [*_travel(key), *_settings(request), *(("--rerun", "failed") if rerun else ())]
     return bench_call("matrix", *words)

@@ -141,7 +141,7 @@ def _loss(curves: Iterable[LossCurve], samples: int) -> Metric | None:
     losses = [
         curve.loss_after(samples, window=samples / _WINDOW_SHARE)
         for curve in curves
-        if curve.first * curve.batch < samples
+        if curve.first * curve.global_batch < samples
     ]
     return differences(losses, "loss") if losses else None
 

@@ -31,7 +31,7 @@ class Piece:
         """What is done, by which rule and over which network: the same in two studies of equal work."""
         key = self.curves[0].key
         setting = tuple(pair for pair in key.setting if pair[0] not in StepPolicy.__struct_fields__)
-        return key.workload, key.kind, key.batch, setting, key.link
+        return key.workload, key.kind, key.constant_batch, setting, key.link
 
     @property
     def measured(self) -> list[Named]:
@@ -54,13 +54,8 @@ def pieces(curves: Iterable[Curve]) -> list[Piece]:
     found: dict[tuple[object, ...], list[Curve]] = {}
     for curve in curves:
         if curve.points:
-            found.setdefault(_work(curve), []).append(curve)
+            found.setdefault((*curve.key.work, curve.key.link), []).append(curve)
     return [Piece(curves=tuple(those), others=0) for those in found.values()]
-
-
-def _work(curve: Curve) -> tuple[object, ...]:
-    key = curve.key
-    return key.workload, key.kind, key.batch, key.setting, key.link
 
 
 def _worth(curves: Iterable[Curve]) -> tuple[int, float]:

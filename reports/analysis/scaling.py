@@ -149,7 +149,7 @@ def curves(
 ) -> list[Curve]:
     """The curve of each series, from the figures of the cells that have some."""
     singles = _best_singles(series, figures)
-    return [_curve(one, figures, failures, singles.get(_work(one.key))) for one in series]
+    return [_curve(one, figures, failures, singles.get(one.key.work)) for one in series]
 
 
 def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: str) -> Efficiency:
@@ -233,8 +233,7 @@ def _best_singles(
         if cell is None or cell.id not in figures or not _is_plain(one.key):
             continue
         candidate = BaselineCell(strategy=one.key.label, figures=figures[cell.id])
-        work = _work(one.key)
-        best[work] = min(best.get(work, candidate), candidate, key=_rank)
+        best[one.key.work] = min(best.get(one.key.work, candidate), candidate, key=_rank)
     return best
 
 
@@ -244,10 +243,6 @@ def _is_plain(key: SeriesKey) -> bool:
 
 def _rank(baseline: BaselineCell) -> tuple[bool, float]:
     return baseline.figures.evidence is not Evidence.MEASURED, baseline.figures.step_ns.value
-
-
-def _work(key: SeriesKey) -> tuple[object, ...]:
-    return key.workload, key.kind, key.batch, key.setting
 
 
 def _no_claim(figures: CellFigures, baseline: CellFigures) -> NoClaim | None:

@@ -34,14 +34,19 @@ class SeriesKey:
 
     workload: str
     kind: Scaling
-    batch: int
-    """Batch per replica (weak), or the global batch (strong)."""
+    constant_batch: int
+    """The batch that all sizes share: per replica under weak scaling, global under strong."""
     setting: SeriesSetting
     """Every other field of the cells: precision, data set, optimizer, step policy and so on."""
     strategy: str
     compression: str
     collective: str
     link: str
+
+    @property
+    def work(self) -> tuple[object, ...]:
+        """What the cells of the series compute, however their gradients travel."""
+        return self.workload, self.kind, self.constant_batch, self.setting
 
     @property
     def label(self) -> str:
@@ -145,15 +150,22 @@ def value_text(value: object) -> str:
 def _reading_order(key: SeriesKey, smallest: int) -> tuple[object, ...]:
     """Weak before strong, the one-device baseline before what is measured against it, networks together."""
     network = read_link(key.link) or 0.0
-    return key.workload, key.kind == "strong", key.batch, key.setting, smallest, network, key.exchange
+    return (
+        key.workload,
+        key.kind == "strong",
+        key.constant_batch,
+        key.setting,
+        smallest,
+        network,
+        key.exchange,
+    )
 
 
 def _key(series: Series, member: Cell) -> SeriesKey:
-    batch = series.batch_size if series.global_batch is None else series.global_batch
     return SeriesKey(
         workload=series.workload,
         kind=series.kind,
-        batch=batch,
+        constant_batch=series.batch_size if series.global_batch is None else series.global_batch,
         setting=setting_of(member),
         strategy=series.strategy,
         compression=series.compression,

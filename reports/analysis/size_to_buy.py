@@ -152,7 +152,7 @@ def _size_to_buy(
     return SizeToBuy(
         workload=workload,
         scaling=kind,
-        batch=piece.curves[0].key.batch,
+        batch=piece.curves[0].key.constant_batch,
         goal=goal.text,
         choice=_choice(found, candidates) if found else None,
         absent=picked if isinstance(picked, str) else None,

@@ -92,13 +92,13 @@ def works(study: StudyFigures) -> list[WorkCurves]:
     """Every piece of work that has a point, in reading order."""
     groups: dict[tuple[object, ...], list[Curve]] = {}
     for curve in study.curves:
-        work = (curve.key.workload, curve.key.kind, curve.key.batch, curve.key.setting, curve.key.link)
+        work = (*curve.key.work, curve.key.link)
         groups.setdefault(work, []).append(curve)
     found: list[WorkCurves] = []
     for curves in groups.values():
         if any(curve.points for curve in curves):
             key = curves[0].key
-            size = f"batch {key.batch:,} per replica" if key.kind == "weak" else f"global batch {key.batch:,}"
+            size = f"batch {key.constant_batch:,} per replica" if key.kind == "weak" else f"global batch {key.constant_batch:,}"
             link = "" if key.link == NO_LINK else f"{key.link} links"
             parts = (key.workload, size, study.settings[key.setting], link)
             found.append((", ".join(part for part in parts if part), tuple(curves)))

@@ -165,7 +165,9 @@ def _files(
 def _stem(piece: Piece, taken: dict[str, int]) -> str:
     """Return a unique name: pieces that differ only in a setting are numbered."""
     key = piece.curves[0].key
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{key.workload}-{key.kind}-b{key.batch}")[:80].strip("-.")
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{key.workload}-{key.kind}-b{key.constant_batch}")[:80].strip(
+        "-."
+    )
     taken[words] = taken.get(words, 0) + 1
     return words if taken[words] == 1 else f"{words}-{taken[words]}"
 
@@ -292,7 +294,7 @@ def _ratios(axes: Axes, rows: Sequence[tuple[Cell, CellInStudy]]) -> None:
 def _losses(axes: Axes, group: LossGroup, shown: Looks) -> None:
     for curve in group.curves:
         look = shown[curve.label]
-        colour, samples = ON_PAPER[look.colour], [step * curve.batch for step in curve.steps]
+        colour, samples = ON_PAPER[look.colour], [step * curve.global_batch for step in curve.steps]
         axes.plot(samples, curve.losses, color=colour, linewidth=0.4, alpha=0.35)
         axes.plot(
             samples, group.smoothed(curve), color=colour, linestyle=_dashed(look.dash), label=curve.label

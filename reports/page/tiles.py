@@ -69,7 +69,11 @@ def _best_id(study: StudyFigures, scaling: Scalability | None) -> str | None:
     if best is None or scaling is None:
         return None
     for curve in study.curves:
-        if (curve.key.kind, curve.key.batch, curve.key.label) == (scaling.kind, scaling.batch, best.strategy):
+        if (curve.key.kind, curve.key.constant_batch, curve.key.label) == (
+            scaling.kind,
+            scaling.batch,
+            best.strategy,
+        ):
             for point in curve.points:
                 if point.gpus == best.gpus and point.figures.throughput == best.throughput:
                     return point.figures.cell.id

@@ -84,7 +84,7 @@ def test_losses_of_several_steps_are_compared_at_a_sample_between_them(real) -> 
         first=0,
         last=9,
     )
-    batch = curve.batch
+    batch = curve.global_batch
     assert curve.steps == [2, 4, 6, 8, 9]
     # Of steps 4 to 7: two of the third loss, and one each of the second and the fourth.
     assert curve.loss_after(7 * batch, window=4 * batch) == pytest.approx((4 + 3 + 3 + 2) / 4)

@@ -146,7 +146,7 @@ def scalability(study: StudyFigures, workload: str, kind: Scaling) -> Scalabilit
     key, smallest = piece.curves[0].key, study.assumptions.smallest_effect
     return Scalability(
         kind=kind,
-        batch=key.batch,
+        batch=key.constant_batch,
         setting=study.settings[key.setting],
         fastest=_configuration(max(points, key=rate), points, precisions, smallest) if points else None,
         largest=_reach(lead, at_largest, precisions, smallest) if lead else None,

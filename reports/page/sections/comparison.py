@@ -135,7 +135,7 @@ def shared_charts(comparison: SideBySide) -> Iterator[Drawing]:
         curves = [(one.study, curve) for one in those for curve in one.piece.curves]
         first = curves[0][1]
         word = devices_word({first.points[0].figures.cell.device})
-        work = f"{first.key.workload}, {first.key.kind} scaling, batch {first.key.batch:,}"
+        work = f"{first.key.workload}, {first.key.kind} scaling, batch {first.key.constant_batch:,}"
         yield drawn(
             Chart(
                 name=f"shared-{number}-throughput",

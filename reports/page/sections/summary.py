@@ -192,7 +192,7 @@ def called(study: StudyFigures) -> str:
 def _scalings(study: StudyFigures) -> Iterator[str]:
     """`weak (8 samples a replica)`."""
     for kind, of in (("weak", "a replica"), ("strong", "in all")):
-        batches = sorted({curve.key.batch for curve in study.curves if curve.key.kind == kind})
+        batches = sorted({curve.key.constant_batch for curve in study.curves if curve.key.kind == kind})
         if batches:
             yield f"{kind} ({listed([f'{batch:,}' for batch in batches])} samples {of})"
 
