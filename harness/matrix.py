@@ -36,8 +36,8 @@ from reports.analysis.study import analyse
 from reports.text import count
 from results.cell import BASELINE_STRATEGY
 from results.errors import MachineError, UsageError, bench_call
+from results.files import study_lock
 from results.job import RETRIES, SILENCE_S, RunOptions
-from results.lock import study_lock
 from results.plan import Plan, Request
 from results.run import RunResult
 from results.store import Study, utc_now

@@ -1,15 +1,40 @@
-"""A baseline: what a gate compares of a study, small enough to be reviewed and tracked beside the code.
+"""A baseline, and the noise of one machine: files that a gate reads, reviewed and tracked with the code.
 
-A study, a run of pytest-benchmark and a kept file become the same nouns, so that any two can be compared.
+A baseline has what a gate compares of a study. A study, a run of pytest-benchmark and a kept file become
+the same nouns, so that any two can be compared. Among the facts of a subject are those that name its
+machine.
+
+The noise of a machine, and the margins that follow from it, are in a file in the folder of the baselines::
+
+    baselines/thresholds/<machine>.json
+
+`bench doctor --noise` writes it, `bench compare` reads it.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from results.value_types import require_times
+
+MODEL = ("device_name", "cpu_model")
+"""Facts that name the model of a machine, the first that is known."""
+
+
+def machine_model(facts: Mapping[str, str]) -> str | None:
+    """The model that facts of a subject name; None if they name none, as for an empty baseline."""
+    return next((facts[fact] for fact in MODEL if fact in facts), None)
+
+
+def file_word(model: str, longest: int) -> str:
+    """A model as a part of a file's name, of so many characters at most: `nvidia-h200`."""
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:longest].strip("-")
+
 
 Fact = str
 Exact = int | float | str
@@ -72,3 +97,39 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_times(self.measured_at)
+
+
+FOLDER = "thresholds"
+
+
+class MetricNoise(msgspec.Struct, frozen=True, kw_only=True):
+    """How far equal runs of one cell differ in one metric, as shares of its mean."""
+
+    runs: int
+    between: float
+    """Standard deviation of one run: each run is a launch of its own."""
+    within: float | None = None
+    """Standard error that the steps of one run alone give its mean, the median over runs; None if unknown.
+    Where `between` is much larger, a test over steps would report changes of identical code."""
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tolerated on one machine."""
+
+    machine: str
+    """Model of the device, or else of the CPU."""
+    measured_at: str
+    """ISO 8601 text in UTC."""
+    seconds: float
+    """How long the measurement took."""
+    cell: str
+    """What was measured."""
+    noise: dict[str, MetricNoise]
+    """By metric."""
+    fail_above: dict[str, float]
+    """Margins by metric, as shares: 0.05 is 5 %."""
+
+
+def thresholds_path(machine: str, baselines: Path) -> Path:
+    """Where the thresholds of a machine are kept: `baselines/thresholds/nvidia-h200.json`."""
+    return baselines / FOLDER / f"{file_word(machine, 80)}.json"

@@ -1,16 +1,21 @@
-"""A cell: one point of the matrix, everything that decides what work is done."""
+"""A cell: one point of the matrix, everything that decides what work is done.
+
+Its label says in a table how gradients travel. Cells need not be run where a smaller batch of the same cell
+ran out of memory.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
+from collections.abc import Iterable, Set
 from functools import cache, cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
-from results.link import link_text
+from results.notation import NO_LINK, link_text
 
 BASELINE_STRATEGY = "single"
 """The strategy of one device, from which curves start."""
@@ -216,3 +221,56 @@ def _defaults(kind: type[msgspec.Struct]) -> tuple[tuple[str, object], ...]:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")
+
+
+def inferred_out_of_memory(cells: Iterable[Cell], failed: Set[str]) -> dict[str, str]:
+    """By the id of each cell with a larger micro-batch than a cell in `failed`: the id of that one.
+
+    The two are the same in everything else. Of several, the smallest that failed is named.
+    """
+    ordered = sorted(cells, key=lambda cell: cell.micro_batch)
+    smallest: dict[str, str] = {}
+    inferred: dict[str, str] = {}
+    for cell in ordered:
+        rest = msgspec.structs.replace(cell, micro_batch=1).id
+        if cell.id in failed:
+            smallest.setdefault(rest, cell.id)
+        elif rest in smallest:
+            inferred[cell.id] = smallest[rest]
+    return inferred
+
+
+def pruning_reason(cause: str) -> str:
+    """Why a cell is not run, in words."""
+    return f"inferred out of memory: {cause} has a smaller batch and ran out of it"
+
+
+class Named(Protocol):
+    """What has the four axes that a label is made of."""
+
+    @property
+    def strategy(self) -> str: ...
+    @property
+    def compression(self) -> str: ...
+    @property
+    def collective(self) -> str: ...
+    @property
+    def link(self) -> str: ...
+
+
+def label(named: Named) -> str:
+    """What it does, and over which link: `ddp + topk:0.01, ring, 1gbit`; what is default is left out."""
+    return exchange_label(named) if named.link == NO_LINK else f"{exchange_label(named)}, {named.link}"
+
+
+def exchange_label(named: Named) -> str:
+    """The same on whatever network: `ddp + topk:0.01, ring`."""
+    compressed = (
+        named.strategy if named.compression == UNCOMPRESSED else f"{named.strategy} + {named.compression}"
+    )
+    return compressed if named.collective == DEFAULT_COLLECTIVE else f"{compressed}, {named.collective}"
+
+
+def point(cell: Cell) -> str:
+    """A cell among those of its workload: `ddp on 8, batch 32`."""
+    return f"{label(cell)} on {cell.gpus:,}, batch {cell.batch_per_replica:,}"

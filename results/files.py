@@ -1,8 +1,12 @@
-"""Writing files so that nothing is lost: whole or not at all, and never over something."""
+"""Write files so that nothing is lost: whole or not at all, and never over something.
+
+The lock of a study is here too: one process at a time plans and runs in it.
+"""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -16,7 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from results.errors import StoreError
+from results.errors import StoreError, StudyBusyError
 
 _OPEN = re.compile(r"/dev/std(?P<std>out|err)|/(?:dev|proc/self)/fd/(?P<number>\d+)")
 """Names of what this process has open, where a shell may have put a plain file."""
@@ -249,3 +253,50 @@ def _advice(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "choose a folder that you may write with --out"
     return "check the folder and run the same command again"
+
+
+LOCK = ".lock"
+"""The file in a study's folder that is locked while a process works on it."""
+
+
+@contextmanager
+def study_lock(root: Path) -> Iterator[int]:
+    """Hold the study's lock; yields its descriptor.
+
+    A child that inherits the descriptor keeps the lock alive if this process is killed, so that no
+    second process starts beside workers that still run. Raises StudyBusyError.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        descriptor = no_follow(str(root / LOCK), os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if (root / LOCK).is_symlink():
+            raise StoreError(f"{root / LOCK} is a link, which bench did not make: remove it") from error
+        raise StoreError(
+            f"cannot write in {root}: {error.strerror}; choose a folder that you may write with --out"
+        ) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StoreError(f"{root / LOCK} is not a regular file, and bench did not make it: remove it")
+        _acquire(descriptor, root)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, root: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
+        raise StudyBusyError(
+            f"{root} is in use by another bench (process {holder}), or by workers it left behind; "
+            f"wait for it or stop it, then run the same command again"
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"the file system of {root} has no locks ({error.strerror}; Lustre has them when mounted with "
+            f"flock): choose another one with --out"
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

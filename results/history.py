@@ -16,9 +16,8 @@ from pathlib import Path
 import msgspec
 
 from results import files, schemas
-from results.baseline import Baseline, Subject
+from results.baseline import MODEL, Baseline, Subject, file_word, machine_model
 from results.errors import SchemaError, UsageError
-from results.machine import MODEL, file_word, machine_model
 
 OF_MACHINE = (*MODEL, "threads")
 """Facts that make another machine. Versions are none: what changed among them is told beside a change."""

@@ -1,4 +1,6 @@
-"""What planning knows of a model's parts without building it: parameters, and what autograd keeps."""
+"""What planning knows of a model without building it: parameters, and what autograd keeps, by parts.
+
+A fact that nobody has stated is `Unknown` with its reason: never 0, empty or a guess."""
 
 from __future__ import annotations
 
@@ -6,6 +8,18 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Stands where a value would be; `str` of it goes on behind the name of what is not known."""
+
+    reason: str
+    """A clause: what goes on behind "because"."""
+
+    def __str__(self) -> str:
+        return f"unknown, because {self.reason}"
+
 
 VALUE_BYTES = 4
 """Of a parameter, a gradient and an activation in full precision."""

@@ -19,7 +19,7 @@ from results.cell import (
     StepPolicy,
 )
 from results.errors import UsageError
-from results.link import NO_LINK
+from results.notation import NO_LINK
 from results.train_order import TrainOrder
 
 Scaling = Literal["weak", "strong"]

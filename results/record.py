@@ -1,6 +1,12 @@
 """A rank record: what one rank measured in one run. Raw, immutable, one writer each.
 
-Durations are integer nanoseconds, sizes integer bytes; `None` is unknown and has its reason in `absent`.
+Durations are integer nanoseconds of this rank's own clock, which is compared with no other rank's, sizes
+are integer bytes; `None` is unknown and has its reason in `absent`.
+
+What a rank records in addition to its timed blocks is optional: its collectives, its device, the peak of
+its network. How a configuration trains differently from plain data parallelism is recorded as its facts say
+when it runs. How many steps a proof checks, and what that may take, is declared here for ranks and for
+estimates.
 """
 
 from __future__ import annotations
@@ -11,9 +17,152 @@ import msgspec
 
 from results.environment import Environment
 from results.outcome import Evidence, Outcome
-from results.recorded import Buckets, LinkPeak, Recorded, Telemetry
-from results.training import Training
+from results.spec import split
 from results.value_types import require_times
+
+POINT_TO_POINT = ("send", "recv")
+"""Operations between two ranks: they are no collective, and not matched over the ranks."""
+RECORDED_STEPS = 20
+"""About so many, in whole periods, after one period that is not kept."""
+MOST_OPERATIONS = 4000
+"""Rows of `Operations` in one record: about 120 KiB. A step with more than this is not recorded."""
+
+
+class Operations(msgspec.Struct, frozen=True, kw_only=True):
+    """One row an operation, in the order in which this rank issued them.
+
+    The k-th row of a group that is no point-to-point operation is the k-th collective of that group on every
+    rank of it: so rows are matched over ranks, never by time.
+    """
+
+    names: list[str] = []
+    """Kinds of operation as the process group calls them: `allreduce`, `_allgather_base`, `send`."""
+    groups: list[str] = []
+    """Their groups, by the global ranks in them: `0-7`, `0,2,4`."""
+    step: list[int] = []
+    """Which of the recorded steps, from 0."""
+    name: list[int] = []
+    """Index into `names`."""
+    group: list[int] = []
+    """Index into `groups`."""
+    payload_bytes: list[int] = []
+    """Bytes of the buffers that this rank handed over; for `recv`, of those it receives into."""
+    issued_ns: list[int] = []
+    """From the start of its step to the call, or on CUDA to when the device could begin."""
+    duration_ns: list[int] = []
+    """From the call, or on CUDA from when the device could begin, until it was done on this rank."""
+
+    def __post_init__(self) -> None:
+        columns = ("step", "name", "group", "payload_bytes", "issued_ns", "duration_ns")
+        lengths = {name: len(getattr(self, name)) for name in columns}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the columns of the operations differ in length: {lengths}")
+
+
+class KernelTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The device's time in a few profiled steps, by the union of its kernels' intervals. CUDA alone."""
+
+    steps: int
+    compute_ns: int
+    """Union of the intervals of kernels that compute, all steps together."""
+    communication_ns: int
+    """Union of the intervals of kernels that communicate."""
+    overlap_ns: int
+    """Their intersection: communication that hides behind computation."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """A block of steps with the recorder on, after the timed blocks. One value a step in each list."""
+
+    step_ns: list[int] = []
+    blocked_ns: list[int] | None = None
+    """Time in which the training thread waited instead of computing: wall time less its own CPU time,
+    without the data phase. CPU alone."""
+    dispatch_ns: list[int] | None = None
+    """Host time of the step: what it takes to queue it on the device. CUDA alone."""
+    exchange_cpu_ns: list[int] | None = None
+    """CPU time of the threads beside the training thread that issued operations: encoding, decoding and
+    adding up. None where the exchange has no thread of its own."""
+    bubble_ns: list[int] | None = None
+    """Time in which a pipeline's stage had nothing to do. None for strategies without stages."""
+    operations: Operations = Operations()
+    kernels: KernelTimes | None = None
+
+    def __post_init__(self) -> None:
+        lists = ("blocked_ns", "dispatch_ns", "exchange_cpu_ns", "bubble_ns")
+        lengths = {name: len(values) for name in lists if (values := getattr(self, name)) is not None}
+        if any(length != len(self.step_ns) for length in lengths.values()):
+            raise ValueError(f"of {len(self.step_ns)} recorded steps there are {lengths}")
+
+
+class Buckets(msgspec.Struct, frozen=True, kw_only=True):
+    """What was exchanged at once, in a period of steps after the timed blocks: counted, not timed.
+
+    One value a step in each list; what is counted as a bucket: `harness/worker/exchange/buckets.py`.
+    """
+
+    started: list[int]
+    early: list[int] | None = None
+    """Those of `started` that began while gradients of their backward pass were still to come: what may hide
+    behind computation. None where that is not known."""
+
+    def __post_init__(self) -> None:
+        if self.early is not None and len(self.early) != len(self.started):
+            raise ValueError(f"of {len(self.started)} steps with buckets {len(self.early)} have early ones")
+
+
+class LinkPeak(msgspec.Struct, frozen=True, kw_only=True):
+    """What the network reached when it did nothing else: plain all-reduces over all ranks of the launch."""
+
+    payload_bytes: int
+    duration_ns: list[int]
+    """Of each of a few all-reduces in a row on this rank, each after a barrier."""
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples of the device or the host while the timed blocks ran, by a thread of their own."""
+
+    at_ms: list[int] = []
+    """From the start of measuring."""
+    series: dict[str, list[float | None]] = {}
+    """One value a sample, by name; units stand in the names (`power_w`, `rss_bytes`)."""
+    window_ns: int | None = None
+    """From the first to the last reading of the energy counter."""
+    energy_j: float | None = None
+    """Of the whole device over the window, by its own counter; None where it has none."""
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(values) for name, values in self.series.items()}
+        if any(length != len(self.at_ms) for length in lengths.values()):
+            raise ValueError(f"of {len(self.at_ms)} samples there are {lengths}")
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What the facts of a strategy and of a collective say, for those who compare throughputs."""
+
+    differences: tuple[str, ...] = ()
+    """From plain data parallelism, as verbs: `averages every 4 steps`."""
+    averages_all_gradients: bool = True
+    """Whether all replicas average their gradients in each step."""
+    exchanges_by_nodes: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether the exchange goes inside of nodes and across them; unset in older records."""
+
+
+def training_before(strategy: str) -> Training:
+    """Of a run from before runs recorded it: by the names that there were (results 0.1)."""
+    name, period, options = split(strategy)
+    gathered = options.get("params", "fp32")
+    differences = (f"gathers parameters in {gathered}",) if gathered != "fp32" else ()
+    if name != "local-sgd" or period is None:
+        return Training(differences=differences)
+    every = f"averages every {period} step{'' if period == '1' else 's'}"
+    return Training(differences=(every, *differences), averages_all_gradients=False)
+
+
+def by_nodes_before(collective: str) -> bool:
+    """Of a run from before runs recorded it: by the only such collective that there was (results 0.1)."""
+    return split(collective)[0] == "hierarchical"
+
 
 ProofMethod = Literal["serial-simulation", "sampled-gradients", "replica-agreement", "earlier-run"]
 
@@ -180,3 +329,21 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_times(self.started_at, self.ended_at)
+
+
+STEPS = 3
+"""The first steps that are checked, of a strategy without a period."""
+LONGEST_S = 60.0
+"""For their simulations; where they would take longer, a weaker check is made."""
+LATE_STEPS = 10
+"""After the timed blocks, at most: a defect of every tenth step, or more often, is then met for certain."""
+LATE_SHARE = 0.05
+"""Of the time that warm-up and timed blocks took: what the check after them may take."""
+COPIES = 6
+"""Of its parameters, in host memory: about what a rank that simulates a step holds beside the model. They are
+parameters and gradients as the strategy has them, those of the simulation, and the state of an optimizer."""
+SHARED_COPIES = 5
+"""The same of a rank that simulates one replica and compares nothing: what it gathers of the start, its model
+and gradients with their sizes, and what it sends."""
+SUMMED_BYTES_PER_S = 1e9
+"""Of gradients that ranks have simulated, summed over Gloo in host memory. Assumed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from results.baseline import Baseline
+from results.baseline import Baseline, Thresholds
 from results.cell import Cell
 from results.checkpoint import Checkpoint
 from results.job import Job, JobEnd, Submission
@@ -12,7 +12,6 @@ from results.plan import Plan
 from results.record import RankRecord
 from results.run import RunResult
 from results.schema import Schema
-from results.thresholds import Thresholds
 
 # History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline,
 # thresholds, pair, paired-call and checkpoint are unreleased.

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import msgspec
 
-from results.durations import seconds_of
+from results.notation import seconds_of
 
 _LONGEST_SIGNAL_S = 65_535
 """The most that --signal of sbatch takes."""
 
 
 def seconds(text: str) -> float:
-    """The seconds of a duration (`results.durations`). Raises ValueError for any other text, and for zero."""
+    """The seconds of a duration (`results.notation`). Raises ValueError for any other text, and for zero."""
     found = seconds_of(text)
     if not found:
         raise ValueError(f"{text!r} is not a time such as 90s, 30m, 1h30m, 1d or 1-00:00:00")

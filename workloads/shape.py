@@ -18,9 +18,8 @@ from typing import Literal, Self
 
 from results.cell import MemoryFormat
 from results.errors import SpecError
-from results.parts import ModelParts
+from results.parts import ModelParts, Unknown
 from results.spec import Option, Spec
-from results.unknown import Unknown
 from workloads.datasets.facts import fit_tokens
 
 WorkUnit = Literal["images", "tokens", "samples"]

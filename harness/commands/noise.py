@@ -14,12 +14,11 @@ from harness.reporting.studies import read_results
 from reports.gate.effect import FEWEST_RUNS
 from reports.gate.noise import margins, noise
 from reports.gate.reduce import reduce_study
+from results.baseline import Thresholds, machine_model
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY
 from results.errors import BenchError, UsageError
-from results.machine import machine_model
 from results.outcome import Outcome
 from results.store import Study, utc_now
-from results.thresholds import Thresholds
 
 SHORTEST_S = 30.0
 """What the fewest launches take on a quiet machine, about."""

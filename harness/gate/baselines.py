@@ -17,12 +17,18 @@ from reports.gate.metrics import TIMED, require_margins
 from reports.gate.reduce import NOT_RUN, read_pytest_benchmark, reduce_study
 from reports.gate.text import figure_text
 from results import files, schemas
-from results.baseline import Acceptance, Baseline, Subject, exact_text
+from results.baseline import (
+    Acceptance,
+    Baseline,
+    Subject,
+    Thresholds,
+    exact_text,
+    machine_model,
+    thresholds_path,
+)
 from results.errors import UsageError, nearest
-from results.lock import LOCK, study_lock
-from results.machine import machine_model
+from results.files import LOCK, study_lock
 from results.store import Study, utc_now
-from results.thresholds import Thresholds, thresholds_path
 
 FOLDER = Path("baselines")
 """Beside the code, so that a change of a baseline is reviewed with the change that needs it."""

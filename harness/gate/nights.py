@@ -14,7 +14,7 @@ from harness.machine.processes import temporary_folder
 from harness.launchers.registry import job_statuses
 from harness.plan.naming import fresh_studies
 from results.errors import NightBusyError, StudyBusyError
-from results.lock import study_lock
+from results.files import study_lock
 from results.store import Study
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from harness.gate.baselines import baseline_paths
 from results import schemas
 from results.errors import StudyBusyError, UsageError
+from results.files import study_lock
 from results.history import night_paths
 from results.job_store import JobStore
-from results.lock import study_lock
 from results.paired import CALL
 from results.store import Study
 

@@ -34,10 +34,10 @@ from harness.plan.schedule import PlannedLaunch
 from harness.terminal.console import Console, ProgressLine
 from results.cell import Cell, Device
 from results.cell import Cell
+from results.cell import Cell, Device, point
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import RunOptions
-from results.label import point
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Ending, Evidence, Outcome
 from results.plan import Plan

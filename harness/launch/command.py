@@ -9,8 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from results.launch import Launch
-from results.launch_files import torchrun_folder
+from results.launch import Launch, torchrun_folder
 
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """A `reports/` folder where the user happens to stand must not shadow ours."""

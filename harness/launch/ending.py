@@ -24,8 +24,7 @@ from harness.launch.starter import LogWords
 from results import files
 from results.errors import StoreError
 from results.foreign_text import shortened
-from results.launch import Launch, RankExit
-from results.launch_files import rank_log_paths, rank_output_paths
+from results.launch import Launch, RankExit, rank_log_paths, rank_output_paths
 from results.outcome import Ending, Outcome
 
 Stopped = Ending

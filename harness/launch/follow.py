@@ -11,7 +11,7 @@ from pathlib import Path
 
 from reports.text import duration, listed
 from results.files import opened
-from results.launch_files import rank_log_path, torchrun_folder
+from results.launch import rank_log_path, torchrun_folder
 from results.plan import Placement
 
 _PHASES = {

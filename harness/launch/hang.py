@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from harness.launch.follow import LaunchState
-from results.launch_files import flight_paths, rank_log_path, rank_log_paths
+from results.launch import flight_paths, rank_log_path, rank_log_paths
 
 _TAIL_BYTES = 4096
 """More than the length of the last line of a rank's log."""

@@ -23,7 +23,7 @@ from harness.machine.device import usable_cores
 from harness.machine.kernel import Namespace, die_with_parent, enter_network, unshare
 from results.errors import MachineError
 from results.launch import Launch
-from results.link import link_text
+from results.notation import link_text
 
 PORT = 29500
 """The port at which the torchruns meet; each node has its own network, so it is always free."""

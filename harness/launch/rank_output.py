@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from results.files import opened
-from results.launch import Launch
-from results.launch_files import RUN_MARK, rank_log_paths, rank_output_paths
+from results.launch import RUN_MARK, Launch, rank_log_paths, rank_output_paths
 
 STREAMS = ("stdout", "stderr")
 _CHUNK = 2**20

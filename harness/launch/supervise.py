@@ -37,6 +37,8 @@ from results.foreign_text import REASON_CHARACTERS, shortened
 from results.launch import Attempt, Launch, RankExit
 from results.launch_files import flight_paths, rank_log_path, torchrun_log_path
 from results.outcome import Ending, Outcome
+from results.launch import Attempt, Launch, RankExit, flight_paths, rank_log_path, torchrun_log_path
+from results.outcome import Outcome
 from results.store import Study, utc_now
 
 POLL_S = 0.1

@@ -14,11 +14,11 @@ from harness.plan.estimate import Earlier
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
 from reports.analysis.pooling import differing
 from reports.text import count
+from results.cell import inferred_out_of_memory, pruning_reason
 from results.environment import CodeVersion, Program
 from results.job import Isolation
 from results.outcome import Evidence, Outcome
 from results.plan import Plan
-from results.pruning import inferred_out_of_memory, pruning_reason
 from results.run import RunResult
 
 

@@ -22,7 +22,7 @@ from reports.text import count, devices, devices_word, duration, listed
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.environment import CodeVersion
 from results.launch import Launch
-from results.link import NO_LINK, link_text
+from results.notation import NO_LINK, link_text
 from results.outcome import Evidence
 from results.plan import Plan, Request, Skip
 from results.store import Study

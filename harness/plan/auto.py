@@ -17,11 +17,12 @@ from harness.plan.points import Reason
 from harness.plan.predict import StepTimes, offloaded_bytes, predicted_times
 from harness.plan.surroundings import MIB, SHARE, Devices, Surroundings
 from results.cell import Cell
-from results.parts import ModelParts
+from results.parts import ModelParts, Unknown
 from results.plan import Rule
 from results.spec import split
 from results.unknown import Unknown
 from strategies.auto import Auto
+from strategies.auto.facts import Auto
 from strategies.catalog import STRATEGIES
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Term

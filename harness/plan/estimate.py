@@ -20,6 +20,9 @@ from results.proof_limits import COPIES, LATE_SHARE, LATE_STEPS, LONGEST_S, STEP
 from results.recorded import RECORDED_STEPS
 from results.unknown import Unknown
 from strategies.catalog import OPTIMIZERS, STRATEGIES
+from results.cell import Cell, Device
+from results.parts import Unknown
+from strategies.catalog import STRATEGIES
 from workloads.catalog import WORKLOADS, facts
 
 Basis = Literal["known", "assumed", "budget"]

@@ -23,7 +23,7 @@ from harness.plan.surroundings import MIB, Devices, Limit, devices_of
 from harness.plan.unfit import misplaced, unlinkable, unsplittable
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
-from results.link import read_link
+from results.notation import read_link
 from results.plan import EXCLUDED, Pattern, Plan, Request, Rule, Series, SeriesId, Skip
 from strategies.catalog import OPTIMIZERS, group_layout
 from strategies.refusal import refusal

@@ -10,9 +10,8 @@ from typing import Annotated, Any, get_args
 from msgspec import Meta
 
 from results.cell import Checkpointing, MemoryFormat, Precision
-from results.durations import seconds_of
 from results.errors import GpuCountsError, UsageError, nearest
-from results.gpus import GpuCounts
+from results.notation import GpuCounts, seconds_of
 from results.plan import Scaling
 from results.value_types import Written, bounds, literal_texts, notes, takes, within
 
@@ -49,7 +48,7 @@ def read_gpus(value: int | str | list[int | str], where: str) -> tuple[int, ...]
 
 
 def read_duration_s(value: float | str, where: str, *, readings: str = "") -> float:
-    """Seconds of a duration (`results.durations`) or of a number of seconds. Raises UsageError.
+    """Seconds of a duration (`results.notation`) or of a number of seconds. Raises UsageError.
 
     A number without a unit is refused if `readings` names the units that could be meant, such as `ms`.
     """

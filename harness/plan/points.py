@@ -14,6 +14,8 @@ from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.errors import UsageError
 from results.link import NO_LINK
 from results.plan import Pattern, Plan, Request, Rule, SeriesId, Skip
+from results.notation import NO_LINK
+from results.plan import Pattern, Request, Scaling, SeriesId, Skip
 from workloads.catalog import MEMBERS, WORKLOADS
 
 

@@ -21,8 +21,7 @@ import msgspec
 from harness.plan.estimate import BACKWARD_AND_FORWARD, replica_seconds
 from harness.plan.surroundings import CORE_BYTES_PER_S, HOST_LINK_BYTES_PER_S, Surroundings, devices_here
 from results.cell import Cell
-from results.parts import ModelParts
-from results.unknown import Unknown
+from results.parts import ModelParts, Unknown
 from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Overlap, Term

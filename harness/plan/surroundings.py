@@ -18,7 +18,7 @@ from harness.plan.estimate import CPU_CORE_FLOPS_PER_S, PEAK_SHARE, Hardware
 from results.catalogue.gpus import link_bytes_per_s, memory_bytes, memory_bytes_per_s, peak_flops_per_s
 from results.cell import Cell, Device
 from results.groups import GroupLayout
-from results.link import link_text
+from results.notation import link_text
 from results.plan import Placement, Request, has_virtual_nodes
 from strategies.closed_form.terms import Term
 

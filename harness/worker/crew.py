@@ -36,8 +36,7 @@ from harness.worker.rank.rank import Rank
 from harness.worker.run import measure_cell
 from harness.worker.train.loop import train_cell
 from results.errors import MachineError
-from results.launch import Launch, Slot
-from results.launch_files import flight_path, nccl_log_path, rank_log_path
+from results.launch import Launch, Slot, flight_path, nccl_log_path, rank_log_path
 from results.outcome import Evidence, Outcome
 from results.schemas import LAUNCH
 from results.store import Study

@@ -67,6 +67,11 @@ from results.errors import BenchError
 from results.proof_limits import LATE_SHARE, LONGEST_S
 from results.record import Proof
 from results.training import Training
+from results.groups import GroupLayout
+from results.launch import Launch, Slot
+from results.outcome import Evidence, Outcome
+from results.record import LATE_SHARE, LONGEST_S, KernelTimes, Proof, ProofMethod, RankRecord, Training, Work
+from results.store import Study, utc_now
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.devices import device_of
 from strategies.training.found_layout import found_layout

@@ -1,6 +1,6 @@
 """A cell's budget: its step time in parts, the mean over its runs, and what of it is lost against a baseline.
 
-The parts of a run, and their formulas, are in `results/budget.py` and `results/derivation/accounts.py`.
+The parts of a run, and their formulas, are in `results/run.py` and `results/derivation/accounts.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Literal, get_args
 
 from reports.analysis.figures import CellFigures
 from reports.text import percent
-from results.budget import BudgetMethod, StepBudget
 from results.cell import Cell
-from results.run import RunResult
+from results.run import BudgetMethod, RunResult, StepBudget
 from results.statistics import Metric, differences, t_quantile
 
 BudgetPart = Literal["input", "compute", "transfer", "wait", "bubble", "other"]

@@ -12,10 +12,10 @@ from reports.analysis.budget import CellBudget, budget
 from reports.analysis.figures import CellFigures
 from reports.analysis.peaks import LinkPeaks, PooledLinkPeak, link_peaks, network_of
 from reports.text import devices, metric, percent, si, size
-from results.budget import BudgetMethod, Communication, OperationSummary
 from results.cell import Cell
 from results.derivation.communication import bus_factor
 from results.outcome import Evidence
+from results.run import BudgetMethod, Communication, OperationSummary
 from results.statistics import Metric
 
 LIMITS_ABOVE = 0.10

@@ -11,11 +11,10 @@ from reports.analysis.communication import CellCommunication, communication
 from reports.analysis.figures import CellFigures
 from reports.analysis.training import exchanges_by_nodes
 from reports.text import count, number
-from results.budget import OperationSummary
 from results.cell import Backend
 from results.derivation.communication import bus_factor
-from results.recorded import POINT_TO_POINT
-from results.run import RunResult
+from results.record import POINT_TO_POINT
+from results.run import OperationSummary, RunResult
 
 Gain = Literal["faster", "no gain", "slower"]
 

@@ -23,9 +23,8 @@ from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import SeriesSetting, setting_of
 from reports.analysis.study import StudyFigures
 from reports.text import devices, listed, number
-from results.cell import DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, Cell, Device
-from results.label import exchange_label
-from results.link import NO_LINK, read_link
+from results.cell import DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, Cell, Device, exchange_label
+from results.notation import NO_LINK, read_link
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
 

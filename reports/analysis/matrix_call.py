@@ -9,7 +9,7 @@ from reports.analysis.series import SeriesKey, setting_of
 from reports.analysis.study import StudyFigures
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, StepPolicy
 from results.errors import bench_call
-from results.link import NO_LINK
+from results.notation import NO_LINK
 from results.plan import Request, Scaling
 
 _DEFAULTS = Request(workloads=(), gpus=(), strategies=())

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from reports.analysis.pooling import Pool
-from results.cell import Cell
+from results.cell import Cell, inferred_out_of_memory, pruning_reason
 from results.outcome import Outcome
 from results.plan import Plan, Skip
-from results.pruning import inferred_out_of_memory, pruning_reason
 from results.run import RunResult
 
 NOT_RUN = "not run"

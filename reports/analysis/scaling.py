@@ -16,7 +16,7 @@ from reports.analysis.pooling import differing, machine_facts
 from reports.analysis.series import MergedSeries, SeriesKey
 from reports.text import devices, duration
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
-from results.link import NO_LINK
+from results.notation import NO_LINK
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from results.cell import Cell, StepPolicy
-from results.label import exchange_label, label
-from results.link import read_link
+from results.cell import Cell, StepPolicy, exchange_label, label
+from results.notation import read_link
 from results.plan import Plan, Request, Scaling, Series, SeriesId, Skip
 
 _TRAVEL = ("strategy", "compression", "collective", "link_mbit_per_s")

@@ -21,8 +21,7 @@ from reports.analysis.pooling import differing
 from reports.analysis.scaling import Efficiency
 from reports.analysis.study import StudyFigures
 from reports.text import count, number
-from results.cell import Cell
-from results.label import label
+from results.cell import Cell, label
 from results.statistics import Metric, ratio_of_runs
 
 Change = Literal["faster", "slower", "no difference shown"]

@@ -15,7 +15,7 @@ from scipy.special import stdtr
 
 from reports.analysis.figures import CellFigures
 from reports.text import capital, count, duration, percent
-from results.budget import RankColumns
+from results.run import RankColumns
 
 SLOW_ABOVE = 0.03
 """Of the median rank: what a rank's compute must exceed it by to be called slow."""

@@ -11,8 +11,7 @@ import msgspec
 
 from reports.analysis.recovery import Recovery, recoveries
 from reports.text import count
-from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
-from results.label import exchange_label
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, exchange_label
 from results.launch import Attempt
 from results.train_order import Target
 from results.training_log import TrainingLog

@@ -8,7 +8,7 @@ import msgspec
 
 from reports.analysis.figures import CellFigures
 from results.cell import Precision
-from results.training import Training, by_nodes_before, training_before
+from results.record import Training, by_nodes_before, training_before
 
 _BITS: dict[Precision, int] = {"fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16}
 

@@ -19,6 +19,10 @@ from results.baseline import Baseline, Subject
 from results.cell import Cell, StepPolicy
 from results.errors import SchemaError, StoreError, UsageError, bench_call
 from results.label import label
+from reports.gate.metrics import EXACT, TIMED, TimedMetric
+from results.baseline import Baseline, Exact, Subject
+from results.cell import Cell, StepPolicy, label
+from results.errors import UsageError, bench_call
 from results.record import RankRecord
 from results.run import RunResult
 from results.store import Study, utc_now, utc_text

@@ -16,7 +16,7 @@ from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.scalability import Configuration, Scalability, scalability
 from reports.page.section import Tile
 from reports.text import count, device_word, duration, metric, number
-from results.label import label
+from results.cell import label
 from results.statistics import Metric
 
 

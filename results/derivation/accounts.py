@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from results.budget import RankColumns, StepBudget
 from results.derivation.communication import blocked_by_step, bubble_by_step
 from results.derivation.matching import Floats, Matched, recorded_of
 from results.errors import SchemaError
 from results.record import Quads, RankRecord
+from results.run import RankColumns, StepBudget
 from results.statistics import Metric, differences, within_run
 
 

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from results.budget import Communication, OperationSummary
 from results.cell import Backend
 from results.derivation.intervals import length_of_columns
 from results.derivation.matching import Flags, Floats, Matched, recorded_of
 from results.errors import SchemaError
-from results.record import RankRecord
-from results.recorded import POINT_TO_POINT, LinkPeak, Recorded
+from results.record import POINT_TO_POINT, LinkPeak, RankRecord, Recorded
+from results.run import Communication, OperationSummary
 
 
 def bus_factor(name: str, ranks: int, backend: Backend = "nccl") -> float | None:

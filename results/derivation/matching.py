@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from results.errors import SchemaError
-from results.record import RankRecord
-from results.recorded import POINT_TO_POINT, Operations, Recorded
+from results.record import POINT_TO_POINT, Operations, RankRecord, Recorded
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -11,20 +11,18 @@ from typing import TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from results.budget import Communication, RankColumns, StepBudget
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
 from results.derivation.accounts import quads_of, rank_columns, step_budget, why_no_accounts
 from results.derivation.communication import peak_bandwidth, step_communication
-from results.derivation.counters import counters
+from results.derivation.counters import counters, device_energy, telemetry_means, why_energy_unknown
 from results.derivation.matching import match
-from results.derivation.telemetry import device_energy, telemetry_means, why_energy_unknown
 from results.environment import Environment, unlike_devices, unlike_nodes
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Evidence, Outcome
 from results.record import Proof, Quads, RankRecord
-from results.run import PHASES, RunResult
+from results.run import PHASES, Communication, RankColumns, RunResult, StepBudget
 from results.statistics import Metric, differences, slow_steps, within_run
 
 Ints = npt.NDArray[np.int64]

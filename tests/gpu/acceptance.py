@@ -43,7 +43,7 @@ from results.errors import BenchError
 from results.outcome import Outcome
 from results.parts import ModelParts
 from results.plan import Plan, Request
-from results.recorded import Telemetry
+from results.record import Telemetry
 from results.run import RunResult
 from results.store import Study, utc_now
 from workloads.catalog import WORKLOADS, facts

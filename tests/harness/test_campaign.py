@@ -17,9 +17,9 @@ from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile, merge, read_study_file
 from harness.terminal.console import Console
 from results.errors import MachineError
+from results.files import study_lock
 from results.job import RunOptions
 from results.launch import Launch
-from results.lock import study_lock
 from results.outcome import Outcome
 from results.store import Study
 

@@ -18,7 +18,7 @@ import pytest
 from harness.cli import run
 from harness.launch.check import check, check_request, count_own_parts
 from results.errors import MachineError
-from results.unknown import Unknown
+from results.parts import Unknown
 from workloads.catalog import WORKLOADS, facts
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]

@@ -47,6 +47,9 @@ from results.launch import RankExit
 from results.launch_files import rank_log_path, torchrun_folder
 from results.outcome import Ending, Evidence, Outcome
 from results.plan import Placement
+from results.launch import Launch, RankExit, Slot, rank_log_path, torchrun_folder
+from results.outcome import Evidence, Outcome
+from results.plan import Placement, Plan, Request
 from results.run import RunResult
 from results.statistics import Metric
 

@@ -16,12 +16,11 @@ from builders import a_cell, an_environment
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
-from results.budget import Communication, OperationSummary, RankColumns, StepBudget
 from results.cell import Cell
 from results.outcome import Evidence, Outcome
 from results.plan import Plan, Request, Scaling, Series, Skip
 from results.record import Proof
-from results.run import RunResult
+from results.run import Communication, OperationSummary, RankColumns, RunResult, StepBudget
 from results.statistics import Metric
 
 SIZES = (2, 4, 8, 16, 32, 64, 128, 256)

@@ -15,7 +15,7 @@ from harness.plan.estimate import (
 )
 from harness.plan.schedule import schedule
 from results.cell import Cell, StepPolicy
-from results.unknown import Unknown
+from results.parts import Unknown
 
 MakeCell = Callable[..., Cell]
 

@@ -23,10 +23,19 @@ from results.cell import Cell, Device
 from results.environment import Environment
 from results.outcome import Evidence, Outcome
 from results.plan import Plan, Request, Scaling, Series, Skip
-from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
-from results.recorded import LinkPeak, Recorded, Telemetry
+from results.record import (
+    LinkPeak,
+    Memory,
+    Proof,
+    Quads,
+    RankRecord,
+    Recorded,
+    StepColumns,
+    Telemetry,
+    Training,
+    Work,
+)
 from results.store import Study
-from results.training import Training
 
 MS = 1_000_000
 PROVED = Proof(method="serial-simulation", passed=True, detail="3 steps, all gradients within the bound")

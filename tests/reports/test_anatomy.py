@@ -13,7 +13,7 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.page.section import Bullets, Drawings
 from reports.page.sections.anatomy import anatomy_section, budget_bars
 from results.outcome import Evidence, Outcome
-from results.recorded import Recorded
+from results.record import Recorded
 
 MS = 1_000_000
 

@@ -13,7 +13,7 @@ import pytest
 from reports.analysis.budget import CellBudget, Lost, budget, lost, why_no_budget
 from reports.analysis.figures import CellFigures, cell_figures
 from reports.analysis.study import analyse
-from results.budget import StepBudget
+from results.run import StepBudget
 from results.statistics import Metric
 
 MS = 1_000_000

@@ -15,9 +15,8 @@ from reports.page.export import csv_text, frame_of
 from reports.page.section import Table
 from reports.page.sections.correctness import correctness_section
 from reports.page.sections.outcomes import outcomes_section
-from results.cell import Cell
+from results.cell import Cell, pruning_reason
 from results.outcome import Outcome
-from results.pruning import pruning_reason
 
 EXHAUSTED = {"outcome": Outcome.OUT_OF_MEMORY, "reason": "no memory"}
 Timing = Callable[..., Any]

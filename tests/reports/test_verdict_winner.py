@@ -10,7 +10,7 @@ import pytest
 from reports.analysis.study import analyse
 from reports.analysis.verdict.scalability import Dominant
 from reports.analysis.verdict.verdict import verdict
-from results.training import Training
+from results.record import Training
 
 MS = 1_000_000
 

@@ -14,13 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.budget import StepBudget
 from results.cell import Cell
 from results.derivation.run_result import derive
 from results.errors import SchemaError
-from results.record import Quads, RankRecord, StepColumns
-from results.recorded import KernelTimes, Operations, Recorded
-from results.run import RunResult
+from results.record import KernelTimes, Operations, Quads, RankRecord, Recorded, StepColumns
+from results.run import RunResult, StepBudget
 
 Make = Callable[..., RunResult]
 

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.budget import Communication, OperationSummary
 from results.cell import Cell
 from results.derivation.communication import bus_factor, step_communication
 from results.derivation.matching import Matched, match
 from results.derivation.run_result import derive
 from results.errors import SchemaError
-from results.record import RankRecord
-from results.recorded import KernelTimes, LinkPeak, Operations, Recorded
+from results.record import KernelTimes, LinkPeak, Operations, RankRecord, Recorded
+from results.run import Communication, OperationSummary
 
 Row = tuple[int, str, str, int, int, int]
 """Step, name, group, payload, issued, duration."""

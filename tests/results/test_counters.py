@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from results.record import StepColumns
-from results.recorded import Buckets
+from results.record import Buckets, StepColumns
 from results.run import RunResult
 
 Two = Callable[..., RunResult]

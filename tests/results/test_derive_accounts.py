@@ -11,8 +11,7 @@ from results.derivation.run_result import derive, mean_losses
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Outcome
-from results.record import RankRecord, StepColumns, Work
-from results.recorded import Telemetry
+from results.record import RankRecord, StepColumns, Telemetry, Work
 from results.run import RunResult
 
 CellOf = Callable[..., Cell]

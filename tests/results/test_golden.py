@@ -10,8 +10,7 @@ import pytest
 
 import results.schema
 from results import schemas
-from results.baseline import Acceptance, Baseline, Subject
-from results.budget import Communication, OperationSummary, RankColumns, StepBudget
+from results.baseline import Acceptance, Baseline, MetricNoise, Subject, Thresholds
 from results.cell import Cell, StepPolicy
 from results.checkpoint import Checkpoint, FileSum, LaidOut
 from results.environment import CodeVersion, Environment, Program
@@ -20,14 +19,25 @@ from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
 from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedBlock, PairedCall, PairedCell, PairedSide
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
-from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
-from results.recorded import Buckets, KernelTimes, LinkPeak, Operations, Recorded, Telemetry
-from results.run import RunResult
+from results.record import (
+    Buckets,
+    KernelTimes,
+    LinkPeak,
+    Memory,
+    Operations,
+    Proof,
+    Quads,
+    RankRecord,
+    Recorded,
+    StepColumns,
+    Telemetry,
+    Training,
+    Work,
+)
+from results.run import Communication, OperationSummary, RankColumns, RunResult, StepBudget
 from results.schema import Schema
 from results.statistics import Metric
-from results.thresholds import MetricNoise, Thresholds
 from results.train_order import TrainOrder
-from results.training import Training
 
 GOLDEN = Path(__file__).with_name("golden")
 

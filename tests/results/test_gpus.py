@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.errors import BenchError, GpuCountsError
-from results.gpus import GpuCounts
+from results.notation import GpuCounts
 
 
 @pytest.mark.parametrize(

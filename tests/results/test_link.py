@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from results.cell import exchange_label, label
 from results.errors import UsageError
-from results.label import exchange_label, label
-from results.link import link_text, read_link
+from results.notation import link_text, read_link
 
 
 @pytest.mark.parametrize(

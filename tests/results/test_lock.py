@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from results.errors import StoreError, StudyBusyError
-from results.lock import study_lock
+from results.files import study_lock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from results.lock import study_lock
+from results.files import study_lock
 
 with study_lock(Path(sys.argv[1])):
     print("held", flush=True)
@@ -28,7 +28,7 @@ with study_lock(Path(sys.argv[1])):
 PARENT = """
 import os, subprocess, sys
 from pathlib import Path
-from results.lock import study_lock
+from results.files import study_lock
 
 with study_lock(Path(sys.argv[1])) as lock:
     wait = "import sys; sys.stdin.read()"

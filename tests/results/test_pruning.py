@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.cell import Cell
-from results.pruning import inferred_out_of_memory, pruning_reason
+from results.cell import Cell, inferred_out_of_memory, pruning_reason
 
 CellOf = Callable[..., Cell]
 

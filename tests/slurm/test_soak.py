@@ -32,10 +32,9 @@ import pytest
 
 from harness.launch.follow import LaunchState
 from harness.machine.code import checkout
+from results.files import study_lock
 from results.job_store import JobStore
-from results.launch import Launch
-from results.launch_files import rank_log_path
-from results.lock import study_lock
+from results.launch import Launch, rank_log_path
 from results.outcome import Outcome
 from results.run import RunResult
 from results.schemas import LAUNCH

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from harness.launchers.slurm import submit
+from results.files import study_lock
 from results.job_store import JobStore
-from results.lock import study_lock
 from results.outcome import Outcome
 
 MLP = ("--workload", "mlp", "--batch-size", "16")

@@ -21,6 +21,7 @@ from results.groups import GroupLayout
 from results.layout import ModelLayout
 from results.recorded import Buckets
 from strategies import Trainer, TrainSettings
+from results.record import Buckets
 from strategies.catalog import group_layout
 from strategies.scratch_ddp.reducer import GradientReducer
 from strategies.training.observer import Phase, SilentObserver

@@ -33,7 +33,7 @@ from harness.worker import run as run_module
 from harness.worker.cell.sampler import Draws
 from harness.worker.proof import proof, reference, simulation
 from harness.worker.turns import Turns
-from results.proof_limits import LATE_STEPS
+from results.record import LATE_STEPS
 from strategies.compression.base import Compressor
 from strategies.gradient_exchange import GradientExchange
 from strategies.local_sgd.model import LocalSgdModel

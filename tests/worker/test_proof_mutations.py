@@ -34,6 +34,10 @@ from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.proof import examination, proof, reference
 from results.proof_limits import STEPS
 from strategies import optimizers as optimizer
+from harness.worker import examination, proof, reference
+from harness.worker.cell_setup import CellSetup
+from harness.worker.exchange import ExchangeGroup
+from results.record import STEPS
 from strategies.ddp.model import DdpModel
 from strategies.optimizers import AdamW, Sgd
 from strategies.trainer import Trainer

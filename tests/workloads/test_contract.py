@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from harness.worker.cell.model_parts import flops_of
 from results.errors import UsageError
-from results.parts import ModelParts
-from results.unknown import Unknown
+from results.parts import ModelParts, Unknown
 from strategies.catalog import OPTIMIZERS
 from workloads.build import build
 from workloads.catalog import MEMBERS, Member

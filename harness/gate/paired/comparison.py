@@ -31,7 +31,7 @@ from reports.text import count, percent
 from results import files, schemas
 from results.baseline import Baseline
 from results.errors import MachineError, UsageError
-from results.lock import study_lock
+from results.files import study_lock
 from results.outcome import Outcome
 from results.paired import CALL, Alternation, Pair, PairedCall, PairedCell, PairedSide, Side
 from results.run import RunResult

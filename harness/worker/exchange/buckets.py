@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from results.groups import GroupLayout
 from results.recorded import Buckets
 from strategies.trainer import Trainer
+from results.record import Buckets
 from strategies.training.loss import seen
 from strategies.training.observer import Phase, StepObserver
 

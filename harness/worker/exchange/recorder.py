@@ -37,8 +37,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from results.record import StepColumns
-from results.recorded import MOST_OPERATIONS, POINT_TO_POINT, RECORDED_STEPS, Operations, Recorded
+from results.record import MOST_OPERATIONS, POINT_TO_POINT, RECORDED_STEPS, Operations, Recorded, StepColumns
 from strategies.devices import DeviceKind, Moment, device_of
 from strategies.training.observer import Phase, StepObserver
 

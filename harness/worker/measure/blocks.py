@@ -36,8 +36,7 @@ from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import RankLog
 from results.cell import GPU_LONGEST_WARM_UP_S, GPU_WARM_UP_S, StepPolicy
-from results.record import Quads, StepColumns
-from results.recorded import KernelTimes, Recorded
+from results.record import KernelTimes, Quads, Recorded, StepColumns
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
 from strategies.devices import device_of
 from strategies.snapshot import Snapshot

@@ -48,7 +48,7 @@ from harness.worker.rank.context import device_uuid
 from harness.worker.rank.rank import Rank
 from harness.worker.rank.usage import rss_bytes
 from results.cell import GPU_WARM_UP_S
-from results.recorded import Telemetry
+from results.record import Telemetry
 
 INTERVAL_S = 0.5
 PATIENCE_S = 10.0

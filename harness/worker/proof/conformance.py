@@ -20,7 +20,7 @@ from harness.worker.rank.control import Control
 from results.cell import DEFAULT_COLLECTIVE, Cell
 from results.groups import GroupLayout
 from results.parts import ModelParts
-from results.recorded import Operations
+from results.record import Operations
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.predictions import traffic
 from strategies.trainer import Trainer

@@ -42,8 +42,7 @@ from harness.worker.proof.verdict import failure, own_code_cause, sampled_verdic
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
 from results.cell import Cell
-from results.proof_limits import COPIES, LATE_STEPS, LONGEST_S, STEPS
-from results.record import Proof
+from results.record import COPIES, LATE_STEPS, LONGEST_S, STEPS, Proof
 from strategies.catalog import STRATEGIES
 from strategies.gradient_exchange import GradientExchange
 from strategies.trainer import Trainer

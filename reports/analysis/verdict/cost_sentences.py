@@ -9,7 +9,7 @@ from reports.analysis.study import StudyFigures
 from reports.analysis.training import differences_in_training
 from reports.analysis.verdict.scaling_sentences import unlike
 from reports.text import capital, devices, duration, metric
-from results.label import label
+from results.cell import label
 
 
 def cost_sentences(study: StudyFigures, workload: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from reports.analysis.outcomes import UNUSABLE
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.missing import outcome_text
 from reports.text import count, listed
-from results.label import label
+from results.cell import label
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 

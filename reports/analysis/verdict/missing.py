@@ -9,8 +9,7 @@ from reports.analysis.outcomes import NOT_RUN, outcome_words
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.text import listed
-from results.cell import BASELINE_STRATEGY
-from results.label import label
+from results.cell import BASELINE_STRATEGY, label
 from results.outcome import Evidence, Outcome
 
 Named = tuple[str, int]

@@ -11,9 +11,9 @@ from reports.analysis.pieces import Named, is_measured, name, piece_of, rate, ti
 from reports.analysis.scaling import BaselineCell, Curve, CurvePoint
 from reports.analysis.study import StudyFigures
 from reports.analysis.training import differences_in_training, training_of
-from results.budget import BudgetMethod
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Device, Precision
 from results.plan import Scaling
+from results.run import BudgetMethod
 from results.statistics import Metric
 
 LITTLE = 0.1

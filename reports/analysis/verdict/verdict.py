@@ -24,7 +24,7 @@ from reports.analysis.verdict.missing import Missing, missing
 from reports.analysis.verdict.scalability import Dominant, Scalability, scalability
 from reports.analysis.verdict.scaling_sentences import scaling_sentences
 from reports.text import capital, count, devices, listed, percent
-from results.label import label
+from results.cell import label
 from results.outcome import Evidence
 
 INPUT_BOUND = 0.1

@@ -19,7 +19,7 @@ from reports.page.looks import ROW, cell_label, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section
 from reports.text import count, devices, duration, listed, metric, percent
 from results.cell import REFERENCE_STRATEGY
-from results.link import NO_LINK
+from results.notation import NO_LINK
 from results.outcome import Evidence
 from results.statistics import Metric
 

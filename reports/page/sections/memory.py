@@ -15,7 +15,7 @@ from reports.page.looks import cell_label
 from reports.page.section import Block, Definition, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import count, listed, percent, size
-from results.label import label
+from results.cell import label
 
 _FULL_ABOVE = 0.9
 """A larger batch or model hardly fits beyond this: allocators lose some to fragments."""

@@ -16,6 +16,7 @@ from reports.table import Column, figures, table, words
 from reports.text import listed
 from results.label import label
 from results.plan import Plan, Skip
+from results.cell import Cell, label
 
 _NAMED = 6
 

@@ -14,7 +14,7 @@ from reports.fields import NONE, Field
 from reports.page.section import Definition, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import count, metric
-from results.label import label
+from results.cell import label
 
 _ABOUT = (
     "Cells that are the same but for {axis}, of each way to train at the largest size that most values have. "

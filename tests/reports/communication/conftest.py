@@ -12,10 +12,9 @@ from builders import a_cell, an_environment
 from reports.analysis.figures import CellFigures, cell_figures
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
-from results.budget import Communication, OperationSummary, RankColumns, StepBudget
 from results.cell import Cell
 from results.outcome import Evidence, Outcome
-from results.run import RunResult
+from results.run import Communication, OperationSummary, RankColumns, RunResult, StepBudget
 from results.statistics import Metric
 
 MS = 1e6

@@ -20,7 +20,7 @@ from reports.analysis.compression import (
     wire_bytes,
 )
 from reports.analysis.exchange import exchange_parts
-from results.training import Training
+from results.record import Training
 
 MS = 1e6
 

@@ -24,8 +24,8 @@ from harness.plan.naming import fresh_study
 from harness.plan.study_file import StudyFile
 from results import schemas
 from results.environment import CodeVersion
+from results.files import study_lock
 from results.launch import Attempt, Launch, Slot
-from results.lock import study_lock
 from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedCall, PairedCell, PairedSide
 from results.plan import Placement

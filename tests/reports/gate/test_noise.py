@@ -11,7 +11,7 @@ from harness.cli import run
 from harness.gate.baselines import save_thresholds
 from reports.gate.noise import LARGEST, margin, margins, noise
 from results import schemas
-from results.thresholds import MetricNoise, Thresholds, thresholds_path
+from results.baseline import MetricNoise, Thresholds, thresholds_path
 
 
 def known(between: float, runs: int = 11) -> MetricNoise:
