@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from reports.analysis.recovery import Recovery, recoveries
+from reports.analysis.trained import Recovery, recoveries
 from results.store import Study, utc_now
 from results.training_log import Started, Steps, TrainingLog
 

@@ -1,7 +1,8 @@
-"""What a report assumes beside what was measured: prices, the size of an epoch, the time for it.
+"""What a report assumes in addition to what was measured: prices, the size of an epoch, the time for it, and
+the goal by which it chooses a size to buy (`--goal`).
 
-They are no part of a study's records: the call that writes the report gives them. Equal assumptions give an
-equal page.
+They are no part of a study's records: the call that writes the report gives them. Equal assumptions give
+an equal page.
 """
 
 from __future__ import annotations
@@ -12,12 +13,45 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from reports.analysis.effect import SMALLEST_EFFECT
-from reports.analysis.goal import KNEE, Goal
-from reports.text import count
+from reports.text import count, duration, percent
 from results.catalogue.prices import Price, Prices, catalogue_prices, chosen, device_prices
 from results.cell import Cell
 from results.job import Job
 from results.run import RunResult
+
+GoalKind = Literal["knee", "throughput", "cost", "time", "efficiency"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """A rule, and the limit that it has."""
+
+    kind: GoalKind = "knee"
+    limit: float | None = None
+    """Seconds of an epoch (`time`), or an efficiency as a fraction of 1 (`efficiency`); else None."""
+    smallest: float = SMALLEST_EFFECT
+    """Share by which two points must differ to be told apart."""
+
+    @property
+    def text(self) -> str:
+        """A clause: `the last size up to which every growth pays`."""
+        if self.kind == "time":
+            assert self.limit is not None
+            return f"the cheapest size that finishes an epoch within {duration(self.limit * 1e9)}"
+        if self.kind == "efficiency":
+            assert self.limit is not None
+            return f"the largest size with an efficiency of {percent(self.limit)} or more"
+        return _TEXTS[self.kind]
+
+
+KNEE = Goal()
+"""The default: see `reports.analysis.knee`."""
+_TEXTS: dict[GoalKind, str] = {
+    "knee": "the last size up to which every growth pays",
+    "throughput": "the fewest devices to which no size is shown to be faster",
+    "cost": "the lowest cost of a sample",
+}
+
 
 OLD_AFTER_DAYS = 180
 """Beyond this a price is shown with its age: clouds change list prices a few times a year."""

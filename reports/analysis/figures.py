@@ -1,17 +1,21 @@
-"""A cell's figures from its pooled runs: step time, throughput, phases, on less off."""
+"""A cell's figures from its pooled runs: step time, throughput, phases, on less off.
+
+A configuration may train differently, so that a higher throughput alone does not recommend it:
+`differences_in_training` names what differs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from reports.analysis.pooling import Pool
-from results.cell import Cell
+from results.cell import Cell, Precision
 from results.outcome import Evidence
-from results.record import Proof
+from results.record import Proof, Training, by_nodes_before, training_before
 from results.run import RunResult
 from results.statistics import FEWEST_FOR_INTERVAL, Metric, differences, over_runs, t_quantile
 
@@ -170,3 +174,28 @@ def _why_not_exposed(runs: Sequence[RunResult]) -> str:
 def _strongest(runs: Sequence[RunResult]) -> Proof | None:
     proofs = [run.proof for run in runs if run.proof is not None]
     return min(proofs, key=lambda proof: _STRONGEST_PROOF.index(proof.method), default=None)
+
+
+_BITS: dict[Precision, int] = {"fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16}
+
+
+def training_of(figures: CellFigures) -> Training:
+    """What the newest run recorded of its strategy."""
+    return figures.newest.training or training_before(figures.cell.strategy)
+
+
+def exchanges_by_nodes(figures: CellFigures) -> bool:
+    """Whether its exchange goes inside of nodes and across them."""
+    told = training_of(figures).exchanges_by_nodes
+    return by_nodes_before(figures.cell.collective) if isinstance(told, msgspec.UnsetType) else told
+
+
+def differences_in_training(figures: CellFigures, precisions: Iterable[Precision]) -> tuple[str, ...]:
+    """As verbs: `averages every 4 steps`. `precisions` are those of what it is compared with."""
+    cell = figures.cell
+    clauses = [*training_of(figures).differences]
+    if cell.compresses:
+        clauses.append("compresses its gradients")
+    if any(_BITS[other] > _BITS[cell.precision] for other in precisions):
+        clauses.append(f"computes in {cell.precision}")
+    return tuple(clauses)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from reports.analysis.compression import FEW_RUNS, FEWEST_RUNS
+from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS
 from reports.analysis.figures import CellFigures
 from reports.analysis.losses import LossCurve, loss_curve
 from reports.analysis.memory import cell_memories

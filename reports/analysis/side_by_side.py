@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
-from reports.analysis.compression import FEW_RUNS, FEWEST_RUNS
 from reports.analysis.effect import SMALLEST_EFFECT, Side, sides
+from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS
 from reports.analysis.figures import CellFigures
-from reports.analysis.pieces import Piece, pieces
 from reports.analysis.pooling import differing
-from reports.analysis.scaling import Efficiency
+from reports.analysis.scaling import Efficiency, Piece, pieces
 from reports.analysis.study import StudyFigures
 from reports.text import count, number
 from results.cell import Cell, label

@@ -21,8 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from reports.analysis.losses import LossGroup, loss_group
-from reports.analysis.pieces import Piece, pieces
-from reports.analysis.scaling import Curve, CurvePoint
+from reports.analysis.scaling import Curve, CurvePoint, Piece, pieces
 from reports.analysis.side_by_side import CellInStudy, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Axis

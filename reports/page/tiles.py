@@ -10,8 +10,7 @@ from reports.analysis.assumptions import study_day
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.figures import CellFigures
 from reports.analysis.outcomes import NOT_RUN, outcome_words
-from reports.analysis.pick import UNPROVEN
-from reports.analysis.size_to_buy import Purchase, SizeToBuy
+from reports.analysis.size_to_buy import UNPROVEN, Purchase, SizeToBuy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.scalability import Configuration, Scalability, scalability
 from reports.page.section import Tile

@@ -10,7 +10,7 @@ from builders import a_request
 from harness.cli.matrix import matrix_command as command
 from harness.plan.expand import expand
 from harness.plan.study_file import StudyFile
-from reports.analysis.matrix_call import matrix_call
+from reports.analysis.next_run import matrix_call
 from reports.analysis.study import analyse
 from results.plan import Plan
 

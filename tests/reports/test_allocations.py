@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from builders import an_environment
 
-from reports.analysis.allocations import drift
+from reports.analysis.study import drift
 from reports.page.sections.environment import allocations_finding
 from results.outcome import Evidence, Outcome
 from results.run import RunResult

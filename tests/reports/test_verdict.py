@@ -12,7 +12,7 @@ from harness.reporting.report import print_verdict
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.verdict.scalability import LostPart
-from reports.analysis.verdict.scaling_sentences import scaling_sentences
+from reports.analysis.verdict.sentences import scaling_sentences
 from reports.analysis.verdict.verdict import NOTHING, StudyVerdict, verdict
 from reports.text import listed
 from results.outcome import Evidence, Outcome

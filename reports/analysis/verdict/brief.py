@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reports.analysis.budget import BudgetPart
 from reports.analysis.verdict.scalability import Configuration, Dominant, Scalability
-from reports.analysis.verdict.scaling_sentences import PART_WORDS
+from reports.analysis.verdict.sentences import PART_WORDS
 from reports.analysis.verdict.verdict import WorkloadVerdict
 from reports.text import listed, metric, percent
 

@@ -1,16 +1,109 @@
-"""The runs that a verdict is made from: how many, how good, and which are not in it."""
+"""The runs that a verdict is made from: how many, how good, and which are not in it; and what of a workload
+was not measured, or less well than it could be.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from reports.analysis.outcomes import UNUSABLE
+from reports.analysis.outcomes import NOT_RUN, UNUSABLE, outcome_words
+from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.missing import outcome_text
 from reports.text import count, listed
-from results.cell import label
+from results.cell import BASELINE_STRATEGY, label
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
+
+Named = tuple[str, int]
+"""What a series is called, and a size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Each text names a strategy and its sizes: `ddp on 16 and 32`."""
+
+    skipped: tuple[str, ...]
+    failed: tuple[str, ...]
+    """With the outcome: `ddp on 64 (out of memory)`."""
+    not_run: tuple[str, ...]
+    """Planned, and the study ended before them."""
+    emulated: tuple[str, ...]
+    """They have figures, which make no claim."""
+    unproved: int
+    """Cells whose training was not checked."""
+    cells: int
+
+
+def missing(study: StudyFigures, workload: str) -> Missing:
+    """Of all series of one workload, and its cells with figures."""
+    curves = [curve for curve in study.curves if curve.key.workload == workload]
+    cells = [one for one in study.cells.values() if one.cell.workload == workload]
+    emulated = ((label(one.cell), one.cell.gpus) for one in cells if one.evidence is Evidence.EMULATED)
+    return Missing(
+        skipped=_texts(_skipped(study, workload, curves)),
+        failed=_texts(_gaps(curves, not_run=False), outcomes=_outcomes(curves)),
+        not_run=_texts(_gaps(curves, not_run=True)),
+        emulated=_texts(emulated),
+        unproved=sum(cell.proof is None for cell in cells),
+        cells=len(cells),
+    )
+
+
+def _skipped(study: StudyFigures, workload: str, curves: Sequence[Curve]) -> Iterator[Named]:
+    """Without points that nobody misses: excluded ones, one device of an exchange, several of `single`."""
+    for group in study.skipped:
+        if group.skip.excluded or group.skip.strategy == BASELINE_STRATEGY:
+            continue
+        name = label(group.skip)
+        sizes = _sizes([curve for curve in curves if curve.key.label == name])
+        if group.skip.workload == workload and sizes != {1}:
+            yield from ((name, gpus) for gpus in group.gpus if gpus > 1 or not _has_single(curves))
+
+
+def _sizes(curves: Iterable[Curve]) -> set[int]:
+    """Sizes that were planned to run."""
+    points = {point.gpus for curve in curves for point in curve.points}
+    return points | {gap.gpus for curve in curves for gap in curve.gaps if not gap.skipped}
+
+
+def _has_single(curves: Iterable[Curve]) -> bool:
+    return any(curve.single is not None for curve in curves)
+
+
+def outcome_text(outcome: str) -> str:
+    """`out of memory`; an outcome that is not known says what was found instead."""
+    return "unreadable or unfinished record" if outcome == Outcome.UNKNOWN else outcome_words(outcome)
+
+
+def _gaps(curves: Iterable[Curve], *, not_run: bool) -> Iterator[Named]:
+    for curve in curves:
+        yield from (
+            (curve.key.label, gap.gpus)
+            for gap in curve.gaps
+            if gap.outcome is not None and (gap.outcome == NOT_RUN) is not_run
+        )
+
+
+def _outcomes(curves: Iterable[Curve]) -> dict[str, str]:
+    """By strategy: how its cells failed, in a few words."""
+    found: dict[str, dict[str, None]] = {}
+    for curve in curves:
+        for gap in curve.gaps:
+            if gap.outcome is not None and gap.outcome != NOT_RUN:
+                found.setdefault(curve.key.label, {})[outcome_text(gap.outcome)] = None
+    return {name: f" ({', '.join(outcomes)})" for name, outcomes in found.items()}
+
+
+def _texts(points: Iterable[Named], *, outcomes: dict[str, str] | None = None) -> tuple[str, ...]:
+    sizes: dict[str, set[int]] = {}
+    for name, gpus in points:
+        sizes.setdefault(name, set()).add(gpus)
+    endings = outcomes or {}
+    return tuple(
+        f"{name} on {listed([f'{size:,}' for size in sorted(those)])}{endings.get(name, '')}"
+        for name, those in sizes.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

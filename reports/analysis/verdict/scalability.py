@@ -6,11 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from reports.analysis.budget import RESIDUAL_ABOVE, BudgetPart, Lost, budget, lost, why_no_budget
+from reports.analysis.figures import differences_in_training, training_of
 from reports.analysis.knee import Growth, knee
-from reports.analysis.pieces import Named, is_measured, name, piece_of, rate, ties
-from reports.analysis.scaling import BaselineCell, Curve, CurvePoint
+from reports.analysis.scaling import (
+    BaselineCell,
+    Curve,
+    CurvePoint,
+    Named,
+    is_measured,
+    name,
+    piece_of,
+    rate,
+    ties,
+)
 from reports.analysis.study import StudyFigures
-from reports.analysis.training import differences_in_training, training_of
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Device, Precision
 from results.plan import Scaling
 from results.run import BudgetMethod

@@ -10,19 +10,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from reports.analysis.budget import budget
-from reports.analysis.communication import communication_finding, slow_links
+from reports.analysis.communication import communication_finding, link_peaks, slow_links
 from reports.analysis.exchange import exchange_parts
 from reports.analysis.figures import CellFigures
 from reports.analysis.next_run import NextRun, next_run
-from reports.analysis.peaks import link_peaks
 from reports.analysis.size_to_buy import ALL_EMULATED, CPU, SizeToBuy, sizes_to_buy
 from reports.analysis.stragglers import stragglers
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.cost_sentences import cost_sentences
-from reports.analysis.verdict.made_from import MadeFrom, made_from
-from reports.analysis.verdict.missing import Missing, missing
+from reports.analysis.verdict.made_from import MadeFrom, Missing, made_from, missing
 from reports.analysis.verdict.scalability import Dominant, Scalability, scalability
-from reports.analysis.verdict.scaling_sentences import scaling_sentences
+from reports.analysis.verdict.sentences import cost_sentences, scaling_sentences
 from reports.text import capital, count, devices, listed, percent
 from results.cell import label
 from results.outcome import Evidence

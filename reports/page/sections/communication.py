@@ -6,12 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
-from reports.analysis.communication import CellCommunication, communication, communication_finding, slow_links
-from reports.analysis.compression import FEWEST_RUNS
+from reports.analysis.communication import (
+    CellCommunication,
+    LinkPeaks,
+    communication,
+    communication_finding,
+    link_peaks,
+    slow_links,
+)
 from reports.analysis.effect import claim_rule
-from reports.analysis.exchange import exchange_parts
+from reports.analysis.exchange import FEWEST_RUNS, exchange_parts
 from reports.analysis.headline import runs_text
-from reports.analysis.peaks import LinkPeaks, link_peaks
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Chart, Line, Point, drawn, interval_point

@@ -11,7 +11,7 @@ from textwrap import shorten
 from markupsafe import Markup
 
 from reports.analysis.budget import RESIDUAL_ABOVE
-from reports.analysis.compression import FEWEST_RUNS
+from reports.analysis.exchange import FEWEST_RUNS
 from reports.analysis.knee import PAYS_FROM
 from reports.analysis.next_run import next_run
 from reports.analysis.pieces import piece_of
@@ -21,6 +21,12 @@ from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.scalability import LITTLE, reach_of
 from reports.analysis.verdict.scaling_sentences import cause
+from reports.analysis.scaling import piece_of
+from reports.analysis.size_to_buy import sizes_to_buy
+from reports.analysis.study import StudyFigures
+from reports.analysis.verdict.made_from import made_from
+from reports.analysis.verdict.scalability import LITTLE, Reach, reach_of
+from reports.analysis.verdict.sentences import cause
 from reports.analysis.verdict.verdict import verdict
 from reports.page.looks import looks
 from reports.page.section import (

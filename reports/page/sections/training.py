@@ -6,9 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from reports import fields
-from reports.analysis.recovery import Recovery
 from reports.analysis.study import StudyFigures
-from reports.analysis.trained import Race, Spread, TimeToTarget, TrainedCell, Way, races, told_not_finite
+from reports.analysis.trained import (
+    Race,
+    Recovery,
+    Spread,
+    TimeToTarget,
+    TrainedCell,
+    Way,
+    races,
+    told_not_finite,
+)
 from reports.fields import Field
 from reports.page.chart import Chart, Line, Rule, drawn, thinned
 from reports.page.looks import COLOURS, cell_label

@@ -5,8 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from reports.analysis.communication import communication, communication_finding, slow_links
-from reports.analysis.peaks import PooledLinkPeak, link_peaks
+from reports.analysis.communication import (
+    PooledLinkPeak,
+    communication,
+    communication_finding,
+    link_peaks,
+    slow_links,
+)
 from results.outcome import Evidence
 from results.statistics import Metric
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.analysis.compression import (
+from reports.analysis.exchange import (
     ANY_RATE,
     BY_NODES,
     FEW_RUNS,
@@ -15,11 +15,11 @@ from reports.analysis.compression import (
     SLOWER_TRANSFER,
     BreakEven,
     break_even,
+    exchange_parts,
     loss_guard,
     payload_ratio,
     wire_bytes,
 )
-from reports.analysis.exchange import exchange_parts
 from results.record import Training
 
 MS = 1e6
