@@ -1,4 +1,4 @@
-"""The guide's model that can be cut is one: the strategies of the call below it train it, and are proven."""
+"""The strategies of the call in docs/models.md train its model that can be cut, and are proven."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 
-GUIDE = (Path(__file__).parents[2] / "docs/guide.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs/models.md").read_text()
 LEAST = ("--device", "cpu", "--oversubscribe", "--repeats", "1", "--budget", "0", "--quads", "0")
 
 
