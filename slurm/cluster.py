@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from results.durations import seconds_of
+from results.notation import seconds_of
 from slurm.runner import SlurmError
 
 SINFO_FORMAT = "%R|%a|%l|%s|%D|%T|%c|%m|%G"

@@ -9,11 +9,8 @@ from typing import Self
 
 from results.cell import Cell
 from results.extensions import Extension
-from results.parts import ModelParts
-from results.spec import Catalog, Entry, Option, Spec, require_options
-from results.unknown import Unknown
 from results.parts import ModelParts, Unknown
-from results.spec import Catalog, Entry, Spec, require_options
+from results.spec import Catalog, Entry, Option, Spec, require_options
 from workloads.datasets.facts import DATASETS
 from workloads.gpt.shape import GPTShape
 from workloads.llama.shape import LlamaShape

@@ -32,11 +32,6 @@ def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
     from harness.gate.baselines import LATEST, latest, read_side, warn_of_edits
     from harness.gate.nights import require_ended, set_off
     from harness.terminal.console import Console
-    from reports.gate.faces import changes_json
-    from reports.gate.text import step_sentence
-    from harness.console import Console
-    from harness.gate import LATEST, latest, read_side, warn_of_edits
-    from harness.nights import require_ended, set_off
     from reports.gate.text import changes_json, step_sentence
     from reports.gate.trends import WATCHED, seen_on, trends
     from results.history import add_night, later_nights, read_nights

@@ -12,11 +12,10 @@ from typing import Any
 
 import click
 
-from harness.jobs.job_status import JobStatus
+from harness.jobs.job_status import STATUS_HEADS, STATUS_NUMERIC, JobStatus, status_rows
 from harness.jobs.progress import progress
-from harness.jobs.words import STATUS_HEADS, STATUS_NUMERIC, status_rows
 from harness.launch.tally import Conditions
-from harness.launchers.study_jobs import job_statuses, kept_job_statuses
+from harness.launchers.registry import job_statuses, kept_job_statuses
 from harness.machine.code import planned_code
 from harness.reporting.studies import warn_of_losses
 from harness.terminal.console import Console
@@ -129,12 +128,12 @@ def collect_command(study: str) -> int:
 
     Jobs that have ended without a word are closed first, in the scheduler's words.
     """
-    from harness.launchers.study_jobs import job_statuses
+    from harness.launchers.registry import job_statuses
     from harness.reporting.studies import warn_of_losses
     from harness.terminal.console import Console
     from reports.text import count
     from results.errors import SchedulerError
-    from results.lock import study_lock
+    from results.files import study_lock
     from results.store import Study
 
     folder, console = Study.existing(Path(study)), Console()
@@ -159,7 +158,7 @@ def cancel_command(study: str, *, forget: bool) -> int:
     from harness.launchers import registry
     from harness.terminal.console import Console
     from reports.text import count
-    from results.lock import study_lock
+    from results.files import study_lock
     from results.store import Study
 
     folder, console = Study.existing(Path(study)), Console()

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from harness.launchers.study_jobs import job_statuses
-from harness.machine.processes import temporary_folder
 from harness.launchers.registry import job_statuses
+from harness.machine.processes import temporary_folder
 from harness.plan.naming import fresh_studies
 from results.errors import NightBusyError, StudyBusyError
 from results.files import study_lock

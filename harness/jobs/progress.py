@@ -11,8 +11,7 @@ from harness.jobs.job_status import JobStatus
 from harness.launch.follow import LaunchState
 from harness.launch.tally import Conditions, Tally, tally
 from harness.launch.training import trained_cells
-from results.launch_files import rank_log_path
-from results.launch import Launch, rank_log_path
+from results.launch import rank_log_path
 from results.outcome import Outcome
 from results.plan import Plan
 from results.run import RunResult

@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from harness.code import checkout, code_hash
-from harness.console import Console
 from harness.jobs.closing import close_launches
 from harness.jobs.planned import baseline_launch
 from harness.launch.campaign import Campaign, CampaignContext
@@ -21,9 +19,9 @@ from harness.launch.guarded import GRACE_S
 from harness.launch.pace import Deadline
 from harness.launch.starter import Starter
 from harness.launch.supervise import Interrupted
-from harness.machine.code import checkout
-from harness.terminal.console import Console
 from harness.launch.tally import Conditions
+from harness.machine.code import checkout, code_hash
+from harness.terminal.console import Console
 from results.environment import CodeVersion
 from results.errors import BenchError
 from results.foreign_text import REASON_CHARACTERS, shortened

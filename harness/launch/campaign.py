@@ -11,8 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from harness.launch.deadline import Deadline
-from harness.console import Console, ProgressLine
 from harness.launch.ending import log_end, machine_fault, no_rendezvous, scheduler_said
 from harness.launch.machine import Machine
 from harness.launch.pace import Deadline, Pace, TrainingPace
@@ -32,9 +30,7 @@ from harness.plan.estimate import estimate
 from harness.plan.launchers import job_variables
 from harness.plan.schedule import PlannedLaunch
 from harness.terminal.console import Console, ProgressLine
-from results.cell import Cell, Device
-from results.cell import Cell
-from results.cell import Cell, Device, point
+from results.cell import Cell, point
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import RunOptions

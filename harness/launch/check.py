@@ -19,7 +19,7 @@ from harness.machine.kernel import die_with_parent
 from harness.machine.processes import exit_words, temporary_folder
 from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest
 from results.errors import MachineError
-from results.unknown import Unknown
+from results.parts import Unknown
 from strategies.catalog import STRATEGIES
 from strategies.facts import StrategyFacts
 from workloads.catalog import MEMBERS, WORKLOADS, learn

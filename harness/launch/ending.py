@@ -17,10 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.machine.processes import signal_name
-from harness.exits import exit_words, signal_name
 from harness.launch.rank_output import rank_output
 from harness.launch.starter import LogWords
+from harness.machine.processes import exit_words, signal_name
 from results import files
 from results.errors import StoreError
 from results.foreign_text import shortened

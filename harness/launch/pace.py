@@ -11,9 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from harness.launch.deadline import Deadline
-from harness.launch.follow import LaunchState
-from harness.console import ProgressLine, Standing
 from harness.launch.follow import LaunchState, LogTail
 from harness.plan.estimate import LaunchEstimate
 from harness.terminal.console import ProgressLine, Standing

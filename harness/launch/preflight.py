@@ -23,8 +23,6 @@ from harness.machine.device import (
     visible_gpus,
 )
 from harness.machine.torch_devices import ask_torch
-from harness.launch.command import code_environment
-from harness.torch_devices import ask_torch
 from reports.text import count
 from results.cell import Device
 from results.errors import MachineError

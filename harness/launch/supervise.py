@@ -29,16 +29,11 @@ from harness.launch.guarded import Guarded
 from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.pace import Deadline
 from harness.launch.starter import Starter
-from harness.launch.startup import allocation_over, never_started, startup_outcome
 from harness.worker.rank.log import MARGIN_S
-from harness.worker.watchdog import MARGIN_S
 from results.files import no_follow
 from results.foreign_text import REASON_CHARACTERS, shortened
-from results.launch import Attempt, Launch, RankExit
-from results.launch_files import flight_paths, rank_log_path, torchrun_log_path
-from results.outcome import Ending, Outcome
 from results.launch import Attempt, Launch, RankExit, flight_paths, rank_log_path, torchrun_log_path
-from results.outcome import Outcome
+from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 
 POLL_S = 0.1

@@ -16,9 +16,8 @@ from harness.launch.supervise import Interrupted
 from harness.launch.tally import Conditions, Tally
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_summary, plan_tables
-from harness.launchers.study_jobs import live_cells
-from harness.machine.code import checkout
 from harness.launchers.registry import live_cells
+from harness.machine.code import checkout
 from harness.plan.estimate import Estimate, estimate
 from harness.plan.schedule import PlannedLaunch
 from reports.text import count

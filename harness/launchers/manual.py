@@ -12,18 +12,14 @@ from typing import Annotated
 
 import msgspec
 
-from harness.code import checkout
 from harness.launch.campaign import Campaign, CampaignContext, LaunchMaker
 from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
-from harness.launch.tally import Conditions, Tally
-from harness.machine.code import checkout
-from harness.plan.schedule import PlannedLaunch
-from harness.terminal.console import Console
 from harness.launch.tally import Conditions
 from harness.launchers.campaign_call import show_plan
 from harness.launchers.launcher import Launcher, LauncherCall, MatrixCall, WorkerHosts
+from harness.machine.code import checkout
 from harness.plan.schedule import PlannedLaunch
 from results.catalogue.gpus import require_known
 from results.environment import CodeVersion

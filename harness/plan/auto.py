@@ -20,15 +20,11 @@ from results.cell import Cell
 from results.parts import ModelParts, Unknown
 from results.plan import Rule
 from results.spec import split
-from results.unknown import Unknown
 from strategies.auto import Auto
-from strategies.auto.facts import Auto
 from strategies.catalog import STRATEGIES
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Term
-from strategies.closed_form.traffic import traffic
 from strategies.facts import AutoPoint
-from strategies.facts import AutoPoint, Proposal
 from strategies.predictions import footprint, traffic
 from workloads.catalog import WORKLOADS, facts
 

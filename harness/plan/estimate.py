@@ -15,14 +15,17 @@ from typing import Literal
 from harness.plan.schedule import PlannedLaunch
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import GPU_BLOCK_S, GPU_LONGEST_WARM_UP_S, Cell, Device
-from results.parts import VALUE_BYTES
-from results.proof_limits import COPIES, LATE_SHARE, LATE_STEPS, LONGEST_S, STEPS, SUMMED_BYTES_PER_S
-from results.recorded import RECORDED_STEPS
-from results.unknown import Unknown
+from results.parts import VALUE_BYTES, Unknown
+from results.record import (
+    COPIES,
+    LATE_SHARE,
+    LATE_STEPS,
+    LONGEST_S,
+    RECORDED_STEPS,
+    STEPS,
+    SUMMED_BYTES_PER_S,
+)
 from strategies.catalog import OPTIMIZERS, STRATEGIES
-from results.cell import Cell, Device
-from results.parts import Unknown
-from strategies.catalog import STRATEGIES
 from workloads.catalog import WORKLOADS, facts
 
 Basis = Literal["known", "assumed", "budget"]

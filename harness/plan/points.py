@@ -12,10 +12,8 @@ from itertools import product
 
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.errors import UsageError
-from results.link import NO_LINK
-from results.plan import Pattern, Plan, Request, Rule, SeriesId, Skip
 from results.notation import NO_LINK
-from results.plan import Pattern, Request, Scaling, SeriesId, Skip
+from results.plan import Pattern, Plan, Request, Rule, SeriesId, Skip
 from workloads.catalog import MEMBERS, WORKLOADS
 
 

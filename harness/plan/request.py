@@ -20,13 +20,9 @@ from results.cell import (
     StepPolicy,
 )
 from results.errors import UsageError
-from results.link import NO_LINK, link_text, read_link
-from results.plan import Pattern, Request
-from results.unknown import Unknown
 from results.notation import NO_LINK, link_text, read_link
 from results.parts import Unknown
-from results.plan import Pattern, Request, Scaling
-from results.spec import Catalog
+from results.plan import Pattern, Request
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import WORKLOADS, default_workloads, facts
 from workloads.datasets.facts import DATASETS

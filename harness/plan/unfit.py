@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from results.cell import Cell
 from results.errors import SpecError
+from results.parts import Unknown
 from results.plan import placement_of
-from results.unknown import Unknown
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from workloads.catalog import WORKLOADS, facts
 

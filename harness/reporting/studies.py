@@ -16,9 +16,8 @@ from typing import cast
 
 from harness.plan.options import read_duration_s
 from harness.terminal.console import Console
-from reports.analysis.assumptions import Assumptions, site_price
+from reports.analysis.assumptions import KNEE, Assumptions, Goal, GoalKind, site_price
 from reports.analysis.effect import SMALLEST_EFFECT
-from reports.analysis.goal import KNEE, Goal, GoalKind
 from reports.analysis.over import comparing_over
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse

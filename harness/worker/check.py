@@ -24,12 +24,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
-from harness.worker.cell.model_parts import built_on_meta, parts_of
-from harness.worker.cell.setup import CellSetup, layout_of, seed_step
-from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord
 from harness.worker.cell.model_parts import built_on_meta, count_flops, parts_of
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup, layout_of
+from harness.worker.cell.setup import CellSetup, layout_of, seed_step
 from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord, Verdict
 from harness.worker.exchange.group import open_exchange
 from harness.worker.proof.proof import prove

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import msgspec
 
+from harness.worker.cell.model_parts import count_flops
 from harness.worker.cell.setup import Built
 from harness.worker.exchange.recorder import TooManyOperationsError
 from harness.worker.measure.blocks import Measured, Stopwatch
@@ -15,18 +16,22 @@ from harness.worker.measure.profiler import LONGEST_PERIOD
 from harness.worker.measure.scalars import live_scalars
 from harness.worker.measure.telemetry import sampler
 from harness.worker.proof.compilation import require_compiled
-from harness.worker.proof.conformance import UseCounter, missed_uses, other_collective, other_traffic, whole_state
+from harness.worker.proof.conformance import (
+    UseCounter,
+    missed_uses,
+    other_collective,
+    other_traffic,
+    whole_state,
+)
 from harness.worker.rank.context import Run
 from harness.worker.rank.failure import classify
 from harness.worker.rank.network import read_transports
 from harness.worker.rank.usage import ForeignCpu, reset_rss_peak
 from harness.worker.turns import Turns
-from results.record import Work
-from results.recorded import KernelTimes
+from results.record import KernelTimes, Work
 from strategies.devices import device_of
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
-from harness.worker.cell.model_parts import count_flops
 
 FEWER_WARM_UP_STEPS = 10
 """Most steps of the warm-up on CPU in a run that a driver wants for its blocks. On a busy machine no two

@@ -16,68 +16,25 @@ from harness.worker.measure.clock import FirstStep
 from harness.worker.measure.profiler import attach_profiler, traced_steps, write_trace
 from harness.worker.measurement import ONLY_TIMED, Measurement
 from harness.worker.proof.compilation import Compilation
+from harness.worker.proof.conformance import (
+    UseCounter,
+    Watched,
+)
 from harness.worker.proof.fingerprints import compare_random_state, shared_batches
 from harness.worker.proof.proof import LateProof, first_steps, prove, prove_late, take_first_steps
-from harness.worker.proof.uses import UseCounter, Watched
 from harness.worker.rank.context import Run
 from harness.worker.rank.control import parameters_hash
 from harness.worker.rank.failure import ProofFailedError
 from harness.worker.rank.network import unused_fabric
 from harness.worker.rank.process import free_memory, tune_kernels
-from harness.worker.cell.agreement import parameters_hash
-from harness.worker.cell.memory_limit import MemoryLimit
-from harness.worker.cell.program import program_of
-from harness.worker.cell.sampler import Draws
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
-from harness.worker.exchange.recorder import TooManyOperationsError
-from harness.worker.measure.blocks import Measured, Stopwatch
-from harness.worker.measure.clock import FirstStep, step_clock
-from harness.worker.measure.kernels import LONGEST_PERIOD, attach_profiler
-from harness.worker.measure.link_peak import measure_link_peak
-from harness.worker.measure.memory_use import MemoryUse
-from harness.worker.measure.scalars import live_scalars
-from harness.worker.measure.telemetry import sampler
-from harness.worker.measure.trace import traced_steps, write_trace
-from harness.worker.proof.compilation import Compilation, require_compiled
-from harness.worker.proof.conformance import (
-    Demand,
-    UseCounter,
-    Watched,
-    other_collective,
-    other_traffic,
-    whole_state,
-)
-from harness.worker.proof.fingerprints import compare_random_state
-from harness.worker.proof.proof import (
-    LateProof,
-    first_steps,
-    prove,
-    prove_late,
-    take_first_steps,
-)
-from harness.worker.rank.context import Ending, PartialRecord, RankContext
-from harness.worker.rank.failure import ProofFailedError, classify
-from harness.worker.rank.network_log import read_transports, unused_fabric
-from harness.worker.rank.teardown import free_memory, tune_kernels
-from harness.worker.rank.usage import ForeignCpu, reset_rss_peak
 from harness.worker.turns import PROTOCOL, Turns
 from results.environment import unlike_facts
 from results.errors import BenchError
-from results.proof_limits import LATE_SHARE, LONGEST_S
-from results.record import Proof
-from results.training import Training
-from results.groups import GroupLayout
-from results.launch import Launch, Slot
-from results.outcome import Evidence, Outcome
-from results.record import LATE_SHARE, LONGEST_S, KernelTimes, Proof, ProofMethod, RankRecord, Training, Work
-from results.store import Study, utc_now
+from results.record import LATE_SHARE, LONGEST_S, Proof, Training
 from strategies.catalog import COLLECTIVES, STRATEGIES
 from strategies.devices import device_of
-from strategies.training.found_layout import found_layout
-from workloads.batch import Batch
-from strategies.trainer import Trainer
 from strategies.training.layouts import found_layout
+from workloads.batch import Batch
 from workloads.catalog import WORKLOADS, facts
 
 

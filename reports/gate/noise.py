@@ -14,7 +14,6 @@ from reports.fields import Field
 from reports.gate.effect import ALPHA, FEWEST_RUNS, QUIET
 from reports.gate.metrics import TIMED
 from reports.table import TextTable, figures, table, words
-from reports.text import NOTHING, percent
 from results.baseline import MetricNoise
 from results.run import RunResult
 from results.statistics import t_quantile

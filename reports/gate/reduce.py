@@ -16,13 +16,8 @@ from reports.analysis.pooling import Pool, differing, machine_facts, pool
 from reports.analysis.series import setting_labels, setting_of
 from reports.gate.metrics import EXACT, TIMED
 from results.baseline import Baseline, Subject
-from results.cell import Cell, StepPolicy
-from results.errors import SchemaError, StoreError, UsageError, bench_call
-from results.label import label
-from reports.gate.metrics import EXACT, TIMED, TimedMetric
-from results.baseline import Baseline, Exact, Subject
 from results.cell import Cell, StepPolicy, label
-from results.errors import UsageError, bench_call
+from results.errors import SchemaError, StoreError, UsageError, bench_call
 from results.record import RankRecord
 from results.run import RunResult
 from results.store import Study, utc_now, utc_text

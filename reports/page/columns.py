@@ -21,7 +21,7 @@ from reports.analysis.series import setting_of
 from reports.fields import Field
 from reports.page.rows import CellRow, RankRow, RunRow, at
 from reports.table import Column, Dtype, Unit
-from results.label import label
+from results.cell import label
 from results.plan import Scaling
 from results.run import PHASES, RunResult
 from results.statistics import Metric

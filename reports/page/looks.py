@@ -12,9 +12,8 @@ from reports.analysis.scaling import Curve
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
 from reports.text import batch
-from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
-from results.label import label
-from results.link import NO_LINK
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, label
+from results.notation import NO_LINK
 
 COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "brown", "olive")
 """Variables of the page's style: Okabe & Ito, Color Universal Design (2008), and two more."""
@@ -98,7 +97,11 @@ def works(study: StudyFigures) -> list[WorkCurves]:
     for curves in groups.values():
         if any(curve.points for curve in curves):
             key = curves[0].key
-            size = f"batch {key.constant_batch:,} per replica" if key.kind == "weak" else f"global batch {key.constant_batch:,}"
+            size = (
+                f"batch {key.constant_batch:,} per replica"
+                if key.kind == "weak"
+                else f"global batch {key.constant_batch:,}"
+            )
             link = "" if key.link == NO_LINK else f"{key.link} links"
             parts = (key.workload, size, study.settings[key.setting], link)
             found.append((", ".join(part for part in parts if part), tuple(curves)))

@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from reports.analysis.headline import headline_table
 from reports.analysis.side_by_side import SideBySide, side_by_side
-from reports.analysis.study import StudyFigures
-from reports.analysis.summary import summary
-from reports.analysis.verdict.made_from import made_from
 from reports.analysis.study import StudyFigures, summary
+from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.verdict import verdict
 from reports.page.sections.comparison import comparison_table
 from reports.page.sections.environment import environment_table

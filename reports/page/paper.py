@@ -26,9 +26,6 @@ from reports.analysis.side_by_side import CellInStudy, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Axis
 from reports.page.looks import ON_PAPER, Looks, colours_over_studies, looks, study_dash
-from results.cell import Cell
-from results.label import label
-from reports.page.looks import ON_PAPER, Looks, colours_over_studies, looks
 from results.cell import Cell, label
 from results.outcome import Evidence
 from results.statistics import Metric

@@ -16,9 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from reports.analysis.side_by_side import side_by_side
-from reports.analysis.study import StudyFigures
-from reports.analysis.summary import summary
-from reports.analysis.study import StudyFigures, analyse, summary
+from reports.analysis.study import StudyFigures, summary
 from reports.page.contents import appendix, contents
 from reports.page.method import definitions, hints
 from reports.page.section import Section

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reports.analysis.budget import CellBudget, budget
-from reports.analysis.communication import CellCommunication, communication
+from reports.analysis.communication import CellCommunication, LinkPeaks, communication, link_peaks
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.exchange import ExchangeRow, exchange_parts
 from reports.analysis.figures import CellFigures
 from reports.analysis.losses import loss_steps, trained_samples
 from reports.analysis.memory import CellMemory, cell_memories
 from reports.analysis.outcomes import Failure
-from reports.analysis.peaks import LinkPeaks, link_peaks
 from reports.analysis.pooling import Pool
 from reports.analysis.scaling import CurvePoint
 from reports.analysis.study import StudyFigures

@@ -23,8 +23,6 @@ from torch import Tensor
 
 from harness.worker.measure.clock import StepClock
 from harness.worker.rank.process import tune_kernels
-from harness.worker.clock import step_clock
-from harness.worker.teardown import tune_kernels
 from strategies import Trainer, TrainSettings
 from strategies.devices import device_of
 from strategies.optimizers import build_optimizer

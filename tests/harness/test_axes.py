@@ -14,7 +14,8 @@ from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
-from harness.launchers.manual import write_launches
+from harness.launchers.launcher import MatrixCall
+from harness.launchers.manual import ManualLauncher
 from harness.plan.expand import expand
 from harness.plan.schedule import PlannedLaunch, schedule
 from harness.plan.study_file import StudyFile
@@ -77,7 +78,8 @@ def test_a_launch_by_hand_with_virtual_nodes_is_emulated_too(tmp_path: Path) -> 
     study = Study(tmp_path / "study")
     plan = plan_of(gpus=4, gpus_per_node=2, node_size=1, repeats=1)
     study.add_plan(plan)
-    write_launches(study, plan, RunOptions(), CODE, Console())
+    call = MatrixCall(options=StudyFile(), run_options=RunOptions(), console=Console())
+    ManualLauncher().accept(call).run(study, plan, CODE, lock=-1)
     assert [launch.evidence for launch in study.launches()] == [Evidence.EMULATED]
 
 

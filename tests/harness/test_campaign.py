@@ -10,9 +10,8 @@ from launching import Shell
 from harness.launch import campaign, supervise
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import LocalStarter
-from harness.launchers.slurm.starter import SlurmStarter
-from harness.machine.code import checkout, code_version
 from harness.launchers.slurm.allocation import SlurmStarter
+from harness.machine.code import checkout, code_version
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile, merge, read_study_file
 from harness.terminal.console import Console

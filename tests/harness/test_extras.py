@@ -17,14 +17,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness import matrix
 from harness.cli import run
-from harness.console import Console
 from harness.jobs.documents import JobMaker
 from harness.jobs.planned import planned_jobs
 from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
 from harness.launch.tally import Conditions, tally
-from harness.launchers.manual import write_launches
+from harness.launchers.launcher import MatrixCall
+from harness.launchers.manual import ManualLauncher
 from harness.launchers.slurm.call import run_document
 from harness.plan.estimate import Hardware
 from harness.plan.expand import expand
@@ -131,7 +131,8 @@ def test_a_launch_by_hand_is_not_printed_again_for_a_call_that_keeps_something_e
     study, plan = Study(tmp_path / "study"), plan_of()
     study.add_plan(plan)
     for options in (RunOptions(), RunOptions(), BOTH, BOTH):
-        write_launches(study, plan, options, CODE, Console())
+        call = MatrixCall(options=StudyFile(), run_options=options, console=Console())
+        ManualLauncher().accept(call).run(study, plan, CODE, lock=-1)
     found = [(launch.trace, launch.tensorboard) for launch in study.launches()]
     assert sorted(found) == [((), False), ((0, 3), True)]
 

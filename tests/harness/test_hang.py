@@ -17,9 +17,6 @@ from harness.launch.follow import LaunchState, Pulse
 from harness.launch.hang import Issued, hang_reason, heartbeats, issues, laggard
 from harness.worker.rank import network
 from harness.worker.rank.network import flight_recording, write_recording
-from results.launch_files import rank_log_path
-from harness.worker import flight
-from harness.worker.flight import flight_recording, write_recording
 from results.launch import rank_log_path
 from results.plan import Placement
 

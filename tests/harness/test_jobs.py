@@ -16,8 +16,6 @@ import pytest
 from builders import a_request
 from launching import CODE, a_job, a_job_end, a_launch
 
-from harness.jobs.baseline import baseline_of
-from harness.code import checkout, code_hash
 from harness.jobs.closing import close_launches, close_lost_launches
 from harness.jobs.documents import Document, JobMaker, cost_lines, cost_rows, gpu_hours, require_within_budget
 from harness.jobs.job_status import Cancelled, JobStatus, end_of_job, held_by_jobs
@@ -31,10 +29,8 @@ from harness.launchers.registry import forget, kept_job_statuses
 from harness.launchers.slurm import launcher as job_status
 from harness.launchers.slurm.allocation import Allocation
 from harness.launchers.slurm.call import run_document
-from harness.launchers.slurm.job_status import SlurmJobStatus
-from harness.launchers.study_jobs import forget, kept_job_statuses
-from harness.machine.code import checkout, code_hash
 from harness.launchers.slurm.launcher import SlurmJobStatus
+from harness.machine.code import checkout, code_hash
 from harness.plan.estimate import Hardware, estimate
 from harness.plan.expand import expand
 from harness.plan.schedule import schedule

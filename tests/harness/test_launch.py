@@ -43,13 +43,9 @@ from harness.worker.rank.context import device_uuid
 from harness.worker.rank.rank import Rank
 from results.environment import CodeVersion
 from results.errors import MachineError
-from results.launch import RankExit
-from results.launch_files import rank_log_path, torchrun_folder
+from results.launch import RankExit, rank_log_path, torchrun_folder
 from results.outcome import Ending, Evidence, Outcome
 from results.plan import Placement
-from results.launch import Launch, RankExit, Slot, rank_log_path, torchrun_folder
-from results.outcome import Evidence, Outcome
-from results.plan import Placement, Plan, Request
 from results.run import RunResult
 from results.statistics import Metric
 

@@ -20,7 +20,6 @@ from harness.launch.command import code_environment, local_command, shell_line
 from harness.launch.nodes import outlast, shares
 from harness.launch.preflight import link_obstacle
 from harness.machine.code import checkout
-from results.environment import CodeVersion
 from results.launch import Launch
 from results.store import Study
 

@@ -22,13 +22,8 @@ from harness.launch.pace import Deadline
 from harness.launch.starter import LocalStarter, Starter
 from harness.launch.supervise import Interrupted, Supervisor, Watch
 from harness.launchers.slurm.allocation import SlurmStarter
-from results.launch import Launch, Slot
-from results.launch_files import rank_log_path
-from results.outcome import Ending, Outcome
-from harness.launchers.slurm.starter import SlurmStarter
-from results.environment import CodeVersion
 from results.launch import Launch, Slot, rank_log_path
-from results.outcome import Evidence, Outcome
+from results.outcome import Ending, Outcome
 from results.plan import Placement
 from results.store import Study
 

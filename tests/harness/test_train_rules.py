@@ -14,8 +14,6 @@ from torch.optim import Optimizer, lr_scheduler
 from harness.cli import run
 from harness.commands.train import Train
 from harness.gate.prune import Origins, candidates
-from harness.launch.deadline import Deadline
-from harness.console import Standing
 from harness.launch.follow import LaunchState
 from harness.launch.pace import Deadline, TrainingPace, left_s, standing
 from harness.launch.training import FailedLaunch, lost_checkpoints, nodes_left, pause_s, why_not_again

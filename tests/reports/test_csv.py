@@ -12,8 +12,6 @@ import pytest
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.export import TABLES, csv_text, frame_of
-from results.budget import Communication, RankColumns, StepBudget
-from reports.page.frames import FRAMES, cells_csv, cells_frame, csv_text, ranks_frame, runs_csv, runs_frame
 from results.catalogue.prices import Price
 from results.outcome import Outcome
 from results.run import Communication, RankColumns, RunResult, StepBudget

@@ -18,11 +18,6 @@ from reports.page import export
 from reports.page.export import TABLES, export_table, export_text, frame_of
 from reports.page.markup import github_table, plain
 from reports.table import Column, TextTable
-from results.budget import RankColumns
-from reports.page.export import export_table, export_text, frame_of
-from reports.page.frames import FRAMES, cells_frame
-from reports.page.markdown import github_table, plain
-from reports.table import TextColumn, TextTable
 from results.errors import MachineError
 from results.outcome import Outcome
 from results.run import RankColumns

@@ -8,8 +8,7 @@ from typing import Any
 
 from harness.cli import run
 from reports.analysis.study import analyse
-from reports.page.export import export_table
-from reports.page.frames import FRAMES
+from reports.page.export import TABLES, export_table
 
 FROZEN = Path(__file__).parents[1] / "frozen/exports.json"
 
@@ -31,7 +30,7 @@ def test_no_column_and_no_key_that_scripts_read_is_gone(small, capsys) -> None:
     study = analyse("one", small.study.plans(), small.study.collect())
     found: dict[str, list[str]] = {
         f"{name}.csv": export_table([study], name, "csv").decode().partition("\n")[0].split(",")
-        for name in FRAMES
+        for name in TABLES
     }
     for call in (
         ["export", root, "--format", "json"],

@@ -17,8 +17,6 @@ import pytest
 from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import StudyVerdict, verdict
 from reports.page.render import render_figures
-from results.recorded import LinkPeak, Operations, Recorded
-from reports.page.render import render
 from results.record import LinkPeak, Operations, Recorded
 
 MS = 1_000_000

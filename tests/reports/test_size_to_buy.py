@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 
 from harness.reporting.studies import read_goal
-from reports.analysis.assumptions import Assumptions
-from reports.analysis.goal import Goal
-from harness.costs import read_goal
 from reports.analysis.assumptions import Assumptions, Goal
 from reports.analysis.next_run import next_run
 from reports.analysis.size_to_buy import CPU, NOT_PROVEN, ONE_LEFT, ONE_SIZE, SizeToBuy, sizes_to_buy

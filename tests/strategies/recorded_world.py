@@ -18,8 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
-from harness.worker.exchange.group import ExchangeGroup, open_exchange
-from harness.worker.exchange import ExchangeGroup, Traffic, open_exchange
+from harness.worker.exchange.group import ExchangeGroup, Traffic, open_exchange
 
 _BACKEND = "recorded_world"
 

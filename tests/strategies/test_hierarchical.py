@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
-from strategies.collectives.build import build_route
-from harness.worker.exchange import ExchangeGroup
 from strategies.collectives.catalog import build_route
 from strategies.collectives.link import Link
 from strategies.collectives.wire import Wire

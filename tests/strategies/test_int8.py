@@ -15,8 +15,6 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
-from strategies.compression.int8.compressor import Int8
-from harness.worker.exchange import ExchangeGroup
 from strategies.compression.int8 import Int8
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange

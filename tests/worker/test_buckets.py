@@ -19,9 +19,8 @@ from harness.worker.exchange.recorder import Recorder
 from harness.worker.measure.clock import StepClock
 from results.groups import GroupLayout
 from results.layout import ModelLayout
-from results.recorded import Buckets
-from strategies import Trainer, TrainSettings
 from results.record import Buckets
+from strategies import Trainer, TrainSettings
 from strategies.catalog import group_layout
 from strategies.scratch_ddp.reducer import GradientReducer
 from strategies.training.observer import Phase, SilentObserver

@@ -17,9 +17,6 @@ from torch import Tensor
 
 from harness.worker.cell import memory
 from harness.worker.cell.memory import MIB, HostMemory, MemoryLimit
-from harness.worker.proof.promised import Witness
-from harness.worker.cell import memory_limit
-from harness.worker.cell.memory_limit import MIB, HostMemory, MemoryLimit
 from harness.worker.proof.compressor_promises import Witness
 from harness.worker.rank.failure import classify
 from results.errors import UsageError

@@ -17,7 +17,6 @@ from planting import GPT, MLP, NORMED, Fields, Planted, Runs, after, gradients_t
 from torch import Tensor
 
 from harness.worker.proof import examination, reference, simulation
-from harness.worker import examination, proof, reference, room
 from strategies.trainer import Trainer
 from strategies.training.parallel import ParallelModel
 

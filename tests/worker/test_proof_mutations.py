@@ -32,20 +32,13 @@ from torch import Tensor
 from harness.worker.cell.setup import CellSetup
 from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.proof import examination, proof, reference
-from results.proof_limits import STEPS
-from strategies import optimizers as optimizer
-from harness.worker import examination, proof, reference
-from harness.worker.cell_setup import CellSetup
-from harness.worker.exchange import ExchangeGroup
 from results.record import STEPS
+from strategies import optimizers as optimizer
 from strategies.ddp.model import DdpModel
 from strategies.optimizers import AdamW, Sgd
 from strategies.trainer import Trainer
-from strategies.training import optimizer, parallel
-from strategies.training.parallel import ParallelModel
-from strategies.training.trainer import Trainer
 from strategies.training import parallel
-from strategies.training.parallel import GradientTask, ParallelModel
+from strategies.training.parallel import ParallelModel
 from workloads import data
 
 DIGITS: Fields = MLP | {"dataset": "digits"}

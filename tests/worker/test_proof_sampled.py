@@ -16,10 +16,6 @@ from torch import Tensor
 from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.proof import sampled
 from harness.worker.proof.sampled import Sampling
-from strategies.training.trainer import Trainer
-from harness.worker import proof, sampled
-from harness.worker.exchange import ExchangeGroup
-from harness.worker.sampled import Sampling
 from strategies.trainer import Trainer
 
 SCRATCH = DDP | {"strategy": "scratch-ddp:bucket_mb=0.1"}

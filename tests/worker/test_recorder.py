@@ -35,9 +35,7 @@ from harness.worker.exchange.recorder import (
 from harness.worker.measure.clock import StepClock
 from harness.worker.rank.control import parameters_hash
 from results.layout import ModelLayout
-from results.record import StepColumns
-from results.recorded import POINT_TO_POINT, Operations, Recorded
-from results.record import POINT_TO_POINT, Operations, StepColumns
+from results.record import POINT_TO_POINT, Operations, Recorded, StepColumns
 from strategies import Phase, Trainer, TrainSettings
 from strategies.training.observer import SilentObserver
 

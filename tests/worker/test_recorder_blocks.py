@@ -30,13 +30,7 @@ from harness.worker.rank.control import Control
 from harness.worker.run import measure_cell
 from results.cell import Cell, StepPolicy
 from results.launch import Slot
-from results.recorded import KernelTimes
-from results.environment import CodeVersion
-from results.launch import Launch, Slot
-from results.outcome import Evidence
-from results.plan import Placement
 from results.record import KernelTimes
-from results.store import Study
 from strategies import Trainer
 
 MIB = 2**20

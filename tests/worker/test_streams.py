@@ -31,7 +31,6 @@ from results.cell import Cell, StepPolicy
 from results.launch import Slot
 from results.outcome import Evidence
 from results.record import StepColumns
-from results.store import Study
 from strategies import Trainer, TrainSettings
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES, group_layout
 from strategies.collectives.link import Link

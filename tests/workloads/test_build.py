@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from results.errors import BenchError, SpecError, UsageError
-from workloads.build import DrawRecorder, InitialValues, build_workload
+from workloads.build import DrawRecorder, InitialValues, build_workload, import_builder
 from workloads.source import opened_files
 
 

@@ -23,10 +23,8 @@ from harness.gate.paired.sources import Source
 from harness.launch.guarded import Guarded
 from harness.worker.rank.usage import ForeignCpu
 from harness.worker.turns import VARIABLE
-from reports.gate.paired import FEWEST_QUADS, quad_log
-from reports.gate.reduce import subject_key
-from harness.worker.usage import ForeignCpu
 from reports.gate.effect import FEWEST_QUADS, quad_log
+from reports.gate.reduce import subject_key
 from results.cell import Cell
 from results.errors import BenchError, MachineError, UsageError
 from results.outcome import Outcome

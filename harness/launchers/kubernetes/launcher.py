@@ -30,10 +30,10 @@ from harness.launchers.kubernetes.manifest import MANIFEST, manifest
 from harness.launchers.kubernetes.pods import PodEnvironment, follow, is_over, meeting_of, pod_number
 from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, object_name
 from harness.launchers.launcher import JobLauncher, MatrixCall, WorkerHosts
+from harness.launchers.plan_text import plan_header
 from harness.launchers.registry import job_statuses
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
-from harness.plan_text import plan_header
 from results.environment import CodeVersion
 from results.errors import BenchError, UsageError, bench_call
 from results.job import Job, Submission

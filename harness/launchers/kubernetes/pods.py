@@ -16,20 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.code import checkout
-from harness.exits import exit_words
 from harness.jobs.start import JobEnvironment
 from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import write_left
 from harness.launch.guarded import Guarded
 from harness.launch.starter import Starter
-from harness.launchers.kubernetes.profile import PORTS
-from harness.machine.code import checkout
-from harness.machine.processes import exit_words
-from results.errors import NewerSchemaError, StoreError
-from harness.launch.tally import Conditions
 from harness.launchers.kubernetes.manifest import pod_address
 from harness.launchers.kubernetes.profile import PORTS, PROFILE_FILE
+from harness.machine.code import checkout
+from harness.machine.processes import exit_words
 from results.errors import MachineError, NewerSchemaError, StoreError
 from results.job import Job
 from results.job_store import JobStore

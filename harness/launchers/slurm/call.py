@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.code import checkout
 from harness.jobs.documents import (
     COST_HEADS,
     COST_NUMERIC,
@@ -20,17 +19,12 @@ from harness.jobs.planned import PlannedJob, baseline_of
 from harness.launchers.job_call import JobCall
 from harness.launchers.launcher import MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
-from harness.launchers.slurm.documents import SlurmDocuments
-from harness.launchers.slurm.site import site_of
-from harness.launchers.slurm.starter import python
-from harness.launchers.slurm.submit import Feed, Submitted, Submitter, live_ids
-from harness.launchers.study_jobs import job_statuses
 from harness.launchers.registry import job_statuses
 from harness.launchers.slurm.allocation import python
 from harness.launchers.slurm.submit import Feed, Submitted, Submitter, live_ids
+from harness.machine.code import checkout
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
-from harness.plan_text import plan_header
 from reports.text import count
 from results.environment import CodeVersion
 from results.errors import UsageError, bench_call

@@ -9,7 +9,6 @@ from typing import Literal
 
 from harness.jobs.documents import Document
 from harness.jobs.job_status import JobStatus, end_of_job
-from harness.launchers.slurm.job_status import SlurmJobStatus
 from harness.terminal.console import Console
 from reports.text import count
 from results.job import Submission

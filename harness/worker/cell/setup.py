@@ -29,9 +29,9 @@ from results.groups import GroupLayout
 from results.layout import ModelLayout
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.pipeline.chain import chained_layout
+from strategies.trainer import Trainer
 from strategies.training.loss import BatchLoss
-from strategies.training.parallel import Blank
-from strategies.training.trainer import Trainer, TrainSettings
+from strategies.training.parallel import Blank, TrainSettings
 from workloads.batch import Batch
 from workloads.build import build_workload
 from workloads.catalog import WORKLOADS, facts

@@ -19,9 +19,8 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from results.groups import GroupLayout
-from results.recorded import Buckets
-from strategies.trainer import Trainer
 from results.record import Buckets
+from strategies.trainer import Trainer
 from strategies.training.loss import seen
 from strategies.training.observer import Phase, StepObserver
 

@@ -8,9 +8,6 @@ import torch
 
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import out_of_memory
-from results.recorded import LinkPeak
-from harness.worker.control import Control
-from harness.worker.failure import out_of_memory
 from results.record import LinkPeak
 from strategies.devices import device_of
 

@@ -27,9 +27,9 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from harness.worker.rank.control import Control
 from results.derivation.intervals import Span, intersection, length
 from results.files import write_once
-from results.recorded import KernelTimes
+from results.record import KernelTimes
+from strategies.trainer import Trainer
 from strategies.training.observer import Phase, SilentObserver
-from strategies.training.trainer import Trainer
 from workloads.batch import Batch
 
 PROFILED_STEPS = 3

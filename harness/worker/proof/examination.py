@@ -15,9 +15,6 @@ from torch import Tensor
 
 from harness.worker.cell.sampler import Draws, batch_print
 from harness.worker.cell.setup import CellSetup, seed_step
-from harness.worker.exchange.group import OwnCollectiveError, no_collectives
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
 from harness.worker.exchange.group import OwnCollectiveError
 from harness.worker.measure.clock import FirstStep
 from harness.worker.proof.averages import (
@@ -50,15 +47,18 @@ from harness.worker.proof.reference import (
     optimizer_history,
 )
 from harness.worker.proof.sampled import Sampled, Sampling, averages_whole_gradients
-from harness.worker.proof.shares import HALVINGS, NO_MEMORY, Shares, summed_s, too_long
+from harness.worker.proof.simulation import (
+    ONCE_S,
+    OWN_COLLECTIVES,
+    Recomputed,
+    Simulator,
+    TrainedStep,
+)
 from harness.worker.rank.control import Control, hash_number
-from harness.worker.proof.simulation import HALVINGS, NO_MEMORY, Shares, no_room, summed_s, too_long
-from harness.worker.proof.simulation import ONCE_S, OWN_COLLECTIVES, Recomputed, Simulator, TrainedStep
-from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
 from strategies.catalog import COMPRESSIONS, STRATEGIES
 from strategies.devices import device_of
-from strategies.training.trainer import Trainer
+from strategies.trainer import Trainer
 from workloads.batch import Batch
 
 T = TypeVar("T")

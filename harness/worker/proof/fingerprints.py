@@ -16,10 +16,8 @@ import torch
 import torch.distributed as dist
 
 from harness.worker.cell.setup import CellSetup
-from harness.worker.proof.findings import ProofFinding
-from harness.worker.rank.control import Control, hash_number
 from harness.worker.proof.comparison import ProofFinding
-from harness.worker.rank.control import Control
+from harness.worker.rank.control import Control, hash_number
 from results.groups import GroupLayout
 from strategies.devices import device_of
 

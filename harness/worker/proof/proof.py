@@ -48,7 +48,6 @@ from strategies.gradient_exchange import GradientExchange
 from strategies.trainer import Trainer
 from strategies.training.observer import SilentObserver
 from strategies.training.parallel import ParallelModel
-from strategies.training.trainer import Trainer
 from workloads.batch import Batch
 
 DIVERGED = "the loss was not finite"

@@ -20,21 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from harness.worker.cell.plain_optimizer import plain_optimizer
 from harness.worker.cell.sampler import Sampler
 from harness.worker.cell.setup import CellSetup, seed_step
-from harness.worker.proof.exactness import sizes_matter, summed_terms
 from harness.worker.rank.control import hash_number
-from harness.worker.cell.agreement import hash_number
-from harness.worker.cell.sampler import Sampler
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
 from results.cell import Cell, Precision
 from results.parts import ALIGNED_BYTES
 from strategies.catalog import STRATEGIES
 from strategies.devices import device_of
-from strategies.training.found_layout import found_layout
-from strategies.training.optimizer import optimizer_call
+from strategies.optimizers import optimizer_call
 from strategies.trainer import Trainer
 from strategies.training.layouts import found_layout
 from strategies.training.parallel import OptimizerState

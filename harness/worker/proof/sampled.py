@@ -32,8 +32,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from harness.worker.proof.findings import ProofFinding
-from harness.worker.cell.agreement import hash_number
 from harness.worker.proof.comparison import ProofFinding
 from harness.worker.proof.reference import SMALLEST_NORMAL, Beat, dense
 from harness.worker.rank.control import Control, hash_number

@@ -42,9 +42,9 @@ from harness.worker.proof.reference import (
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import out_of_memory
 from harness.worker.rank.usage import available_bytes, host_number
-from results.proof_limits import COPIES, SHARED_COPIES, SUMMED_BYTES_PER_S
+from results.record import COPIES, SHARED_COPIES, SUMMED_BYTES_PER_S
 from strategies.devices import device_of
-from strategies.training.trainer import Trainer
+from strategies.trainer import Trainer
 
 T = TypeVar("T")
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from itertools import islice
 
 from harness.worker.cell.sampler import batch_print
-from harness.worker.cell.seeds import seed_step
-from harness.worker.cell.setup import CellSetup
+from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.proof.averages import law_tolerance
 from harness.worker.proof.comparison import TOLERANCE
 from harness.worker.proof.examination import Examined

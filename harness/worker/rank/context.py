@@ -19,8 +19,8 @@ import psutil
 import torch
 from torch.nn.attention import _cur_sdpa_kernel_backends
 
-from harness.machine.device import GpuFaults, cpu_model, driver_version, nccl_settings, other_settings
 from harness.machine.code import with_packages
+from harness.machine.device import GpuFaults, cpu_model, driver_version, nccl_settings, other_settings
 from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.rank.control import Control, parameters_hash
 from harness.worker.rank.failure import ProofFailedError, classify
@@ -31,12 +31,23 @@ from results.cell import Cell
 from results.environment import Environment, Program
 from results.launch import JobVariables, Launch, Slot
 from results.outcome import Evidence, Outcome
-from results.record import Memory, Proof, ProofMethod, Quads, RankRecord, StepColumns, Work
-from results.recorded import Buckets, LinkPeak, Recorded, Telemetry
+from results.record import (
+    Buckets,
+    LinkPeak,
+    Memory,
+    Proof,
+    ProofMethod,
+    Quads,
+    RankRecord,
+    Recorded,
+    StepColumns,
+    Telemetry,
+    Training,
+    Work,
+)
 from results.store import Study, utc_now
-from results.training import Training
 from strategies.catalog import STRATEGIES
-from strategies.training.trainer import Trainer
+from strategies.trainer import Trainer
 
 SETTINGS = other_settings()
 """The settings that this process was given. Libraries of a workload may set others."""

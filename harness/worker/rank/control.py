@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from strategies.devices import device_of
-from strategies.training.trainer import Trainer
+from strategies.trainer import Trainer
 
 
 class Control:

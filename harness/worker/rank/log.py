@@ -25,7 +25,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from results.files import FULL, no_follow
-from results.launch_files import RUN_MARK
+from results.launch import RUN_MARK
 from results.store import utc_now
 
 HEARTBEAT_S = 5.0

@@ -10,9 +10,7 @@ from reports import fields
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.effect import effect_text
 from reports.analysis.headline import efficiency_field, runs_text
-from reports.analysis.pieces import is_measured, rate, ties
-from reports.analysis.scaling import Curve, CurvePoint
-from reports.analysis.scaling import Curve, CurvePoint, ties
+from reports.analysis.scaling import Curve, CurvePoint, is_measured, rate, ties
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
 from reports.page.looks import works

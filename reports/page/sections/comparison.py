@@ -21,12 +21,6 @@ from reports.page.looks import colours_over_studies, study_dash
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING, devices, devices_word, metric
-from results.cell import Cell
-from results.label import label
-from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section, Table
-from reports.page.shared_charts import shared_charts
-from reports.table import Shown, TextTable, figures, table, words
-from reports.text import NOTHING, devices_word, metric
 from results.cell import Cell, label
 
 ANCHOR = "comparison"

@@ -13,19 +13,11 @@ from reports.analysis.assumptions import Quote, study_day
 from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, frontiers, why_no_energy
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.cost_sentences import epoch_clause
+from reports.analysis.verdict.sentences import epoch_clause
 from reports.page.chart import Chart, Line, Point, drawn, interval_point
 from reports.page.looks import ROW, Looks, cell_label, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section
 from reports.text import count, devices, duration, metric
-from reports.analysis.verdict.sentences import epoch_clause
-from reports.page.drawing import Drawing
-from reports.page.frontier import frontier_chart
-from reports.page.labels import cell_label
-from reports.page.looks import looks
-from reports.page.section import Block, Bullets, Definition, Drawings, Paragraph, Section
-from reports.page.works import works
-from reports.text import count, duration, metric
 
 DEFINITIONS = (
     Definition(

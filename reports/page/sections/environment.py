@@ -8,11 +8,8 @@ from operator import itemgetter
 from markupsafe import Markup
 
 from reports.analysis.pooling import machine_facts
-from reports.analysis.study import StudyFigures
-from reports.page.looks import cell_label
 from reports.analysis.study import Drift, StudyFigures
-from reports.fields import Field
-from reports.page.labels import cell_label
+from reports.page.looks import cell_label
 from reports.page.section import Block, Bullets, Definition, Facts, Paragraph, Section
 from reports.table import TextTable, table, words
 from reports.text import NOTHING, count, listed, moment, size

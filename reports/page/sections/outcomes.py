@@ -14,9 +14,8 @@ from reports.analysis.study import StudyFigures
 from reports.page.section import Block, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
 from reports.text import listed
-from results.label import label
+from results.cell import label
 from results.plan import Plan, Skip
-from results.cell import Cell, label
 
 _NAMED = 6
 

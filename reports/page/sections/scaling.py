@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from reports.analysis.headline import runs_text
-from reports.analysis.pieces import piece_of
-from reports.analysis.scaling import Curve, CurvePoint
+from reports.analysis.scaling import Curve, CurvePoint, piece_of
 from reports.analysis.size_to_buy import Purchase, sizes_to_buy
-from reports.analysis.scaling import Curve, piece_of
-from reports.analysis.size_to_buy import sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.page.chart import Chart, Line, Point, Rule, drawn, interval_point
 from reports.page.looks import ROW, Looks, WorkCurves, looks, works

@@ -14,18 +14,12 @@ from reports.analysis.budget import RESIDUAL_ABOVE
 from reports.analysis.exchange import FEWEST_RUNS
 from reports.analysis.knee import PAYS_FROM
 from reports.analysis.next_run import next_run
-from reports.analysis.pieces import piece_of
+from reports.analysis.scaling import piece_of
 from reports.analysis.series import told_settings
 from reports.analysis.size_to_buy import sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.scalability import LITTLE, reach_of
-from reports.analysis.verdict.scaling_sentences import cause
-from reports.analysis.scaling import piece_of
-from reports.analysis.size_to_buy import sizes_to_buy
-from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.made_from import made_from
-from reports.analysis.verdict.scalability import LITTLE, Reach, reach_of
 from reports.analysis.verdict.sentences import cause
 from reports.analysis.verdict.verdict import verdict
 from reports.page.looks import looks
@@ -44,7 +38,7 @@ from reports.page.sections.scaling import efficiency_chart
 from reports.page.tiles import Shown, shown, tiles
 from reports.text import capital, count, listed, percent
 from results.cell import DEFAULT_COLLECTIVE, SYNTHETIC, UNCOMPRESSED
-from results.link import NO_LINK
+from results.notation import NO_LINK
 from results.version import VERSION
 
 NOTHING_SUCCEEDED = Markup(

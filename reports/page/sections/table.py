@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reports.analysis.communication import communication, link_peaks
-from reports.analysis.memory import cell_memories
 from reports.analysis.study import StudyFigures
 from reports.page.columns import PRESETS, cell_columns
 from reports.page.export import export_table

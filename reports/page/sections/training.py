@@ -23,8 +23,7 @@ from reports.page.looks import COLOURS, cell_label
 from reports.page.section import Block, Definition, Drawing, Drawings, Heading, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words
 from reports.text import NOTHING, batch, count, duration, percent, rate
-from results.label import exchange_label
-from results.cell import Cell, exchange_label
+from results.cell import exchange_label
 from results.train_order import METRICS
 
 _DRAWN = 8

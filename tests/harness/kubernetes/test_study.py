@@ -11,10 +11,8 @@ import yaml
 from launching import a_job_end
 
 from harness.cli import run
-from harness.launchers.study_jobs import job_statuses
-from harness.machine.code import checkout, code_hash
-from harness.code import checkout, code_hash
 from harness.launchers.registry import job_statuses
+from harness.machine.code import checkout, code_hash
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study

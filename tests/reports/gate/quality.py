@@ -48,12 +48,6 @@ from harness.gate.paired.sources import Repository
 from harness.machine.device import cpu_model
 from harness.machine.processes import temporary_folder
 from harness.matrix import signals_are_ctrl_c
-from reports.gate.effect import ALPHA, Change, judge, relative_effect
-from reports.gate.paired import (
-from harness.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
-from harness.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs, SideCall
-from harness.paired.sources import Repository
-from harness.temporary import temporary_folder
 from reports.gate.effect import (
     ALPHA,
     FEWEST_PAIRS,
