@@ -58,7 +58,8 @@ class Matrix:
     def __init__(
         self, options: StudyFile, *, study_file: Path | None, arguments: tuple[str, ...] = ()
     ) -> None:
-        """`arguments` are those of the command line: the plan and jobs that repeat the call keep them."""
+        """`arguments` are the words of the command line, kept in the plan and by jobs that repeat the
+        call."""
         self._options = options
         self._arguments = arguments
         self._launcher = launcher(options.launcher or DEFAULT)
@@ -127,7 +128,7 @@ class Matrix:
             )
         if several and request.has_links:
             raise UsageError(
-                f"--link makes nodes with a network of their own on this host: leave --launcher "
+                f"--link makes nodes with separate networks on this host: leave --launcher "
                 f"{self._launcher.name} out"
             )
         if self._options.oversubscribe and request.device == "cuda" and request.backend != "gloo":

@@ -16,17 +16,17 @@ from results.version import VERSION
 
 COMMANDS = {
     "matrix": "Plan a matrix of training jobs, run what is left of it, and write the report.",
-    "train": "Train cells to an end, through crashes and restarts.",
-    "check": "Check a workload before anything is planned with it: a step, a proof, every strategy.",
+    "train": "Train cells to completion, through crashes and restarts.",
+    "check": "Check a workload before a study plans with it: a step, a proof, every strategy.",
     "report": "Write the report of a study again, or of several side by side.",
     "export": "Write a study as Markdown, CSV, JSON or Parquet.",
-    "compare": "Hold a study, a run or a baseline against another: is it slower, larger, otherwise?",
+    "compare": "Compare a study, a run or a baseline with another.",
     "baseline": "Keep what was accepted, to compare later studies with it.",
-    "history": "Keep nights of a study, and tell on which of them a figure changed.",
+    "history": "Keep nights of a study, and find the night on which a figure changed.",
     "prune": "Remove old studies that no baseline and no night was made from.",
     "collect": "Derive the results of a study anew from its rank records.",
-    "status": "Say where a study stands.",
-    "cancel": "End the jobs of a study that wait or run.",
+    "status": "Show the state of a study: its cells and its jobs.",
+    "cancel": "Cancel the pending and running jobs of a study.",
     "show": "Show one cell: its runs, and the last words of a rank that failed.",
     "logs": "Print what the ranks of a launch have printed.",
     "list": "List the workloads, data sets, strategies, compressors, collectives and optimizers there are.",
@@ -52,7 +52,7 @@ _GENERAL = {
     "--debug": "debug",
 }
 _DEFAULT = re.compile(f"BENCH_({'|'.join(name.upper() for name in COMMANDS)})_")
-"""Variables that give options of commands; no other variable of bench begins like these."""
+"""Variables that give options of commands; no other variable of bench begins with these names."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 NOBODY_READS = 141
@@ -99,7 +99,7 @@ class _Commands(click.Group):
 def bench(**_: bool) -> None:
     """Scaling studies of distributed training: one command from a matrix to a report.
 
-    -q, -v and --debug may stand anywhere before a --. A variable such as BENCH_MATRIX_WORKLOAD gives an
+    -q, -v and --debug may be given anywhere before a --. A variable such as BENCH_MATRIX_WORKLOAD gives an
     option of a command its default.
 
     `bench matrix --gpus 1..2` is a complete call. Exit codes: 0 all is well, 1 a cell failed or a
@@ -129,11 +129,11 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # What is left to print when the interpreter ends goes nowhere.
+        # The interpreter flushes the rest of the output to nowhere when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_READS
     except Exception as error:
-        # The outermost handler: every error is told to the user in one line.
+        # The outermost handler: the user sees every error as one line.
         if "debug" in general:
             raise
         return _tell(error)
@@ -206,7 +206,7 @@ def _flags_of(param: click.Parameter) -> tuple[str, ...]:
 
 
 def _home(name: str, path: str) -> str:
-    """Say where an option belongs that the command at `path` lacks; empty if no other command plans by it."""
+    """Name the command that has an option which the command at `path` lacks; empty if no command has it."""
     if path == "bench compare" and name in _flags(command_of("matrix")):
         return (
             f": it is one of bench matrix, which stand after --, such as bench compare --ab A B -- {name} ..."

@@ -1,4 +1,4 @@
-"""`bench baseline`: what was accepted, kept beside the code."""
+"""`bench baseline`: keep accepted figures with the code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FOLDER = click.option(
 
 @click.group(name="baseline")
 def baseline_command() -> None:
-    """Baselines are small JSON files, tracked beside the code: figures, facts of the machine, a commit.
+    """Baselines are small JSON files, tracked with the code: figures, facts of the machine, a commit.
 
-    `bench compare NAME runs/new` holds a study against one.
+    `bench compare NAME runs/new` compares a study with one.
     """
 
 
@@ -112,7 +112,7 @@ def _show(name: str, folder: Path) -> int:
 def _promote(
     name: str, side: str, folder: Path, *, reason: str, cells: tuple[str, ...], remove: tuple[str, ...]
 ) -> int:
-    """Accept the figures of STUDY: they take the place of the baseline's.
+    """Accept the figures of STUDY: they replace those of the baseline.
 
     Cells of the baseline that STUDY does not have stay, unless --remove names them.
     """

@@ -16,13 +16,13 @@ from reports.text import duration, si, size
 @click.command(name="check")
 @click.argument("workload")
 @click.option("--batch-size", type=click.IntRange(min=1), help="samples of a batch [default: the workload's]")
-@click.option("--strategy", metavar="TEXT,...", help="what is asked what it says [default: all strategies]")
+@click.option("--strategy", metavar="TEXT,...", help="strategies to try [default: all of them]")
 def check_command(workload: str, *, batch_size: int | None, strategy: str | None) -> int:
     """Check a workload before anything is planned with it: a step, a proof, every strategy.
 
-    Two ranks on the CPU of this machine build it (py:MODULE:FUNCTION from this folder), take steps alone and
-    by each strategy, and prove those of the first that goes. Exit code 1 if it does not train, or a strategy
-    fails.
+    Two ranks on the CPU of this machine build it (py:MODULE:FUNCTION from this folder), take steps without a
+    strategy and with each, and prove the steps of the first strategy that works. Exit code 1 if it does not
+    train, or a strategy fails.
     """
     console = Console()
     asked = None if strategy is None else read_names(strategy)

@@ -31,8 +31,8 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.command(name="compare")
 @click.argument("sides", nargs=-1, metavar="BASE NEW [-- MATRIX OPTIONS]")
 @click.option("--ab", is_flag=True, help="BASE and NEW are revisions: run them side by side, in short blocks")
-@click.option("--base-options", metavar="TEXT", default="", help="with --ab: matrix options of BASE alone")
-@click.option("--new-options", metavar="TEXT", default="", help="with --ab: matrix options of NEW alone")
+@click.option("--base-options", metavar="TEXT", default="", help="with --ab: matrix options of BASE only")
+@click.option("--new-options", metavar="TEXT", default="", help="with --ab: matrix options of NEW only")
 @click.option("--base-python", metavar="PATH", help="with --ab: interpreter of BASE, instead of this one")
 @click.option("--new-python", metavar="PATH", help="with --ab: interpreter of NEW, instead of this one")
 @click.option("--looks", type=click.IntRange(1, 4), help="with --ab: most looks, 6 pairs each; 4 if left out")
@@ -55,7 +55,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.option(
     "--again",
     type=click.Path(path_type=Path),
-    help="decide again from the records of a --ab, as its last call did unless told; runs nothing",
+    help="decide again from the records of a --ab, by the rules of its last call; runs nothing",
 )
 @click.option(
     "--fail-above",
@@ -92,7 +92,7 @@ def compare_command(
     With --ab they are git revisions, measured now: bench compare --ab main HEAD -- --gpus 2. `.` is the
     working tree as it is.
 
-    Exit codes: 0 nothing regressed, 1 something regressed, changed, failed or is missing, 2 there is no
+    Exit codes: 0 nothing regressed, 1 something regressed, changed, failed or is missing, 2 no
     verdict: the call is wrong or a file is damaged, 3 nothing regressed and something is incomparable.
     """
     from dataclasses import replace
@@ -126,7 +126,7 @@ def compare_command(
         # Whatever the error: exit code 1 would be read as a regression.
         text = reading(error)[0]
         if isinstance(error, OSError):
-            text = f"{error}: make room, or name a folder that can be written; there is no verdict"
+            text = f"{error}: make room, or name a folder that can be written; nothing was decided"
         raise UsageError(text) from error
     if found.exit_code == 1 and given["on_regression"] is not None:
         wrong = set_off(given["on_regression"], json_text(found))
@@ -262,7 +262,7 @@ def _targets(forms: tuple[str, ...]) -> list[tuple[str, Path | None]]:
         targets.append((form, Path(path) if path else None))
     named = [path for _, path in targets if path is not None and not is_stream(path)]
     if len(set(named)) < len(named):
-        raise UsageError("two --format go to one file; give each a file of its own")
+        raise UsageError("two --format name the same file; give each its own file")
     if sum(path is None for _, path in targets) > 1:
         raise UsageError(
             "two --format go to stdout; give all but one a file, such as --format junit=gate.xml"

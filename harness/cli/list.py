@@ -33,7 +33,7 @@ def list_command(kinds: tuple[str, ...], *, as_json: bool) -> int:
     """List the workloads, data sets, strategies, compressors, collectives and optimizers there are.
 
     Launchers and the sections that other packages add to the report follow, each with its package. With
-    KIND, such as strategies, those alone.
+    KIND, such as strategies, only that kind.
     """
     console = Console()
     listed = {kind: _rows_of(kind) for kind in kinds or _KINDS}

@@ -78,14 +78,14 @@ POLL_S = 0.5
 NEXT_S = 10.0
 """How long the next launch may take to begin, when one is followed and has ended."""
 LINE_CHARACTERS = 2000
-"""Of one line; of a longer one the beginning and the end are shown."""
+"""Length up to which a line is printed in full; of a longer line, the beginning and the end are printed."""
 
 
 @click.command(name="logs")
 @click.argument("study")
-@click.option("--cell", metavar="ID", help="of this cell's last run alone (its id, or the beginning of it)")
-@click.option("--rank", type=int, metavar="N", help="of this rank alone")
-@click.option("--follow", is_flag=True, help="go on until the launch has ended and no other begins")
+@click.option("--cell", metavar="ID", help="only the last run of this cell (its id, or the beginning of it)")
+@click.option("--rank", type=int, metavar="N", help="only this rank")
+@click.option("--follow", is_flag=True, help="continue until the launch has ended and no other begins")
 def logs_command(study: str, *, cell: str | None, rank: int | None, follow: bool) -> int:
     """Print what the last launch of STUDY has printed: torchrun, agents of nodes, and each rank.
 
@@ -119,7 +119,7 @@ class _Shown:
     def launch(self, launch: Launch, *, follow: bool) -> None:
         """Print what a launch has printed; with `follow`, until it has ended."""
         if self._rank is not None and not 0 <= self._rank < launch.placement.gpus:
-            ranks = f"ranks 0 to {launch.placement.gpus - 1}" if launch.placement.gpus > 1 else "rank 0 alone"
+            ranks = f"ranks 0 to {launch.placement.gpus - 1}" if launch.placement.gpus > 1 else "only rank 0"
             raise UsageError(f"--rank {self._rank}: launch {launch.launch_id} has {ranks}; name one of them")
         tails: dict[Path, OutputTail] = {}
         while True:

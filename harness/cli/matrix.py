@@ -33,9 +33,9 @@ def matrix_command(
 ) -> int:
     """Plan a matrix of training jobs, run what is left of it, and write the report.
 
-    Every option can stand in STUDY.yaml as well (batch_size: 8,16); flags win. The same command again
-    goes on where it stopped; with --fresh it measures all again, and ends with exit code 4 while another
-    --fresh works on this host.
+    STUDY.yaml can give every option, too (batch_size: 8,16); flags win. The same command again resumes
+    where it stopped; with --fresh it measures all again, and ends with exit code 4 while another --fresh
+    works on this host.
     """
     from harness.gate.nights import night
     from harness.matrix import RUNS, Matrix
@@ -47,7 +47,7 @@ def matrix_command(
     options = merge(read_study_file(path), given) if path else given
     if fresh:
         options = fresh_study(options, path)
-        # A job that makes this call again goes on in the same study.
+        # A job that makes this call again continues the same study.
         arguments = (*(word for word in arguments if word != "--fresh"), "--name", str(options.name))
     matrix = Matrix(options, study_file=path, arguments=arguments)
     if dry_run:
@@ -88,7 +88,7 @@ _ORDER = (
         "--restarts", type=int, default=RESTARTS, show_default=True, help="launches that follow failed ones"
     ),
     click.option(
-        "--elastic", metavar="MIN:MAX", help="go on on fewer nodes, at least MIN, where one was lost"
+        "--elastic", metavar="MIN:MAX", help="continue on fewer nodes, at least MIN, after one was lost"
     ),
     click.option(
         "--batch-rule",
@@ -108,7 +108,7 @@ def _with_order(function: Function) -> Function:
 
 
 @click.command(
-    cls=PlanCommand, name="train", short_help="Train cells to an end, through crashes and restarts."
+    cls=PlanCommand, name="train", short_help="Train cells to completion, through crashes and restarts."
 )
 @click.argument("subject", required=False, metavar="[CELL|STUDY.yaml]")
 @_with_order
@@ -119,10 +119,10 @@ def _with_order(function: Function) -> Function:
 def train_command(
     arguments: tuple[str, ...], /, subject: str | None, *, dry_run: bool, no_report: bool, **flags: Any
 ) -> int:
-    """Train cells to an end: those of a matrix, as `bench matrix` has it, or one CELL of a study.
+    """Train to completion the cells of a matrix, as `bench matrix` plans it, or one CELL of a study.
 
     CELL is a folder such as runs/demo/cells/NAME. A launch that crashes, hangs or is preempted is started
-    again and goes on from its last checkpoint; so does the same command. docs/training.md says more.
+    again and resumes from its last checkpoint; so does the same command. docs/training.md says more.
     """
     from harness.commands.train import Train
     from harness.plan.study_file import StudyFile, merge, read_study_file

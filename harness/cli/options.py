@@ -20,7 +20,7 @@ _BARE = tuple(option.flag for option in OPTIONS if option.kind.bare)
 _NEGATED = {f"--no-{flag[2:]}": flag for flag in _BARE}
 _ANSWER = r"\s*(true|false|all|none|selective)\s*"
 _ANSWERS = re.compile(f"{_ANSWER}(,{_ANSWER})*", re.IGNORECASE)
-"""Values of bare switches: what else follows one is an argument of its own, such as the study file."""
+"""Values of bare switches; any other word after a switch is a separate argument, such as the study file."""
 
 
 def plan_options(*, without: Sequence[str] = ()) -> Callable[[Function], Function]:
@@ -39,13 +39,13 @@ def plan_options(*, without: Sequence[str] = ()) -> Callable[[Function], Functio
 
 
 class PlanCommand(click.Command):
-    """A command with `plan_options`: `--compile` stands for `--compile true`, `--no-compile` for false."""
+    """A command with `plan_options`: `--compile` means `--compile true`, and `--no-compile` means false."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*_spelled(args)])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the options under the headings of their declaration, and those of the command itself last."""
+        """List the options under the headings of their declaration, and the command's own options last."""
         headings = {option.name: heading for heading, options in by_heading().items() for option in options}
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in headings.values()}
         for param in self.get_params(ctx):
@@ -59,7 +59,7 @@ class PlanCommand(click.Command):
 
 
 def _spelled(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments, each bare switch of several values with the value that it stands for."""
+    """The arguments, with the value that each bare switch of several values means."""
     for word, following in pairwise([*arguments, ""]):
         if word in _BARE and not _ANSWERS.fullmatch(following):
             yield f"{word}=true"
@@ -113,7 +113,7 @@ def _flag(option: PlanOption) -> Callable[[Function], Function]:
 
 
 def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The names a shell offers for the last of `incomplete`, texts joined by commas."""
+    """The names that a shell offers for the last of the comma-separated names in `incomplete`."""
     before, comma, begun = incomplete.rpartition(",")
     catalog = catalogs().get(parameter.name or "")
     names = sorted({*catalog.entries, *catalog.offered}) if catalog else []

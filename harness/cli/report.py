@@ -63,7 +63,7 @@ compare_over = click.option(
     metavar="SETTING",
     callback=_known,
     shell_complete=_completed,
-    help="put cells that differ in this alone side by side, with their loss: precision, optimizer, ...",
+    help="put cells that differ only in this side by side, with their loss: precision, optimizer, ...",
 )
 
 
@@ -92,12 +92,12 @@ def report_command(
     style: Any,
     **others: Any,
 ) -> int:
-    """Write the report of STUDY (a folder) as one HTML file, and its tables as CSV beside it.
+    """Write the report of STUDY (a folder) as one HTML file, and its tables as CSV in the same folder.
 
-    Several studies stand side by side in one report, which needs --output. Works where torch is not
-    installed. A study that may not be written is read all the same; then the report needs --output.
-    Costs need prices, which --price, --prices or the profile of the site give (docs/costs.md); GPUs that
-    have none are looked up in a catalogue of list prices. --compare-over puts cells that differ in one
+    Several studies are side by side in one report, which needs --output. Works where torch is not
+    installed. A study in a read-only folder is read as well; then the report needs --output.
+    Costs need prices, which --price, --prices or the profile of the site give (docs/costs.md); other GPUs
+    are looked up in a catalogue of list prices. --compare-over puts cells that differ in one
     setting side by side, with their loss. --figures writes drawings into STUDY/figures, with
     --output FILE.html into FILE.figures.
     """
@@ -114,7 +114,7 @@ def report_command(
     if style is not None and figures is None:
         raise UsageError(f"--style {style} is a style of drawings: give --figures svg,pdf,png as well")
     if figures is not None and output is not None and is_stream(Path(output)):
-        raise UsageError(f"--figures makes a folder beside the page, and {output} is none: give -o FILE.html")
+        raise UsageError(f"--figures makes a folder next to the page: give -o FILE.html, not {output}")
     forms = figure_forms(figures) if figures is not None else ()
     console = Console()
     nights = Path(history or "history")
@@ -183,7 +183,7 @@ def _check(form: str, table: str | None, output: str | None, compare_over: str |
         if table is not None:
             raise UsageError(f"--table {table} is for csv and parquet; {form} is one text")
     elif output is None and form == "parquet":
-        raise UsageError("parquet is no text: give --output FOLDER, or --table NAME and --output FILE")
+        raise UsageError("parquet is binary: give --output FOLDER, or --table NAME and --output FILE")
     elif output is None and table is None:
         raise UsageError(f"csv is {len(TABLES)} tables: give --output FOLDER, or --table {'|'.join(TABLES)}")
     if compare_over is not None and form not in ("markdown", "json"):

@@ -31,10 +31,10 @@ CELL_HEADS = ("cell", "state", "ok", "planned", "others")
 
 @click.command(name="status")
 @click.argument("study")
-@click.option("--watch", is_flag=True, help="say it again every 10 seconds, until no job is live")
+@click.option("--watch", is_flag=True, help="print it again every 10 seconds, until no job is live")
 @click.option("--json", "as_json", is_flag=True, help="the same as JSON")
 def status_command(study: str, *, watch: bool, as_json: bool) -> int:
-    """Say where the cells of STUDY stand, and its jobs, if a scheduler has some.
+    """Show the state of the cells of STUDY, and of its jobs, if a scheduler has some.
 
     The scheduler is asked once for all jobs. Runs of other code or versions than the present ones are
     counted apart: they are not pooled with new ones. Exit code 1 if a cell is without one of its runs.
@@ -154,7 +154,7 @@ def collect_command(study: str) -> int:
 @click.argument("study")
 @click.option("--forget", is_flag=True, help="close the jobs without asking the scheduler: it has lost them")
 def cancel_command(study: str, *, forget: bool) -> int:
-    """End all jobs of STUDY that wait or run. What they have measured stays; `bench matrix` goes on later."""
+    """Cancel all jobs of STUDY that wait or run. Their measurements stay; `bench matrix` resumes later."""
     from harness.launchers import registry
     from harness.terminal.console import Console
     from reports.text import count
@@ -181,12 +181,12 @@ def cancel_command(study: str, *, forget: bool) -> int:
 @click.option(
     "--baselines",
     type=click.Path(path_type=Path),
-    help="kept baselines; baselines/ here and beside FOLDER if left out",
+    help="kept baselines; baselines/ here and next to FOLDER if left out",
 )
 @click.option(
     "--history",
     type=click.Path(path_type=Path),
-    help="kept nights; history/ here and beside FOLDER if left out",
+    help="kept nights; history/ here and next to FOLDER if left out",
 )
 def prune_command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, history: Path | None) -> int:
     """List the studies in FOLDER (runs/) that are older than --keep, and remove them with --yes.
@@ -223,7 +223,7 @@ def prune_command(folder: Path, *, keep: str, yes: bool, baselines: Path | None,
     console.table(("study", "days", "size", "what"), rows, numeric=[False, True, True, False])
     going = [one for one in found if one.kept is None]
     if not going:
-        console.result(f"nothing goes: each is younger than {keep.strip()}, or is needed")
+        console.result(f"no study can be removed: each is younger than {keep.strip()}, or is needed")
     if going and not yes:
         freed = size(sum(one.size_bytes for one in going))
         console.result(

@@ -1,1 +1,1 @@
-"""What the commands of `harness.cli` do, except `bench matrix` (`harness.matrix`)."""
+"""The work of commands of `harness.cli`, except `bench matrix` (`harness.matrix`)."""

@@ -1,4 +1,4 @@
-"""`bench doctor --noise`: launches of a small cell, one after another, and what their differences come to."""
+"""`bench doctor --noise`: launch a small cell several times, and measure how much the runs differ."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from results.outcome import Outcome
 from results.store import Study, utc_now
 
 SHORTEST_S = 30.0
-"""What the fewest launches take on a quiet machine, about."""
+"""Approximate time of the fewest launches on a quiet machine."""
 
 
 def measure_noise(budget_s: float) -> Thresholds | None:
-    """As many launches as `budget_s` allows, three at least; None after Ctrl-C.
+    """Run the launches that `budget_s` allows, at least three; None after Ctrl-C.
 
     Raises UsageError for a budget that is too short, BenchError if the cell does not run here.
     """
@@ -47,7 +47,7 @@ def measure_noise(budget_s: float) -> Thresholds | None:
 
 
 def _launches(root: Path, repeats: int) -> int:
-    """Bring the study to so many runs; each repeat is a launch of its own."""
+    """Add launches until the study has `repeats` runs; each repeat is a separate launch."""
     gpus = len(visible_gpus())
     workers = min(2, gpus or len(usable_cores()))
     options = StudyFile(

@@ -13,7 +13,7 @@ _HEAD = """\
 
 Every option of `bench matrix`: as a flag, and as a key of a [study file](guide.md#a-study-file) (without
 the leading dashes, `_` for `-`). Where both give one, the flag wins. A study file may have a list instead
-of texts or numbers joined by commas; false is `--no-...` as a flag. `bench list` says what can be named. No
+of names or numbers joined by commas; false is `--no-...` as a flag. `bench list` says what can be named. No
 number may be above 1000000000. The last column names the launchers that read an option, if not all do.
 
 `make reference` writes this page from `harness/plan/study_file.py`.

@@ -1,4 +1,4 @@
-"""What `bench train` does: a study whose cells are trained to an end, by the launchers that measure them."""
+"""`bench train`: a study whose cells are trained to completion, by the launchers that measure cells."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OF_THE_CALL = (
     *("name", "out", "launcher", "site", "partition", "account", "qos", "cpus_per_gpu", "time", "feed"),
     *("max_gpu_hours", "oversubscribe", "max_time", "hang_after", "retries", "tensorboard", "require"),
 )
-"""Options that may stand beside a CELL, which says itself what is trained."""
+"""Options that may be given with a CELL, which itself says what is trained."""
 
 
 class Train(Matrix):
@@ -50,7 +50,7 @@ class Train(Matrix):
         cell: Path | None = None,
         arguments: tuple[str, ...] = (),
     ) -> None:
-        """What is trained is the matrix of `options`, or the cell whose folder is `cell`."""
+        """Train the matrix of `options`, or the cell whose folder is `cell`."""
         _require_launcher(order, options)
         self.order = order
         self._one = None if cell is None else _plan_of(cell)
@@ -118,7 +118,7 @@ class Train(Matrix):
         left = len(plan.cells) - len(done)
         if left:
             self._console.note(
-                f"{count(left, 'cell')} of {len(plan.cells)} not trained to the end; why: "
+                f"{count(left, 'cell')} of {len(plan.cells)} not trained to completion; why: "
                 f"{bench_call('status', study.root)}; run the same command again after the reason is removed"
             )
         for words in lost:
@@ -140,7 +140,7 @@ def _require_launcher(order: TrainOrder, options: StudyFile) -> None:
     if isinstance(chosen, JobLauncher) and options.time is None:
         raise UsageError(
             "how long a job trains is not known beforehand: give its limit, such as --time 2h; the same "
-            "command goes on where it stopped"
+            "command resumes where it stopped"
         )
 
 
@@ -185,7 +185,7 @@ def _require_elastic(plan: Plan) -> None:
 
 
 def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
-    """How the training of a cell went, in a few lines."""
+    """Report how the training of a cell went, in a few lines."""
     if not log.rows:
         return [f"{cell_id}: never began"]
     end = "not at its end" if log.ended is None else f"ended: {log.ended.words}"
@@ -209,11 +209,11 @@ def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
 
 
 def _plan_of(folder: Path) -> Plan:
-    """A plan of one cell of a study. Raises UsageError if `folder` is none of a cell."""
+    """Plan one cell of a study. Raises UsageError if `folder` is not the folder of a cell."""
     root = folder.resolve().parents[1] if len(folder.resolve().parents) > 1 else folder
     if folder.resolve().parent.name != "cells" or not Study(root).is_there:
         raise UsageError(
-            f"{folder} is no folder of a cell: name one such as runs/STUDY/cells/CELL, or a study file "
+            f"{folder} is not the folder of a cell: name one such as runs/STUDY/cells/CELL, or a study file "
             f"(STUDY.yaml)"
         )
     study = Study(root)

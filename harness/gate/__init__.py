@@ -1,1 +1,1 @@
-"""What the gate compares with: baselines, nights, paired comparisons, and their removal."""
+"""The gate: baselines, nights and paired comparisons, and the removal of old studies."""

@@ -1,4 +1,4 @@
-"""What `bench compare` and `bench baseline` are given, and where baselines are kept."""
+"""Reads the two sides of `bench compare` and the figures of `bench baseline`, and keeps baselines."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from results.files import LOCK, study_lock
 from results.store import Study, utc_now
 
 FOLDER = Path("baselines")
-"""Beside the code, so that a change of a baseline is reviewed with the change that needs it."""
+"""A folder of the repository, so that a change of a baseline is reviewed with the change that needs it."""
 LATEST = "@latest"
 """At the end of a word: the newest study of `bench matrix --fresh`."""
 
 
 def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) -> Baseline:
-    """What a word of the call means: a study, the folder of a run, a file, or the name of a kept baseline.
+    """Read what a word of the call names: a study, the folder of a run, a file, or a kept baseline.
 
-    Files are those of `bench baseline save` and of pytest-benchmark, whose files in one folder are runs.
-    `@latest` is the newest night, `NAME@latest` the newest one of NAME. `console` is told of runs that do not
-    count, where others of their cell do. Raises UsageError for anything else.
+    A file is from `bench baseline save` or from pytest-benchmark, whose files in one folder are runs.
+    `@latest` is the newest night, `NAME@latest` the newest night of NAME. `console` shows a warning for runs
+    that do not count although others of their cell do. Raises UsageError for any other word.
     """
     path = latest(text) if text.endswith(LATEST) else Path(text)
     kept = folder / f"{text}.json"
@@ -55,13 +55,13 @@ def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) 
         return schemas.BASELINE.read(kept)
     names = [path.stem for path in baseline_paths(folder)]
     raise UsageError(
-        f"{text} is no study, no run, no file and no baseline in {folder}/{nearest(text, names)}; name a "
+        f"{text} names no study, run or file, and no baseline in {folder}/{nearest(text, names)}; name a "
         f"folder under runs/, a file of pytest-benchmark or of bench baseline save, or one of its baselines"
     )
 
 
 def latest(text: str, runs: Path = Path("runs")) -> Path:
-    """The newest night that `@latest` or `NAME@latest` means. Raises UsageError if there is none."""
+    """The newest night that `@latest` or `NAME@latest` means. Raises UsageError if no night matches."""
     found = fresh_studies(text.removesuffix(LATEST), runs)
     if not found:
         raise UsageError(
@@ -89,7 +89,7 @@ def _of_folder(path: Path, console: Console | None, kept: Path) -> Baseline:
     found = sorted(path.glob("*.json"))
     if not found:
         hint = f"; the baseline of that name is {kept}" if kept.is_file() else ""
-        raise UsageError(f"{path} is no study (no plan-0001.json), no run, and holds no JSON file{hint}")
+        raise UsageError(f"{path} is not a study (no plan-0001.json) or a run, and has no JSON file{hint}")
     return read_pytest_benchmark(path.name, found)
 
 
@@ -118,7 +118,7 @@ def warn_of_edits(side: Baseline, console: Console) -> None:
 
 
 def warn_of_failures(side: Baseline, console: Console) -> None:
-    """Say which cells a baseline has no figure of: nothing is compared with these."""
+    """Warn of cells for which a baseline has no figure, as they are not compared."""
     for subject in side.subjects:
         if subject.failed is not None:
             console.warn(
@@ -152,11 +152,13 @@ def promote(
     remove: Iterable[str] = (),
     folder: Path = FOLDER,
 ) -> tuple[Path, tuple[Acceptance, ...]]:
-    """Put the figures of `side` in the place of the baseline's, with the reason. Returns what was accepted.
+    """Replace the figures of the baseline by those of `side`, and record the reason. Returns what was
+    accepted.
 
-    `only` are words that a subject's label must hold, one of them at least; none: all subjects. Subjects of
-    the baseline that `side` lacks stay, but for those with one of the words `remove` in their label. If
-    one stays, the baseline keeps its commit and time; those of `side` stand with what is accepted.
+    `only` are words of which a subject's label must contain at least one; without words, all subjects are
+    meant. Subjects of the baseline that `side` lacks stay, except those with one of the words `remove` in
+    their label. If one stays, the baseline keeps its commit and time, and each acceptance states the commit
+    of `side`.
 
     Raises UsageError without a reason, or where no subject is meant, or for one without figures.
     """

@@ -59,12 +59,12 @@ def require_ended(root: Path) -> None:
 
 
 def set_off(command: str, verdict: str) -> str | None:
-    """Run a shell command line that is told of a regression. Returns what went wrong, as a sentence, or None.
+    """Run a shell command line because of a regression. Returns an error as a sentence, or None.
 
     BENCH_VERDICT in its environment is the path of a file with `verdict`, which is removed after it.
     """
     try:
-        # What the command leaves in the background does not hold the folder, and nobody waits for it.
+        # Background processes of the command do not keep the folder, and are not waited for.
         with temporary_folder("bench-verdict-") as (folder, _):
             path = folder / "verdict.json"
             path.write_text(verdict, encoding="utf-8")

@@ -23,7 +23,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origins:
-    """What baselines and nights were made from."""
+    """The runs and studies that baselines and nights were made from."""
 
     runs: frozenset[str]
     """Ids of runs: a study that has one is named, whatever its folder is called by now."""
@@ -48,7 +48,8 @@ class PruneCandidate:
 
 
 def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCandidate]:
-    """The studies and comparisons in `folder`, oldest first. Raises UsageError if there is none."""
+    """The studies and comparisons in `folder`, oldest first. Raises UsageError if the folder holds no
+    study."""
     now = time.time()
     found = [
         _candidate(root, now, keep_s, named)
@@ -77,28 +78,29 @@ def named_studies(baselines: Sequence[Path], histories: Sequence[Path]) -> Origi
 
 
 def kept_folders(given: Path | None, name: str, runs: Path) -> list[Path]:
-    """Where baselines or nights are looked for: the folder that was given, else those of this name in the
-    current folder and beside `runs`, so that a call from elsewhere removes nothing that is named there.
+    """The folders with baselines or nights: the given folder, else folders of this name here and next to
+    `runs`.
 
-    Raises UsageError if there is none where one was given.
+    A call from elsewhere thus keeps all studies that are named next to `runs`. Raises UsageError if the given
+    folder does not exist.
     """
     if given is None:
         return list(dict.fromkeys(path.resolve() for path in (Path(name), runs.resolve().parent / name)))
     if not given.is_dir():
-        raise UsageError(f"--{name} {given} is no folder: what is named in it could be removed")
+        raise UsageError(f"--{name} {given} is not a folder: studies that it names could be removed")
     return [given]
 
 
 def finish_removals(folder: Path) -> None:
     """Remove what interrupted removals left in `folder`."""
     for path in folder.glob(".removed-*"):
-        # Another process may be at the same.
+        # Another process may remove it at the same time.
         shutil.rmtree(path, ignore_errors=True)
 
 
 def remove(root: Path) -> None:
-    """Remove a study or a comparison. It goes under another name first: what is left of an interrupted
-    removal is none.
+    """Remove a study or a comparison. It is renamed first: the rest of an interrupted removal
+    is not a study.
 
     Raises StudyBusyError if another process works on it.
     """

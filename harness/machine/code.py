@@ -49,7 +49,7 @@ def checkout() -> Path:
         places = "; ".join(f"{name} from {folder}" for folder, name in folders.items())
         raise MachineError(
             f"the packages of bench come from different folders ({places}): another package hides one of "
-            f"them; install bench in an environment of its own, or run it from another folder"
+            f"them; install bench in a separate environment, or run it from another folder"
         )
     return next(iter(folders))
 

@@ -1,4 +1,4 @@
-"""What NVML and the kernel tell of this machine's devices and cores, without torch. The home of pynvml."""
+"""Devices and cores of this machine by NVML and the kernel, without torch. The home of pynvml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 
 BUSY_GPU_BYTES = 2**30
-"""What a GPU has taken that nobody uses: the driver's own."""
+"""Memory that the driver takes on an unused GPU, at most."""
 CPUS = Path("/sys/devices/system/cpu")
 INFINIBAND = Path("/sys/class/infiniband")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
@@ -24,7 +24,7 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One CUDA device that this process may use, as NVML sees it; None is what NVML would not tell."""
+    """One CUDA device that this process may use, as NVML sees it; None where NVML gives no answer."""
 
     index: int
     """NVML's index less the devices before it that this process may not open, as CUDA counts."""
@@ -66,8 +66,8 @@ def _nvml() -> Iterator[bool]:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The NVIDIA devices that answer, of those that `CUDA_VISIBLE_DEVICES` leaves, in its order; none where
-    there is no driver."""
+    """The NVIDIA devices that answer, as far as `CUDA_VISIBLE_DEVICES` leaves them, in its order; empty
+    without a driver."""
     with _nvml() as ready:
         gpus = [gpu for gpu in _devices() if isinstance(gpu, Gpu)] if ready else []
         return _selected(gpus, os.environ.get("CUDA_VISIBLE_DEVICES")) if ready else []
@@ -110,7 +110,7 @@ def _devices() -> Iterator[Gpu | LostGpu]:
 
 
 def _selected(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
-    """As the CUDA runtime reads the variable: indices or UUID prefixes, cut off at the first unknown."""
+    """Select devices as the CUDA runtime does: by indices or UUID prefixes, up to the first unknown one."""
     if visible is None:
         return gpus
     chosen: list[Gpu] = []
@@ -164,7 +164,7 @@ def _gpu(index: int, handle: object) -> Gpu:
 
 
 def gpu_warnings(gpus: Iterable[Gpu]) -> list[str]:
-    """What is about to distort figures of these GPUs: others that use them, throttling, ECC errors."""
+    """Warn of what would distort figures of these GPUs: other processes, throttling, ECC errors."""
     found = []
     for gpu in gpus:
         name = f"GPU {gpu.index} ({gpu.name})"
@@ -221,7 +221,7 @@ class GpuReader:
 
 @contextmanager
 def gpu_reader(uuid: str) -> Iterator[GpuReader]:
-    """Open NVML for the GPU of this UUID. Raises NoReadingError if there is no such GPU to it."""
+    """Open NVML for the GPU of this UUID. Raises NoReadingError if NVML does not find it."""
     with _nvml() as ready:
         if not ready:
             raise NoReadingError("NVML does not start")
@@ -247,14 +247,14 @@ _XIDS = {
     119: "the GPU's own processor does not answer",
     120: "the GPU's own processor failed",
 }
-"""What the numbers mean by NVIDIA's catalogue of Xid errors (docs.nvidia.com/deploy/xid-errors)."""
+"""The meaning of the numbers in NVIDIA's catalogue of Xid errors (docs.nvidia.com/deploy/xid-errors)."""
 
 
 class GpuFaults:
-    """What one GPU reports of itself: Xid errors and uncorrected ECC errors."""
+    """Errors that one GPU reports: Xid errors and uncorrected ECC errors."""
 
     def __init__(self, handle: object, events: object) -> None:
-        """`events` is a set of NVML's that Xid errors of the GPU come to."""
+        """`events` is a set of NVML that receives the Xid errors of the GPU."""
         self._handle = handle
         self._events = events
         self._ecc = _ecc_errors(handle)
@@ -276,7 +276,7 @@ class GpuFaults:
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._events, 0)
             except pynvml.NVMLError:
-                # None is left, or the GPU is gone.
+                # No event is left, or the GPU is lost.
                 return
             if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
                 yield int(event.eventData)
@@ -303,7 +303,7 @@ def _pcie_bytes_per_s(handle: Any, counter: int) -> float:
 
 
 def _nvlink_bytes(handle: Any, field: int) -> float:
-    """What all NVLinks have carried; NVML counts in KiB. Raises NVMLError."""
+    """Bytes that all NVLinks have carried; NVML counts in KiB. Raises NVMLError."""
     value = pynvml.nvmlDeviceGetFieldValues(handle, [(field, _ALL_LINKS)])[0]
     if value.nvmlReturn != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(value.nvmlReturn)
@@ -327,15 +327,15 @@ GPU_READINGS: Mapping[str, Callable[[Any], float]] = MappingProxyType(
         "pcie_received_bytes_per_s": lambda h: _pcie_bytes_per_s(h, pynvml.NVML_PCIE_UTIL_RX_BYTES),
     }
 )
-"""What a GPU can be asked for; `nvlink_*` only grow."""
+"""The readings of a GPU; `nvlink_*` only grow."""
 THROTTLING = int(
     pynvml.nvmlClocksThrottleReasonHwSlowdown
     | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
     | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
     | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
 )
-"""The bits of `throttle_reasons` that tell of heat or of a lack of power. The software power cap is none: a
-loaded GPU works at the limit of its power, and its figures are those of the device."""
+"""The bits of `throttle_reasons` for heat or a lack of power. The software power cap is not one of them: a
+loaded GPU works at the limit of its power, and its figures are the figures of the device."""
 
 _SETTINGS = re.compile(
     r"(TORCH_)?NCCL_.*|PYTORCH_(CUDA_|HIP_)?ALLOC_CONF|NVIDIA_TF32_OVERRIDE|CUDA_DEVICE_MAX_CONNECTIONS"
@@ -353,11 +353,11 @@ differ from job to job."""
 LOGGING_OF_NCCL = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET"}
 """NCCL then writes how it connects, and nothing while it exchanges."""
 _SET_IN_RANKS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **LOGGING_OF_NCCL}
-"""By torchrun and by the worker, where the user set nothing; whoever plans does not see it."""
+"""Variables that torchrun and the worker set if the user did not; planning does not see them."""
 GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 """Both are set by the worker where the user set nothing (`harness.worker.rank.network`)."""
 _NO_CONDITION = "NCCL_DEBUG_FILE"
-"""A path, which is another one in every launch."""
+"""A path, which differs in every launch."""
 
 
 def nccl_settings() -> dict[str, str]:
@@ -421,7 +421,7 @@ def rdma_warnings(
 
 
 _CAP_IPC_LOCK = 1 << 14
-"""The capability of a process that no limit of locked memory holds for (capabilities(7))."""
+"""The capability that exempts a process from the limit of locked memory (capabilities(7))."""
 
 
 def usable_cores() -> list[int]:

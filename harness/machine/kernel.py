@@ -24,7 +24,7 @@ class Namespace(IntFlag):
 
 
 def isolate() -> None:
-    """Give this process a network and mounts of its own, which the kernel takes away with its last process.
+    """Give this process a separate network and mounts, which the kernel removes with their last process.
 
     A user who may not do so becomes root of a user namespace first: files stay the user's own, and nothing
     outside can be changed. Raises OSError where the kernel forbids that as well. One thread only.

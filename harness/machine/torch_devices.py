@@ -52,7 +52,7 @@ class TorchDevices(msgspec.Struct, frozen=True, kw_only=True):
     cuda: str | None
     """The version that torch is built for; None: it is built without."""
     devices: int
-    """Those that torch can compute on."""
+    """Number of devices that torch can compute on."""
     error: str = ""
     """Why torch cannot use one, in its words; empty: it can use all that CUDA shows it."""
 

@@ -30,18 +30,18 @@ from workloads.catalog import WORKLOADS, facts
 
 AUTO = Auto.name
 TIE = 0.10
-"""Candidates that are so much slower than the fastest count as equal, since predictions tell no closer: the
-simplest of them is taken."""
+"""Candidates that are slower than the fastest by up to this share count as equal, since predictions are not
+more exact. The simplest of them is chosen."""
 
 Made = Callable[[str], Cell | Reason]
-"""The cell of a point with another strategy, or why there is none."""
+"""Returns the cell of a point with another strategy, or the reason why the point has no such cell."""
 
 _ADVICE = "give more ranks, a smaller --batch-size, or more --accumulation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyCandidate:
-    """One strategy, and what is predicted of it."""
+    """One strategy with its predictions."""
 
     cell: Cell
     memory: Footprint
@@ -49,7 +49,7 @@ class StrategyCandidate:
     times: StepTimes
     around: Surroundings
     host_bytes: int = 0
-    """What all ranks of a host have in its memory beside that of their devices."""
+    """Bytes that all ranks of a host take in the memory of the host, in addition to their devices' memory."""
 
     @property
     def strategy(self) -> str:
@@ -77,12 +77,12 @@ class StrategyCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was weighed for one point, and what came of it."""
+    """The candidates for one point, and the choice among them."""
 
     candidates: tuple[StrategyCandidate, ...]
     """From the simplest on."""
     refused: tuple[tuple[str, Reason], ...]
-    """Strategies that make no sense there, and why."""
+    """Strategies that make no sense there, with the reasons."""
     around: Surroundings
 
     @property
@@ -139,7 +139,7 @@ class Choice:
         return f"{self._with(least)}, which {'fits' if least.fits else f'is not enough: {_ADVICE}'}"
 
     def _faster_with_less(self, chosen: StrategyCandidate) -> str:
-        """What would be well faster than what was chosen, were activations computed again."""
+        """Name a candidate that would be clearly faster than the choice with activation checkpointing."""
         best = _best([candidate for candidate in self._checkpointed if candidate.fits])
         if best is None or (1 + TIE) * best.sample_s >= chosen.sample_s:
             return ""
@@ -152,7 +152,8 @@ class Choice:
 
     @cached_property
     def _checkpointed(self) -> tuple[StrategyCandidate, ...]:
-        """The same candidates with all activations of blocks computed again; none where that is no help."""
+        """The same candidates with all activations of blocks computed again; empty where that does not
+        help."""
         cell = self.around.cell
         parts = facts(WORKLOADS.parse(cell.workload)).parts
         if isinstance(parts, Unknown) or not parts.blocks or cell.activation_checkpointing is True:
@@ -163,7 +164,7 @@ class Choice:
 
 
 def _need(candidate: StrategyCandidate) -> str:
-    """What is too much, of what."""
+    """Say which memory the candidate exceeds, and by how much."""
     if candidate.memory.total > candidate.around.room:
         need, room = candidate.memory.total, candidate.around.room
         return (
@@ -181,7 +182,7 @@ def _best(candidates: Sequence[StrategyCandidate]) -> StrategyCandidate | None:
 
 
 def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | None) -> Choice | Reason:
-    """Weigh what there is for the point of `cell`, whose own strategy and micro-batch are not looked at.
+    """Weigh the strategies for the point of `cell`, whose own strategy and micro-batch are ignored.
 
     Returns a reason where nothing can be weighed.
     """
@@ -235,7 +236,7 @@ class ChoiceRow:
     """A candidate, or the refused strategies of one name and one rule."""
 
     strategy: str
-    """Of several the first."""
+    """The first, if the row is about several strategies."""
     candidate: StrategyCandidate | None = None
     chosen: bool = False
     reason: str = ""
@@ -243,7 +244,7 @@ class ChoiceRow:
     others: int = 0
     """More strategies of the same name, refused by the same rule."""
     alike: bool = True
-    """Whether `reason` is that of all."""
+    """Whether `reason` is the reason for all of them."""
 
 
 def candidate_rows(choice: Choice) -> list[ChoiceRow]:

@@ -1,9 +1,9 @@
-"""What a plan will take before anything runs: seconds and device-hours, and what the estimate rests on.
+"""Estimates what a plan will take: seconds and device-hours, with the basis of the estimate.
 
 The time of one run is the sum of its parts, by name as in `RankRecord.spent_ns`. Costs follow from the time
-of a step and from the number of parameters, which is built, hashed, copied and simulated anew beside the
-steps. Where a strategy is not yet in its stride (a warm-up of a compressor), the proof takes more steps than
-is counted here.
+of a step and from the number of parameters, which is built, hashed, copied and simulated anew in addition to
+the steps. Where a strategy is not yet in its stride (a warm-up of a compressor), the proof takes more steps
+than is counted here.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ CPU_CORE_FLOPS_PER_S = 50e9
 PEAK_SHARE = 0.4
 """Share of a GPU's dense peak that a training step reaches: assumed."""
 BACKWARD_AND_FORWARD = 3
-"""FLOPs of forward and backward over those of forward: backward has two products for each of forward's
-(Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
+"""Ratio of the FLOPs of forward and backward to the FLOPs of forward: backward has two products for each of
+forward's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
 _BUDGETED = ("warm-up", "measure")
 """Parts of a run that may take longer than in an earlier one, up to their limits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What step times are assumed from where none are known."""
+    """Hardware from which step times are assumed if none are known."""
 
     cores: int | None = None
     """CPU cores of a node; ranks beyond them share. None: each rank has a core."""
     gpu_name: str | None = None
-    """As its driver gives it."""
+    """Name as its driver gives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What earlier runs of a cell took."""
+    """Times of earlier runs of a cell."""
 
     step_ns: float
     spent_s: Mapping[str, float] = field(default_factory=dict)
     """The longest time of each part of a run, by the names of `RankRecord.spent_ns`; empty: not recorded."""
 
     def and_then(self, later: Earlier) -> Earlier:
-        """Both, with the step time of the later one."""
+        """Join both, with the step time of the later one."""
         longest = {part: max(seconds, self.spent_s.get(part, 0.0)) for part, seconds in later.spent_s.items()}
         return Earlier(step_ns=later.step_ns, spent_s={**self.spent_s, **longest})
 
@@ -75,7 +75,7 @@ class StepTime:
 
     basis: Basis
     seconds: float | Unknown
-    """Unknown where the basis is the budget alone."""
+    """Unknown where the basis is only the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +95,9 @@ class Estimate:
     """All launches of a plan, one after another."""
 
     launches: tuple[LaunchEstimate, ...]
-    """In the order they were given."""
+    """Estimates in the order of the launches that were given."""
     bases: Mapping[str, StepTime]
-    """By cell id."""
+    """Step times by cell id."""
 
     @property
     def seconds(self) -> float:
@@ -109,7 +109,7 @@ class Estimate:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How many cells rest on what, as sentences; nothing where all is known from earlier runs."""
+        """Sentences that say how many cells rest on which basis; empty if all is known from earlier runs."""
         bases = [step.basis for step in self.bases.values()]
         total, assumed, budget = len(bases), bases.count("assumed"), bases.count("budget")
         unknown = (step.seconds for step in self.bases.values() if isinstance(step.seconds, Unknown))
@@ -157,7 +157,7 @@ def estimate(
 
 
 def estimated_step_time(cell: Cell, *, known_ns: float | None, hardware: Hardware) -> StepTime:
-    """The step time of a cell: known, or its FLOPs over an assumed rate of its devices, or not to be told.
+    """The step time of a cell: known, or its FLOPs over an assumed rate of its devices, or Unknown.
 
     The ranks of a replica are taken to have equal parts of its work; a pipeline's wait for its bubble.
     """
@@ -171,7 +171,7 @@ def estimated_step_time(cell: Cell, *, known_ns: float | None, hardware: Hardwar
 
 
 def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
-    """What a replica computes in one step, as if one device did all of it."""
+    """Seconds in which one device would compute all of a replica's step."""
     forward = facts(WORKLOADS.parse(cell.workload)).forward_flops
     if isinstance(forward, Unknown):
         return Unknown(f"the FLOPs of {cell.workload} are {forward}")
@@ -192,7 +192,7 @@ def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
 def run_seconds(cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[str, float]) -> float:
     """One run: the sum of its parts, by `run_parts` or as long as earlier runs took (`known_s`).
 
-    A step of which nothing is known counts as the longest that the measuring budget has room for; a model of
+    A step of unknown time counts as the longest that the measuring budget has room for; a model of
     an unknown number of parameters as a small one.
     """
     if isinstance(step.seconds, Unknown):
@@ -209,7 +209,7 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[st
 
 
 SETUP_S = 1.0
-"""Of one run whatever its size: data and strategy, counting FLOPs, the network's peak. Assumed."""
+"""Set-up of a run of any size: data and strategy, counting FLOPs, the network's peak. Assumed."""
 VALUES_PER_S = 100e6
 """Initial values that one core draws: 96 million a second for gpt-nano, 136 for gpt2-small, measured on a
 2-core x86 machine with torch 2.13."""
@@ -223,9 +223,9 @@ QUAD_BLOCKS = 4
 def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> dict[str, float]:
     """Seconds of each part of a run whose step takes `step_s`.
 
-    `parameters` are those of the whole model. A run is taken to use its whole budget and the longest warm-up.
-    The simulation of a step does the work of every replica that it simulates, with that of all its ranks and
-    without a bubble.
+    `parameters` is the number of parameters of the whole model. A run is taken to use its whole budget and
+    the longest warm-up. The simulation of a step does the work of every replica that it simulates, with that
+    of all its ranks and without a bubble.
     """
     policy, period = cell.steps, STRATEGIES.facts(cell.strategy).promise.every
     by_time = cell.device == "cuda" and policy.warmup_max_steps > 0
@@ -286,5 +286,5 @@ def _simulated_s(cell: Cell, step_s: float) -> float:
 
 
 def _compared_s(parameters: int) -> float:
-    """Beside the simulation of a step: all is copied."""
+    """Seconds to copy all parameters, in addition to the simulation of a step."""
     return COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S

@@ -190,7 +190,8 @@ class _Matrix:
             )
 
     def _cell(self, point: MatrixPoint) -> Cell | Reason:
-        """Return the cell of a point, or why it has none: first what makes no sense, last what is unfit."""
+        """Return the cell of a point, or the reason for a skip: first what makes no sense, last what is
+        unfit."""
         if point.excluded_by is not None:
             named = msgspec.to_builtins(point.excluded_by)
             return Reason("excluded", f"{EXCLUDED}: " + ", ".join(f"{key} {named[key]}" for key in named))

@@ -1,4 +1,4 @@
-"""The launchers there are, by name. None of them is imported here: `--help` lists them all."""
+"""The launchers by name. `--help` lists them, so this module imports none of them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class LauncherEntry:
     home: str
     """`module:class` of its `harness.launchers.launcher.Launcher`, imported when it is first used."""
     help: str
-    """What it does, after its name: `submits jobs`."""
+    """Words that follow its name in --help, such as `submits jobs`."""
     job_variables: JobVariables | None = None
-    """Of the jobs that its scheduler starts; None: it has none, or their numbers are not recorded."""
+    """Variables of the jobs that its scheduler starts; None without a scheduler or recorded job numbers."""
     extension: Extension | None = None
-    """Of a launcher that another package adds by an entry point."""
+    """The package and entry point that add the launcher; None for a launcher of bench."""
 
 
 _ENTRIES: dict[str, LauncherEntry] = {}
@@ -50,7 +50,7 @@ register("manual", "harness.launchers.manual:ManualLauncher", "prints the comman
 
 
 def launcher_entries() -> dict[str, LauncherEntry]:
-    """All of them by name: those that are registered, then those of other packages.
+    """All launchers by name: first the registered ones, then launchers of other packages.
 
     Raises ExtensionError for a name that two packages have.
     """
@@ -67,7 +67,7 @@ def launcher_names() -> tuple[str, ...]:
 
 
 def launcher_entry(name: str) -> LauncherEntry:
-    """The entry of a name. Raises UsageError if there is none, with the names that there are."""
+    """The entry of a name. Raises UsageError with the known names if it is unknown."""
     entries = launcher_entries()
     if name not in entries:
         raise UsageError(f"there is no launcher {name!r}; --launcher is one of {', '.join(entries)}")
@@ -75,17 +75,17 @@ def launcher_entry(name: str) -> LauncherEntry:
 
 
 def job_variables() -> tuple[JobVariables, ...]:
-    """Of every scheduler that a launcher has."""
+    """The variables of every scheduler that a launcher has."""
     found = (entry.job_variables for entry in _ENTRIES.values())
     return tuple(one for one in found if one is not None)
 
 
 def own_launchers() -> tuple[LauncherEntry, ...]:
-    """Those of no other package."""
+    """The launchers of bench itself."""
     return tuple(entry for entry in launcher_entries().values() if entry.extension is None)
 
 
 def launchers_help(entries: Iterable[LauncherEntry] | None = None) -> str:
-    """These in a line; None: all of them."""
+    """One line about these launchers; None for all of them."""
     told = launcher_entries().values() if entries is None else entries
     return ", ".join(f"{entry.name} {entry.help}" for entry in told)

@@ -17,8 +17,8 @@ from results.store import Study, new_id
 _GOOD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 _FRESH = re.compile(r"(?P<base>.+)-\d{8}T\d{6}Z-[0-9a-f]{6}")
 _NOT_WORK = ("repeats", "source_folder", "gpu_model", "network_gbit_per_s")
-"""More repeats go on in the same study; where its files lie does not make it another one, nor what a profile
-says of the hardware."""
+"""Fields that do not make another study: more repeats continue the same one, and neither the place of its
+files nor a profile's description of the hardware changes the work."""
 
 
 def study_name(request: Request, *others: Request, name: str | None = None) -> str:
@@ -30,8 +30,8 @@ def study_name(request: Request, *others: Request, name: str | None = None) -> s
         return default_name(request, *others)
     if not _GOOD.fullmatch(name):
         raise UsageError(
-            f"--name {name!r} is no plain folder name; write letters, digits and . _ + -, a letter or digit "
-            f"first, at most 100; a path is given with --out"
+            f"--name {name!r} is not a plain folder name; write letters, digits and . _ + -, a letter or "
+            f"digit first, at most 100; a path is given with --out"
         )
     return name
 
@@ -39,10 +39,11 @@ def study_name(request: Request, *others: Request, name: str | None = None) -> s
 def fresh_study(options: StudyFile, study_file: Path | None) -> StudyFile:
     """The options of a study that does not exist yet, named `NAME-20260102T030405Z-0123ab`.
 
-    NAME is that of the options, else of the study file. Raises UsageError without either, or with `out`.
+    NAME is the name in the options, else the name of the study file. Raises UsageError without either, or
+    with `out`.
     """
     if options.out is not None:
-        raise UsageError(f"--fresh makes a folder of its own under runs/: leave out --out {options.out}")
+        raise UsageError(f"--fresh makes a new folder under runs/: leave out --out {options.out}")
     base = options.name or (plain_name(study_file.stem) if study_file else None)
     if base is None:
         raise UsageError("--fresh needs a name for its studies: give --name, or a study file")

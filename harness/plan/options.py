@@ -16,14 +16,14 @@ from results.plan import Scaling
 from results.value_types import Written, bounds, literal_texts, notes, takes, within
 
 MOST = 1_000_000_000
-"""Whole numbers above this are typing errors, and would not fit every reader of JSON."""
+"""Larger whole numbers are typing errors, and some readers of JSON could not represent them."""
 _BARE = re.compile(r"\s*\d+(\.\d+)?\s*", re.ASCII)
 _SWITCHES = {"true": True, "false": False}
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def read_names(value: str | list[str]) -> tuple[str, ...]:
-    """The distinct texts of a comma text or a list, in the order given."""
+    """The distinct names of a comma-separated string or a list, in the order given."""
     texts = value.split(",") if isinstance(value, str) else value
     return tuple(dict.fromkeys(text.strip() for item in texts for text in item.split(",") if text.strip()))
 
@@ -100,27 +100,27 @@ def read_limits(value: float | str | list[float | str], where: str) -> tuple[flo
 
 
 def _texts(value: object) -> list[str]:
-    """The texts of a value, a comma text or a list, in lower case."""
+    """The words of a value, a comma-separated string or a list, in lower case."""
     items = value if isinstance(value, list) else [value]
     return [text.strip().lower() for item in items for text in str(item).split(",") if text.strip()]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind(Written):
-    """How values are written: in words for errors, as a placeholder in --help."""
+    """A way to write values: its words in errors, its placeholder in --help, its reader."""
 
     metavar: str | None = None
     """None: click's own."""
     flag_type: type[str | int | float | bool] = str
-    """What click makes of a flag's text."""
+    """The type to which click converts a flag's value."""
     items: Callable[[Any, str], Sequence[Any]] = lambda value, where: (value,)
-    """What is held against bounds and choices, of a value; empty if it names nothing. Raises UsageError."""
+    """Returns the items of a value that bounds and choices apply to; empty for none. Raises UsageError."""
     choices: tuple[str, ...] = ()
     bare: bool = False
-    """Whether its flag alone says true, and `--no-` before its name false."""
+    """Whether its flag without a value means true, and `--no-` before its name means false."""
 
 
-NAMES = Kind("texts joined by commas, or a list", "NAME,...", str, lambda value, where: read_names(value))
+NAMES = Kind("names joined by commas, or a list", "NAME,...", str, lambda value, where: read_names(value))
 COUNTS = Kind("whole numbers joined by commas", "N,...", str, read_counts)
 GPUS = Kind("counts and ranges such as 1..8, joined by commas", "COUNTS", str, read_gpus)
 DURATION = Kind(
@@ -145,7 +145,7 @@ SCALINGS = Kind("weak, strong or both", "NAME,...", str, NAMES.items, get_args(S
 
 
 def _joined(*choices: str) -> Meta:
-    """For the JSON Schema: a text is choices joined by commas."""
+    """The JSON Schema's pattern for choices joined by commas."""
     one = f"\\s*({'|'.join(choices)})\\s*"
     return Meta(extra_json_schema={"pattern": f"^{one}(,{one})*$"})
 
@@ -186,7 +186,7 @@ def option(
 
 
 def _outside(limits: Mapping[str, float], item: Any) -> bool:
-    """Whether a number breaks its bounds; None stands for no limit at all."""
+    """Whether a number breaks its bounds; None means unlimited."""
     return bool(limits) and item is not None and not within(limits, item)
 
 
@@ -208,7 +208,7 @@ class PlanOption:
 
     @property
     def heading(self) -> str:
-        """The heading that begins with this option; empty if it is under that of an earlier one."""
+        """The heading that begins with this option; empty if it is under the heading of an earlier option."""
         return "".join(
             note.extra["heading"] for note in notes(self.type) if isinstance(note, Meta) and note.extra
         )
@@ -219,7 +219,7 @@ class PlanOption:
         return next(written, Kind(takes(self.type), choices=literal_texts(self.type)))
 
     def check(self, value: object, where: str) -> None:
-        """Hold a value of the right type against its rule. Raises UsageError that names `where`."""
+        """Check a value of the right type against its rule. Raises UsageError that names `where`."""
         kind, limits = self.kind, bounds(self.type)
         items = kind.items(value, where)
         if not items:

@@ -19,7 +19,7 @@ from workloads.catalog import MEMBERS, WORKLOADS
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Reasons of one rule say the same of other sizes or options."""
+    """Why a point has no cell. Reasons of one rule say the same of other sizes or options."""
 
     rule: Rule
     text: str
@@ -28,9 +28,9 @@ class Reason:
 
 
 MOST_POINTS = 200_000
-"""More cells than anybody runs; a plan of them is made in seconds."""
+"""More cells than anyone runs; planning this number takes seconds."""
 _AXES = ("workload", "strategy", "compression", "collective", "link", "batch_size", "scaling")
-"""What a series is named by, and a pattern can name."""
+"""Fields that name a series, and that a pattern can name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class MatrixPoint:
 
 
 def points(request: Request) -> Iterator[MatrixPoint]:
-    """Every point asked for, once, those of a series together; an included point is never excluded.
+    """Every requested point once, the points of a series together; an included point is never excluded.
 
     Raises UsageError for a matrix of more than MOST_POINTS, before it has grown, and for an exclude
     pattern that names what no point has.
@@ -165,7 +165,7 @@ class GlobalBatches:
 
 
 def micro_batch_of(batch: int, *, accumulation: int, replicas: int | None = None) -> int | str:
-    """Samples of one micro-batch of one replica, or why there is none.
+    """Samples of one micro-batch of one replica, or the reason why the batch does not divide.
 
     `batch` is the batch per replica, or with `replicas` the global batch.
     """

@@ -1,13 +1,13 @@
-"""What is predicted of a cell before it runs: the memory that it has, and the time of its step.
+"""Predicts the memory of a cell and the time of its step before it runs.
 
-The time is that of its computation (FLOPs over an assumed rate), of its update (bytes over the rate of
-memory), of a pipeline's bubble, and of what is sent and does not run beside computation:
+The time is the sum of its computation (FLOPs over an assumed rate), its update (bytes over the rate of
+memory), a pipeline's bubble, and the messages that do not overlap with computation:
 
-    exposed = blocking + max(short(forward) + short(backward), all that is sent beside - C)
-    short(passes) = max(0, beside one of them - T / accumulation, beside any of them - T)
+    exposed = blocking + max(short(forward) + short(backward), all overlapping messages - C)
+    short(passes) = max(0, overlapping one of them - T / accumulation, overlapping any of them - T)
 
 where C is the computation, and T its passes of that kind: a third of it is forward, two thirds are backward.
-It is to choose by, not to report: what is not known of the machine is assumed, and said.
+Predictions serve to choose, not to report: unknown facts of the machine are assumed, and stated.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _update_values(cell: Cell) -> int:
 
 
 def offloaded_bytes(cell: Cell, parts: ModelParts) -> int:
-    """What a rank has in its host's memory: with offload=cpu a shard of parameters, gradients and state."""
+    """Bytes of a rank in its host's memory: with offload=cpu a shard of parameters, gradients and state."""
     there = _offloaded(cell, parts)
     return there.certain - there.gathered
 
@@ -116,7 +116,7 @@ def _offloaded(cell: Cell, parts: ModelParts) -> Footprint:
 
 
 def _offloading(cell: Cell, parts: ModelParts) -> float:
-    """Shards to the GPU twice, gradients back, and an update from the host's memory."""
+    """Seconds to move shards to the GPU twice and gradients back, and to update from the host's memory."""
     there = _offloaded(cell, parts)
     moved = 2 * there.parameters + there.gradients
     return moved / HOST_LINK_BYTES_PER_S + _update_values(cell) * there.gradients / CORE_BYTES_PER_S
@@ -125,7 +125,7 @@ def _offloading(cell: Cell, parts: ModelParts) -> float:
 def _exposed(
     cell: Cell, terms: Sequence[Term], computation: tuple[float, float], around: Surroundings
 ) -> float:
-    """Seconds of what is sent and does not run beside computation, which is of forward passes and of all."""
+    """Seconds of messages that do not overlap with `computation`: that of forward passes, and all of it."""
     forward, compute = computation
     groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
     spent: dict[Overlap, float] = defaultdict(float)
@@ -133,7 +133,7 @@ def _exposed(
         spent[term.overlap] += around.seconds(term, groups)
 
     def short(one: Overlap, every: Overlap, passes: float) -> float:
-        """Of what goes beside passes of one micro-batch, and beside those of every one."""
+        """Seconds by which messages outlast the passes of one micro-batch, or of all of them."""
         return max(0.0, spent[one] - passes / cell.accumulation, spent[one] + spent[every] - passes)
 
     apart = short("first forward", "forward", forward)

@@ -19,10 +19,10 @@ _Groups = dict[str, list[tuple[str, Cell]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a study has done so far."""
+    """The runs that a study has so far."""
 
     ok_runs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Runs that ended well, by cell id; a cell that is not there has none."""
+    """Runs that ended well, by cell id; 0 for a cell that is not there."""
     closed: Set[str] = frozenset()
     """Ids of cells that failed for good and are not run again."""
 
@@ -37,7 +37,7 @@ class PlannedLaunch:
     cells: tuple[Cell, ...]
     """One cell several times where its repeats share the launch."""
     forks: bool = False
-    """Whether each run is a process of its own, forked from its rank."""
+    """Whether each run is a separate process, forked from its rank."""
 
     @property
     def device(self) -> Device:
@@ -53,7 +53,7 @@ class PlannedLaunch:
 
     @property
     def virtual(self) -> bool:
-        """Whether the nodes of a cell are only made up."""
+        """Whether the nodes of a cell are virtual."""
         return any(has_virtual_nodes(cell, self.placement) for cell in self.cells)
 
 
@@ -68,12 +68,11 @@ def schedule(
 ) -> list[PlannedLaunch]:
     """The launches that are left to do, in order.
 
-    Every odd repeat visits placements, and cells within them, in an order drawn from `seed`; the even
-    repeat after it goes through the same order backwards, so that a steady drift of the machine cancels.
-    The order of two cells depends neither on what is done, so an interrupted study goes on as it would have,
-    nor on the others: two revisions of a study have it, too.
-    A cell with k runs that ended well is in the repeats after k. Raises UsageError if a cell's workers do
-    not fill whole nodes.
+    Every odd repeat visits placements, and cells within them, in an order drawn from `seed`; the even repeat
+    after it goes through the same order backwards, so that a steady drift of the machine cancels. The order
+    of two cells depends neither on what is done, so an interrupted study continues in the same order, nor on
+    the others: two revisions of a study have it, too. A cell with k runs that ended well is in the repeats
+    after k. Raises UsageError if a cell's workers do not fill whole nodes.
     """
     so_far = progress or Progress()
     launches: list[PlannedLaunch] = []
@@ -121,7 +120,7 @@ def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
 
 
 def _ordered(groups: _Groups, *, seed: int, repeat: int) -> list[list[Cell]]:
-    """Each cell and each group has a place of its own, so that another cell changes the order of none."""
+    """Order groups and cells by a place that depends only on each, so that a new cell reorders no other."""
     draw = f"{seed}:{(repeat - 1) // 2}"
 
     def place(name: str) -> bytes:
@@ -133,8 +132,8 @@ def _ordered(groups: _Groups, *, seed: int, repeat: int) -> list[list[Cell]]:
 
 
 def _work(cell: Cell) -> str:
-    """Its id, but for the content of the user's own files and how long it is measured: two revisions of them
-    have one order."""
+    """The id of the cell without the content of the user's files and the length of measuring, so that two
+    revisions of these have one order."""
     steps = StepPolicy()
     if cell.source_hash is None and cell.dataset_hash is None and cell.steps == steps:
         return cell.id

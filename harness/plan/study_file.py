@@ -156,7 +156,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         None
     )
     report_job: Annotated[Switch, option("have a last job write the report")] = None
-    apply: Annotated[Switch, option("hand Kubernetes manifests to kubectl, not to stdout alone")] = None
+    apply: Annotated[Switch, option("hand Kubernetes manifests to kubectl, not only to stdout")] = None
     kind: Annotated[
         Literal["job", "statefulset"] | None,
         option("job, which is an Indexed Job on Kubernetes, and is made if left out; statefulset is refused"),
@@ -169,7 +169,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tensorboard: Annotated[Switch, option("write each rank's loss and step times while it runs")] = None
     include: Annotated[
         list[Pattern] | None,
-        option("points beside the matrix; each names at least workload, strategy, gpus and batch_size"),
+        option("more points; each names at least workload, strategy, gpus and batch_size"),
     ] = None
     exclude: Annotated[list[Pattern] | None, option("points of the matrix that are not run")] = None
 
@@ -220,7 +220,7 @@ def merge(file: StudyFile, flags: StudyFile) -> StudyFile:
 
 
 def check_values(options: StudyFile, where: Where) -> None:
-    """Hold every given value against its rule. Raises UsageError, naming the key as `where` does."""
+    """Check every given value against its rule. Raises UsageError, naming the key as `where` does."""
     for known in OPTIONS:
         value = getattr(options, known.name)
         if value is not None:
@@ -231,7 +231,7 @@ STUDY_FILE = FileKind(
     type=StudyFile,
     name="study file",
     example="gpus: 1..8",
-    advice="check the name, or give flags alone",
+    advice="check the name, or give only flags",
     check=check_values,
 )
 

@@ -1,6 +1,6 @@
-"""What is around the ranks of a cell before it runs: memory, links and rates, known or assumed.
+"""Memory, links and rates of the ranks of a cell before it runs, known or assumed.
 
-`Limit` says how many workers the machine at hand can hold, and what to do about cells that need more.
+`Limit` is the number of workers that the machine at hand can hold, with advice for cells that need more.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from strategies.closed_form.terms import Term
 
 MIB = 2**20
 SHARE = 0.95
-"""Of the memory there is, what a prediction may take."""
+"""Share of the memory that a prediction may take."""
 RESERVE_BYTES: Mapping[Device, int] = {"cpu": 64 * MIB, "cuda": 1024 * MIB}
-"""For what is not counted: stacks of threads, buffers of libraries and of the backend, a CUDA context is
+"""Memory that is not counted: stacks of threads, buffers of libraries and of the backend, a CUDA context is
 before it. On CPU 6 to 28 MiB were measured (docs/memory.md)."""
 ASSUMED_GPU = "A100-SXM4-80GB"
 LINK_SHARE = 0.75
-"""Of the peak of links between GPUs: 227 of 300 GB/s were seen on an A100 node."""
+"""Share of the peak of links between GPUs: 227 of 300 GB/s were seen on an A100 node."""
 INSIDE_BYTES_PER_S: Mapping[Device, float] = {"cpu": 1e9, "cuda": 12e9}
-"""Between ranks of a node where nothing is known: Gloo over loopback, and PCIe."""
+"""Rate between ranks of a node if it is unknown: Gloo over loopback, and PCIe."""
 NETWORK_SHARE = 0.7
-"""Of the rate of a node's network, what is reached."""
+"""Share of the rate of a node's network that is reached."""
 ACROSS_BYTES_PER_S: Mapping[Device, float] = {"cpu": 1.25e9, "cuda": NETWORK_SHARE * 25e9}
-"""Of a node's network where nothing is known: 10 Gbit/s, and that share of 200 Gbit/s."""
+"""Rate of a node's network if it is unknown: 10 Gbit/s, and that share of 200 Gbit/s."""
 LATENCY_S: Mapping[Device, float] = {"cpu": 200e-6, "cuda": 30e-6}
-"""Of one operation."""
+"""Latency of one operation."""
 CORE_BYTES_PER_S = 10e9
 """An update on one core: assumed."""
 GPU_MEMORY_SHARE = 0.8
@@ -48,21 +48,21 @@ HOST_LINK_BYTES_PER_S = 20e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What a choice goes by; None is what is not known."""
+    """Devices of a node, by which a strategy is chosen; None if a fact is unknown."""
 
     cores: int | None = None
-    """Of a node."""
+    """Cores of a node."""
     host_bytes: int | None = None
     """Memory of a node."""
     gpu_name: str | None = None
     gpu_bytes: int | None = None
     network_gbit_per_s: float | None = None
-    """Of a node, all its adapters together."""
+    """Rate of all adapters of a node together."""
 
 
 @cache
 def devices_here() -> Devices:
-    """Those of this machine."""
+    """The devices of this machine."""
     gpus = visible_gpus()
     return Devices(
         cores=len(usable_cores()),
@@ -73,7 +73,7 @@ def devices_here() -> Devices:
 
 
 def devices_of(request: Request) -> Devices:
-    """Those that a request's cells run on: what is known of the cluster, else this machine's."""
+    """The devices that a request's cells run on: known facts of the cluster, else this machine's devices."""
     if request.gpu_model is None:
         return replace(devices_here(), network_gbit_per_s=request.network_gbit_per_s)
     # Of the cluster's hosts nothing else is known.
@@ -86,7 +86,7 @@ class Surroundings:
 
     cell: Cell
     node_size: int
-    """Ranks of a node, be it virtual or real: what groups of ranks are laid out by."""
+    """Ranks of a node, virtual or real, by which groups of ranks are laid out."""
     host_size: int
     """Ranks of a real host, which share its cores, its memory and its way out."""
     devices: Devices
@@ -116,12 +116,12 @@ class Surroundings:
 
     @property
     def name(self) -> str:
-        """Of the GPU."""
+        """Name of the GPU."""
         return self.devices.gpu_name or ASSUMED_GPU
 
     @cached_property
     def memory(self) -> int:
-        """Bytes that a rank has."""
+        """Bytes of memory of a rank."""
         if self.cell.memory_limit_mb is not None:
             return self.cell.memory_limit_mb * MIB
         if self.cell.device == "cpu":
@@ -130,7 +130,7 @@ class Surroundings:
 
     @property
     def room(self) -> int:
-        """Bytes that a prediction may have."""
+        """Bytes that a prediction may take."""
         limited = self.cell.memory_limit_mb is not None and self.cell.device == "cuda"
         reserve = 0 if limited else RESERVE_BYTES[self.cell.device]
         return max(0, int(SHARE * self.memory) - reserve)
@@ -162,7 +162,7 @@ class Surroundings:
 
     @property
     def hardware(self) -> Hardware:
-        """Cores are those of all hosts, which all ranks share."""
+        """Hardware of all ranks, which share the cores of all hosts."""
         cores, hosts = self.devices.cores, self.cell.gpus // self.host_size
         return Hardware(
             cores=None if cores is None else cores * hosts,
@@ -170,13 +170,14 @@ class Surroundings:
         )
 
     def seconds(self, term: Term, groups: GroupLayout) -> float:
-        """Of one kind of message: a rank sends no faster than inside, and its node than it can across."""
+        """Seconds of one kind of message: a rank sends no faster than inside, and its node than it can
+        across."""
         leaving = leaving_bytes(term, groups, self.outlet)
         moving = max(term.wire_bytes / self.inside, leaving / self.across)
         return moving + term.operations * LATENCY_S[self.cell.device]
 
     def lines(self) -> list[str]:
-        """What was gone by, assumptions and all."""
+        """The basis of a choice in lines, including its assumptions."""
         return [*self._memory_lines(), *self._rate_lines(), *self._link_lines(), *self.notes]
 
     def _memory_lines(self) -> list[str]:
@@ -244,9 +245,9 @@ class Surroundings:
 
 
 def leaving_bytes(term: Term, groups: GroupLayout, node_size: int) -> float:
-    """Bytes of a message that leave the busiest node of so many ranks in a row.
+    """Bytes of a message that leave the busiest node, if nodes are `node_size` consecutive ranks.
 
-    Of an all-to-all each rank sends a p-th of its buffer to every other; of a pipeline what goes over an edge
+    In an all-to-all each rank sends a p-th of its buffer to every other; of a pipeline what goes over an edge
     leaves; all else goes around a ring, or down a chain.
     """
     out: Counter[int] = Counter()
@@ -269,9 +270,9 @@ class Limit:
     devices: int | None = None
     """Cores of this machine on CPU, its CUDA devices otherwise; None if the number is not limited."""
     word: str = ""
-    """What is counted: `cores` or `CUDA devices`."""
+    """The noun of the devices: `cores` or `CUDA devices`."""
     hint: str = ""
-    """What would make a larger cell run."""
+    """Advice by which a larger cell would run."""
     link: str | None = None
     """Why no link can be made here; None if one can be made."""
     gpus: Devices | None = None

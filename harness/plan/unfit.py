@@ -1,7 +1,7 @@
 """Why a cell makes no sense on its nodes, under its network link, or with its model split as its strategy
 wants.
 
-Whether a model can be split is what neither strategies nor workloads know alone.
+Neither strategies nor workloads know by themselves whether a model can be split.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from workloads.catalog import WORKLOADS, facts
 
 
 def unsplittable(cell: Cell) -> str | None:
-    """Why a cell's model does not go into so many parts, for the report; None if it does.
+    """Why a cell's model cannot be split as its strategy wants, for the report; None if it can.
 
-    What is unknown of a workload refuses nothing: see `unchecked`.
+    Unknown facts of a workload refuse no cell: see `unchecked`.
     """
     strategy = STRATEGIES.facts(cell.strategy)
     known = facts(WORKLOADS.parse(cell.workload))
@@ -25,7 +25,7 @@ def unsplittable(cell: Cell) -> str | None:
     stages = strategy.groups(cell.gpus, cell.node_size).pipeline
     if stages > 1 and not isinstance(known.parts, Unknown) and not known.parts.chained:
         return (
-            f"{cell.workload} is no chain of modules that a pipeline could be cut from; a strategy that "
+            f"{cell.workload} is not a chain of modules, which a pipeline needs; a strategy that "
             f"shards parameters takes any model"
         )
     if stages > 1 and known.uncut is not None:
@@ -47,7 +47,7 @@ def unsplittable(cell: Cell) -> str | None:
 
 
 def unchecked(cell: Cell) -> str | None:
-    """What planning cannot say of a cell's split, and why; None if there is nothing."""
+    """Say which split of a cell planning cannot check, and why; None if it checks everything."""
     strategy, known = STRATEGIES.facts(cell.strategy), facts(WORKLOADS.parse(cell.workload))
     tensor = strategy.groups(cell.gpus, cell.node_size).tensor
     asked = known.blocks if strategy.by_blocks else known.heads
@@ -76,11 +76,11 @@ def misplaced(cell: Cell, gpus_per_node: int | None) -> str | None:
 
 
 def unlinkable(cell: Cell) -> str | None:
-    """Why a cell's link makes no sense, as a sentence for the report; None if it does, or has none."""
+    """Why a cell's link makes no sense, as a sentence for the report; None if it does, or without a link."""
     if cell.link_mbit_per_s is None:
         return None
     if cell.device != "cpu":
-        return "a link is emulated for CPU ranks alone"
+        return "a link is emulated only for CPU ranks"
     if cell.gpus == 1:
         return f"{cell.strategy} has no network"
     if cell.node_size is not None and cell.gpus <= cell.node_size:

@@ -51,7 +51,7 @@ GOALS = "knee, throughput, cost, time:24h or efficiency:80%"
 
 
 def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions:
-    """What the flags and the study's own jobs say. Raises UsageError that names the flag and the rule."""
+    """Read the assumptions from flags and the study's jobs. Raises UsageError that names flag and rule."""
     if flags.epoch_samples is not None and flags.epoch_samples < 1:
         raise UsageError(f"--epoch-samples is at least 1, not {flags.epoch_samples}")
     told = flags.smallest_effect
@@ -79,15 +79,15 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
 
 
 def _seconds(text: str, flag: str) -> float:
-    """Of an epoch, with a unit: it takes hours, and a bare number would be seconds."""
+    """Read the time of an epoch, which needs a unit: it takes hours, and a bare number would be seconds."""
     seconds = read_duration_s(text, flag, readings="hm")
     if not seconds:
-        raise UsageError(f"{flag} is more than 0, not {text!r}")
+        raise UsageError(f"{flag} must be > 0, not {text!r}")
     return seconds
 
 
 def read_goal(text: str) -> Goal:
-    """What `--goal` asks for. Raises UsageError for any other text."""
+    """Read the value of `--goal`. Raises UsageError for any other text."""
     kind, colon, limit = text.strip().partition(":")
     if not colon and kind in ("knee", "throughput", "cost"):
         return Goal(kind=cast("GoalKind", kind))
@@ -125,10 +125,10 @@ def read_figures(
     redact: bool = False,
     history: Path | None = None,
 ) -> list[StudyFigures]:
-    """The figures of the studies at `paths`, each under a name of its own, with the nights of `history`.
+    """The figures of the studies at `paths`, each under a distinct name, with the nights of `history`.
 
-    Writes nothing but what is derived, and that only where the study may be written. Nights name commits and
-    settings that a redaction of the studies does not know: with `redact` there are none.
+    Writes only derived files, and only where the study may be written. Nights name commits and settings that
+    a redaction of the studies does not know, so `redact` leaves them out.
     """
     nights: dict[str, list[Baseline]] = {}
     if history is not None and not redact:
@@ -180,7 +180,7 @@ def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, 
 
 
 def place_words(study: Study) -> tuple[str, ...]:
-    """The words of a call that goes on in the study: its folder, and the launcher of its newest job."""
+    """The words of a call that continues the study: its folder, and the launcher of its newest job."""
     launchers: list[str] = []
     with suppress(SchemaError):
         launchers = [job.launcher for job in JobStore(study.root).jobs()]
@@ -188,13 +188,13 @@ def place_words(study: Study) -> tuple[str, ...]:
 
 
 def warn_of_losses(study: Study, console: Console) -> None:
-    """Tell which plans and cells of a study are lost, and how they come back."""
+    """Warn of lost plans and cells of a study, and say how to restore them."""
     unplanned = study.unplanned_cells()
     if unplanned:
-        damaged = "; ".join(study.damaged_plans()) or "a plan is not there any more"
+        damaged = "; ".join(study.damaged_plans()) or "a plan is missing"
         console.warn(
             f"{count(len(unplanned), 'cell')} of {study.root} are in no plan that can be read ({damaged}): "
-            f"they are told from their own files, and the same bench matrix command plans them anew"
+            f"they are read from their own files, and the same bench matrix command plans them anew"
         )
     lost = study.lost_cells()
     if lost:
@@ -205,7 +205,7 @@ def warn_of_losses(study: Study, console: Console) -> None:
 
 
 def warn_of_lost_runs(study: Study, results: Sequence[RunResult], console: Console) -> None:
-    """Tell which runs do not count beside others of their cell, so that an interval is wider than planned."""
+    """Warn of runs that do not count although others of their cell do: an interval is wider than planned."""
     for cell_id in dict.fromkeys(result.cell_id for result in results):
         mine = [result for result in results if result.cell_id == cell_id]
         pooled = pool(study.cell(cell_id), mine, planned=len(mine))
@@ -224,7 +224,7 @@ def read_results(study: Study) -> list[RunResult]:
 def compared_over(studies: list[StudyFigures], setting: str | None) -> list[StudyFigures]:
     """The studies, asked to be compared over a setting as a flag writes it; None: as they are.
 
-    Raises UsageError where a study has one value of it alone.
+    Raises UsageError where a study has only one value of it.
     """
     if setting is None:
         return studies

@@ -42,17 +42,17 @@ class Standing:
 
     @property
     def told(self) -> str:
-        """What is done, and what it waits for."""
+        """The current work, and whom it waits for."""
         return self.doing if self.waits_for is None else f"{self.doing}, waits for {self.waits_for}"
 
     @property
     def news(self) -> tuple[object, ...]:
-        """All but the time, which goes on by itself."""
+        """All fields except the times, which always change."""
         return self.done, self.total, self.told, self.left
 
 
 class _Out(RichConsole):
-    """Standard output; who reads no more of it ends the command as the shell expects, not with rich's 1."""
+    """Standard output; a closed pipe ends the command as the shell expects, not with rich's exit code 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -133,7 +133,7 @@ class Console:
     def table(
         self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[bool]
     ) -> None:
-        """A table on stdout; figures are set flush right, and nothing is ever cut. Off a terminal each row is
+        """A table on stdout; figures are flush right, and no cell is ever cut. Off a terminal each row is
         one line."""
         width = self.width
         lines = (

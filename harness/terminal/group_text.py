@@ -79,7 +79,7 @@ def _noun(groups: GroupLayout, dimension: Dimension) -> str:
 
 
 def _row(title: str, band: Sequence[int], tensor: int) -> list[str]:
-    """A row's title, and its ranks: alone, or together in brackets."""
+    """A row's title, and its ranks: single, or several in brackets."""
     parts = [[str(rank) for rank in band[at : at + tensor]] for at in range(0, len(band), tensor)]
     return [title, *(part[0] if tensor == 1 else f"[{' '.join(_short(part))}]" for part in parts)]
 

@@ -1,4 +1,4 @@
-"""`bench compare --ab`: pairs of launches of two revisions, until they tell or four looks are over."""
+"""`bench compare --ab`: run pairs of launches of two revisions, until they decide or four looks are over."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ SIDES: tuple[Side, Side] = ("base", "new")
 Row = tuple[str, str | None]
 """A subject's key and a metric."""
 MOST_LOST = 4
-"""Pairs that others have spoiled, or in which a run of BASE failed; after one more the comparison ends."""
+"""Limit of pairs that other processes spoiled or in which a run of BASE failed; one more ends the
+comparison."""
 FINE = frozenset({Verdict.UNCHANGED, Verdict.IMPROVED, Verdict.NEW})
-"""Verdicts of what was judged, and need no acceptance."""
+"""Verdicts that need no acceptance."""
 OWN_OPTIONS = (
     "--out",
     "--repeats",
@@ -64,7 +65,7 @@ class SideRequest:
     revision: str
     python: str | None = None
     options: tuple[str, ...] = ()
-    """Of `bench matrix`: those of both sides, then its own."""
+    """Options of `bench matrix`: the options of both sides, then those of this side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class PairedRequest:
 
 
 class PairedComparison:
-    """One comparison: its folder, its pairs so far, and what they say."""
+    """One comparison: its folder, its pairs so far, and their verdict."""
 
     def __init__(self, request: PairedRequest, rules: Rules, console: Console) -> None:
         """Raises UsageError for a wrong request."""
@@ -100,7 +101,7 @@ class PairedComparison:
         self._alternation = request.alternation
 
     def run(self) -> Comparison:
-        """Run pairs until the verdict is clear. A call with the folder of an earlier one goes on from there.
+        """Run pairs until the verdict is clear. A call with the folder of an earlier one continues it.
 
         Raises UsageError for a wrong revision or option, MachineError if a side has no run at all.
         """
@@ -177,7 +178,8 @@ class PairedComparison:
                     ) from None
 
     def _warn_of_stale(self, found: Comparison) -> None:
-        """An accepted change that is there no more would hide the next one of its metric."""
+        """Warn of accepted changes that no longer show, as they would hide the next change of their
+        metric."""
         if not is_accepted_file(self._request.base.revision):
             return
         for name in sorted(self._rules.accepted):
@@ -186,8 +188,8 @@ class PairedComparison:
             if verdicts <= FINE and (verdicts or name == Verdict.MISSING):
                 where = "if this call plans every cell, " if name == Verdict.MISSING else ""
                 self._console.warn(
-                    f"{self._request.base.revision} accepts a change of {name}, for which nothing fails any "
-                    f"more: {where}remove the line, or it hides the next change"
+                    f"{self._request.base.revision} accepts a change of {name}, which no longer shows: "
+                    f"{where}remove the line, or it hides the next change"
                 )
 
     def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:
@@ -288,14 +290,14 @@ def _alarm(seconds: float | None) -> Iterator[None]:
 
 
 def read_pairs(folder: Path) -> list[Pair]:
-    """The pairs that came to their end, in order; one that was interrupted does not count."""
+    """The completed pairs, in order; an interrupted pair does not count."""
     return [schemas.PAIR.read(path) for path in sorted(folder.glob("[0-9][0-9][0-9][0-9]/pair.json"))]
 
 
 def decide_again(
     folder: Path, rules: Rules, *, looks: int | None = None, spoiled_above: float | None = None
 ) -> Comparison:
-    """The verdict from the records of a folder, as its last call judged them unless told otherwise.
+    """Decide from the records of a folder, by the rules of its last call and those given here.
 
     Raises UsageError if it holds no pairs.
     """
@@ -322,7 +324,8 @@ def decide_again(
 def decide(
     folder: Path, pairs: Sequence[Pair], rules: Rules, request: PairedRequest, names: Mapping[Side, str]
 ) -> Comparison:
-    """What these pairs say: step times from blocks that alternated, all else from the records of the runs.
+    """Compare the sides of these pairs: step times by alternating blocks, all else by the records of the
+    runs.
 
     Raises UsageError if no run of BASE has figures.
     """
@@ -345,7 +348,8 @@ def decide(
 
 
 def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
-    """What the runs of each pair give; pairs forked from one launch have one start-up, that of the first."""
+    """Reduce the runs of each pair. Of pairs that were forked from one launch, only the first has a
+    start-up."""
     kept: dict[Path, list[RunResult]] = {}
     parts = []
     for pair in pairs:
@@ -377,7 +381,8 @@ def _counted(samples: Iterable[PairedSample]) -> int:
 def _renamed(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
     """BASE's key by NEW's: they differ where the sides have other options.
 
-    Raises MachineError if one cell was held against two: the sides run their cells in different orders.
+    Raises MachineError if one cell was paired with two, because the sides run their cells in different
+    orders.
     """
     found: dict[str, str] = {}
     same_order = True

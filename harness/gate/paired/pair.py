@@ -38,8 +38,8 @@ what two blocks share of it cancels if one follows the other at once (docs/gate.
 QUADS_S = 8.0
 """After which a pair begins no further quad of a cell, beyond the fewest."""
 ENOUGH = 0.008
-"""The standard error of a pair's quads at which more of them tell little: about the deviation between process
-groups of identical code (0.9 %, docs/gate.md), which they cannot lower."""
+"""The standard error of a pair's quads at which further quads add little: about the deviation between process
+groups of identical code (0.9 %, docs/gate.md), which quads cannot lower."""
 GRACE_S = 30.0
 """For a side that is asked to end: its `bench` ends its workers first."""
 POLL_S = 0.1
@@ -47,20 +47,19 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideCall:
-    """What is started for one side."""
+    """The command of one side: its code and the options of its `bench matrix`."""
 
     source: Source
     options: tuple[str, ...]
-    """Of its `bench matrix`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairContext:
-    """What all pairs of a comparison have in common."""
+    """The settings that all pairs of a comparison share."""
 
     sides: Mapping[Side, SideCall]
     folder: Path
-    """Of the comparison: a pair's studies are in `0001/base` and `0001/new`."""
+    """The folder of the comparison: a pair's studies are in `0001/base` and `0001/new`."""
     temporary: Path
     """Short enough for the path of a socket."""
     held: int
@@ -120,15 +119,15 @@ class Pairs:
 
 
 def study_of(folder: Path, pair: Pair, side: Side) -> Study:
-    """Where the records of one side of a pair are."""
+    """The study that has the records of one side of a pair."""
     return _study(folder, pair.number if pair.launched_with is None else pair.launched_with, side)
 
 
 def runs_of(pair: Pair, results: Sequence[RunResult]) -> list[RunResult]:
-    """Those runs of its study that are this pair's.
+    """The runs of a study that belong to this pair.
 
-    A run that left no record has no repeat, and stands in each pair of its launch. One that was cancelled
-    is that of a pair which did not come to its end.
+    A run without a record has no repeat, and counts in each pair of its launch. A cancelled run belongs to an
+    interrupted pair.
     """
     return [
         result
@@ -140,13 +139,13 @@ def runs_of(pair: Pair, results: Sequence[RunResult]) -> list[RunResult]:
 class Session:
     """Launches of both sides that live at the same time, and the pairs of their runs.
 
-    The pairs are told from each other by the repeat of their runs: one, or as many as may be needed where
-    both sides can fork.
+    The repeat of the runs identifies a pair. There is one repeat, or the most that may be needed if both
+    sides can fork.
     """
 
     def __init__(self, context: PairContext, number: int, order: tuple[Side, Side]) -> None:
         self.number = number
-        """Of its first pair."""
+        """The number of its first pair."""
         self._context = context
         self._repeat = 0
         self._lost = False
@@ -216,7 +215,8 @@ class Session:
         return cells, self._repeat, bool(forked) and all(forked)
 
     def _begun(self, order: tuple[Side, Side]) -> dict[Side, Told]:
-        """What ranks said whose run of this pair has begun, by side; waits for the next run of each."""
+        """Wait for the next run of each side. Returns the reports of ranks whose run of this pair has
+        begun."""
         for side in order:
             if side not in self._next:
                 self._next[side] = self._seats[side].next_run(self._launches[side].poll)
@@ -224,8 +224,8 @@ class Session:
         return {side: told for side, told in here.items() if told.get("repeat", 1) == self._repeat}
 
     def _require_failure(self, begun: Mapping[Side, Told]) -> None:
-        """Accept that the sides have come to different cells because a run has failed: its side then leaves
-        out cells that cannot run either.
+        """Accept that the sides are at different cells because a run has failed: its side then leaves out
+        cells that cannot run either.
 
         Raises MachineError if no run has failed.
         """
@@ -245,13 +245,15 @@ class Session:
 
 
 def both_can_be_only_timed(begun: Mapping[Side, Told]) -> bool:
-    """Whether both sides leave out what comes after the timed blocks if told to, by what their runs began
-    with: one that did so alone would be timed after fewer steps of warm-up than the other."""
+    """Whether both sides, by their first reports, can leave out what follows the timed blocks.
+
+    If only one side did so, it would be timed after fewer steps of warm-up than the other.
+    """
     return all(told.get("only_timed", False) for told in begun.values())
 
 
 def without_counterpart(counterparts: Mapping[str, str], base: str, new: str) -> tuple[Side, ...]:
-    """The sides whose cell the other one does not plan."""
+    """The sides whose cell the other side does not plan."""
     alone: list[Side] = []
     if base not in counterparts:
         alone.append("base")
@@ -424,13 +426,13 @@ def _require_runs(context: PairContext, number: int, side: Side, exit_code: int)
 
 
 def counterparts(base: Sequence[Cell], new: Sequence[Cell], *, same_options: bool) -> dict[str, str]:
-    """The id of NEW's cell by that of BASE's, for the cells that both sides plan.
+    """Map cell ids of BASE to cell ids of NEW, for the cells that both sides plan.
 
     Cells with the same subject key correspond. Where the sides have other options, so do, of the rest, those
     that agree in every field whose values are the same on both sides. A cell that is left has no counterpart:
     it is missing in NEW, or new there.
 
-    Raises UsageError where the rest of a side does not tell its cells apart by these fields.
+    Raises UsageError if two of the remaining cells of a side are equal in these fields.
     """
     there, here = ({subject_key(cell): cell for cell in cells} for cells in (base, new))
     found = {cell.id: here[key].id for key, cell in there.items() if key in here}
@@ -442,7 +444,7 @@ def counterparts(base: Sequence[Cell], new: Sequence[Cell], *, same_options: boo
     by_values = {_values(cell, names): cell.id for cell in others}
     if len(by_values) < len(others) or len({_values(cell, names) for cell in rest}) < len(rest):
         raise UsageError(
-            f"it is not clear which cells of BASE, such as {rest[0].id}, are to be held against which of "
+            f"it is not clear which cells of BASE, such as {rest[0].id}, to compare with which of "
             f"NEW, such as {others[0].id}: compare one cell at a time"
         )
     values = {cell.id: _values(cell, names) for cell in rest}

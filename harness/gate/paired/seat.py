@@ -15,10 +15,10 @@ POLL_S = 0.5
 """Between two looks at whether the side's processes still live."""
 MOST_RANKS = 1024
 BLOCK_ALONE = 5
-"""Steps of the block of a run that has no other side."""
+"""Steps of the block of a run that lacks a counterpart."""
 
 Told = dict[str, Any]
-"""What one rank said."""
+"""One report of a rank."""
 
 
 class LostError(Exception):
@@ -32,10 +32,10 @@ class _Rank:
         self._connection = connection
         self._lines = connection.makefile("rb")
         self.at = ""
-        """Where it waits; empty while it runs."""
+        """The place at which the rank waits; empty while it runs."""
 
     def told(self) -> Told:
-        """Its next line. Raises LostError if it has ended."""
+        """Read its next report. Raises LostError if it has ended."""
         try:
             line = self._lines.readline()
         except ConnectionError:
@@ -59,7 +59,7 @@ class _Rank:
 
 
 class Seat:
-    """Where the runs of one side take their turns, one after another."""
+    """The socket at which the runs of one side take their turns, one after another."""
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError if there can be no socket of this path."""
@@ -77,9 +77,9 @@ class Seat:
         self._ranks: dict[int, _Rank] = {}
 
     def next_run(self, exit_code: Callable[[], int | None]) -> Told | None:
-        """Wait for all ranks of the next run. Returns what rank 0 said; None if there is no further run.
+        """Wait for all ranks of the next run. Returns the report of rank 0; None after the last run.
 
-        `exit_code` is that of the side's processes, None while one lives.
+        `exit_code` returns the exit code of the side's processes, None while one lives.
         """
         first = Told()
         self._leave()
@@ -122,9 +122,9 @@ class Seat:
         return told
 
     def end(self) -> None:
-        """Let the run go on to its end, and wait until its ranks have left.
+        """Let the run complete, and wait until its ranks have left.
 
-        A run that has not been measured, because the other side has none to pair with it, times one alone.
+        A run that has not been measured, because the other side lacks a run to pair with it, times one block.
         """
         while self._ranks:
             for rank in self._ranks.values():

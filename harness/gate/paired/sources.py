@@ -1,4 +1,4 @@
-"""The code of the two sides: a revision of the repository in a folder of its own, or the working tree.
+"""The code of the two sides: a revision of the repository in a separate folder, or the working tree.
 
 A revision is checked out in a repository that borrows the objects of the user's (`objects/info/alternates`,
 gitrepository-layout(5)). Unlike `git worktree`, this writes nothing in the user's repository, so nothing can
@@ -27,7 +27,7 @@ from results.errors import UsageError, nearest
 from results.strict_yaml import FileKind, Where
 
 WORKING_TREE = "."
-"""What names the working tree as it is, in place of a revision."""
+"""The word for the working tree as it is, instead of a revision."""
 IMPORT_S = 120.0
 """For the import of a side's `bench`."""
 # `harness.worker.turns` and `harness.matrix` are at these places in all revisions.
@@ -51,7 +51,7 @@ class Source:
     revision: str
     commit: str | None
     folder: Path
-    """Where its `bench` is called: the place of the user's working folder in its tree."""
+    """The folder in which its `bench` is called: that of the user's working folder in its tree."""
     tree: Path
     python: str
     files: str | None = None
@@ -121,7 +121,7 @@ class Repository:
     """The repository around the working folder, read only."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UsageError if there is none."""
+        """Raises UsageError if no repository is there."""
         self._folder = folder
         try:
             self.root = Path(self._git("rev-parse", "--show-toplevel"))
@@ -134,7 +134,7 @@ class Repository:
             ) from error
 
     def commit(self, revision: str) -> str:
-        """The commit of a revision. Raises UsageError if there is none of that name here."""
+        """The commit of a revision. Raises UsageError if the repository lacks it."""
         try:
             return self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
         except subprocess.CalledProcessError as error:
@@ -163,7 +163,7 @@ class Repository:
                 file = changed.split(maxsplit=1)[1].splitlines()[0]
                 raise UsageError(
                     f"{self.root} has changes that {revision} lacks, such as in {file}: commit them, or give "
-                    f"{WORKING_TREE} in the place of {revision} to measure the tree as it is"
+                    f"{WORKING_TREE} instead of {revision} to measure the tree as it is"
                 )
 
     def files_hash(self) -> str:
@@ -188,7 +188,7 @@ class Repository:
         return hashlib.sha256(whole.encode(errors="surrogateescape")).hexdigest()[:16]
 
     def _names(self, *arguments: str) -> list[str]:
-        """What git lists of the whole working tree."""
+        """Names that git lists in the complete working tree."""
         command, *rest = arguments
         return self._git("-C", str(self.root), command, "-z", *rest).split("\0")[:-1]
 
@@ -269,21 +269,21 @@ def _last_line(text: str) -> str:
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a paired comparison with the last accepted commit takes for right.
+    """The changes that a paired comparison with the last accepted commit accepts.
 
-    With the previous commit in its place, a drift of 1 % a commit would never be reported.
+    A comparison with the previous commit instead would never report a drift of 1 % a commit.
     """
 
     commit: str
     changes: dict[str, str] = {}
-    """Reason by metric, such as `payload_bytes: the second buffer is new`; `missing` for cells that are no
-    longer planned."""
+    """Reason by metric, such as `payload_bytes: the second buffer is new`; `missing` for cells that were
+    planned before."""
     fail_above: dict[str, str] = {}
     """The smallest change that matters by metric, such as `step_time: 3%`."""
 
     @property
     def margins(self) -> dict[str, float]:
-        """Those of `fail_above`, as shares."""
+        """The margins of `fail_above`, as shares."""
         return {name: read_share(text, f"fail_above: {name}") for name, text in self.fail_above.items()}
 
 
@@ -314,7 +314,7 @@ ACCEPTED = FileKind(
     type=Accepted,
     name="file of the accepted commit",
     example="commit: 0123456789abcdef",
-    advice="name a revision in place of BASE",
+    advice="name a revision instead of BASE",
     check=_check,
 )
 
@@ -340,6 +340,6 @@ def resolve_base(revision: str, rules: Rules, repository: Repository, console: C
     except UsageError as error:
         tag = repository.last_tag()
         if tag is None:
-            raise IncomparableError(f"{error}; {revision} names it, and there is no tag either") from error
+            raise IncomparableError(f"{error}; {revision} names it, and the repository has no tag") from error
         console.warn(f"{error}; {revision} names it: BASE is the last tag, {tag}")
         return tag, rules
