@@ -171,8 +171,8 @@ class Matrix:
         for cell in plan.cells:
             if cell.source_hash is not None:
                 smallest[cell.workload] = min(cell.micro_batch, smallest.get(cell.workload, cell.micro_batch))
-        for workload, batch in smallest.items():
-            found = check(check_request(workload, micro_batch=batch, folder=folder, strategies=()))
+        for workload, micro_batch in smallest.items():
+            found = check(check_request(workload, micro_batch=micro_batch, folder=folder, strategies=()))
             if found.failure is not None and self._request.device == "cuda":
                 self._console.warn(
                     f"{workload} was not checked: on this CPU it fails ({found.failure}), and it is planned "

@@ -139,7 +139,7 @@ def test_a_machine_is_asked_for_links_where_somebody_wants_one(
 def test_a_link_and_hosts_by_hand_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["matrix", "--gpus", "2", "--link", "1gbit", "--launcher", "manual"]) == 2
     assert capsys.readouterr().err == (
-        "error: --link makes nodes with a network of their own on this host: leave --launcher manual out\n"
+        "error: --link makes nodes with separate networks on this host: leave --launcher manual out\n"
     )
 
 

@@ -242,7 +242,7 @@ def test_work_that_joins_another_study_by_its_name_is_told(
     run(["matrix", "--gpus", "1", "--workload", "gpt-nano", "--out", str(study.root), "--dry-run"])
     assert "holds the study of mlp, and gpt-nano will be in the same report" in capsys.readouterr().err
     run(["matrix", "--gpus", "1", "--workload", "mlp", "--out", str(study.root), "--dry-run"])
-    assert "stand beside it" not in capsys.readouterr().err
+    assert "will be in the same report" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_a_study_whose_plan_was_damaged_is_told_and_the_same_command_goes_on(
     assert run(["collect", "study"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith(f"{runs} runs in ")
-    assert "in no plan that can be read (a plan is not there any more)" in said.err
+    assert "in no plan that can be read (a plan is missing)" in said.err
     assert run(["report", "study"]) == 0
     words = ["matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2"]
     words += ["--device", "cpu", "--budget", "0", "--block-steps", "2", "--quads", "1"]

@@ -81,7 +81,7 @@ def test_a_text_or_one_table_goes_into_a_file(
 
 WRONG = [
     (["--format", "csv"], "csv is 5 tables: give --output FOLDER, or --table cells|runs|ranks|losses|skips"),
-    (["--format", "parquet"], "parquet is no text: give --output FOLDER"),
+    (["--format", "parquet"], "parquet is binary: give --output FOLDER"),
     (["--format", "json", "--table", "runs"], "--table runs is for csv and parquet"),
     (["--format", "xls"], "'xls' is not one of 'markdown', 'csv', 'json', 'parquet', 'latex'"),
     ([], "--format"),

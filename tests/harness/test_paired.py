@@ -497,7 +497,7 @@ def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
     lost = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
     assert lost.returncode == 3
     assert f"there is no revision {'0' * 40}" in lost.stdout
-    assert "there is no tag either" in lost.stdout
+    assert "the repository has no tag" in lost.stdout
     # The tag is of a tree with a `bench` that has no turns, which says that it was chosen.
     commit(repository, OLDER)
     git(repository, "tag", "v1")
@@ -571,7 +571,7 @@ def test_an_accepted_change_that_is_there_no_more_is_told(
     found = Comparison(base="a", new="b", findings=tuple(findings), confidence=0.99)
     comparison = accepting(tmp_path, "buckets")
     comparison._warn_of_stale(found)
-    words = "accepts a change of buckets, for which nothing fails any more: remove the line"
+    words = "accepts a change of buckets, which no longer shows: remove the line"
     assert (words in capsys.readouterr().err) == stale
     # A cell that failed has no finding of the metric.
     failed = Finding(subject="c", key="c", metric=None, verdict=Verdict.FAILED, reason="")

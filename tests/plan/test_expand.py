@@ -274,8 +274,8 @@ def test_a_link_is_for_cpu_ranks_and_the_cores_limit_it_like_any_cell(plan_of: M
     call = {"workload": "mlp", "gpus": "2,4", "strategy": "ddp", "batch_size": 8, "link": "none,1gbit"}
     cuda = plan_of(device="cuda", **call)
     assert [(s.link, s.gpus, s.reason) for s in cuda.skips] == [
-        ("1gbit", 2, "a link is emulated for CPU ranks alone"),
-        ("1gbit", 4, "a link is emulated for CPU ranks alone"),
+        ("1gbit", 2, "a link is emulated only for CPU ranks"),
+        ("1gbit", 4, "a link is emulated only for CPU ranks"),
     ]
     few = plan_of(limit=Limit(devices=2, word="cores", hint="h"), **call)
     assert axes(few) == [("ddp", "none", "default", "none", [2]), ("ddp", "none", "default", "1gbit", [2])]

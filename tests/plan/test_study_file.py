@@ -186,7 +186,7 @@ def test_flags_win_over_the_file_and_leave_the_rest() -> None:
         ("target: .nan", ", line 1: target takes a number, at least 0 and at most 1, not nan"),
         ("workload: [mlp, 5]", ", line 1: workload[1] takes a text, not 5; quote it: '5'"),
         ("workload:\n- mlp\n- no", ", line 3: workload[1] takes a text, not no; quote it: 'no'"),
-        ("link: 1.50", ", line 1: link takes texts joined by commas, or a list, not 1.50; quote it: '1.50'"),
+        ("link: 1.50", ", line 1: link takes names joined by commas, or a list, not 1.50; quote it: '1.50'"),
         ("compile: 1", ", line 1: compile takes true or false, not 1"),
         ("compile: 'on'", ", line 1: compile takes true or false, not 'on'"),
         ("tensorboard: 'true'", ", line 1: tensorboard takes true or false, not 'true'; write true"),

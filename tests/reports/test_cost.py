@@ -514,7 +514,7 @@ def test_the_command_knows_the_price_of_the_site_and_the_size_of_digits(planted,
         (["--epoch-samples", "0"], "--epoch-samples is at least 1, not 0"),
         (["--within", "soon"], "--within takes a time like 90s, 1h30m, 2d or 1:30:00, not 'soon'"),
         (["--within", "4"], "--within 4 has no unit: write 4h for hours or 4m for minutes"),
-        (["--within", "0h"], "--within is more than 0, not '0h'"),
+        (["--within", "0h"], "--within must be > 0, not '0h'"),
         (
             ["--smallest-effect", "two"],
             "--smallest-effect takes more than 0 and at most 100 %, like 2% or 0.02, not 'two'",

@@ -129,7 +129,7 @@ def test_cancelled_jobs_are_closed_and_the_way_to_delete_them_is_told(
         (["--site", "missing.yaml"], "missing.yaml"),
         (
             ["--device", "cpu", "--link", "1gbit"],
-            "--link makes nodes with a network of their own on this host",
+            "--link makes nodes with separate networks on this host",
         ),
         (["--max-gpu-hours", "1"], "--max-gpu-hours 1: the jobs may take"),
         (["--kind", "statefulset"], "--kind statefulset was removed: leave --kind out"),
