@@ -336,7 +336,7 @@ CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
             )
             for name in ("slurm", "kubernetes", "manual")
         ),
-        (("train", ".", "--steps", "9"), "is not the folder of a cell: name one such as runs/STUDY/cells/CELL"),
+        (("train", ".", "--steps", "9"), "is not the folder of a cell: name one such as runs/STUDY/cells/"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(
