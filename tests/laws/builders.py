@@ -7,11 +7,15 @@ from typing import Any
 
 import msgspec
 
+from harness.plan.expand import expand
 from harness.plan.request import make_requests
 from harness.plan.study_file import StudyFile
+from harness.plan.surroundings import Limit
 from results.cell import Cell
 from results.environment import CodeVersion, Environment
-from results.plan import Request
+from results.parts import ModelParts
+from results.plan import Plan, Request
+from workloads.catalog import WORKLOADS, facts
 
 _CELL = {
     **{"workload": "mlp", "dataset": "synthetic", "strategy": "ddp", "gpus": 2, "micro_batch": 8},
@@ -41,7 +45,37 @@ def an_environment(**facts: Any) -> Environment:
     return msgspec.structs.replace(_ENVIRONMENT, **facts)
 
 
+def cell_of(**fields: Any) -> Cell:
+    """The MLP on one CPU rank, which has the shortest arithmetic."""
+    base = {"strategy": "single", "gpus": 1, "micro_batch": 256, "optimizer": "sgd:lr=0.05"}
+    return a_cell(**base | fields)
+
+
+def nano_cell(strategy: str, gpus: int, **fields: Any) -> Cell:
+    """The smallest GPT with AdamW, 4 samples a replica."""
+    base = {"workload": "gpt-nano", "micro_batch": 4, "optimizer": "adamw"}
+    return a_cell(strategy=strategy, gpus=gpus, **base | fields)
+
+
+def parts_of(workload: str) -> ModelParts:
+    """The parts of a workload that states them."""
+    parts = facts(WORKLOADS.parse(workload)).parts
+    assert isinstance(parts, ModelParts)
+    return parts
+
+
 def a_request(options: StudyFile, *, machine_has_cuda: bool = False, source_folder: Path = Path()) -> Request:
     """The request of options that name one setting, on a machine without GPUs."""
     [request] = make_requests(options, machine_has_cuda=machine_has_cuda, source_folder=source_folder)
     return request
+
+
+def request_of(*, machine_has_cuda: bool = False, **options: Any) -> Request:
+    """`a_request` of the options of a study file."""
+    return a_request(StudyFile(**options), machine_has_cuda=machine_has_cuda)
+
+
+def plan_of(*, earlier: tuple[Plan, ...] = (), limit: Limit | None = None, **options: Any) -> Plan:
+    """The plan of the options of a study file."""
+    request = request_of(**options)
+    return expand(request, study="s", created_at="2026-01-01T00:00:00Z", earlier=earlier, limit=limit)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import a_cell
+from builders import nano_cell, parts_of, plan_of
 from packages import install
 
 from harness.launchers.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_row
@@ -22,15 +22,13 @@ from harness.plan.surroundings import MIB, Devices
 from results.cell import Cell
 from results.errors import SpecError
 from results.extensions import forget_packages
-from results.parts import ModelParts, Part
+from results.parts import Part
 from results.plan import Pattern, Plan
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.closed_form.moments import Footprint
 from strategies.pipeline.facts import microbatch_counts
 from strategies.predictions import footprint, traffic
-from workloads.catalog import WORKLOADS, facts, learn
-
-MakePlan = Callable[..., Plan]
+from workloads.catalog import learn
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 
@@ -42,7 +40,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def chosen(plan_of: MakePlan) -> Callable[..., list[str]]:
+def chosen() -> Callable[..., list[str]]:
     def choose(**options: Any) -> list[str]:
         plan = plan_of(strategy="auto", **options)
         assert not plan.skips, plan.skips
@@ -64,7 +62,7 @@ def test_replicas_where_they_fit(chosen: Callable[..., list[str]]) -> None:
     assert chosen(workload="gpt-nano", gpus="2,4") == ["ddp", "ddp"]
 
 
-def test_shards_where_replicas_do_not_fit(plan_of: MakePlan) -> None:
+def test_shards_where_replicas_do_not_fit() -> None:
     """GPT-2 small has 124,439,808 parameters, of which ddp has four: AdamW's two and the buckets.
 
     8 samples of T = 128: of a block 16 T d + T (h + 4) values, of the head T V + 2 T d + 2 T, and twice T V.
@@ -81,7 +79,7 @@ def test_shards_where_replicas_do_not_fit(plan_of: MakePlan) -> None:
     assert choice.reason == f"because ddp needs {need:,} MiB of the 1,836 that may be planned"
 
 
-def test_a_fast_link_gets_replicas_and_a_slow_one_stays_inside(plan_of: MakePlan) -> None:
+def test_a_fast_link_gets_replicas_and_a_slow_one_stays_inside() -> None:
     """On 8 in nodes of 4, with gradients of 475 MiB over 100 Mbit/s: sums of shards alone cross, or nothing
     but activations."""
     options = {
@@ -103,7 +101,7 @@ def test_a_fast_link_gets_replicas_and_a_slow_one_stays_inside(plan_of: MakePlan
     assert fast.chosen.strategy in ("ddp", "scratch-fsdp:stage=1")
 
 
-def test_tensor_parallelism_stays_inside_a_node(plan_of: MakePlan) -> None:
+def test_tensor_parallelism_stays_inside_a_node() -> None:
     inside = weighed(plan_of(workload="gpt-nano", gpus=4, strategy="auto"))
     across = weighed(plan_of(workload="gpt-nano", gpus=4, strategy="auto", node_size=2))
     assert "tp" in [candidate.strategy for candidate in inside.candidates]
@@ -112,7 +110,7 @@ def test_tensor_parallelism_stays_inside_a_node(plan_of: MakePlan) -> None:
     assert "fsdp:tp=4" not in [name for name, _ in across.refused]
 
 
-def test_nothing_fits_names_the_nearest_and_what_helps(plan_of: MakePlan) -> None:
+def test_nothing_fits_names_the_nearest_and_what_helps() -> None:
     plan = plan_of(workload="gpt2-small", gpus=2, strategy="auto", batch_size=2, memory_limit_mb=100)
     [skip] = plan.skips
     assert plan.cells == ()
@@ -125,12 +123,11 @@ def test_nothing_fits_names_the_nearest_and_what_helps(plan_of: MakePlan) -> Non
     )
     assert "--activation-checkpointing" in skip.reason
     lighter = msgspec.structs.replace(nearest.cell, activation_checkpointing=True)
-    parts = facts(WORKLOADS.parse("gpt2-small")).parts
-    assert isinstance(parts, ModelParts)
+    parts = parts_of("gpt2-small")
     assert footprint(lighter, parts).total > choice.around.room
 
 
-def test_checkpointing_that_would_fit_is_said_so(plan_of: MakePlan) -> None:
+def test_checkpointing_that_would_fit_is_said_so() -> None:
     options = {"workload": "gpt2-small", "gpus": 2, "strategy": "auto", "batch_size": 2}
     [skip] = plan_of(memory_limit_mb=2000, **options).skips
     assert "with --activation-checkpointing" in skip.reason
@@ -138,7 +135,7 @@ def test_checkpointing_that_would_fit_is_said_so(plan_of: MakePlan) -> None:
     assert not plan_of(memory_limit_mb=2000, activation_checkpointing=True, **options).skips
 
 
-def test_a_models_own_code_alone_knows_its_measures(plan_of: MakePlan, tmp_path: Any) -> None:
+def test_a_models_own_code_alone_knows_its_measures(tmp_path: Any) -> None:
     (tmp_path / "mine.py").write_text("def build(): ...\n", encoding="utf-8")
     [skip] = plan_of(workload="py:mine:build", gpus=2, strategy="auto").skips
     assert skip.reason == (
@@ -148,14 +145,13 @@ def test_a_models_own_code_alone_knows_its_measures(plan_of: MakePlan, tmp_path:
 
 
 def test_replicas_fit_where_most_of_a_model_is_frozen(
-    plan_of: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parameters of 475 MiB, trained whole, are four times as much in ddp; with vectors alone trained it has
     them once."""
     monkeypatch.setattr("workloads.catalog._COUNTED", {})
     (tmp_path / "adapted.py").write_text("def build(): ...\n", encoding="utf-8")
-    whole = facts(WORKLOADS.parse("gpt2-small:seq=64")).parts
-    assert isinstance(whole, ModelParts)
+    whole = parts_of("gpt2-small:seq=64")
 
     def adapted(part: Part) -> Part:
         weights = (replace(weight, trained=weight.columns == 1) for weight in part.weights)
@@ -172,12 +168,12 @@ def test_replicas_fit_where_most_of_a_model_is_frozen(
     assert chosen[:-1] != ["ddp"]
 
 
-def test_compressed_gradients_are_not_weighed(plan_of: MakePlan) -> None:
+def test_compressed_gradients_are_not_weighed() -> None:
     [skip] = plan_of(workload="gpt-nano", gpus=2, strategy="auto", compression="bf16").skips
     assert skip.reason.startswith("auto weighs gradients that are exchanged as they are")
 
 
-def test_what_is_chosen_joins_the_series_of_its_strategy(plan_of: MakePlan) -> None:
+def test_what_is_chosen_joins_the_series_of_its_strategy() -> None:
     """Cells and series are as if it had been named, and none is there twice."""
     named = plan_of(workload="gpt-nano", gpus="1,2,4", strategy="single,ddp")
     both = plan_of(workload="gpt-nano", gpus="1,2,4", strategy="single,ddp,auto")
@@ -188,7 +184,7 @@ def test_what_is_chosen_joins_the_series_of_its_strategy(plan_of: MakePlan) -> N
     assert not any("auto" in cell.strategy for cell in both.cells)
 
 
-def test_the_choice_is_the_same_every_time(plan_of: MakePlan) -> None:
+def test_the_choice_is_the_same_every_time() -> None:
     options = {"workload": "gpt-nano,resnet18-32px", "gpus": "2,4", "strategy": "auto"}
     assert plan_of(**options).cells == plan_of(**options).cells
     assert [c.reason for _, c in auto_choices(plan_of(**options))] == [
@@ -196,22 +192,21 @@ def test_the_choice_is_the_same_every_time(plan_of: MakePlan) -> None:
     ]
 
 
-def test_strong_scaling_is_weighed_with_its_own_batches(plan_of: MakePlan) -> None:
+def test_strong_scaling_is_weighed_with_its_own_batches() -> None:
     plan = plan_of(workload="gpt-nano", gpus="2,4", strategy="auto", batch_size=8, scaling="strong")
     assert [(cell.strategy, cell.micro_batch) for cell in plan.cells] == [("ddp", 16), ("ddp", 8)]
     assert [choice.chosen.cell for _, choice in auto_choices(plan) if choice.chosen] == list(plan.cells)
 
 
-def test_an_excluded_point_is_not_chosen_for(plan_of: MakePlan) -> None:
+def test_an_excluded_point_is_not_chosen_for() -> None:
     plan = plan_of(workload="gpt-nano", gpus="2,4", strategy="auto", exclude=[Pattern(gpus=4)])
     assert [cell.gpus for cell in plan.cells] == [2]
     assert len(auto_choices(plan)) == 1
 
 
-def test_the_explanation_has_the_numbers_of_the_closed_forms(plan_of: MakePlan) -> None:
+def test_the_explanation_has_the_numbers_of_the_closed_forms() -> None:
     choice = weighed(plan_of(workload="llama-nano", gpus=4, strategy="auto", batch_size=8))
-    parts = facts(WORKLOADS.parse("llama-nano")).parts
-    assert isinstance(parts, ModelParts)
+    parts = parts_of("llama-nano")
     texts = [choice_row(row) for row in candidate_rows(choice)]
     told = {text[0]: dict(zip(CHOICE_COLUMNS, text, strict=True)) for text in texts}
     for candidate in choice.candidates:
@@ -230,7 +225,7 @@ def test_the_explanation_has_the_numbers_of_the_closed_forms(plan_of: MakePlan) 
     ]
 
 
-def test_time_by_hand(plan_of: MakePlan) -> None:
+def test_time_by_hand() -> None:
     """ddp on 2, GPT nano, 4 samples at 50 GFLOP/s: 3 x 4 x forward FLOPs.
 
     L (24 T d^2 + 4 T^2 d) + 2 T d V = 4 (25,165,824 + 2,097,152) + 4,194,304 = 113,246,208. Gradients of
@@ -239,8 +234,7 @@ def test_time_by_hand(plan_of: MakePlan) -> None:
     choice = weighed(plan_of(workload="gpt-nano", gpus=2, strategy="auto", batch_size=4))
     ddp = choice.candidates[0]
     assert ddp.times.compute == pytest.approx(3 * 4 * 113_246_208 / 50e9)
-    parts = facts(WORKLOADS.parse("gpt-nano")).parts
-    assert isinstance(parts, ModelParts)
+    parts = parts_of("gpt-nano")
     # AdamW: parameters and two values of state read and written, gradients read.
     assert ddp.times.update == pytest.approx(7 * 4 * parts.values / 10e9)
     assert (ddp.times.exposed, ddp.times.bubble) == (0, 0)
@@ -248,11 +242,10 @@ def test_time_by_hand(plan_of: MakePlan) -> None:
     assert pipeline.times.bubble == pytest.approx(pipeline.times.compute / 4)
 
 
-def test_gradients_hide_behind_the_last_micro_batch_alone(plan_of: MakePlan) -> None:
+def test_gradients_hide_behind_the_last_micro_batch_alone() -> None:
     """ddp over 100 Mbit/s: 1 x the gradients' bytes at 12.5 MB/s and 2 operations of 0.2 ms, less two thirds
     of the computation, of half of it with two micro-batches."""
-    parts = facts(WORKLOADS.parse("gpt-nano")).parts
-    assert isinstance(parts, ModelParts)
+    parts = parts_of("gpt-nano")
     sent = 4 * parts.values / 12.5e6 + 2 * 200e-6
     for accumulation in (1, 2):
         plan = plan_of(
@@ -273,7 +266,7 @@ def test_auto_is_for_plans_alone() -> None:
         group_layout("auto", 2)
 
 
-def test_hsdp_is_weighed_on_real_nodes(plan_of: MakePlan) -> None:
+def test_hsdp_is_weighed_on_real_nodes() -> None:
     """16 on nodes of 8: shards of an eighth, summed over the 2 nodes by 8 rings. Its cell stays that of real
     nodes."""
     options = {"workload": "gpt-nano", "gpus": 16, "strategy": "auto", "batch_size": 8}
@@ -286,8 +279,7 @@ def test_hsdp_is_weighed_on_real_nodes(plan_of: MakePlan) -> None:
     assert hsdp.cell.node_size is None
     across = next(term for term in hsdp.terms if term.what == "shards of gradients")
     assert (across.dimension, across.ranks) == ("replicate", 2)
-    parts = facts(WORKLOADS.parse("gpt-nano")).parts
-    assert isinstance(parts, ModelParts)
+    parts = parts_of("gpt-nano")
     virtual = msgspec.structs.replace(hsdp.cell, node_size=8)
     assert hsdp.memory == footprint(virtual, parts) != footprint(hsdp.cell, parts)
     assert hsdp.terms == tuple(traffic(virtual, parts))
@@ -313,7 +305,7 @@ def test_microbatches_divide_and_keep_all_stages_busy(samples: int, stages: int,
     assert microbatch_counts(samples, stages) == counts
 
 
-def test_pipelines_are_weighed_on_many_gpus(plan_of: MakePlan) -> None:
+def test_pipelines_are_weighed_on_many_gpus() -> None:
     """Llama 1B has 16 blocks: on 256 up to 16 stages, 256 / stages copies. 8 samples are 8 microbatches at
     most."""
     plan = plan_of(
@@ -347,9 +339,7 @@ class Elsewhere(Single):
 """
 
 
-def test_strategies_of_other_packages_are_weighed(
-    plan_of: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strategies_of_other_packages_are_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = {"elsewhere": "elsewhere:Elsewhere", "broken": "no_such_module:Facts"}
     install(tmp_path, "a-package", {"bench.strategies": points})
     (tmp_path / "elsewhere.py").write_text(PROPOSING)
@@ -369,7 +359,7 @@ def test_strategies_of_other_packages_are_weighed(
     assert "broken" in [row.strategy for row in candidate_rows(choice)]
 
 
-def test_refusals_that_differ_in_a_number_are_one_row(plan_of: MakePlan) -> None:
+def test_refusals_that_differ_in_a_number_are_one_row() -> None:
     """2 samples are too few for 4, 8 and 16 stages."""
     plan = plan_of(workload="llama-1b", gpus=16, strategy="auto", batch_size=2, device="cuda")
     texts = [choice_row(row) for row in candidate_rows(weighed(plan))]
@@ -391,7 +381,7 @@ def candidate_of(strategy: str, like: StrategyCandidate, *, step_s: float, mib: 
 
 
 @pytest.fixture
-def choice_of(plan_of: MakePlan) -> Callable[..., Choice]:
+def choice_of() -> Callable[..., Choice]:
     """A choice from (strategy, seconds of a step, MiB), of which 886 may be planned."""
     plan = plan_of(workload="gpt-nano", gpus=4, strategy="auto", memory_limit_mb=1000)
     base = weighed(plan)
@@ -447,9 +437,7 @@ def test_the_reason_is_what_moved_the_choice(
     ("selective", "limit", "instead"),
     [(False, 2440, ""), (True, 2170, " instead of --selective-checkpointing")],
 )
-def test_what_would_be_faster_with_checkpointing_is_said(
-    plan_of: MakePlan, selective: bool, limit: int, instead: str
-) -> None:
+def test_what_would_be_faster_with_checkpointing_is_said(selective: bool, limit: int, instead: str) -> None:
     """Over a slow link stage 1 sends two thirds of what stage 3 does: it is slower by less to compute
     activations again than to gather parameters again."""
     options = {
@@ -474,11 +462,6 @@ GPU = {"device": "cuda", "backend": "nccl", "optimizer": "adamw", "dataset": "sy
 NODES = Devices(cores=8, host_bytes=64 * 2**30, gpu_name="NVIDIA A100-SXM4-80GB", gpu_bytes=80 * 10**9)
 
 
-def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
-    base = {"workload": "gpt-nano", "micro_batch": 4, "optimizer": "adamw"}
-    return a_cell(strategy=strategy, gpus=gpus, **base | fields)
-
-
 def test_an_offloaded_strategy_takes_its_hosts_memory() -> None:
     """8 ranks of a host have a shard of an eighth each of parameters, gradients and AdamW's two: 16 bytes a
     parameter of the whole model on each host of one copy. Llama 1B: 1.24 billion parameters, 18.4 GiB."""
@@ -486,17 +469,16 @@ def test_an_offloaded_strategy_takes_its_hosts_memory() -> None:
     def made(strategy: str) -> Cell | Reason:
         wanted = STRATEGIES.parse("fsdp:offload=cpu").text
         return (
-            cell_of(strategy, 8, workload="llama-1b", micro_batch=1, **GPU)
+            nano_cell(strategy, 8, workload="llama-1b", micro_batch=1, **GPU)
             if strategy == wanted
             else Reason("strategy", "not now")
         )
 
-    parts = facts(WORKLOADS.parse("llama-1b")).parts
-    assert isinstance(parts, ModelParts)
+    parts = parts_of("llama-1b")
     whole = 4 * parts.around.padded_values(8) + 4 * sum(block.padded_values(8) for block in parts.blocks)
     for host_bytes, fits in ((64 * 2**30, True), (16 * 2**30, False), (None, True)):
         devices = replace(NODES, host_bytes=host_bytes)
-        cell = cell_of("single", 8, workload="llama-1b", **GPU)
+        cell = nano_cell("single", 8, workload="llama-1b", **GPU)
         choice = choose(cell, made, devices=devices, gpus_per_node=None)
         assert isinstance(choice, Choice)
         [candidate] = choice.candidates

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
+from builders import cell_of
 
 from harness.plan.estimate import (
     Earlier,
@@ -16,27 +15,27 @@ from harness.plan.estimate import (
 from harness.plan.schedule import schedule
 from results.cell import Cell, StepPolicy
 from results.parts import Unknown
-
-MakeCell = Callable[..., Cell]
+from results.cell import StepPolicy
+from results.unknown import Unknown
 
 MLP_STEP_S = 0.016_436_428_8
 """256 samples x 3 x 2 x (784 x 512 + 512 x 256 + 256 x 10) FLOP at 50 GFLOP/s:
 256 x 3 x 2 x 535,040 = 821,821,440; / 50e9."""
 
 
-def test_a_cpu_step_is_assumed_from_its_flops(cell_of: MakeCell) -> None:
+def test_a_cpu_step_is_assumed_from_its_flops() -> None:
     step = estimated_step_time(cell_of(), known_ns=None, hardware=Hardware())
     assert step.basis == "assumed"
     assert step.seconds == pytest.approx(MLP_STEP_S)
 
 
-def test_accumulation_multiplies_the_work_of_a_step(cell_of: MakeCell) -> None:
+def test_accumulation_multiplies_the_work_of_a_step() -> None:
     step = estimated_step_time(cell_of(micro_batch=64, accumulation=4), known_ns=None, hardware=Hardware())
     assert step.seconds == pytest.approx(MLP_STEP_S)
 
 
 @pytest.mark.parametrize(("gpus", "crowd"), [(1, 1.0), (2, 1.0), (4, 2.0), (8, 4.0)])
-def test_ranks_beyond_the_cores_share_them(cell_of: MakeCell, gpus: int, crowd: float) -> None:
+def test_ranks_beyond_the_cores_share_them(gpus: int, crowd: float) -> None:
     cell = cell_of(gpus=gpus, strategy="ddp")
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=2))
     assert step.seconds == pytest.approx(MLP_STEP_S * crowd)
@@ -55,9 +54,7 @@ def test_ranks_beyond_the_cores_share_them(cell_of: MakeCell, gpus: int, crowd: 
         ("pipeline:interleaved:microbatches=8", 4, (1 + 3 / 16) / 4),
     ],
 )
-def test_the_ranks_of_a_replica_share_its_work(
-    cell_of: MakeCell, strategy: str, ranks: int, share: float
-) -> None:
+def test_the_ranks_of_a_replica_share_its_work(strategy: str, ranks: int, share: float) -> None:
     cell = cell_of(gpus=4, strategy=strategy, model_parallel=ranks)
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware())
     assert step.seconds == pytest.approx(MLP_STEP_S * share)
@@ -76,15 +73,13 @@ def test_the_ranks_of_a_replica_share_its_work(
         ("pipeline:1f1b", 4, 4 / 1.75),
     ],
 )
-def test_a_proof_simulates_whole_replicas(
-    cell_of: MakeCell, strategy: str, ranks: int, simulated: float
-) -> None:
+def test_a_proof_simulates_whole_replicas(strategy: str, ranks: int, simulated: float) -> None:
     cell = cell_of(gpus=4, strategy=strategy, model_parallel=ranks)
     parts = run_parts(cell, 0.1, parameters=0, proves=True)
     assert parts["proof"] == pytest.approx(3 * 0.1 * (1 + simulated))
 
 
-def test_a_gpu_step_is_assumed_from_the_catalogue(cell_of: MakeCell) -> None:
+def test_a_gpu_step_is_assumed_from_the_catalogue() -> None:
     cell = cell_of(device="cuda", backend="nccl", precision="bf16")
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware(gpu_name="NVIDIA A100-SXM4-80GB"))
     # 821,821,440 FLOP at 40 % of 312 TFLOP/s: 6.585 us.
@@ -99,9 +94,7 @@ def test_a_gpu_step_is_assumed_from_the_catalogue(cell_of: MakeCell) -> None:
         ("a device of tomorrow", "the GPU catalogue has no peak of a device of tomorrow in fp32"),
     ],
 )
-def test_a_gpu_without_a_known_peak_takes_its_budget(
-    cell_of: MakeCell, gpu_name: str | None, reason: str
-) -> None:
+def test_a_gpu_without_a_known_peak_takes_its_budget(gpu_name: str | None, reason: str) -> None:
     cell = cell_of(device="cuda", backend="nccl")
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware(gpu_name=gpu_name))
     assert step == StepTime(basis="budget", seconds=Unknown(reason))
@@ -113,7 +106,7 @@ def test_a_gpu_without_a_known_peak_takes_its_budget(
     assert run_seconds(cell, step, proves=True, known_s={}) == pytest.approx(expected, rel=0.01)
 
 
-def test_an_own_model_takes_its_budget_and_says_so(cell_of: MakeCell) -> None:
+def test_an_own_model_takes_its_budget_and_says_so() -> None:
     cells = [cell_of(workload="py:mine:build"), cell_of()]
     result = estimate(schedule(cells, repeats=1), earlier={})
     assert result.bases[cells[0].id].basis == "budget"
@@ -156,7 +149,7 @@ def test_an_own_model_takes_its_budget_and_says_so(cell_of: MakeCell) -> None:
     ],
 )
 def test_a_run_is_the_sum_of_its_parts(
-    cell_of: MakeCell, step_s: float, gpus: int, proves: bool, expected: dict[str, float]
+    step_s: float, gpus: int, proves: bool, expected: dict[str, float]
 ) -> None:
     parts = run_parts(cell_of(gpus=gpus), step_s, parameters=0, proves=proves)
     assert parts == pytest.approx({"build": 1.0, "hash": 0.0, **expected})
@@ -175,7 +168,7 @@ def test_a_run_is_the_sum_of_its_parts(
     ],
 )
 def test_blocks_on_a_gpu_last_by_time(
-    cell_of: MakeCell, most_steps: int, step_s: float, warm_up: float, measure: float, exposed: float
+    most_steps: int, step_s: float, warm_up: float, measure: float, exposed: float
 ) -> None:
     steps = StepPolicy(budget_s=0, warmup_max_steps=most_steps)
     cell = cell_of(gpus=2, strategy="local-sgd:8", device="cuda", backend="nccl", steps=steps)
@@ -184,12 +177,12 @@ def test_blocks_on_a_gpu_last_by_time(
     assert found == pytest.approx((warm_up, measure, exposed), rel=0.01)
 
 
-def test_without_quads_nothing_is_added_for_them(cell_of: MakeCell) -> None:
+def test_without_quads_nothing_is_added_for_them() -> None:
     cell = cell_of(gpus=2, steps=StepPolicy(quads=0))
     assert run_parts(cell, 0.1, parameters=10**9, proves=False)["exposed"] == 0
 
 
-def test_whole_periods_are_recorded_after_one_that_is_not_kept(cell_of: MakeCell) -> None:
+def test_whole_periods_are_recorded_after_one_that_is_not_kept() -> None:
     plain, long = (
         run_parts(cell_of(gpus=2, strategy=name), 0.1, parameters=0, proves=False)
         for name in ("local-sgd:8", "local-sgd:50")
@@ -202,7 +195,7 @@ def test_whole_periods_are_recorded_after_one_that_is_not_kept(cell_of: MakeCell
     assert (plain["late proof"], long["late proof"]) == pytest.approx((1.6 + 8 * 0.2, 10 + 10 * 0.2))
 
 
-def test_parameters_are_built_simulated_copied_and_hashed(cell_of: MakeCell) -> None:
+def test_parameters_are_built_simulated_copied_and_hashed() -> None:
     values = 10**9
     cell = cell_of(gpus=2, strategy="ddp", optimizer="adamw")
     bare = run_parts(cell, 0.1, parameters=0, proves=True)
@@ -229,14 +222,14 @@ def test_parameters_are_built_simulated_copied_and_hashed(cell_of: MakeCell) -> 
     assert sharded["late proof"] == pytest.approx(0.9 + 0.1 + 2 * 0.1 + build + 6 * copied + hashed)
 
 
-def test_a_small_models_proof_is_simulated_whole(cell_of: MakeCell) -> None:
+def test_a_small_models_proof_is_simulated_whole() -> None:
     cell = cell_of(gpus=2, strategy="ddp")
     # A model of 0.1 s, 3 x (a step, 2 replicas of one, 6 copies of 16 ms), then a hash.
     parts = run_parts(cell, 0.1, parameters=10**7, proves=True)
     assert parts["proof"] == pytest.approx(0.1 + 3 * (0.1 + 2 * 0.1 + 6 * 0.016) + 0.04 / 1.1)
 
 
-def test_a_long_proof_is_shared_out_or_given_up(cell_of: MakeCell) -> None:
+def test_a_long_proof_is_shared_out_or_given_up() -> None:
     cell = cell_of(gpus=8, strategy="ddp")
     # Rank 0 would take 32 s of the 20 a step has: it simulates one replica to know; then each rank its own,
     # with 0.04 s for the sum of 4e7 bytes.
@@ -246,7 +239,7 @@ def test_a_long_proof_is_shared_out_or_given_up(cell_of: MakeCell) -> None:
     assert given_up["proof"] == pytest.approx(0.1 + 4 * 25 + 6 * 0.016 + 0.04 / 1.1)
 
 
-def test_what_earlier_runs_took_stands_for_the_model_of_it(cell_of: MakeCell) -> None:
+def test_what_earlier_runs_took_stands_for_the_model_of_it() -> None:
     cell = cell_of(gpus=2, strategy="ddp")
     spent = {"build": 7.0, "proof": 50.0, "warm-up": 0.1, "measure": 0.2, "exposed": 11.0, "late proof": 30.0}
     step = StepTime(basis="known", seconds=0.1)
@@ -261,7 +254,7 @@ def test_what_earlier_runs_took_stands_for_the_model_of_it(cell_of: MakeCell) ->
     assert both == Earlier(step_ns=2e8, spent_s=spent | {"first steps": 1.0, "late proof": 31.0})
 
 
-def test_a_plan_is_its_launches_times_their_devices(cell_of: MakeCell) -> None:
+def test_a_plan_is_its_launches_times_their_devices() -> None:
     one, two = cell_of(), cell_of(gpus=2, strategy="ddp")
     known = {cell.id: Earlier(step_ns=100_000_000) for cell in (one, two)}
     result = estimate(schedule([one, two], repeats=2), earlier=known)
@@ -276,14 +269,14 @@ def test_a_plan_is_its_launches_times_their_devices(cell_of: MakeCell) -> None:
     assert result.notes == ()
 
 
-def test_a_cell_proves_itself_once(cell_of: MakeCell) -> None:
+def test_a_cell_proves_itself_once() -> None:
     cell = cell_of(micro_batch=2560)
     first, second = estimate(schedule([cell], repeats=2), earlier={}).launches
     # Ten times the step of 256 samples; the proof simulates 3 of them, and repeats take those steps as well.
     assert first.seconds - second.seconds == pytest.approx(3 * 10 * MLP_STEP_S, rel=0.2)
 
 
-def test_a_cuda_launch_starts_more_slowly(cell_of: MakeCell) -> None:
+def test_a_cuda_launch_starts_more_slowly() -> None:
     cell = cell_of(device="cuda", backend="nccl")
     result = estimate(schedule([cell], repeats=1), earlier={cell.id: Earlier(step_ns=1_000_000)})
     # 15 + 1, 12 steps of 1 ms, 40.5 s of warm-up, the budget, and 10 checks of 2 ms that copy for 5 ms.

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import plan_of, request_of
 
 from harness.plan.expand import expand
 from harness.plan.surroundings import Devices, Limit
@@ -13,7 +13,6 @@ from results.errors import UsageError
 from results.plan import Pattern, Plan, Request
 from workloads.catalog import MEMBERS
 
-MakePlan = Callable[..., Plan]
 Row = tuple[object, ...]
 
 SINGLE = "single runs on 1 rank alone; on more use ddp"
@@ -34,7 +33,7 @@ def skipped(plan: Plan) -> list[Row]:
     return [(s.scaling, s.strategy, s.batch_size, s.gpus, s.reason) for s in plan.skips]
 
 
-def test_the_example_of_the_readme_expands_as_by_hand(plan_of: MakePlan) -> None:
+def test_the_example_of_the_readme_expands_as_by_hand() -> None:
     """Weak keeps the micro-batch; strong keeps 8 x 2 = 16 and 16 x 2 = 32 samples over all replicas."""
     plan = plan_of(
         workload="resnet18,gpt-nano",
@@ -69,7 +68,7 @@ def test_the_example_of_the_readme_expands_as_by_hand(plan_of: MakePlan) -> None
     assert {(s.reason, s.predicate) for s in plan.skips} == {(SINGLE, SINGLE[7:]), (DDP, DDP[4:])}
 
 
-def test_a_cell_that_two_series_share_is_planned_once(plan_of: MakePlan) -> None:
+def test_a_cell_that_two_series_share_is_planned_once() -> None:
     plan = plan_of(workload="mlp", gpus="2,4", strategy="ddp", batch_size="8,16", scaling="weak,strong")
     # strong 8 x 4 = 32: 16 at 2, 8 at 4; strong 16 x 4 = 64: 32 at 2, 16 at 4.
     assert rows(plan) == [
@@ -81,7 +80,7 @@ def test_a_cell_that_two_series_share_is_planned_once(plan_of: MakePlan) -> None
     assert [(c.gpus, c.micro_batch) for c in plan.cells] == [(2, 8), (4, 8), (2, 16), (4, 16), (2, 32)]
 
 
-def test_accumulation_divides_the_batch_of_a_replica(plan_of: MakePlan) -> None:
+def test_accumulation_divides_the_batch_of_a_replica() -> None:
     plan = plan_of(workload="mlp", gpus=2, strategy="ddp", batch_size="8,10", accumulation=4)
     assert rows(plan) == [("weak", "ddp", 8, None, [(2, 2)])]
     assert plan.cells[0].global_batch == 2 * 4 * 2
@@ -90,7 +89,7 @@ def test_accumulation_divides_the_batch_of_a_replica(plan_of: MakePlan) -> None:
     ]
 
 
-def test_a_global_batch_that_does_not_divide_is_skipped_with_the_numbers(plan_of: MakePlan) -> None:
+def test_a_global_batch_that_does_not_divide_is_skipped_with_the_numbers() -> None:
     plan = plan_of(workload="mlp", gpus="2,3,4", strategy="ddp", batch_size=8, scaling="strong")
     assert rows(plan) == [("strong", "ddp", 8, 32, [(2, 16), (4, 8)])]
     assert [(s.gpus, s.reason) for s in plan.skips] == [
@@ -98,7 +97,7 @@ def test_a_global_batch_that_does_not_divide_is_skipped_with_the_numbers(plan_of
     ]
 
 
-def test_accumulation_divides_a_global_batch_too(plan_of: MakePlan) -> None:
+def test_accumulation_divides_a_global_batch_too() -> None:
     plan = plan_of(workload="mlp", gpus="2,4", strategy="ddp", batch_size=3, scaling="strong", accumulation=2)
     # 3 x 4 = 12 samples: 12 / (2 x 2) = 3 each; 12 / (4 x 2) is 1.5.
     assert rows(plan) == [("strong", "ddp", 3, 12, [(2, 3)])]
@@ -107,7 +106,7 @@ def test_accumulation_divides_a_global_batch_too(plan_of: MakePlan) -> None:
     ]
 
 
-def test_a_named_global_batch_is_an_axis_of_the_strong_series_alone(plan_of: MakePlan) -> None:
+def test_a_named_global_batch_is_an_axis_of_the_strong_series_alone() -> None:
     plan = plan_of(
         workload="mlp",
         gpus="2,4",
@@ -123,7 +122,7 @@ def test_a_named_global_batch_is_an_axis_of_the_strong_series_alone(plan_of: Mak
     ]
 
 
-def test_a_larger_matrix_later_keeps_the_global_batch_of_the_first_plan(plan_of: MakePlan) -> None:
+def test_a_larger_matrix_later_keeps_the_global_batch_of_the_first_plan() -> None:
     call = {"workload": "mlp", "strategy": "ddp", "scaling": "strong"}
     first = plan_of(gpus="1..2", batch_size=8, **call)
     second = plan_of(gpus="1..4", batch_size=8, earlier=(first,), **call)
@@ -137,7 +136,7 @@ def test_a_larger_matrix_later_keeps_the_global_batch_of_the_first_plan(plan_of:
     assert first.cells[0] in second.cells
 
 
-def test_a_global_batch_once_named_does_not_fix_another_batch_size(plan_of: MakePlan) -> None:
+def test_a_global_batch_once_named_does_not_fix_another_batch_size() -> None:
     call = {"workload": "mlp", "strategy": "ddp", "scaling": "strong", "gpus": "1..2"}
     first = plan_of(global_batch_size=8, **call)
     second = plan_of(batch_size=8, earlier=(first,), **call)
@@ -145,14 +144,14 @@ def test_a_global_batch_once_named_does_not_fix_another_batch_size(plan_of: Make
     assert rows(second) == [("strong", "ddp", 8, 16, [(2, 8)])]
 
 
-def test_without_a_batch_size_each_workload_has_its_own(plan_of: MakePlan) -> None:
+def test_without_a_batch_size_each_workload_has_its_own() -> None:
     plan = plan_of(workload="gpt-nano,mlp", gpus=1, strategy="single")
     own = {name: MEMBERS[name].batch for name in ("gpt-nano", "mlp")}
     assert own["gpt-nano"] != own["mlp"]
     assert {c.workload: c.micro_batch for c in plan.cells} == own
 
 
-def test_cells_beyond_the_machine_are_skipped_with_a_hint(plan_of: MakePlan) -> None:
+def test_cells_beyond_the_machine_are_skipped_with_a_hint() -> None:
     limit = Limit(devices=2, word="cores", hint="--oversubscribe runs them emulated")
     plan = plan_of(workload="mlp", gpus="1..8", strategy="single,ddp", batch_size=8, limit=limit)
     assert rows(plan) == [
@@ -181,7 +180,7 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def test_a_cell_that_certainly_does_not_fit_into_a_gpu_is_skipped(plan_of: MakePlan) -> None:
+def test_a_cell_that_certainly_does_not_fit_into_a_gpu_is_skipped() -> None:
     """6,738,415,616 parameters of 4 bytes, five times in ddp (128,525 MiB) and four times on one device. What
     is offered in its place fits."""
     plan = plan_of(**LLAMA, gpus="1,8", limit=A100)
@@ -198,7 +197,7 @@ def test_a_cell_that_certainly_does_not_fit_into_a_gpu_is_skipped(plan_of: MakeP
     assert plan_of(**LLAMA, gpus="1,8", limit=Limit(gpus=Devices())).cells == free.cells
 
 
-def test_workers_that_do_not_fill_nodes_are_skipped(plan_of: MakePlan) -> None:
+def test_workers_that_do_not_fill_nodes_are_skipped() -> None:
     plan = plan_of(workload="mlp", gpus="2,3,4", strategy="ddp", batch_size=8, gpus_per_node=2)
     assert rows(plan) == [("weak", "ddp", 8, None, [(2, 8), (4, 8)])]
     assert [(s.rule, s.reason) for s in plan.skips] == [("nodes", "3 workers do not fill whole nodes of 2")]
@@ -213,7 +212,7 @@ def axes(plan: Plan) -> list[Row]:
     ]
 
 
-def test_collectives_and_links_multiply_the_matrix_and_single_stands_outside(plan_of: MakePlan) -> None:
+def test_collectives_and_links_multiply_the_matrix_and_single_stands_outside() -> None:
     plan = plan_of(
         workload="mlp", gpus="1,2", batch_size=8, compression="none,bf16", collective="default,ring",
         link="none,1gbit",
@@ -240,7 +239,7 @@ def test_collectives_and_links_multiply_the_matrix_and_single_stands_outside(pla
     assert by_axes["single", "none", "default", "1gbit", 2] == SINGLE
 
 
-def test_cells_carry_their_collective_their_link_and_the_nodes(plan_of: MakePlan) -> None:
+def test_cells_carry_their_collective_their_link_and_the_nodes() -> None:
     plan = plan_of(
         workload="mlp", gpus=4, strategy="ddp", batch_size=8, collective="ring", link="none,2.5gbit",
         node_size=2,
@@ -252,7 +251,7 @@ def test_cells_carry_their_collective_their_link_and_the_nodes(plan_of: MakePlan
     assert plan.virtual_cells == {cell.id for cell in plan.cells}
 
 
-def test_a_link_goes_between_whole_virtual_nodes(plan_of: MakePlan) -> None:
+def test_a_link_goes_between_whole_virtual_nodes() -> None:
     plan = plan_of(workload="mlp", gpus="2,3,4,6", strategy="ddp", batch_size=8, link="1gbit", node_size=2)
     assert axes(plan) == [("ddp", "none", "default", "1gbit", [4, 6])]
     assert [(s.gpus, s.reason) for s in plan.skips] == [
@@ -261,7 +260,7 @@ def test_a_link_goes_between_whole_virtual_nodes(plan_of: MakePlan) -> None:
     ]
 
 
-def test_without_a_node_size_every_rank_is_a_node_under_a_link(plan_of: MakePlan) -> None:
+def test_without_a_node_size_every_rank_is_a_node_under_a_link() -> None:
     plan = plan_of(workload="mlp", gpus="2,3", strategy="ddp", batch_size=8, link="none,1gbit")
     assert axes(plan) == [
         ("ddp", "none", "default", "none", [2, 3]),
@@ -270,7 +269,7 @@ def test_without_a_node_size_every_rank_is_a_node_under_a_link(plan_of: MakePlan
     assert plan.virtual_cells == {cell.id for cell in plan.cells if cell.link_mbit_per_s}
 
 
-def test_a_link_is_for_cpu_ranks_and_the_cores_limit_it_like_any_cell(plan_of: MakePlan) -> None:
+def test_a_link_is_for_cpu_ranks_and_the_cores_limit_it_like_any_cell() -> None:
     call = {"workload": "mlp", "gpus": "2,4", "strategy": "ddp", "batch_size": 8, "link": "none,1gbit"}
     cuda = plan_of(device="cuda", **call)
     assert [(s.link, s.gpus, s.reason) for s in cuda.skips] == [
@@ -281,9 +280,7 @@ def test_a_link_is_for_cpu_ranks_and_the_cores_limit_it_like_any_cell(plan_of: M
     assert axes(few) == [("ddp", "none", "default", "none", [2]), ("ddp", "none", "default", "1gbit", [2])]
 
 
-def test_where_no_link_can_be_made_cells_under_one_are_skipped_with_the_reason(
-    request_of: Callable[..., Request],
-) -> None:
+def test_where_no_link_can_be_made_cells_under_one_are_skipped_with_the_reason() -> None:
     request = request_of(workload="mlp", gpus="1,2", batch_size=8, link="none,1gbit")
     plan = expand(request, study="s", created_at="t", limit=Limit(link="tc is not installed"))
     assert axes(plan) == [("single", "none", "default", "none", [1]), ("ddp", "none", "default", "none", [2])]
@@ -293,14 +290,14 @@ def test_where_no_link_can_be_made_cells_under_one_are_skipped_with_the_reason(
     assert reasons["single", 1] == "single has no network"
 
 
-def test_strong_scaling_over_a_link_keeps_the_same_global_batch(plan_of: MakePlan) -> None:
+def test_strong_scaling_over_a_link_keeps_the_same_global_batch() -> None:
     plan = plan_of(
         workload="mlp", gpus="2,4", strategy="ddp", batch_size=8, scaling="strong", link="none,1gbit"
     )
     assert [(s.link, s.global_batch) for s in plan.series] == [("none", 32), ("1gbit", 32)]
 
 
-def test_a_data_set_that_fits_one_workload_skips_the_other(plan_of: MakePlan) -> None:
+def test_a_data_set_that_fits_one_workload_skips_the_other() -> None:
     plan = plan_of(workload="mlp,gpt-nano", gpus=1, strategy="single", dataset="digits")
     assert [c.workload for c in plan.cells] == ["mlp"]
     assert [(s.workload, s.reason) for s in plan.skips] == [
@@ -308,7 +305,7 @@ def test_a_data_set_that_fits_one_workload_skips_the_other(plan_of: MakePlan) ->
     ]
 
 
-def test_an_excluded_point_is_a_skip_that_says_so(plan_of: MakePlan) -> None:
+def test_an_excluded_point_is_a_skip_that_says_so() -> None:
     plan = plan_of(
         workload="mlp",
         gpus="2,4",
@@ -325,7 +322,7 @@ def test_an_excluded_point_is_a_skip_that_says_so(plan_of: MakePlan) -> None:
     ]
 
 
-def test_an_included_point_joins_its_series_and_is_never_excluded(plan_of: MakePlan) -> None:
+def test_an_included_point_joins_its_series_and_is_never_excluded() -> None:
     plan = plan_of(
         workload="mlp",
         gpus="2,4",
@@ -346,12 +343,12 @@ def test_an_included_point_joins_its_series_and_is_never_excluded(plan_of: MakeP
     assert plan.skips == ()
 
 
-def test_a_matrix_beyond_reason_is_refused_before_it_grows(plan_of: MakePlan) -> None:
+def test_a_matrix_beyond_reason_is_refused_before_it_grows() -> None:
     with pytest.raises(UsageError, match=r"^the matrix has 1000000 points, at most 200000 are planned"):
         plan_of(workload="mlp", gpus="1..500000:1", strategy="single,ddp")
 
 
-def test_the_source_of_an_own_model_is_part_of_the_cell(plan_of: MakePlan, tmp_path: Path) -> None:
+def test_the_source_of_an_own_model_is_part_of_the_cell(tmp_path: Path) -> None:
     model = tmp_path / "mine.py"
     model.write_text("def build():\n    return 1\n")
     call = {"workload": "py:mine:build", "gpus": 1, "strategy": "single", "batch_size": 2}
@@ -364,19 +361,19 @@ def test_the_source_of_an_own_model_is_part_of_the_cell(plan_of: MakePlan, tmp_p
     assert before.id != after.id
 
 
-def test_the_bytes_of_an_own_text_are_part_of_the_cell(plan_of: MakePlan, tmp_path: Path) -> None:
+def test_the_bytes_of_an_own_text_are_part_of_the_cell(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_bytes(b"to be or not to be")
     plan = plan_of(workload="gpt-nano", gpus=1, strategy="single", dataset="text:corpus.txt")
     assert plan.cells[0].dataset_hash == hashlib.sha256(b"to be or not to be").hexdigest()[:16]
     assert plan.cells[0].dataset == "text:corpus.txt"
 
 
-def test_a_text_that_is_not_there_is_refused(plan_of: MakePlan) -> None:
+def test_a_text_that_is_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match=r"none\.txt: No such file"):
         plan_of(workload="gpt-nano", gpus=1, strategy="single", dataset="text:none.txt")
 
 
-def test_what_holds_for_all_cells_reaches_each(plan_of: MakePlan) -> None:
+def test_what_holds_for_all_cells_reaches_each() -> None:
     plan = plan_of(
         workload="mlp",
         gpus="1..2",
@@ -409,7 +406,7 @@ def test_what_holds_for_all_cells_reaches_each(plan_of: MakePlan) -> None:
     ],
 )
 def test_ranks_of_one_replica_see_the_same_samples(
-    plan_of: MakePlan, strategy: str, gpus: int, weak: tuple[int, int], strong: tuple[int, int]
+    strategy: str, gpus: int, weak: tuple[int, int], strong: tuple[int, int]
 ) -> None:
     plan = plan_of(workload="gpt-nano", gpus="2,4", strategy=strategy, batch_size=8, scaling="weak,strong")
     cells = {cell.id: cell for cell in plan.cells if cell.gpus == gpus}
@@ -422,14 +419,14 @@ def test_ranks_of_one_replica_see_the_same_samples(
     assert found == {"weak": weak, "strong": strong}
 
 
-def test_accumulation_and_split_replicas_both_divide_a_global_batch(plan_of: MakePlan) -> None:
+def test_accumulation_and_split_replicas_both_divide_a_global_batch() -> None:
     options = {"workload": "gpt-nano", "strategy": "fsdp:tp=2", "accumulation": 2}
     (cell,) = plan_of(gpus=8, batch_size=4, scaling="strong", **options).cells
     # 4 x 8 = 32 samples over 8 / 2 = 4 replicas of 2 micro-batches each: 4 at once.
     assert (cell.model_parallel, cell.replicas, cell.micro_batch, cell.global_batch) == (2, 4, 4, 32)
 
 
-def test_what_cannot_be_grouped_or_split_is_a_skip_with_its_reason(plan_of: MakePlan) -> None:
+def test_what_cannot_be_grouped_or_split_is_a_skip_with_its_reason() -> None:
     plan = plan_of(workload="gpt-nano", gpus="3,8", strategy="fsdp:tp=2,tp", batch_size=8)
     assert [cell.strategy for cell in plan.cells] == ["fsdp:tp=2"]
     assert [(skip.strategy, skip.gpus, skip.reason) for skip in plan.skips] == [
@@ -439,7 +436,7 @@ def test_what_cannot_be_grouped_or_split_is_a_skip_with_its_reason(plan_of: Make
     ]
 
 
-def test_a_memory_limit_and_selective_checkpointing_are_of_every_cell(plan_of: MakePlan) -> None:
+def test_a_memory_limit_and_selective_checkpointing_are_of_every_cell() -> None:
     plain = plan_of(workload="gpt-nano", gpus=2, strategy="ddp,fsdp")
     plan = plan_of(
         workload="gpt-nano", gpus=2, strategy="ddp,fsdp", memory_limit_mb=64, selective_checkpointing=True
@@ -450,7 +447,7 @@ def test_a_memory_limit_and_selective_checkpointing_are_of_every_cell(plan_of: M
     assert not {cell.id for cell in plan.cells} & {cell.id for cell in plain.cells}
 
 
-def test_two_kinds_of_checkpointing_at_once_are_refused(plan_of: MakePlan) -> None:
+def test_two_kinds_of_checkpointing_at_once_are_refused() -> None:
     for given in (True, False):
         with pytest.raises(UsageError, match="give one of the two"):
             plan_of(workload="gpt-nano", gpus=2, activation_checkpointing=given, selective_checkpointing=True)

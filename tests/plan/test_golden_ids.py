@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 import msgspec
 import pytest
+from builders import plan_of
 
 from results.cell import Cell
-from results.plan import Plan
-
-MakePlan = Callable[..., Plan]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +52,7 @@ MakePlan = Callable[..., Plan]
         ),
     ],
 )
-def test_the_ids_of_old_studies_stay(plan_of: MakePlan, options: dict[str, object], ids: list[str]) -> None:
+def test_the_ids_of_old_studies_stay(options: dict[str, object], ids: list[str]) -> None:
     assert [cell.id for cell in plan_of(batch_size=8, **options).cells] == ids
 
 
@@ -88,18 +85,18 @@ def test_the_ids_of_old_studies_stay(plan_of: MakePlan, options: dict[str, objec
     ],
 )
 def test_an_id_is_the_hash_of_the_fields_that_are_not_default(
-    plan_of: MakePlan, options: dict[str, object], prefix: str, text: str
+    options: dict[str, object], prefix: str, text: str
 ) -> None:
     (cell,) = plan_of(**options).cells
     assert cell.id == f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def test_a_default_that_is_written_out_does_not_rename_a_cell(plan_of: MakePlan) -> None:
+def test_a_default_that_is_written_out_does_not_rename_a_cell() -> None:
     call = {"workload": "mlp", "gpus": 1, "strategy": "single", "batch_size": 8}
     spelled = {"target": float("0.02"), "budget": "20s", "quads": 5, "seed": 0, "precision": "fp32"}
     assert plan_of(**call).cells[0].id == plan_of(**call, **spelled).cells[0].id
 
 
-def test_a_cell_keeps_its_id_through_its_file(plan_of: MakePlan) -> None:
+def test_a_cell_keeps_its_id_through_its_file() -> None:
     cell = plan_of(workload="mlp", gpus=1, strategy="single", target=0.05, clip_norm=2).cells[0]
     assert msgspec.json.decode(msgspec.json.encode(cell), type=Cell).id == cell.id

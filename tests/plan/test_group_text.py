@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from textwrap import dedent
 
 import pytest
+from builders import plan_of
 
 from harness.terminal.group_text import description, drawing, group_lines, is_grid
 from results.groups import GroupLayout
-from results.plan import Plan
-
-MakePlan = Callable[..., Plan]
 
 
 def by_hand(text: str) -> list[str]:
@@ -132,7 +129,7 @@ def test_what_has_one_dimension_of_data_needs_no_drawing(groups: GroupLayout, dr
     assert is_grid(groups) is drawn
 
 
-def test_a_plan_draws_each_strategy_and_size_once(plan_of: MakePlan) -> None:
+def test_a_plan_draws_each_strategy_and_size_once() -> None:
     plan = plan_of(
         workload="gpt-nano", gpus="2,4", strategy="ddp,fsdp,fsdp:tp=2,hsdp", batch_size="4,8", node_size=2
     )
@@ -149,6 +146,6 @@ def test_a_plan_draws_each_strategy_and_size_once(plan_of: MakePlan) -> None:
     )
 
 
-def test_real_nodes_are_drawn_as_the_virtual_ones_are(plan_of: MakePlan) -> None:
+def test_real_nodes_are_drawn_as_the_virtual_ones_are() -> None:
     plan = plan_of(workload="gpt-nano", gpus=4, strategy="hsdp", gpus_per_node=2)
     assert next(iter(group_lines(plan))).startswith("hsdp on 4, 2 nodes x 2 shards")

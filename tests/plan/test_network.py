@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
+from builders import plan_of
 
 from results.plan import Plan
-
-MakePlan = Callable[..., Plan]
 
 
 def reason_of(plan: Plan) -> str | None:
@@ -28,7 +25,7 @@ def reason_of(plan: Plan) -> str | None:
     ],
 )
 def test_hierarchical_needs_something_inside_of_nodes_and_something_across(
-    plan_of: MakePlan, options: dict[str, object], reason: str
+    options: dict[str, object], reason: str
 ) -> None:
     point = {"workload": "mlp", "strategy": "ddp", "collective": "hierarchical", "gpus": 4, **options}
     plan = plan_of(**point)
@@ -36,7 +33,7 @@ def test_hierarchical_needs_something_inside_of_nodes_and_something_across(
 
 
 @pytest.mark.parametrize("options", [{"node_size": 2}, {"node_size": 2, "link": "1gbit"}])
-def test_hierarchical_goes_by_nodes(plan_of: MakePlan, options: dict[str, object]) -> None:
+def test_hierarchical_goes_by_nodes(options: dict[str, object]) -> None:
     plan = plan_of(workload="mlp", strategy="ddp", collective="hierarchical", gpus=4, **options)
     assert reason_of(plan) is None
 
@@ -53,7 +50,7 @@ def test_hierarchical_goes_by_nodes(plan_of: MakePlan, options: dict[str, object
     ],
 )
 def test_one_node_has_no_replicas(
-    plan_of: MakePlan, strategy: str, gpus: int, options: dict[str, object], node: int, instead: str
+    strategy: str, gpus: int, options: dict[str, object], node: int, instead: str
 ) -> None:
     assert reason_of(plan_of(workload="gpt-nano", strategy=strategy, gpus=gpus, **options)) == (
         f"hsdp shards inside of nodes and replicates across them, and here is one node of {node}: "
@@ -74,7 +71,7 @@ def test_one_node_has_no_replicas(
     ],
 )
 def test_nodes_that_are_too_small_have_nothing_to_shard(
-    plan_of: MakePlan, strategy: str, gpus: int, options: dict[str, object], node: int, instead: str
+    strategy: str, gpus: int, options: dict[str, object], node: int, instead: str
 ) -> None:
     assert reason_of(plan_of(workload="gpt-nano", strategy=strategy, gpus=gpus, **options)) == (
         f"{strategy} has nothing left to shard on nodes of {node}: "
@@ -82,7 +79,7 @@ def test_nodes_that_are_too_small_have_nothing_to_shard(
     )
 
 
-def test_real_nodes_are_divided_as_virtual_ones_are(plan_of: MakePlan) -> None:
+def test_real_nodes_are_divided_as_virtual_ones_are() -> None:
     plan = plan_of(workload="gpt-nano", strategy="hsdp:tp=2", gpus=6, gpus_per_node=3)
     assert reason_of(plan) == "hsdp:tp=2 on nodes of 3 needs a number of ranks that 2 divides, not 3"
 
@@ -99,6 +96,6 @@ def test_real_nodes_are_divided_as_virtual_ones_are(plan_of: MakePlan) -> None:
     ],
 )
 def test_two_nodes_with_shards_in_them_are_enough(
-    plan_of: MakePlan, strategy: str, gpus: int, options: dict[str, object]
+    strategy: str, gpus: int, options: dict[str, object]
 ) -> None:
     assert reason_of(plan_of(workload="gpt-nano", strategy=strategy, gpus=gpus, **options)) is None

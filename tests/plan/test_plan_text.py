@@ -8,13 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders import plan_of
 
 from harness.launchers.plan_text import plan_header
 from harness.plan import surroundings
 from harness.plan.surroundings import Devices, Limit
-from results.plan import Plan
-
-MakePlan = Callable[..., Plan]
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +21,7 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(plan_of: MakePlan) -> Callable[..., list[str]]:
+def told() -> Callable[..., list[str]]:
     """The lines about what was chosen, and those after them."""
 
     def lines(**options: Any) -> list[str]:
@@ -51,7 +49,7 @@ def test_points_are_told_apart_by_what_varies(told: Callable[..., list[str]]) ->
     ]
 
 
-def test_a_reason_is_told_once_with_the_sizes_where_they_are_what_differs(plan_of: MakePlan) -> None:
+def test_a_reason_is_told_once_with_the_sizes_where_they_are_what_differs() -> None:
     limit = Limit(devices=2, word="cores", hint="h")
     plan = plan_of(workload="mlp", gpus="1,2,3,4", strategy="ddp,scratch-ddp", batch_size=8, limit=limit)
     study: Any = SimpleNamespace(root="runs/s")
@@ -62,7 +60,7 @@ def test_a_reason_is_told_once_with_the_sizes_where_they_are_what_differs(plan_o
     ]
 
 
-def test_what_a_plan_cannot_check_is_said_with_the_reason(plan_of: MakePlan, tmp_path: Path) -> None:
+def test_what_a_plan_cannot_check_is_said_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def build(): ...\n", encoding="utf-8")
     plan = plan_of(workload="gpt-nano,py:mine:build", gpus="2,4", strategy="ddp,tp,pipeline:gpipe")
     study: Any = SimpleNamespace(root="runs/s")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from builders import a_cell
+from builders import nano_cell, parts_of
 
 from harness.plan.predict import predicted_bytes, predicted_times, unpredicted
 from harness.plan.surroundings import Devices, Surroundings
-from results.cell import Cell
-from results.parts import VALUE_BYTES, ModelParts
+from results.parts import VALUE_BYTES
 from strategies.closed_form.terms import Overlap, Term
-from workloads.catalog import WORKLOADS, facts
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
-
-
-def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
-    base = {"workload": "gpt-nano", "micro_batch": 4, "optimizer": "adamw"}
-    return a_cell(strategy=strategy, gpus=gpus, **base | fields)
 
 
 def term_beside(overlap: Overlap, seconds: float) -> Term:
@@ -51,9 +42,8 @@ def term_beside(overlap: Overlap, seconds: float) -> Term:
 def test_what_runs_beside_computation_hides_behind_its_passes(
     beside: dict[Overlap, float], exposed: float
 ) -> None:
-    cell = cell_of("ddp", 2, accumulation=2)
-    parts = facts(WORKLOADS.parse("gpt-nano")).parts
-    assert isinstance(parts, ModelParts)
+    cell = nano_cell("ddp", 2, accumulation=2)
+    parts = parts_of("gpt-nano")
     around = Surroundings.of(cell, HOST, None)
     unit = predicted_times(cell, parts, [], around).compute / 12
     terms = [term_beside(overlap, unit * seconds) for overlap, seconds in beside.items()]
@@ -62,9 +52,8 @@ def test_what_runs_beside_computation_hides_behind_its_passes(
 
 def test_a_forward_pass_that_is_repeated_is_part_of_backward() -> None:
     """With checkpointing C is 16: forward 4 as before, backward 12."""
-    parts = facts(WORKLOADS.parse("gpt-nano")).parts
-    assert isinstance(parts, ModelParts)
-    cell = cell_of("ddp", 2, activation_checkpointing=True)
+    parts = parts_of("gpt-nano")
+    cell = nano_cell("ddp", 2, activation_checkpointing=True)
     around = Surroundings.of(cell, HOST, None)
     unit = predicted_times(cell, parts, [], around).compute / 16
     for overlap, most in (("forward", 4), ("backward", 12)):
@@ -75,23 +64,21 @@ def test_a_forward_pass_that_is_repeated_is_part_of_backward() -> None:
 @pytest.mark.parametrize(("momentum", "moved"), [(0.0, 3), (0.9, 5)])
 def test_sgd_moves_what_it_keeps(momentum: float, moved: int) -> None:
     """Parameters are read and written, gradients read, a momentum read and written."""
-    parts = facts(WORKLOADS.parse("gpt-nano")).parts
-    assert isinstance(parts, ModelParts)
-    cell = cell_of("ddp", 2, optimizer=f"sgd:momentum={momentum}")
+    parts = parts_of("gpt-nano")
+    cell = nano_cell("ddp", 2, optimizer=f"sgd:momentum={momentum}")
     times = predicted_times(cell, parts, [], Surroundings.of(cell, HOST, None))
     assert times.update == pytest.approx(moved * 4 * parts.values / 10e9)
 
 
 def test_a_plan_predicts_the_memory_of_the_cells_that_a_closed_form_covers() -> None:
     """gpt-nano under AdamW: alone P + 2 P and activations; data parallel P of buckets more."""
-    alone, dense = cell_of("single", 1), cell_of("ddp", 2)
-    compressed = cell_of("ddp", 2, compression="bf16")
-    by_us = cell_of("ddp", 2, collective="ring")
+    alone, dense = nano_cell("single", 1), nano_cell("ddp", 2)
+    compressed = nano_cell("ddp", 2, compression="bf16")
+    by_us = nano_cell("ddp", 2, collective="ring")
     found = predicted_bytes([alone, dense, compressed, by_us], None)
-    parts = facts(WORKLOADS.parse("gpt-nano")).parts
-    assert isinstance(parts, ModelParts)
+    parts = parts_of("gpt-nano")
     assert found.keys() == {alone.id, dense.id}
     assert found[dense.id] - found[alone.id] == VALUE_BYTES * parts.values
-    own = cell_of("ddp", 2, workload="py:mine:build")
+    own = nano_cell("ddp", 2, workload="py:mine:build")
     assert predicted_bytes([own], None) == {}
     assert unpredicted([alone, own]) == {"py:mine:build": "planning does not run a user's own code"}

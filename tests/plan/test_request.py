@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from builders import request_of
 
 from results.cell import StepPolicy
 from results.errors import GpuCountsError, SpecError, UsageError
 from results.plan import Pattern, Request
 
-MakeRequest = Callable[..., Request]
 
-
-def test_a_bare_call_on_a_cpu_gets_the_defaults_of_the_design(request_of: MakeRequest) -> None:
+def test_a_bare_call_on_a_cpu_gets_the_defaults_of_the_design() -> None:
     request = request_of(gpus="1..256")
     assert request.workloads == ("resnet18-32px", "gpt-nano")
     assert request.gpus == (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -28,7 +26,7 @@ def test_a_bare_call_on_a_cpu_gets_the_defaults_of_the_design(request_of: MakeRe
     assert request.source_folder is None
 
 
-def test_a_bare_call_on_a_gpu_trains_larger_models_over_nccl(request_of: MakeRequest) -> None:
+def test_a_bare_call_on_a_gpu_trains_larger_models_over_nccl() -> None:
     request = request_of(gpus=1, machine_has_cuda=True)
     assert request.workloads == ("resnet50", "gpt2-small")
     assert (request.device, request.backend) == ("cuda", "nccl")
@@ -44,17 +42,17 @@ def test_a_bare_call_on_a_gpu_trains_larger_models_over_nccl(request_of: MakeReq
     ],
 )
 def test_the_backend_follows_the_device(
-    request_of: MakeRequest, device: str, machine_has_cuda: bool, expected: tuple[str, str]
+    device: str, machine_has_cuda: bool, expected: tuple[str, str]
 ) -> None:
     request = request_of(gpus=1, device=device, machine_has_cuda=machine_has_cuda)
     assert (request.device, request.backend) == expected
 
 
-def test_a_named_backend_stays(request_of: MakeRequest) -> None:
+def test_a_named_backend_stays() -> None:
     assert request_of(gpus=1, device="cuda", backend="gloo").backend == "gloo"
 
 
-def test_specs_are_canonical_and_distinct(request_of: MakeRequest) -> None:
+def test_specs_are_canonical_and_distinct() -> None:
     request = request_of(gpus=2, strategy="ddp:bucket_mb=25,ddp,ddp:bucket_mb=50", workload="resnet50:px=224")
     assert request.strategies == ("ddp", "ddp:bucket_mb=50.0")
     assert request.workloads == ("resnet50",)
@@ -74,20 +72,16 @@ def test_specs_are_canonical_and_distinct(request_of: MakeRequest) -> None:
         ({"include": [Pattern(workload="mlp", strategy="ddp", gpus=2, batch_size=8, link="1gbit")]}, True),
     ],
 )
-def test_a_request_knows_whether_it_has_links(
-    request_of: MakeRequest, options: dict[str, object], has_links: bool
-) -> None:
+def test_a_request_knows_whether_it_has_links(options: dict[str, object], has_links: bool) -> None:
     assert request_of(gpus=2, **options).has_links is has_links
 
 
 @pytest.mark.parametrize(("size", "per_node"), [(2, 4), (4, 4), (1, 3), (8, None)])
-def test_virtual_nodes_that_fit_real_ones_pass(
-    request_of: MakeRequest, size: int, per_node: int | None
-) -> None:
+def test_virtual_nodes_that_fit_real_ones_pass(size: int, per_node: int | None) -> None:
     assert request_of(gpus=8, node_size=size, gpus_per_node=per_node).node_size == size
 
 
-def test_the_step_policy_takes_what_is_given(request_of: MakeRequest) -> None:
+def test_the_step_policy_takes_what_is_given() -> None:
     request = request_of(gpus=1, budget="1m", target=0.1, block_steps=3, quads=0)
     assert request.steps == StepPolicy(budget_s=60.0, target=0.1, block_steps=3, quads=0)
 
@@ -148,7 +142,7 @@ def test_the_step_policy_takes_what_is_given(request_of: MakeRequest) -> None:
     ],
 )
 def test_a_bad_call_says_what_is_wrong(
-    request_of: MakeRequest, options: dict[str, object], error: type[UsageError], message: str
+    options: dict[str, object], error: type[UsageError], message: str
 ) -> None:
     with pytest.raises(error) as caught:
         request_of(**options)
@@ -170,15 +164,13 @@ def test_a_bad_call_says_what_is_wrong(
         ("exclude", {"link": "fast"}, "--link takes none or a rate"),
     ],
 )
-def test_a_bad_pattern_says_which_it_is(
-    request_of: MakeRequest, key: str, pattern: dict[str, object], message: str
-) -> None:
+def test_a_bad_pattern_says_which_it_is(key: str, pattern: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as error:
         request_of(gpus=1, **{key: [msgspec.convert(pattern, Pattern)]})
     assert str(error.value).startswith(message)
 
 
-def test_patterns_are_canonical(request_of: MakeRequest) -> None:
+def test_patterns_are_canonical() -> None:
     given = Pattern(strategy="ddp:bucket_mb=25", collective="hierarchical:via=shards", link="1000mbit")
     request = request_of(gpus=1, exclude=[given])
     assert request.exclude == (Pattern(strategy="ddp", collective="hierarchical", link="1gbit"),)
@@ -194,11 +186,11 @@ def test_patterns_are_canonical(request_of: MakeRequest) -> None:
     ],
 )
 def test_a_folder_is_kept_only_where_something_is_read_from_it(
-    request_of: MakeRequest, tmp_path: Path, options: dict[str, object], needed: bool
+    tmp_path: Path, options: dict[str, object], needed: bool
 ) -> None:
     assert request_of(gpus=1, **options).source_folder == (str(tmp_path) if needed else None)
 
 
-def test_a_request_survives_its_file(request_of: MakeRequest) -> None:
+def test_a_request_survives_its_file() -> None:
     request = request_of(gpus="1..4", scaling="weak,strong", exclude=[Pattern(gpus=4)], budget="5s")
     assert msgspec.json.decode(msgspec.json.encode(request), type=Request) == request

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 
 import msgspec
 import pytest
-from builders import a_cell
+from builders import a_cell, cell_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +13,6 @@ from harness.plan.schedule import PlannedLaunch, Progress, schedule
 from results.cell import Cell, StepPolicy
 from results.errors import UsageError
 from results.plan import Placement
-
-MakeCell = Callable[..., Cell]
 
 
 def make(*, gpus: int, micro_batch: int) -> Cell:
@@ -111,7 +108,7 @@ def test_an_interrupted_study_goes_on_in_the_order_it_had(done: int, seed: int) 
     assert rest == order[done:]
 
 
-def test_cells_share_a_launch_only_with_device_and_backend(cell_of: MakeCell) -> None:
+def test_cells_share_a_launch_only_with_device_and_backend() -> None:
     cells = [
         cell_of(device="cpu", backend="gloo"),
         cell_of(device="cuda", backend="gloo"),
@@ -126,7 +123,7 @@ def test_cells_share_a_launch_only_with_device_and_backend(cell_of: MakeCell) ->
     ]
 
 
-def test_cells_of_another_link_are_in_another_launch(cell_of: MakeCell) -> None:
+def test_cells_of_another_link_are_in_another_launch() -> None:
     """What a link is put around is the whole process; the compressor and the collective are the cell's."""
     two = {"strategy": "ddp", "gpus": 4, "node_size": 2}
     cells = [
@@ -149,9 +146,7 @@ def test_cells_of_another_link_are_in_another_launch(cell_of: MakeCell) -> None:
 
 
 @pytest.mark.parametrize(("node_size", "virtual"), [(None, False), (4, False), (2, True)])
-def test_a_launch_knows_whether_its_nodes_are_made_up(
-    cell_of: MakeCell, node_size: int | None, virtual: bool
-) -> None:
+def test_a_launch_knows_whether_its_nodes_are_made_up(node_size: int | None, virtual: bool) -> None:
     (launch,) = schedule([cell_of(strategy="ddp", gpus=4, node_size=node_size)], repeats=1)
     assert (launch.virtual, launch.link_mbit_per_s) == (virtual, None)
 

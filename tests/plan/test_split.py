@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
+from builders import cell_of
 
 from harness.plan.unfit import unsplittable
-from results.cell import Cell
-
-CellOf = Callable[..., Cell]
 
 
 @pytest.mark.parametrize(
@@ -42,9 +38,7 @@ CellOf = Callable[..., Cell]
         ),
     ],
 )
-def test_what_does_not_divide_is_refused_with_the_numbers(
-    cell_of: CellOf, fields: dict[str, object], reason: str
-) -> None:
+def test_what_does_not_divide_is_refused_with_the_numbers(fields: dict[str, object], reason: str) -> None:
     found = unsplittable(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields)))
     assert found is not None
     assert reason in found
@@ -68,5 +62,5 @@ def test_what_does_not_divide_is_refused_with_the_numbers(
         {"strategy": "ddp", "gpus": 256},
     ],
 )
-def test_what_divides_is_not(cell_of: CellOf, fields: dict[str, object]) -> None:
+def test_what_divides_is_not(fields: dict[str, object]) -> None:
     assert unsplittable(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields))) is None

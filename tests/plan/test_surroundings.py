@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
-from builders import a_cell
+from builders import nano_cell, parts_of
 
 from harness.plan.surroundings import (
     MIB,
@@ -19,32 +17,26 @@ from harness.plan.surroundings import (
     leaving_bytes,
 )
 from results.cell import Cell
-from results.parts import ModelParts
 from results.plan import Request
 from strategies.catalog import group_layout
 from strategies.closed_form.terms import Term
 from strategies.predictions import traffic
 from workloads.catalog import WORKLOADS, facts
+from strategies.closed_form.traffic import traffic
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 GPU = {"device": "cuda", "backend": "nccl"}
 
 
-def cell_of(strategy: str, gpus: int, **fields: Any) -> Cell:
-    base = {"workload": "gpt-nano", "micro_batch": 4, "optimizer": "adamw"}
-    return a_cell(strategy=strategy, gpus=gpus, **base | fields)
-
-
 def term_of(cell: Cell, what: str) -> Term:
-    parts = facts(WORKLOADS.parse(cell.workload)).parts
-    assert isinstance(parts, ModelParts)
+    parts = parts_of(cell.workload)
     return next(term for term in traffic(cell, parts) if term.what == what)
 
 
 def test_an_all_to_all_leaves_a_node_from_every_rank() -> None:
     """On 8 in nodes of 4 each of 4 ranks sends 4 eighths of its n bytes out: 2.0 n. In nodes of 2, 2 x 6 / 8;
     nodes of 3, the fullest of which has 3 x 5 / 8. A ring's one edge of a node has what a rank sends."""
-    cell = cell_of("scratch-fsdp", 8)
+    cell = nano_cell("scratch-fsdp", 8)
     groups, averaged = group_layout(cell.strategy, 8), term_of(cell, "gradients")
     assert averaged.collective == "all-to-all"
     for node_size, times in ((4, 2.0), (2, 1.5), (3, 15 / 8), (8, 0)):
@@ -52,7 +44,7 @@ def test_an_all_to_all_leaves_a_node_from_every_rank() -> None:
     gathered = term_of(cell, "parameters")
     assert leaving_bytes(gathered, groups, 4) == gathered.wire_bytes
     # Of 4 x 2 ranks, an all-reduce over the 2 nodes of each of 4 shards is 4 rings.
-    hybrid = cell_of("hsdp", 8, node_size=4)
+    hybrid = nano_cell("hsdp", 8, node_size=4)
     summed = term_of(hybrid, "shards of gradients")
     assert leaving_bytes(summed, group_layout("hsdp", 8, 4), 4) == 4 * summed.wire_bytes
 
@@ -60,11 +52,11 @@ def test_an_all_to_all_leaves_a_node_from_every_rank() -> None:
 @pytest.mark.parametrize("rate", [0.5e9, 1.25e9, 4e9])
 def test_ranks_send_no_faster_across_nodes_than_inside(rate: float) -> None:
     """Inside 1 GB/s; one ring leaves a node, so that more than 1 GB/s across is no help."""
-    cell = cell_of("ddp", 8, node_size=4, link_mbit_per_s=rate * 8 / 1e6)
+    cell = nano_cell("ddp", 8, node_size=4, link_mbit_per_s=rate * 8 / 1e6)
     term, groups = term_of(cell, "gradients"), group_layout("ddp", 8)
     seconds = Surroundings.of(cell, HOST, None).seconds(term, groups) - term.operations * 200e-6
     assert seconds == pytest.approx(term.wire_bytes / min(1e9, rate))
-    alone = Surroundings.of(cell_of("ddp", 8), HOST, None).seconds(term, groups) - term.operations * 200e-6
+    alone = Surroundings.of(nano_cell("ddp", 8), HOST, None).seconds(term, groups) - term.operations * 200e-6
     assert seconds >= alone * (1 - 1e-12)
 
 
@@ -86,7 +78,7 @@ def test_ranks_send_no_faster_across_nodes_than_inside(rate: float) -> None:
 def test_nodes_are_real_or_parts_of_a_host(
     node_size: int | None, per_node: int | None, link: float | None, nodes: int, host: int, outlet: int
 ) -> None:
-    cell = cell_of("ddp", 16, node_size=node_size, link_mbit_per_s=link)
+    cell = nano_cell("ddp", 16, node_size=node_size, link_mbit_per_s=link)
     around = Surroundings.of(cell, HOST, per_node)
     assert (around.node_size, around.host_size, around.outlet) == (nodes, host, outlet)
     assert around.memory == 64 * 2**30 // host
@@ -100,7 +92,7 @@ def test_nodes_are_real_or_parts_of_a_host(
 
 @pytest.mark.parametrize(("limit", "room"), [(1000, 950 - 64), (None, None)])
 def test_a_margin_is_left(limit: int | None, room: int | None) -> None:
-    cell = cell_of("ddp", 4, memory_limit_mb=limit)
+    cell = nano_cell("ddp", 4, memory_limit_mb=limit)
     around = Surroundings.of(cell, HOST, None)
     if room is None:
         assert around.memory == 64 * 2**30 // 4
@@ -110,7 +102,7 @@ def test_a_margin_is_left(limit: int | None, room: int | None) -> None:
 
 
 def test_a_gpu_is_known_by_its_name_or_assumed() -> None:
-    cell = cell_of("ddp", 16, workload="llama-1b", micro_batch=1, precision="bf16", **GPU)
+    cell = nano_cell("ddp", 16, workload="llama-1b", micro_batch=1, precision="bf16", **GPU)
     known = Surroundings.of(cell, Devices(gpu_name="NVIDIA H200", gpu_bytes=140 * 10**9), 8)
     assert (known.inside, known.across, known.memory) == (0.75 * 450e9, 17.5e9, 140 * 10**9)
     assert known.notes == ()
@@ -135,7 +127,7 @@ def test_the_hardware_of_a_profile_goes_before_this_machines() -> None:
         gpu_model="H100-SXM5-80GB",
         network_gbit_per_s=3200.0,
     )
-    cell = cell_of("ddp", 16, workload="llama-1b", micro_batch=1, precision="bf16", **GPU)
+    cell = nano_cell("ddp", 16, workload="llama-1b", micro_batch=1, precision="bf16", **GPU)
     around = Surroundings.of(cell, devices_of(named), 8)
     assert (around.name, around.notes, around.inside) == ("H100-SXM5-80GB", (), 0.75 * 450e9)
     assert around.across == pytest.approx(0.7 * 400e9)
@@ -147,7 +139,7 @@ def test_the_hardware_of_a_profile_goes_before_this_machines() -> None:
 
 
 def test_every_assumption_is_named() -> None:
-    around = Surroundings.of(cell_of("ddp", 4), HOST, None)
+    around = Surroundings.of(nano_cell("ddp", 4), HOST, None)
     assert around.lines() == [
         "memory 16,384 MiB (a rank's part of this host), of which 15,501 may be planned",
         "without --memory-limit-mb the heap keeps what is freed: sharded strategies take more than predicted "
@@ -157,13 +149,13 @@ def test_every_assumption_is_named() -> None:
         "ranks of a node send 1.00 GB/s (assumed)",
         "0.2 ms an operation (assumed)",
     ]
-    limited = Surroundings.of(cell_of("ddp", 4, memory_limit_mb=1000), HOST, None).lines()
+    limited = Surroundings.of(nano_cell("ddp", 4, memory_limit_mb=1000), HOST, None).lines()
     assert limited[:2] == [
         "memory 1,000 MiB (--memory-limit-mb), of which 886 may be planned",
         around.lines()[2],
     ]
     fields = GPU | {"precision": "bf16"}
-    assert Surroundings.of(cell_of("ddp", 16, **fields), Devices(), 8).lines() == [
+    assert Surroundings.of(nano_cell("ddp", 16, **fields), Devices(), 8).lines() == [
         "memory 76,294 MiB (of a GPU), of which 71,455 may be planned",
         "bf16 activations are counted as fp32, kept and sent: an upper estimate",
         "computation at 0.4 (assumed) of the catalogue's 312 TFLOP/s bf16",
