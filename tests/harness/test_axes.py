@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
+import builders
 import pytest
-from builders import a_request
 
 from harness import matrix
 from harness.cli import run
@@ -17,14 +18,12 @@ from harness.launch.tally import Conditions, tally
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.manual import ManualLauncher
 from harness.plan.expand import expand
+from harness.launchers.manual.launches import write_launches
 from harness.plan.schedule import PlannedLaunch, schedule
-from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
 from results.environment import CodeVersion
 from results.job import RunOptions
-from results.launch import Launch
 from results.outcome import Evidence
-from results.plan import Plan
 from results.store import Study
 
 CODE = CodeVersion(code_hash="c0de")
@@ -39,20 +38,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "link_obstacle", lambda: None)
 
 
-def plan_of(**options: object) -> Plan:
-    file = StudyFile(workload="mlp", batch_size=8, device="cpu", strategy="ddp", **options)  # type: ignore[arg-type]
-    request = a_request(file)
-    return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
-
-
-def launch_of(cores: int, **options: object) -> Launch:
-    plan = plan_of(**options)
-    (planned,) = schedule(plan.cells, repeats=1, gpus_per_node=plan.request.gpus_per_node)
-    around = CampaignContext(starter=LocalStarter(), checkout=Path(), code=CODE)
-    maker = LaunchMaker(plan, RunOptions(), Machine(cores=cores, gpu_names=()), around)
-    return maker.launch(
-        planned, planned.cells, tally([], plan, Conditions.elsewhere(CODE), rerun_failed=False)
-    )
+plan_of = partial(builders.plan_of, workload="mlp", batch_size=8, device="cpu", strategy="ddp")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +56,7 @@ def launch_of(cores: int, **options: object) -> Launch:
 def test_a_launch_says_what_its_figures_will_be(
     options: dict[str, object], cores: int, evidence: Evidence, pin: bool, link: float | None
 ) -> None:
-    launch = launch_of(cores, **options)
+    launch = builders.launch_of(plan_of(**options), cores=cores)
     assert (launch.evidence, launch.pin, launch.link_mbit_per_s) == (evidence, pin, link)
 
 

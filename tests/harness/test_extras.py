@@ -6,13 +6,14 @@ import gzip
 import json
 import subprocess
 import sys
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
-from builders import a_request
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness import matrix
@@ -26,8 +27,9 @@ from harness.launch.tally import Conditions, tally
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.manual import ManualLauncher
 from harness.launchers.slurm.call import run_document
+from harness.launchers.manual.launches import write_launches
+from harness.launchers.slurm.documents import SlurmDocuments
 from harness.plan.estimate import Hardware
-from harness.plan.expand import expand
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, StudyFile, read_study_file
 from harness.terminal.console import Console
@@ -35,8 +37,6 @@ from harness.worker.rank.context import allocation
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import RunOptions
-from results.launch import Launch
-from results.plan import Plan
 from results.store import Study
 from slurm.site import SiteProfile
 
@@ -50,10 +50,9 @@ FIXED = ("--budget", "0", "--block-steps", "2", "--warmup-steps", "2", "--quads"
 # The options, on their way
 
 
-def plan_of() -> Plan:
-    file = StudyFile(workload="mlp", gpus=2, batch_size=8, device="cpu", strategy="ddp", repeats=1)
-    request = a_request(file)
-    return expand(request, study="s", created_at="2026-01-01T00:00:00Z")
+plan_of = partial(
+    builders.plan_of, workload="mlp", gpus=2, batch_size=8, device="cpu", strategy="ddp", repeats=1
+)
 
 
 @pytest.mark.parametrize("given", [[0, 3], "0,3", ["0", 3]])
@@ -88,16 +87,8 @@ def test_a_rank_that_cannot_be_is_refused(value: str, words: str) -> None:
         BY_NAME["trace"].check(value, "x")
 
 
-def launch_of(plan: Plan, options: RunOptions) -> Launch:
-    (planned,) = schedule(plan.cells, repeats=1)
-    around = CampaignContext(starter=LocalStarter(), checkout=Path(), code=CODE)
-    maker = LaunchMaker(plan, options, Machine(cores=2, gpu_names=()), around)
-    so_far = tally([], plan, Conditions.elsewhere(CODE), rerun_failed=False)
-    return maker.launch(planned, planned.cells, so_far)
-
-
 def test_a_launch_carries_them() -> None:
-    launch = launch_of(plan_of(), BOTH)
+    launch = builders.launch_of(plan_of(), BOTH)
     assert (launch.trace, launch.tensorboard) == ((0, 3), True)
 
 
@@ -113,7 +104,7 @@ def test_a_launch_carries_them() -> None:
 def test_a_rank_of_any_launch_records_the_job_that_it_runs_in(
     variables: dict[str, str], recorded: str | None
 ) -> None:
-    assert allocation(launch_of(plan_of(), BOTH).job_variables, variables) == recorded
+    assert allocation(builders.launch_of(plan_of(), BOTH).job_variables, variables) == recorded
 
 
 def test_a_job_carries_them_to_its_launches(tmp_path: Path) -> None:

@@ -20,6 +20,14 @@ from harness.plan.expand import expand
 from harness.plan.study_file import StudyFile
 from results.launch import Launch, Slot
 from results.outcome import Outcome
+from builders import plan_of
+
+from harness.cli import logs, run
+from harness.launch.rank_output import LEFT_OUT, OutputFile, OutputTail
+from results.environment import CodeVersion
+from results.launch import Attempt, Launch, Slot
+from results.outcome import Evidence, Outcome
+from results.plan import Placement
 from results.store import Study
 
 
@@ -27,9 +35,7 @@ class Printed:
     """A study of two nodes of one rank each, with a launch of two cells, and what was printed in it."""
 
     def __init__(self, root: Path, nodes: int = 2) -> None:
-        file = StudyFile(workload="mlp", batch_size=8, device="cpu", gpus=2, strategy="ddp,scratch-ddp")
-        request = a_request(file)
-        plan = expand(request, study="s", created_at="2026-01-01T00:00:00Z")
+        plan = plan_of(workload="mlp", batch_size=8, device="cpu", gpus=2, strategy="ddp,scratch-ddp")
         self.study = Study(root)
         self.study.add_plan(plan)
         self.cells = [cell.id for cell in plan.cells]

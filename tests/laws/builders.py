@@ -7,12 +7,19 @@ from typing import Any
 
 import msgspec
 
+from harness.launch.campaign import CampaignContext, LaunchMaker
+from harness.launch.machine import Machine
+from harness.launch.starter import LocalStarter
+from harness.launch.tally import Conditions, tally
 from harness.plan.expand import expand
 from harness.plan.request import make_requests
+from harness.plan.schedule import schedule
 from harness.plan.study_file import StudyFile
 from harness.plan.surroundings import Limit
 from results.cell import Cell
 from results.environment import CodeVersion, Environment
+from results.job import RunOptions
+from results.launch import Launch
 from results.parts import ModelParts
 from results.plan import Plan, Request
 from workloads.catalog import WORKLOADS, facts
@@ -79,3 +86,13 @@ def plan_of(*, earlier: tuple[Plan, ...] = (), limit: Limit | None = None, **opt
     """The plan of the options of a study file."""
     request = request_of(**options)
     return expand(request, study="s", created_at="2026-01-01T00:00:00Z", earlier=earlier, limit=limit)
+
+
+def launch_of(plan: Plan, options: RunOptions | None = None, *, cores: int = 2) -> Launch:
+    """The file of the only launch of a plan, on a machine of so many cores."""
+    (planned,) = schedule(plan.cells, repeats=1, gpus_per_node=plan.request.gpus_per_node)
+    code = CodeVersion(code_hash="c0de")
+    around = CampaignContext(starter=LocalStarter(), checkout=Path(), code=code)
+    maker = LaunchMaker(plan, options or RunOptions(), Machine(cores=cores, gpu_names=()), around)
+    so_far = tally([], plan, Conditions.elsewhere(code), rerun_failed=False)
+    return maker.launch(planned, planned.cells, so_far)

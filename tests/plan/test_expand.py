@@ -80,46 +80,50 @@ def test_a_cell_that_two_series_share_is_planned_once() -> None:
     assert [(c.gpus, c.micro_batch) for c in plan.cells] == [(2, 8), (4, 8), (2, 16), (4, 16), (2, 32)]
 
 
-def test_accumulation_divides_the_batch_of_a_replica() -> None:
-    plan = plan_of(workload="mlp", gpus=2, strategy="ddp", batch_size="8,10", accumulation=4)
-    assert rows(plan) == [("weak", "ddp", 8, None, [(2, 2)])]
-    assert plan.cells[0].global_batch == 2 * 4 * 2
-    assert [s.reason for s in plan.skips] == [
-        "10 samples of a replica do not divide into 4 equal micro-batches (accumulation 4)"
-    ]
-
-
-def test_a_global_batch_that_does_not_divide_is_skipped_with_the_numbers() -> None:
-    plan = plan_of(workload="mlp", gpus="2,3,4", strategy="ddp", batch_size=8, scaling="strong")
-    assert rows(plan) == [("strong", "ddp", 8, 32, [(2, 16), (4, 8)])]
-    assert [(s.gpus, s.reason) for s in plan.skips] == [
-        (3, "a global batch of 32 samples does not divide over 3 replicas")
-    ]
-
-
-def test_accumulation_divides_a_global_batch_too() -> None:
-    plan = plan_of(workload="mlp", gpus="2,4", strategy="ddp", batch_size=3, scaling="strong", accumulation=2)
-    # 3 x 4 = 12 samples: 12 / (2 x 2) = 3 each; 12 / (4 x 2) is 1.5.
-    assert rows(plan) == [("strong", "ddp", 3, 12, [(2, 3)])]
-    assert [s.reason for s in plan.skips] == [
-        "a global batch of 12 samples does not divide over 4 replicas x 2 micro-batches"
-    ]
-
-
-def test_a_named_global_batch_is_an_axis_of_the_strong_series_alone() -> None:
-    plan = plan_of(
-        workload="mlp",
-        gpus="2,4",
-        strategy="ddp",
-        batch_size=8,
-        global_batch_size="16,64",
-        scaling="weak,strong",
-    )
-    assert rows(plan) == [
-        ("weak", "ddp", 8, None, [(2, 8), (4, 8)]),
-        ("strong", "ddp", 16, 16, [(2, 8), (4, 4)]),
-        ("strong", "ddp", 64, 64, [(2, 32), (4, 16)]),
-    ]
+@pytest.mark.parametrize(
+    ("options", "planned", "reasons"),
+    [
+        # Accumulation divides the batch of a replica.
+        (
+            {"gpus": 2, "batch_size": "8,10", "accumulation": 4},
+            [("weak", "ddp", 8, None, [(2, 2)])],
+            [("batch", "10 samples of a replica do not divide into 4 equal micro-batches (accumulation 4)")],
+        ),
+        (
+            {"gpus": "2,3,4", "batch_size": 8, "scaling": "strong"},
+            [("strong", "ddp", 8, 32, [(2, 16), (4, 8)])],
+            [("batch", "a global batch of 32 samples does not divide over 3 replicas")],
+        ),
+        # 3 x 4 = 12 samples: 12 / (2 x 2) = 3 each; 12 / (4 x 2) is 1.5.
+        (
+            {"gpus": "2,4", "batch_size": 3, "scaling": "strong", "accumulation": 2},
+            [("strong", "ddp", 3, 12, [(2, 3)])],
+            [("batch", "a global batch of 12 samples does not divide over 4 replicas x 2 micro-batches")],
+        ),
+        # A named global batch is an axis of the strong series alone.
+        (
+            {"gpus": "2,4", "batch_size": 8, "global_batch_size": "16,64", "scaling": "weak,strong"},
+            [
+                ("weak", "ddp", 8, None, [(2, 8), (4, 8)]),
+                ("strong", "ddp", 16, 16, [(2, 8), (4, 4)]),
+                ("strong", "ddp", 64, 64, [(2, 32), (4, 16)]),
+            ],
+            [],
+        ),
+        # Workers that do not fill nodes.
+        (
+            {"gpus": "2,3,4", "batch_size": 8, "gpus_per_node": 2},
+            [("weak", "ddp", 8, None, [(2, 8), (4, 8)])],
+            [("nodes", "3 workers do not fill whole nodes of 2")],
+        ),
+    ],
+)
+def test_batches_and_workers_divide_or_are_skipped_with_the_numbers(
+    options: dict[str, object], planned: list[Row], reasons: list[Row]
+) -> None:
+    plan = plan_of(workload="mlp", strategy="ddp", **options)
+    assert rows(plan) == planned
+    assert [(skip.rule, skip.reason) for skip in plan.skips] == reasons
 
 
 def test_a_larger_matrix_later_keeps_the_global_batch_of_the_first_plan() -> None:
@@ -195,12 +199,6 @@ def test_a_cell_that_certainly_does_not_fit_into_a_gpu_is_skipped() -> None:
     assert len(free.cells) == 3
     assert plan_of(**LLAMA, gpus="1,8", limit=A100, earlier=(free,)).cells == free.cells
     assert plan_of(**LLAMA, gpus="1,8", limit=Limit(gpus=Devices())).cells == free.cells
-
-
-def test_workers_that_do_not_fill_nodes_are_skipped() -> None:
-    plan = plan_of(workload="mlp", gpus="2,3,4", strategy="ddp", batch_size=8, gpus_per_node=2)
-    assert rows(plan) == [("weak", "ddp", 8, None, [(2, 8), (4, 8)])]
-    assert [(s.rule, s.reason) for s in plan.skips] == [("nodes", "3 workers do not fill whole nodes of 2")]
 
 
 def axes(plan: Plan) -> list[Row]:

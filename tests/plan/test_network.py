@@ -38,64 +38,43 @@ def test_hierarchical_goes_by_nodes(options: dict[str, object]) -> None:
     assert reason_of(plan) is None
 
 
+ONE_NODE = (
+    "hsdp shards inside of nodes and replicates across them, and here is one node of {}: "
+    "give a smaller --node-size or --gpus-per-node, or use {}"
+)
+UNEVEN = "{2} on nodes of {0} needs a number of ranks that 2 divides, not {0}"
+TOO_SMALL = "{2} has nothing left to shard on nodes of {0}: give a --node-size of more than {0}, or use {1}"
+
+
 @pytest.mark.parametrize(
-    ("strategy", "gpus", "options", "node", "instead"),
+    ("strategy", "gpus", "options", "reason", "node", "instead"),
     [
-        ("hsdp", 4, {}, 4, "fsdp"),
-        ("hsdp", 8, {"gpus_per_node": 8}, 8, "fsdp"),
+        ("hsdp", 4, {}, ONE_NODE, 4, "fsdp"),
+        ("hsdp", 8, {"gpus_per_node": 8}, ONE_NODE, 8, "fsdp"),
         # Nodes with room left over.
-        ("hsdp", 4, {"gpus_per_node": 8}, 4, "fsdp"),
-        ("hsdp", 4, {"node_size": 8}, 4, "fsdp"),
-        ("hsdp:tp=2", 4, {"node_size": 4}, 4, "fsdp:tp=2"),
-    ],
-)
-def test_one_node_has_no_replicas(
-    strategy: str, gpus: int, options: dict[str, object], node: int, instead: str
-) -> None:
-    assert reason_of(plan_of(workload="gpt-nano", strategy=strategy, gpus=gpus, **options)) == (
-        f"hsdp shards inside of nodes and replicates across them, and here is one node of {node}: "
-        f"give a smaller --node-size or --gpus-per-node, or use {instead}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("strategy", "gpus", "options", "node", "instead"),
-    [
+        ("hsdp", 4, {"gpus_per_node": 8}, ONE_NODE, 4, "fsdp"),
+        ("hsdp", 4, {"node_size": 8}, ONE_NODE, 4, "fsdp"),
+        ("hsdp:tp=2", 4, {"node_size": 4}, ONE_NODE, 4, "fsdp:tp=2"),
         # Under a link every rank is a node if nothing else is said.
-        ("hsdp", 4, {"link": "1gbit"}, 1, "fsdp"),
-        ("hsdp", 4, {"node_size": 1}, 1, "fsdp"),
-        ("hsdp", 4, {"gpus_per_node": 1}, 1, "fsdp"),
-        ("hsdp:tp=2", 4, {"node_size": 2}, 2, "fsdp:tp=2"),
-        ("hsdp:tp=2", 8, {"gpus_per_node": 2}, 2, "fsdp:tp=2"),
-        ("hsdp:tp=2", 8, {"gpus_per_node": 4, "node_size": 2}, 2, "fsdp:tp=2"),
-    ],
-)
-def test_nodes_that_are_too_small_have_nothing_to_shard(
-    strategy: str, gpus: int, options: dict[str, object], node: int, instead: str
-) -> None:
-    assert reason_of(plan_of(workload="gpt-nano", strategy=strategy, gpus=gpus, **options)) == (
-        f"{strategy} has nothing left to shard on nodes of {node}: "
-        f"give a --node-size of more than {node}, or use {instead}"
-    )
-
-
-def test_real_nodes_are_divided_as_virtual_ones_are() -> None:
-    plan = plan_of(workload="gpt-nano", strategy="hsdp:tp=2", gpus=6, gpus_per_node=3)
-    assert reason_of(plan) == "hsdp:tp=2 on nodes of 3 needs a number of ranks that 2 divides, not 3"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "gpus", "options"),
-    [
-        ("hsdp", 4, {"node_size": 2}),
-        ("hsdp", 4, {"node_size": 2, "link": "1gbit"}),
-        ("hsdp", 6, {"gpus_per_node": 3}),
+        ("hsdp", 4, {"link": "1gbit"}, TOO_SMALL, 1, "fsdp"),
+        ("hsdp", 4, {"node_size": 1}, TOO_SMALL, 1, "fsdp"),
+        ("hsdp", 4, {"gpus_per_node": 1}, TOO_SMALL, 1, "fsdp"),
+        ("hsdp:tp=2", 4, {"node_size": 2}, TOO_SMALL, 2, "fsdp:tp=2"),
+        ("hsdp:tp=2", 8, {"gpus_per_node": 2}, TOO_SMALL, 2, "fsdp:tp=2"),
+        ("hsdp:tp=2", 8, {"gpus_per_node": 4, "node_size": 2}, TOO_SMALL, 2, "fsdp:tp=2"),
+        # Real nodes are divided as virtual ones are.
+        ("hsdp:tp=2", 6, {"gpus_per_node": 3}, UNEVEN, 3, ""),
+        # Two nodes with shards in them are enough.
+        ("hsdp", 4, {"node_size": 2}, None, 2, ""),
+        ("hsdp", 4, {"node_size": 2, "link": "1gbit"}, None, 2, ""),
+        ("hsdp", 6, {"gpus_per_node": 3}, None, 3, ""),
         # Virtual nodes are parts of real ones, of which there may be one.
-        ("hsdp", 8, {"gpus_per_node": 8, "node_size": 4}),
-        ("hsdp:tp=2", 8, {"gpus_per_node": 4}),
+        ("hsdp", 8, {"gpus_per_node": 8, "node_size": 4}, None, 4, ""),
+        ("hsdp:tp=2", 8, {"gpus_per_node": 4}, None, 4, ""),
     ],
 )
-def test_two_nodes_with_shards_in_them_are_enough(
-    strategy: str, gpus: int, options: dict[str, object]
+def test_hsdp_needs_two_nodes_with_shards_in_them(
+    strategy: str, gpus: int, options: dict[str, object], reason: str | None, node: int, instead: str
 ) -> None:
-    assert reason_of(plan_of(workload="gpt-nano", strategy=strategy, gpus=gpus, **options)) is None
+    found = reason_of(plan_of(workload="gpt-nano", strategy=strategy, gpus=gpus, **options))
+    assert found == (None if reason is None else reason.format(node, instead, strategy))
