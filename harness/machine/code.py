@@ -56,9 +56,16 @@ def checkout() -> Path:
 
 def code_version(source: Path | None = None) -> CodeVersion:
     """The version of the running code, and of the user's code in the folder `source` (default: the working
-    folder)."""
+    folder). BENCH_COMMIT names the commit of the user's code where there is no repository."""
     folder = checkout()
-    user_commit, user_dirty = _user_commit((source or Path.cwd()).resolve())
+    user_commit, user_dirty = os.environ.get("BENCH_COMMIT") or None, None
+    if user_commit is None:
+        # HEAD of the repository around the user's code.
+        place = (source or Path.cwd()).resolve()
+        root = next((one for one in (place, *place.parents) if (one / ".git").exists()), place)
+        user_commit = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+        user_dirty = None if changed is None else bool(changed)
     status = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return CodeVersion(
         code_hash=code_hash(folder),
@@ -67,16 +74,6 @@ def code_version(source: Path | None = None) -> CodeVersion:
         user_commit=user_commit,
         user_dirty=user_dirty,
     )
-
-
-def _user_commit(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit that BENCH_COMMIT names, else HEAD of the repository around `folder`; and whether files
-    differ from it, if that is known."""
-    if told := os.environ.get("BENCH_COMMIT"):
-        return told, None
-    root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
-    status = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return _git(root, "rev-parse", "HEAD"), None if status is None else bool(status)
 
 
 def code_hash(folder: Path) -> str:

@@ -85,10 +85,6 @@ class LaunchEstimate:
     seconds: float
     gpus: int
 
-    @property
-    def device_hours(self) -> float:
-        return self.seconds * self.gpus / 3600
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -105,7 +101,7 @@ class Estimate:
 
     @property
     def device_hours(self) -> float:
-        return sum(launch.device_hours for launch in self.launches)
+        return sum(launch.seconds * launch.gpus / 3600 for launch in self.launches)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -233,13 +229,20 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
     if by_time:
         block_s = max(block_s, GPU_BLOCK_S)
     hash_s = VALUE_BYTES * parameters / HASHED_BYTES_PER_S
+    build_s = parameters / VALUES_PER_S
+    # A simulated step is one of one replica on one device, after which all parameters are copied.
+    simulated_s = step_s * cell.model_parallel / (1 + STRATEGIES.facts(cell.strategy).bubble(cell.gpus))
+    compared_s = COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
     measured_s = {
         "warm-up": GPU_LONGEST_WARM_UP_S + block_s if by_time else policy.warmup_max_steps * step_s,
         "measure": min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s),
     }
     begins = max(STEPS, period)
-    first_s = _proof_s(cell, step_s, parameters, begins) + hash_s if proves else begins * step_s
-    parts = {"build": SETUP_S + parameters / VALUES_PER_S, "proof" if proves else "first steps": first_s}
+    first_s = begins * step_s
+    if proves:
+        summed_s = VALUE_BYTES * parameters / SUMMED_BYTES_PER_S
+        first_s += build_s + _proof_s(cell.replicas, begins, simulated_s, summed_s, compared_s) + hash_s
+    parts = {"build": SETUP_S + build_s, "proof" if proves else "first steps": first_s}
     parts |= measured_s
     if cell.gpus > 1:
         # A snapshot copies the parameters and the optimizer state of one rank.
@@ -250,41 +253,31 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
         # Whole periods are recorded, with the one before them.
         parts["recording"] = (max(1, RECORDED_STEPS // period) + 1) * period * step_s
     parts["hash"] = hash_s
-    parts["late proof"] = _late_s(cell, step_s, parameters, sum(measured_s.values())) + hash_s
+    late_s = _late_s(cell, step_s, simulated_s, compared_s, sum(measured_s.values()))
+    parts["late proof"] = build_s + late_s + hash_s
     return parts
 
 
-def _proof_s(cell: Cell, step_s: float, parameters: int, steps: int) -> float:
-    """The first steps with their checks. Where simulating all replicas takes one rank too long, one is
-    simulated; then the ranks simulate one each, or nothing where that takes too long as well."""
-    one_s, longest_s = _simulated_s(cell, step_s), LONGEST_S / steps
-    build_s = parameters / VALUES_PER_S
-    alone_s, shared_s = cell.replicas * one_s, one_s + VALUE_BYTES * parameters / SUMMED_BYTES_PER_S
+def _proof_s(replicas: int, steps: int, one_s: float, summed_s: float, compared_s: float) -> float:
+    """Seconds of the checks of the first steps.
+
+    If one rank takes too long to simulate all replicas, it simulates one. Then each rank simulates one, or none
+    if that takes too long as well.
+    """
+    longest_s = LONGEST_S / steps
+    alone_s, shared_s = replicas * one_s, one_s + summed_s
     if alone_s <= longest_s:
-        return build_s + steps * (step_s + alone_s + _compared_s(parameters))
-    checked = steps if cell.replicas > 1 and shared_s <= longest_s else 0
-    compared_s = _compared_s(parameters)
-    return build_s + steps * step_s + one_s + compared_s + checked * (shared_s + compared_s)
+        return steps * (alone_s + compared_s)
+    checked = steps if replicas > 1 and shared_s <= longest_s else 0
+    return one_s + compared_s + checked * (shared_s + compared_s)
 
 
-def _late_s(cell: Cell, step_s: float, parameters: int, measured_s: float) -> float:
-    """Up to as many steps as may lie before the first that is checked, and the checked ones."""
+def _late_s(cell: Cell, step_s: float, one_s: float, compared_s: float, measured_s: float) -> float:
+    """Seconds of the most steps that may precede the first checked step, and of the checked steps."""
     facts = STRATEGIES.facts(cell.strategy)
     promise = facts.promise
     by_each = (cell.model_parallel == 1 and not facts.shards) or promise.of == "parameters"
-    simulated_s = (1 if by_each else cell.replicas) * _simulated_s(cell, step_s)
-    checked_s = step_s + min(simulated_s, LONGEST_S) + _compared_s(parameters)
+    checked_s = step_s + min((1 if by_each else cell.replicas) * one_s, LONGEST_S) + compared_s
     fewest = min(promise.every, LATE_STEPS) if promise.of == "parameters" else 1
     allowed_s = min(LONGEST_S, LATE_SHARE * measured_s, LATE_STEPS * checked_s)
-    before = max(LATE_STEPS - 1, 2 * promise.every)
-    return before * step_s + parameters / VALUES_PER_S + max(fewest * checked_s, allowed_s)
-
-
-def _simulated_s(cell: Cell, step_s: float) -> float:
-    """A step of one replica on one device."""
-    return step_s * cell.model_parallel / (1 + STRATEGIES.facts(cell.strategy).bubble(cell.gpus))
-
-
-def _compared_s(parameters: int) -> float:
-    """Seconds to copy all parameters, in addition to the simulation of a step."""
-    return COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
+    return max(LATE_STEPS - 1, 2 * promise.every) * step_s + max(fewest * checked_s, allowed_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
@@ -185,11 +185,6 @@ def option(
     return Meta(description=help, extra_json_schema=schema, extra={"heading": heading})
 
 
-def _outside(limits: Mapping[str, float], item: Any) -> bool:
-    """Whether a number breaks its bounds; None means unlimited."""
-    return bool(limits) and item is not None and not within(limits, item)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOption:
     """An option as the field of its struct declares it: `name` is its key, and with dashes its flag."""
@@ -225,7 +220,9 @@ class PlanOption:
         if not items:
             raise UsageError(f"{where} is empty; pass a value or omit it")
         for item in items:
-            if (kind.choices and item not in kind.choices) or _outside(limits, item):
+            # None means unlimited.
+            outside = bool(limits) and item is not None and not within(limits, item)
+            if outside or (kind.choices and item not in kind.choices):
                 given = value if kind in (DURATION, JOB_TIME) else item
                 near = nearest(str(item), kind.choices)
                 raise UsageError(f"{where} takes {takes(self.type)}, not {given!r}{near}")
