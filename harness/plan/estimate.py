@@ -261,8 +261,8 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
 def _proof_s(replicas: int, steps: int, one_s: float, summed_s: float, compared_s: float) -> float:
     """Seconds of the checks of the first steps.
 
-    If one rank takes too long to simulate all replicas, it simulates one. Then each rank simulates one, or none
-    if that takes too long as well.
+    If one rank takes too long to simulate all replicas, it simulates one. Then each rank simulates one, or
+    none if that takes too long as well.
     """
     longest_s = LONGEST_S / steps
     alone_s, shared_s = replicas * one_s, one_s + summed_s
