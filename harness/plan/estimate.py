@@ -220,8 +220,8 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
     """Seconds of each part of a run whose step takes `step_s`.
 
     `parameters` is the number of parameters of the whole model. A run is taken to use its whole budget and
-    the longest warm-up. The simulation of a step does the work of every replica that it simulates, with that
-    of all its ranks and without a bubble.
+    the longest warm-up. The simulation of a step does the work of all ranks of
+    every replica that it simulates, without a bubble.
     """
     policy, period = cell.steps, STRATEGIES.facts(cell.strategy).promise.every
     by_time = cell.device == "cuda" and policy.warmup_max_steps > 0

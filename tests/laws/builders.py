@@ -89,7 +89,7 @@ def plan_of(*, earlier: tuple[Plan, ...] = (), limit: Limit | None = None, **opt
 
 
 def launch_of(plan: Plan, options: RunOptions | None = None, *, cores: int = 2) -> Launch:
-    """The file of the only launch of a plan, on a machine of so many cores."""
+    """The file of the only launch of a plan, on a machine with `cores` cores."""
     (planned,) = schedule(plan.cells, repeats=1, gpus_per_node=plan.request.gpus_per_node)
     code = CodeVersion(code_hash="c0de")
     around = CampaignContext(starter=LocalStarter(), checkout=Path(), code=code)
