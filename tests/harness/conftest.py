@@ -1,4 +1,4 @@
-"""A place of its own for each test, and the command as a user has it: a process."""
+"""A separate working folder for each test, and the command as a user has it: a process."""
 
 from __future__ import annotations
 

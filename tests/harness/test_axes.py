@@ -75,7 +75,7 @@ def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 
 def axes(text: str) -> list[list[str]]:
-    """Which axes have a column in the table of cells and in that of skips; heads take two lines."""
+    """Which axes have a column in the tables of cells and of skips; heads take two lines."""
     lines = text.splitlines()
     starts = [lines.index(name) + 1 for name in ("cells", "skipped")]
     heads = [" ".join(lines[start : start + 2]).split() for start in starts]

@@ -1,4 +1,4 @@
-"""`bench check`: what a workload does, told before anything is planned with it; and the dry run's check."""
+"""`bench check`: a workload is tried before anything is planned with it; and the dry run's check."""
 
 from __future__ import annotations
 

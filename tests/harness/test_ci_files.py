@@ -132,7 +132,7 @@ def revision(name: str) -> str:
 
 
 def shell(text: str) -> subprocess.CompletedProcess[str]:
-    """As both systems call it: bash, which stops at the first failure."""
+    """Run a script as both systems call it: by bash, which stops at the first failure."""
     return subprocess.run(["bash", "-eo", "pipefail", "-c", text], capture_output=True, text=True)
 
 

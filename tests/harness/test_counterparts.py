@@ -1,4 +1,4 @@
-"""Which cells of two revisions are held against each other, whatever else their studies plan."""
+"""Which cells of two revisions are compared with each other, whatever else their studies plan."""
 
 from __future__ import annotations
 

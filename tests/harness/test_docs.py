@@ -1,4 +1,4 @@
-"""What the docs say is there: links lead somewhere, and commands and flags that are named exist."""
+"""The docs name things that exist: links lead somewhere, and commands and flags that are named exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
 
 
 def _flags(command: click.Command) -> set[str]:
-    """Of a command and those below it."""
+    """The flags of a command and its subcommands."""
     own = {word for parameter in command.params for word in parameter.opts if word.startswith("--")}
     context = click.Context(command)
     below = (
@@ -71,6 +71,6 @@ def test_the_distribution_ships_every_package() -> None:
 
 
 def _code(page: Path) -> str:
-    """What stands between backquotes or in fenced blocks."""
+    """Text between backquotes or in fenced blocks."""
     text = page.read_text()
     return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))

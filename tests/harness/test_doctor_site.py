@@ -41,7 +41,7 @@ def doctor(text: str | None = SITE) -> int:
 
 
 def rows(capsys: pytest.CaptureFixture[str], level: str) -> list[tuple[str, str]]:
-    """What is found on one level: the key, and the words."""
+    """The findings of one level: the key, and the words."""
     table = capsys.readouterr().out.partition("\n\n")[2]
     cells = [re.split("  +", line, maxsplit=2) for line in table.splitlines()]
     return [(about, words) for each, about, words in cells if each == level]

@@ -27,7 +27,7 @@ STEPS = ("--repeats", "1", "--budget", "0", "--block-steps", "2", "--quads", "0"
 VIT = """include:
 - {workload: vit-nano, strategy: ddp, gpus: 2, batch_size: 8}
 """
-"""A study file: the model, beside whatever the options ask for."""
+"""A study file: the model, and whatever the options ask for."""
 WORK = (
     "matrix",
     "vit.yaml",
@@ -44,7 +44,7 @@ WORK = (
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder of its own for the path, with the examples and the metadata of their package."""
+    """A separate folder on the path, with the examples and the metadata of their package."""
     folder = tmp_path / "site"
     shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("__pycache__"))
     install(folder, "bench-examples", POINTS)

@@ -35,7 +35,7 @@ def started(folder: Path) -> subprocess.Popen[str]:
 
 
 def end_of(process: subprocess.Popen[str]) -> str:
-    """What it printed."""
+    """The output of the page."""
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     return output

@@ -17,7 +17,7 @@ Small = tuple[Study, subprocess.CompletedProcess[str]]
 
 
 def _runs(study: Study) -> dict[str, list[list[dict[str, object]]]]:
-    """Rank files by cell and run, read by plain JSON: nothing of the program's own reading is used."""
+    """Rank files by cell and run, read by plain JSON: the program's own readers are not used."""
     cells: dict[str, list[list[dict[str, object]]]] = {}
     for folder in sorted(study.root.glob("cells/*/*/")):
         ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]

@@ -1,4 +1,4 @@
-"""What commands say on a terminal of 80 columns: every line fits, and nothing is lost or torn."""
+"""Commands on a terminal of 80 columns: every line fits, and no word is lost or torn."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where this test's comparisons make their folders; with a short name, as sockets lie in them."""
+    """The folder in which this test's comparisons make theirs; with a short name, as sockets lie in them."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
@@ -331,7 +331,7 @@ def loss(outputs, targets):
 def test_a_side_that_leaves_out_what_cannot_fit_either_comes_to_no_other_order(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NEW has no memory for four samples, and then does not try more; BASE comes to all of its cells."""
+    """NEW has no memory for four samples, and then does not try more; BASE runs all of its cells."""
     limited = MODEL.format(layers=TWO).replace("\ndef build", f"{NO_MEMORY}\ndef build")
     limited = limited.replace("loss=nn.functional.mse_loss", "loss=loss")
     study = STUDY.format(strategies="ddp").replace("batch_size: 8", "batch_size: [2, 4, 8, 16, 32, 64]")
@@ -592,7 +592,7 @@ def test_an_accepted_change_that_is_there_no_more_is_told(
 def test_an_accepted_missing_cell_that_is_back_is_told(
     verdicts: list[Verdict], stale: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`verdicts` are of whole cells, beside one that is unchanged."""
+    """`verdicts` are of complete cells, next to one that is unchanged."""
     unchanged = Finding(subject="a", key="a", metric="buckets", verdict=Verdict.UNCHANGED, reason="")
     whole = [Finding(subject="b", key="b", metric=None, verdict=verdict, reason="") for verdict in verdicts]
     found = Comparison(base="a", new="b", findings=(unchanged, *whole), confidence=0.99)
@@ -645,7 +645,7 @@ def test_a_look_is_taken_when_every_cell_has_its_pairs_and_not_again_while_one_c
 
 
 def test_pairs_that_have_no_run_of_a_cell_end_the_comparison_after_the_fifth(tmp_path: Path) -> None:
-    """BASE ran in the first pair, and then never came to the cell."""
+    """BASE ran in the first pair, and then never reached the cell."""
     at = "2026-01-02T03:04:05.000Z"
     sides: list[Side] = ["base", "new", "new", "base"]
     blocks = tuple(PairedBlock(side=side, steps=10, ns=10**9) for side in sides * FEWEST_QUADS)
@@ -703,7 +703,7 @@ def test_the_work_trees_stay_as_long_as_somebody_works_in_them() -> None:
 
 
 class Speaker:
-    """One of two ranks, on a thread: it times blocks until it is told to go on, or dies before the first."""
+    """One of two ranks, on a thread: it times blocks until it may continue, or dies before the first."""
 
     def __init__(self, path: Path, rank: int, run: str, *, dies: bool = False) -> None:
         self.blocks: list[int] = []

@@ -1,4 +1,4 @@
-"""The decisions and refusals of `bench train`, without a launch: every figure is worked out by hand."""
+"""Decisions and refusals of `bench train`, without a launch: every figure is worked out by hand."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ STRATEGIES = (
     ("fsdp", "none"),
     ("ddp", "topk:0.01"),
 )
-"""Strategy and compression; the last is in the weak series alone."""
+"""Strategy and compression; the last is only in the weak series."""
 _SENT = {"none": 1.0, "bf16": 0.5, "powersgd:4": 0.02, "topk:0.01": 0.01}
 """Share of the gradients' bytes that a ring carries."""
 _ENCODING_MS = {"none": 0.0, "bf16": 0.6, "powersgd:4": 9.0, "topk:0.01": 14.0}
@@ -63,7 +63,7 @@ GPU = an_environment(
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """What goes wrong in a study, by shares of its runs and cells."""
+    """Faults of a study, by shares of its runs and cells."""
 
     disturbed: float = 0.0
     failed: float = 0.0
@@ -177,7 +177,7 @@ def _runs(cell: Cell, trouble: Trouble, rng: random.Random) -> Iterator[RunResul
 
 
 def _base(cell: Cell, repeat: int, trouble: Trouble) -> dict[str, object]:
-    """What a run has however it ended."""
+    """Fields of a run, however it ended."""
     minute = (cell.gpus * 7 + repeat * 13) % 600
     code = msgspec.structs.replace(GPU.code, dirty=trouble.dirty)
     nodes = max(1, cell.gpus // 8)
@@ -289,7 +289,7 @@ def _bytes_per_s(gpus: int) -> float:
 
 
 def _ring_ms(cell: Cell) -> float:
-    """Of a compressor that selects, each rank gets what all others send."""
+    """Bytes of a compressor that selects: each rank gets what all others send."""
     times = cell.gpus - 1 if "topk" in cell.compression else 2 * (cell.gpus - 1) / cell.gpus
     latency = 0.02 * cell.gpus
     return times * _GRADIENTS * _SENT[cell.compression] / _bytes_per_s(cell.gpus) * 1e3 + latency

@@ -8,7 +8,7 @@ VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
 class Page(HTMLParser):
-    """What a page holds: ids, links, texts, and whether its tags are balanced."""
+    """The content of a page: ids, links, strings, and whether its tags are balanced."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Page(HTMLParser):
         self.attributes: list[str] = []
         self.text = ""
         self.heads: list[tuple[str, bool, bool]] = []
-        """Of every column: its section, whether it is numeric, and whether it is explained."""
+        """Facts of every column: its section, whether it is numeric, and whether it is explained."""
         self.bare: list[str] = []
         """Numeric columns without an explanation."""
         self.open: list[str] = []

@@ -1,4 +1,4 @@
-"""What holds of every launcher: tests in a class, of which each launcher has a subclass."""
+"""The laws of every launcher: tests in a class, of which each launcher has a subclass."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GIVEN = {"apply": True, "partition": "elsewhere"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What a call of `bench` left."""
+    """The result of a call of `bench`."""
 
     code: int
     out: str
@@ -51,10 +51,10 @@ class LauncherLaws:
     """Sizes of the study that is run."""
     folder: Path
     variables: dict[str, str]
-    """Of every call, beside those of the tests."""
+    """Options of every call, in addition to the options of the tests."""
 
     def options(self) -> dict[str, object]:
-        """What a call needs beside --launcher, such as `site`; its files are written to `self.folder`."""
+        """Options that a call needs in addition to --launcher, such as `site`; its files are written to `self.folder`."""
         return {}
 
     def finish(self) -> None:
@@ -104,7 +104,7 @@ class LauncherLaws:
         return launcher(self.name)
 
     def starts(self) -> set[str]:
-        """What has been started, written or submitted: launches and jobs."""
+        """The launches and jobs that have been started, written or submitted."""
         return {path.name for kind in ("launches", "jobs") for path in self.study.root.glob(f"{kind}/*")}
 
     # The laws.
@@ -174,7 +174,7 @@ class LauncherLaws:
 
 
 class CampaignLaws(LauncherLaws):
-    """What holds beside that of launchers whose call stays until the runs are done."""
+    """Further laws of launchers whose call stays until the runs are done."""
 
     @pytest.mark.slow
     def test_an_interrupted_call_ends_its_ranks_and_leaves_its_runs_to_the_next(self) -> None:
@@ -208,7 +208,7 @@ class CampaignLaws(LauncherLaws):
 
 
 class Started:
-    """`bench` as a process of its own, which ends with the test."""
+    """`bench` as a separate process, which ends with the test."""
 
     def __init__(self, command: list[str], folder: Path, variables: dict[str, str]) -> None:
         self._command, self._folder = command, folder
@@ -235,7 +235,7 @@ class Started:
 
 
 class JobLaws(LauncherLaws):
-    """What holds beside that of launchers that make jobs, while nothing starts these."""
+    """Further laws of launchers that make jobs, while nothing starts these."""
 
     @pytest.fixture
     def idle(self) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a name is in its folder or file: no other code has the name of a strategy, a compressor, a
+"""Facts of a name are in its folder or file: no other code has the name of a strategy, a compressor, a
 collective, a data set or a launcher as a text."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOMES = {
     for facts in catalog.all_facts
     for entry in facts.entries()
 } | {one.name: home_of(type(one)) for one in launchers()}
-"""The folder or the file that may have each name."""
+"""By name, the folder or the file that may have it."""
 COMMON = {
     *("auto", "default", "local", "manual", "none", "pipeline", "ring", "single", "tree"),
     # What a text is, and what it says of data.
@@ -116,7 +116,7 @@ def test_a_name_is_a_text_in_its_own_home_alone() -> None:
         if word.search(text) and not file.startswith((HOMES[name], f"{name}/"))
     }
     assert sorted(found - set(ALLOWED)) == []
-    assert sorted(set(ALLOWED) - found) == [], "allowed, and not there any more"
+    assert sorted(set(ALLOWED) - found) == [], "allowed, and no longer there"
 
 
 def test_no_field_of_a_cell_is_compared_with_a_name_or_given_one() -> None:

@@ -1,4 +1,4 @@
-"""What every registered name must have, and by name what it lacks."""
+"""Every registered name has its tests and docs; a failure lists what each lacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Has = Callable[[str], bool]
 
 
 def mentioned(*patterns: str) -> Has:
-    """Whether a file that matches one of the patterns has the name as a word of its own."""
+    """Whether a file that matches one of the patterns has the name as a separate word."""
     texts = [path.read_text() for pattern in patterns for path in ROOT.glob(pattern)]
     assert texts
 
@@ -59,7 +59,7 @@ def a_compressor(name: str) -> bool:
 
 
 def exchanging(has: Has) -> Has:
-    """What is asked of strategies that exchange something: not of `single`, and not of `auto`."""
+    """Requirements of strategies that exchange something: not of `single`, and not of `auto`."""
     return lambda name: name in ("single", "auto") or has(name)
 
 

@@ -38,7 +38,7 @@ class Tied(nn.Module):
 
 
 def tied_layout(blocks: int, *, length: int) -> ModelLayout:
-    """Of a `Tied` whose samples have `length` tokens."""
+    """Parts of a `Tied` whose samples have `length` tokens."""
     names = tuple(f"blocks.{block}" for block in range(blocks))
     return ModelLayout(
         stem=("embed",),

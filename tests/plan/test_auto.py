@@ -1,4 +1,4 @@
-"""The strategy `auto`: what it chooses, and that its arithmetic is that of the closed forms."""
+"""The strategy `auto`: what it chooses, and that its arithmetic follows the closed forms."""
 
 from __future__ import annotations
 
@@ -267,8 +267,8 @@ def test_auto_is_for_plans_alone() -> None:
 
 
 def test_hsdp_is_weighed_on_real_nodes() -> None:
-    """16 on nodes of 8: shards of an eighth, summed over the 2 nodes by 8 rings. Its cell stays that of real
-    nodes."""
+    """16 on nodes of 8: shards of an eighth, summed over the 2 nodes by 8 rings. Its cell keeps
+    real nodes."""
     options = {"workload": "gpt-nano", "gpus": 16, "strategy": "auto", "batch_size": 8}
     choice = weighed(plan_of(gpus_per_node=8, **options))
     by_name = {candidate.strategy: candidate for candidate in choice.candidates}
@@ -374,7 +374,7 @@ def test_refusals_that_differ_in_a_number_are_one_row() -> None:
 
 
 def candidate_of(strategy: str, like: StrategyCandidate, *, step_s: float, mib: int) -> StrategyCandidate:
-    """One that takes so long, and so much."""
+    """A candidate with this time and memory."""
     cell = msgspec.structs.replace(like.cell, strategy=strategy)
     times = replace(like.times, compute=step_s, update=0.0, bubble=0.0, exposed=0.0)
     return replace(like, cell=cell, times=times, memory=Footprint(moment="update", parameters=mib * MIB))

@@ -1,4 +1,4 @@
-"""What goes by nodes needs some: ranks beside each other, and others across."""
+"""Exchanges by nodes need ranks on one node, and others across nodes."""
 
 from __future__ import annotations
 

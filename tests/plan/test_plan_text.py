@@ -1,4 +1,4 @@
-"""What a plan says of `auto` in a few lines."""
+"""The lines of a plan about `auto`."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_cells_share_a_launch_only_with_device_and_backend() -> None:
 
 
 def test_cells_of_another_link_are_in_another_launch() -> None:
-    """What a link is put around is the whole process; the compressor and the collective are the cell's."""
+    """A link is put around the whole process; the compressor and the collective are the cell's."""
     two = {"strategy": "ddp", "gpus": 4, "node_size": 2}
     cells = [
         cell_of(**two),

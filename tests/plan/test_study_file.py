@@ -317,7 +317,7 @@ def test_points_may_share_keys_by_yaml_anchors(tmp_path: Path) -> None:
 
 
 def values(option: PlanOption) -> st.SearchStrategy[Any]:
-    """What may be given for an option, in each of its forms, made from its declaration alone."""
+    """Values that may be given for an option, in each of its forms, made only from its declaration."""
     limits, kind = bounds(option.type), option.kind
     least = int(limits.get("minimum", limits.get("exclusiveMinimum", 0)))
     number = st.integers(least + ("exclusiveMinimum" in limits), int(limits.get("maximum", 1000)))

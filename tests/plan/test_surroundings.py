@@ -1,4 +1,4 @@
-"""What is around the ranks of a cell: nodes, memory and rates, and what leaves a node, by hand."""
+"""Surroundings of the ranks of a cell: nodes, memory, rates, and bytes that leave a node, by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_all_to_all_leaves_a_node_from_every_rank() -> None:
 
 @pytest.mark.parametrize("rate", [0.5e9, 1.25e9, 4e9])
 def test_ranks_send_no_faster_across_nodes_than_inside(rate: float) -> None:
-    """Inside 1 GB/s; one ring leaves a node, so that more than 1 GB/s across is no help."""
+    """Inside 1 GB/s; one ring leaves a node, so that more than 1 GB/s across does not help."""
     cell = nano_cell("ddp", 8, node_size=4, link_mbit_per_s=rate * 8 / 1e6)
     term, groups = term_of(cell, "gradients"), group_layout("ddp", 8)
     seconds = Surroundings.of(cell, HOST, None).seconds(term, groups) - term.operations * 200e-6
