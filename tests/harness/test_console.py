@@ -78,7 +78,7 @@ _ROW = st.lists(st.lists(st.integers(3, 12), min_size=1, max_size=3), min_size=3
 def test_a_fitted_table_has_every_word_of_its_rows_in_their_order(
     lengths: list[list[list[int]]], numeric: list[bool], width: int
 ) -> None:
-    """`lengths` are the lengths of the words. A word begins with its row (0: the heads), its column, its place."""
+    """`lengths` are the lengths of the words. A word begins with its row (0: the heads), column and place."""
     heads, *rows = [
         [
             " ".join(f"{row}{column}{place}".ljust(length, "x") for place, length in enumerate(cell))

@@ -38,7 +38,7 @@ def export(capsys: Capture, *arguments: str) -> str:
 
 
 def names_host(text: str) -> bool:
-    """Whether a page names this host as a word: hosts may be called `vm`, and a page holds hashes and base64."""
+    """Whether a page has this host as a word: hosts may be called `vm`, and pages have hashes and base64."""
     return re.search(rf"(?<![\w+/=-]){re.escape(platform.node())}(?![\w+/=-])", text) is not None
 
 

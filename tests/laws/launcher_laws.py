@@ -54,7 +54,7 @@ class LauncherLaws:
     """Options of every call, in addition to the options of the tests."""
 
     def options(self) -> dict[str, object]:
-        """Options that a call needs in addition to --launcher, such as `site`; its files are written to `self.folder`."""
+        """Options that a call needs in addition to --launcher, such as `site`; files are in `self.folder`."""
         return {}
 
     def finish(self) -> None:
