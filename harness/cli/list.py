@@ -11,7 +11,7 @@ import click
 
 from harness.cli.options import catalogs
 from harness.launchers.registry import launcher
-from harness.plan.launchers import launcher_entries, launcher_names
+from harness.plan.launchers import launcher_entries
 from harness.plan.study_file import STUDY_FILE
 from harness.terminal.console import Console
 from results.errors import UsageError
@@ -86,7 +86,7 @@ def _default(option: Option) -> str:
 
 
 @click.command(name="schema")
-@click.argument("kind", type=click.Choice(["study", *launcher_names()]))
+@click.argument("kind", type=click.Choice(["study", *launcher_entries()]))
 def schema_command(kind: str) -> int:
     """Print the JSON Schema of a study file, or of the profile (--site) that a launcher reads.
 

@@ -40,11 +40,11 @@ def matrix_command(
     from harness.gate.nights import night
     from harness.matrix import RUNS, Matrix
     from harness.plan.naming import fresh_base, fresh_study
-    from harness.plan.study_file import StudyFile, merge, read_study_file
+    from harness.plan.study_file import STUDY_FILE, StudyFile, merge
 
     path = study_path(study_file) if study_file else None
     given = StudyFile(**flags)
-    options = merge(read_study_file(path), given) if path else given
+    options = merge(STUDY_FILE.read(path), given) if path else given
     if fresh:
         options = fresh_study(options, path)
         # A job that makes this call again continues the same study.
@@ -125,7 +125,7 @@ def train_command(
     again and resumes from its last checkpoint; so does the same command. docs/training.md says more.
     """
     from harness.commands.train import Train
-    from harness.plan.study_file import StudyFile, merge, read_study_file
+    from harness.plan.study_file import STUDY_FILE, StudyFile, merge
     from results.train_order import TrainOrder, read_elastic
 
     fields = {name: flags.pop(name) for name in TrainOrder.__struct_fields__ if name in flags}
@@ -135,7 +135,7 @@ def train_command(
     path = study_path(subject) if subject else None
     cell = path if path is not None and path.is_dir() else None
     file = path if path is not None and cell is None else None
-    options = merge(read_study_file(file), given) if file else given
+    options = merge(STUDY_FILE.read(file), given) if file else given
     train = Train(options, order, study_file=file, cell=cell, arguments=arguments)
     if dry_run:
         train.show()

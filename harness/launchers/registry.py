@@ -7,7 +7,7 @@ from inspect import isabstract
 
 from harness.jobs.job_status import Cancelled, JobStatus, close, held_by_jobs, kept_status
 from harness.launchers.launcher import JobLauncher, Launcher
-from harness.plan.launchers import launcher_entry, launcher_names, own_launchers
+from harness.plan.launchers import launcher_entries, launcher_entry, own_launchers
 from results.errors import SchedulerError
 from results.job import Job
 from results.job_store import JobStore
@@ -41,7 +41,7 @@ def launchers() -> list[Launcher]:
 
 def job_launcher(name: str) -> JobLauncher:
     """The launcher that has made a job. Raises SchedulerError if it is not installed here."""
-    found = launcher(name) if name in launcher_names() else None
+    found = launcher(name) if name in launcher_entries() else None
     if not isinstance(found, JobLauncher):
         makers = [each.name for each in launchers() if isinstance(each, JobLauncher)]
         raise SchedulerError(

@@ -61,11 +61,6 @@ def launcher_entries() -> dict[str, LauncherEntry]:
     return _ENTRIES | added
 
 
-def launcher_names() -> tuple[str, ...]:
-    """All names, in the order of `launcher_entries`."""
-    return tuple(launcher_entries())
-
-
 def launcher_entry(name: str) -> LauncherEntry:
     """The entry of a name. Raises UsageError with the known names if it is unknown."""
     entries = launcher_entries()

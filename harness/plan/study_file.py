@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from harness.plan.launchers import launcher_names, launchers_help
+from harness.plan.launchers import launcher_entries, launchers_help
 from harness.plan.options import (
     Checkpointings,
     Counts,
@@ -36,7 +35,7 @@ from results.strict_yaml import FileKind, Where
 if TYPE_CHECKING:
     Launcher = str
 else:
-    Launcher = Literal[launcher_names()]
+    Launcher = Literal[tuple(launcher_entries())]
 
 
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -234,8 +233,3 @@ STUDY_FILE = FileKind(
     advice="check the name, or give only flags",
     check=check_values,
 )
-
-
-def read_study_file(path: Path) -> StudyFile:
-    """The options in a YAML file. Raises UsageError as `FileKind.read` does."""
-    return STUDY_FILE.read(path)

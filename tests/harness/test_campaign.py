@@ -13,7 +13,7 @@ from harness.launch.starter import LocalStarter
 from harness.launchers.slurm.allocation import SlurmStarter
 from harness.machine.code import checkout, code_version
 from harness.matrix import Matrix
-from harness.plan.study_file import StudyFile, merge, read_study_file
+from harness.plan.study_file import STUDY_FILE, StudyFile, merge
 from harness.terminal.console import Console
 from results.errors import MachineError
 from results.files import study_lock
@@ -255,7 +255,7 @@ def test_each_plan_of_a_study_trains_the_model_of_its_own_folder(
         )
     for width, repeats in ((8, 1), (16, 1), (8, 2)):
         path = tmp_path / f"w{width}" / "study.yaml"
-        options = merge(read_study_file(path), StudyFile(repeats=repeats))
+        options = merge(STUDY_FILE.read(path), StudyFile(repeats=repeats))
         assert Matrix(options, study_file=path).run(report=False) == 0
     # 4 x 8 + 8 + 8 + 1 = 49 and 4 x 16 + 16 + 16 + 1 = 97 parameters.
     assert sorted(_parameters(Study(tmp_path / "o")).values(), key=min) == [{49}, {97}]

@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import COMMANDS, bench
 from harness.commands.reference import reference
-from harness.plan.study_file import read_study_file
+from harness.plan.study_file import STUDY_FILE
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/ci/*.md")])
@@ -57,7 +57,7 @@ def test_the_studies_in_the_docs_can_be_read() -> None:
     studies = sorted(ROOT.glob("docs/studies/*.yaml"))
     assert studies
     for path in studies:
-        assert read_study_file(path).gpus is not None
+        assert STUDY_FILE.read(path).gpus is not None
 
 
 def test_the_page_of_options_says_what_they_declare() -> None:

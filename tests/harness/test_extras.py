@@ -31,7 +31,7 @@ from harness.launchers.manual.launches import write_launches
 from harness.launchers.slurm.documents import SlurmDocuments
 from harness.plan.estimate import Hardware
 from harness.plan.schedule import schedule
-from harness.plan.study_file import BY_NAME, StudyFile, read_study_file
+from harness.plan.study_file import BY_NAME, STUDY_FILE, StudyFile
 from harness.terminal.console import Console
 from harness.worker.rank.context import allocation
 from results.environment import CodeVersion
@@ -65,7 +65,7 @@ def test_ranks_come_from_a_file_or_a_flag(given: Any) -> None:
 def test_one_rank_may_be_a_bare_number_in_a_study_file(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("gpus: 2\ntrace: 0\ntensorboard: true\n")
-    options = matrix._run_options(read_study_file(path))
+    options = matrix._run_options(STUDY_FILE.read(path))
     assert (options.trace, options.tensorboard) == ((0,), True)
 
 

@@ -23,7 +23,6 @@ from harness.plan.study_file import (
     by_heading,
     check_values,
     merge,
-    read_study_file,
 )
 from results.errors import UsageError
 from results.plan import Pattern, Request
@@ -42,7 +41,7 @@ def refusal(folder: Path, text: str | bytes) -> str:
     """The message, without the path that it opens with."""
     path = written(folder, text)
     with pytest.raises(UsageError) as error:
-        read_study_file(path)
+        STUDY_FILE.read(path)
     message = str(error.value)
     assert message.startswith(str(path))
     assert "\n" not in message
@@ -50,7 +49,7 @@ def refusal(folder: Path, text: str | bytes) -> str:
 
 
 def requested(folder: Path, text: str) -> Request:
-    return a_request(read_study_file(written(folder, text)), source_folder=folder)
+    return a_request(STUDY_FILE.read(written(folder, text)), source_folder=folder)
 
 
 def test_help_and_the_page_of_options_list_each_option_under_its_heading() -> None:
@@ -125,7 +124,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
     include: [{workload: mlp, strategy: ddp, gpus: 8, batch_size: 4}]
     exclude: [{gpus: 4, scaling: strong}]
     """
-    options = read_study_file(written(tmp_path, text))
+    options = STUDY_FILE.read(written(tmp_path, text))
     assert [key for key in StudyFile.__struct_fields__ if getattr(options, key) is None] == []
     request = a_request(options, source_folder=tmp_path)
     assert request.workloads == ("resnet18", "gpt-nano")
@@ -272,7 +271,7 @@ def test_a_hostile_file_is_refused_like_any_other(tmp_path: Path, text: str) -> 
 @given(text=st.text(alphabet="gpus:[]{}-,&*!?|>'\"#% \n\t1.0eE~<", max_size=40))
 def test_no_text_makes_the_reader_fail_otherwise(tmp_path: Path, text: str) -> None:
     try:
-        assert isinstance(read_study_file(written(tmp_path, text)), StudyFile)
+        assert isinstance(STUDY_FILE.read(written(tmp_path, text)), StudyFile)
     except UsageError as error:
         lines = str(error).splitlines()
         if len(lines) != 1:
@@ -281,9 +280,9 @@ def test_no_text_makes_the_reader_fail_otherwise(tmp_path: Path, text: str) -> N
 
 def test_a_missing_file_and_a_folder_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^there is no study file .*none\.yaml; check the name"):
-        read_study_file(tmp_path / "none.yaml")
+        STUDY_FILE.read(tmp_path / "none.yaml")
     with pytest.raises(UsageError, match=r"^cannot read .*: Is a directory; name a YAML file"):
-        read_study_file(tmp_path)
+        STUDY_FILE.read(tmp_path)
 
 
 @pytest.mark.parametrize("value", ["1:30", "010", "0x10", "0b1", "1:30.5", "-1:00"])
@@ -297,7 +296,7 @@ def test_numbers_that_yaml_reads_otherwise_than_people_are_refused(
 
 
 def test_a_date_is_a_text_and_what_is_quoted_is_no_number(tmp_path: Path) -> None:
-    read = read_study_file(written(tmp_path, "name: 2026-01-31\npartition: '010'\nqos: 'no'\n"))
+    read = STUDY_FILE.read(written(tmp_path, "name: 2026-01-31\npartition: '010'\nqos: 'no'\n"))
     assert (read.name, read.partition, read.qos) == ("2026-01-31", "010", "no")
 
 
@@ -307,7 +306,7 @@ def test_points_may_share_keys_by_yaml_anchors(tmp_path: Path) -> None:
         "- &p {workload: mlp, strategy: ddp, gpus: 2, batch_size: 8}\n"
         "- {<<: *p, gpus: 4}\n"
     )
-    read = read_study_file(written(tmp_path, text))
+    read = STUDY_FILE.read(written(tmp_path, text))
     assert read.include is not None
     assert [(pattern.workload, pattern.gpus) for pattern in read.include] == [("mlp", 2), ("mlp", 4)]
     assert refusal(tmp_path, text.replace("gpus: 4", "gpus: x")).startswith(", line 4: include[1].gpus takes")
@@ -358,7 +357,7 @@ OFTEN = settings(max_examples=50, deadline=None, suppress_health_check=list(Heal
 def test_a_study_survives_its_file_and_keeps_the_schema(tmp_path: Path, study: StudyFile) -> None:
     data = msgspec.to_builtins(study)
     text = yaml.safe_dump(data)
-    assert read_study_file(written(tmp_path, text)) == study
+    assert STUDY_FILE.read(written(tmp_path, text)) == study
     SCHEMA.validate(data)
 
 
