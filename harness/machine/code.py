@@ -23,8 +23,6 @@ from results.environment import CodeVersion
 from results.errors import MachineError
 from results.plan import Plan
 from results.spec import split
-from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
-from workloads.catalog import WORKLOADS
 
 PACKAGES = ("results", "workloads", "strategies", "slurm", "reports", "harness")
 _MEASURED = (
@@ -156,6 +154,10 @@ def packages_of(cells: Collection[Cell]) -> dict[str, str]:
 
     None of it is imported. Raises ExtensionError for an entry point whose module is not there.
     """
+    # Imported here: an agent of a node asks this module only for the checkout.
+    from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
+    from workloads.catalog import WORKLOADS
+
     texts = (
         (STRATEGIES, {cell.strategy for cell in cells}),
         (COMPRESSIONS, {cell.compression for cell in cells}),
