@@ -290,7 +290,7 @@ BAD_INPUT = (
     ("compare timeless.json before", "has the datetime '../up', which is no ISO 8601 time"),
     ("compare hollow before --baselines .", "Expected `array` of length >= 1"),
     ("compare main before --baselines kept", "the baseline of that name is kept/main.json"),
-    ("prune --keep 0s --baselines baslines", "--baselines baslines is no folder"),
+    ("prune --keep 0s --baselines baslines", "--baselines baslines is not a folder"),
     ("report before -o /dev/null --figures svg", "give -o FILE.html, not /dev/null"),
     ("prune --keep 30", "--keep 30 has no unit: write 30d for days"),
     ("status pairs", "pairs holds paired comparisons and no study: bench compare --again pairs/ab"),
