@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from rank_builders import CPU, Ranks
 from torch import nn
 from torch.nn import functional as F
 
@@ -24,9 +25,6 @@ from strategies import Trainer, TrainSettings
 from strategies.catalog import group_layout
 from strategies.scratch_ddp.reducer import GradientReducer
 from strategies.training.observer import Phase, SilentObserver
-
-CPU = torch.device("cpu")
-Ranks = Callable[..., list[Any]]
 
 
 @contextmanager

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_builders import CPU, Moments
 from torch import nn
 
 from harness.worker.measure import clock
 from harness.worker.measure.clock import StepClock, joined_steps
 from results.record import StepColumns
 from strategies import Phase, Trainer, TrainSettings
-
-CPU = torch.device("cpu")
-
-
-class Marks:
-    """Stands for the module `time`: the clock is read at these moments, in ns."""
-
-    def __init__(self, *moments: int) -> None:
-        self._moments: Iterator[int] = iter(moments)
-
-    def perf_counter_ns(self) -> int:
-        return next(self._moments)
 
 
 def trained_under_a_clock(accumulation: int, steps: int) -> StepColumns:
@@ -42,7 +29,7 @@ def trained_under_a_clock(accumulation: int, steps: int) -> StepColumns:
 
 def test_phases_of_two_steps_last_until_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     # data, forward, backward, optimizer, end; 50 ns between the steps belong to neither.
-    monkeypatch.setattr(clock, "time", Marks(100, 110, 140, 240, 245, 295, 300, 320, 370, 378))
+    monkeypatch.setattr(clock, "time", Moments(100, 110, 140, 240, 245, 295, 300, 320, 370, 378))
     columns = trained_under_a_clock(accumulation=1, steps=2)
     assert columns == StepColumns(
         step_ns=[145, 83],
@@ -57,7 +44,7 @@ def test_phases_of_two_steps_last_until_the_next_one_begins(monkeypatch: pytest.
 
 def test_phases_of_two_micro_batches_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     # data 10, forward 30, backward 100; data 1, forward 20, backward 200; optimizer 7.
-    monkeypatch.setattr(clock, "time", Marks(100, 110, 140, 240, 241, 261, 461, 468))
+    monkeypatch.setattr(clock, "time", Moments(100, 110, 140, 240, 241, 261, 461, 468))
     columns = trained_under_a_clock(accumulation=2, steps=1)
     assert columns == StepColumns(
         step_ns=[368], data_ns=[11], forward_ns=[50], backward_ns=[300], optimizer_ns=[7], loss=[1.0]
@@ -72,7 +59,7 @@ def test_phases_of_two_micro_batches_are_added_up(monkeypatch: pytest.MonkeyPatc
 def test_phases_always_add_up_to_the_step(gaps: list[int], start: int) -> None:
     moments = [start + sum(gaps[:index]) for index in range(len(gaps))]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(clock, "time", Marks(*moments))
+        patched.setattr(clock, "time", Moments(*moments))
         columns = trained_under_a_clock(accumulation=2, steps=1)
     parts = (columns.data_ns, columns.forward_ns, columns.backward_ns, columns.optimizer_ns)
     assert columns.step_ns == [sum(part[0] for part in parts)] == [sum(gaps[:7])]

@@ -19,6 +19,8 @@ from results.cell import StepPolicy
 from results.record import StepColumns
 from strategies import Trainer, TrainSettings, devices
 
+Watch = Callable[..., tuple[Stopwatch, Any]]
+
 
 class World:
     """Trainer, clock, control, log and time in one: every block takes the wall time that is written here."""
@@ -69,7 +71,7 @@ class World:
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Stopwatch, World]]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     def make(own_ms: Sequence[float], slowest_ms: Sequence[float] | None = None) -> tuple[Stopwatch, World]:
         world: Any = World(own_ms, slowest_ms)
         monkeypatch.setattr(devices, "time", world)
@@ -95,7 +97,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Stopwatch, Wor
     ],
 )
 def test_warm_up_ends_when_a_block_is_like_the_one_before_or_at_the_limit(
-    watch: Callable[..., tuple[Stopwatch, World]], walls: list[float], blocks: int, steady: bool
+    watch: Watch, walls: list[float], blocks: int, steady: bool
 ) -> None:
     stopwatch, world = watch(walls)
     columns, found = stopwatch.warm_up(StepPolicy(block_steps=5, warmup_max_steps=20))
@@ -103,14 +105,14 @@ def test_warm_up_ends_when_a_block_is_like_the_one_before_or_at_the_limit(
     assert columns.step_ns == [5] * 5 * blocks
 
 
-def test_warm_up_judges_by_the_slowest_rank(watch: Callable[..., tuple[Stopwatch, World]]) -> None:
+def test_warm_up_judges_by_the_slowest_rank(watch: Watch) -> None:
     # This rank alone would be steady after two blocks.
     stopwatch, world = watch([100, 100, 100], slowest_ms=[200, 150, 150])
     _, steady = stopwatch.warm_up(StepPolicy(block_steps=5, warmup_max_steps=20))
     assert (world.blocks, steady) == (3, True)
 
 
-def test_no_warm_up_is_not_a_steady_one(watch: Callable[..., tuple[Stopwatch, World]]) -> None:
+def test_no_warm_up_is_not_a_steady_one(watch: Watch) -> None:
     stopwatch, world = watch([])
     columns, steady = stopwatch.warm_up(StepPolicy(warmup_max_steps=0))
     assert (columns, steady, world.blocks) == (StepColumns(), False, 0)
@@ -119,9 +121,7 @@ def test_no_warm_up_is_not_a_steady_one(watch: Callable[..., tuple[Stopwatch, Wo
 @pytest.mark.parametrize(
     ("asked", "period", "steps"), [(5, 1, 5), (5, 3, 6), (6, 3, 6), (5, 8, 8), (8, 5, 10), (1, 1, 1)]
 )
-def test_a_block_is_whole_periods_of_the_strategy(
-    watch: Callable[..., tuple[Stopwatch, World]], asked: int, period: int, steps: int
-) -> None:
+def test_a_block_is_whole_periods_of_the_strategy(watch: Watch, asked: int, period: int, steps: int) -> None:
     stopwatch, world = watch([100] * 5)
     world.model.period = period
     warmup, _ = stopwatch.warm_up(StepPolicy(block_steps=asked, warmup_max_steps=2))
@@ -259,7 +259,7 @@ UNEVEN = [90.0, 110.0] * 3
     ],
 )
 def test_measuring_ends_at_the_target_or_the_budget_or_the_blocks(
-    watch: Callable[..., tuple[Stopwatch, World]],
+    watch: Watch,
     walls: list[float],
     policy: dict[str, Any],
     blocks: int,
@@ -273,7 +273,7 @@ def test_measuring_ends_at_the_target_or_the_budget_or_the_blocks(
 
 
 def test_each_rank_keeps_its_own_walls_and_stops_by_the_slowest(
-    watch: Callable[..., tuple[Stopwatch, World]],
+    watch: Watch,
 ) -> None:
     # By its own 50 ms a block this rank would go on until the budget of 0.6 s at the twelfth.
     stopwatch, _ = watch([50] * 6, slowest_ms=UNEVEN)

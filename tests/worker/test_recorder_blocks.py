@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_builders import CPU, Ranks, a_context
+from rank_builders import CPU, Moments, Ranks, a_context
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -63,12 +63,8 @@ def peak(rank: int) -> tuple[int, list[int], int, int]:
     exchange = open_exchange()
     start = time.perf_counter_ns()
     found = measure_link_peak(Control(CPU), CPU, ranks=2, link_mbit_per_s=10.0)
-    return (
-        found.payload_bytes,
-        found.duration_ns,
-        exchange.traffic.operations,
-        time.perf_counter_ns() - start,
-    )
+    took_ns = time.perf_counter_ns() - start
+    return found.payload_bytes, found.duration_ns, exchange.traffic.operations, took_ns
 
 
 def test_three_all_reduces_are_timed_and_not_counted_as_traffic(ranks: Ranks) -> None:
@@ -116,26 +112,13 @@ def late_peak(rank: int) -> list[int]:
         time.sleep(0.1 * rank)
         return plain(values, control)
 
-    link_peak_module._all_reduce_ns = late
-    try:
+    with patch.object(link_peak_module, "_all_reduce_ns", late):
         return measure_link_peak(Control(CPU), CPU, ranks=2, link_mbit_per_s=1.0).duration_ns
-    finally:
-        link_peak_module._all_reduce_ns = plain
 
 
 def test_each_begins_at_a_barrier(ranks: Ranks) -> None:
     # 64 KiB take about a millisecond; without the barrier rank 0 would wait for 100 ms in each.
     assert min(ranks(2, late_peak)[0]) < 50_000_000
-
-
-class Moments:
-    """Stands for the module `time`."""
-
-    def __init__(self, *moments: int) -> None:
-        self._moments = iter(moments)
-
-    def perf_counter_ns(self) -> int:
-        return next(self._moments)
 
 
 def test_the_first_step_is_the_sum_of_its_parts_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,23 +136,19 @@ def test_the_first_step_is_the_sum_of_its_parts_until_it_is_over(monkeypatch: py
     assert len(waited) == 2
 
 
-def kernel(name: str, start: int, end: int) -> Kernel:
-    return Kernel(name, start, end)
-
-
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def test_kernels_that_communicate_are_told_from_those_that_compute() -> None:
     kernels = [
-        kernel("ampere_sgemm_128x64_tn", 0, 100),
+        Kernel("ampere_sgemm_128x64_tn", 0, 100),
         # Beside the first on another stream: 20 more.
-        kernel("void at::native::vectorized_elementwise_kernel<4>", 80, 120),
+        Kernel("void at::native::vectorized_elementwise_kernel<4>", 80, 120),
         # 50 of its 80 beside computation, to 120; then alone.
-        kernel(REDUCE, 70, 150),
-        kernel("ncclDevKernel_SendRecv", 200, 230),
-        kernel("Memcpy HtoD (Pinned -> Device)", 0, 500),
-        kernel("Memset (Device)", 300, 400),
+        Kernel(REDUCE, 70, 150),
+        Kernel("ncclDevKernel_SendRecv", 200, 230),
+        Kernel("Memcpy HtoD (Pinned -> Device)", 0, 500),
+        Kernel("Memset (Device)", 300, 400),
     ]
     assert kernel_times(kernels, 3) == KernelTimes(
         steps=3, compute_ns=120, communication_ns=80 + 30, overlap_ns=50
@@ -193,7 +172,7 @@ def test_kernels_are_the_events_of_the_device_that_nobody_has_named() -> None:
         event(REDUCE, DeviceType.CUDA),
     ]
     found = list(kernels_on(torch.device("cuda", 1), events))
-    assert found == [kernel("gemm", 2500, 4000), kernel(REDUCE, 2500, 4000)]
+    assert found == [Kernel("gemm", 2500, 4000), Kernel(REDUCE, 2500, 4000)]
 
 
 intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)))
@@ -203,8 +182,8 @@ intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)))
 def test_times_are_those_of_counting_moments(
     compute: list[tuple[int, int]], communicate: list[tuple[int, int]]
 ) -> None:
-    kernels = [kernel("gemm", start, start + length) for start, length in compute]
-    kernels += [kernel(REDUCE, start, start + length) for start, length in communicate]
+    kernels = [Kernel("gemm", start, start + length) for start, length in compute]
+    kernels += [Kernel(REDUCE, start, start + length) for start, length in communicate]
     busy = [
         {moment for start, length in spans for moment in range(start, start + length)}
         for spans in (compute, communicate)
@@ -253,22 +232,19 @@ def first_acts(rank: int, folder: str) -> list[str]:
 
 def slow_halves(rank: int, folder: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
     """On a rank: the same with a trainer whose halves of a step take 50 ms more each."""
-    halves = {name: getattr(Trainer, name) for name in ("compute_gradients", "update")}
 
-    def slow(name: str) -> Callable[..., Any]:
-        def half(*arguments: Any) -> Any:
+    def slow(half: Callable[..., Any]) -> Callable[..., Any]:
+        def slower(*arguments: Any) -> Any:
             time.sleep(0.05)
-            return halves[name](*arguments)
+            return half(*arguments)
 
-        return half
+        return slower
 
-    for name in halves:
-        setattr(Trainer, name, slow(name))
-    try:
+    with (
+        patch.object(Trainer, "compute_gradients", slow(Trainer.compute_gradients)),
+        patch.object(Trainer, "update", slow(Trainer.update)),
+    ):
         return run_twice(rank, folder, 1, fields)
-    finally:
-        for name, half in halves.items():
-            setattr(Trainer, name, half)
 
 
 MLP = {

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
+from rank_builders import Ranks
 
 from harness.worker.rank.usage import (
     ForeignCpu,
@@ -26,7 +26,6 @@ from harness.worker.rank.usage import (
     rss_peak_bytes,
 )
 
-Ranks = Callable[..., list[Any]]
 MB = 10**6
 TICKS_S = 0.05
 """The kernel counts busy time in ticks of 10 ms; a few of them may fall on the other side of a moment."""
