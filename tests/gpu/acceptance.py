@@ -67,9 +67,9 @@ ENOUGH = 8
 """Samples of a batch: where more do not fit, activations are computed again."""
 AIMS = {"resnet50": "3,000 images/s on an H200", "gpt2": "MFU 50 %", "llama": "MFU 50 %"}
 OVERFLOWED = "the loss scaler left out every step"
-"""What a proof says in fp16 where the first factor of the loss is too large for the first steps."""
+"""Words of a proof in fp16 where the first factor of the loss is too large for the first steps."""
 ROUNDED = "where parameters are off by one rounding"
-"""What it says where rounding alone gives gradients of a model another direction (docs/proof.md)."""
+"""Words of a proof where rounding turns the gradients of a model (docs/proof.md)."""
 OF_A_STEP = "batch_size", "precision", "memory_format", "compile", "activation_checkpointing"
 Row = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 `python tests/gpu/bare.py '{"workload": "resnet50", "batch_size": 256, "device": "cuda", "out": "a.json"}'`
 
-Both sides have a model, an optimizer and batches of their own, alike; they take turns, in blocks A B B A. The
+Each side has its model, optimizer and batches, all alike; they take turns, in blocks A B B A. The
 blocks of a side that is measured end with the device.
 """
 
@@ -99,7 +99,7 @@ def pool(asked: Asked, built: Workload, device: torch.device) -> list[tuple[Tens
 
 
 def measure(asked: Asked) -> list[float]:
-    """The time of a step of ours over that of theirs, of each quad."""
+    """Return the time of our step over the time of theirs, for each quad."""
     device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device("cpu")
     on = device_of(device)
     set_float32_math(asked.precision)

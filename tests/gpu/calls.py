@@ -64,7 +64,7 @@ def of_rank(rank: int, size: int, kind: str, folder: str) -> None:
 
 
 def own(rank: int) -> Tensor:
-    """What a rank gives to a call: (4,), in host memory."""
+    """The values that a rank gives to a call: (4,), in host memory."""
     return torch.arange(4.0) + 10 * rank
 
 
@@ -187,7 +187,7 @@ def link_only(exchange: ExchangeGroup) -> int:
 
 
 def of_torch(exchange: ExchangeGroup, device: torch.device) -> Found:
-    """By torch's functions, as its own strategies call, with a work and without."""
+    """Call torch's functions as torch's strategies do, with a work and without."""
     size, rank = exchange.size(), exchange.rank()
     every = torch.stack([own(each) for each in range(size)])
     for later in (False, True):

@@ -79,7 +79,7 @@ def a_context(rank: int, folder: Path | str, launch: dict[str, Any], **fields: A
 
 
 def a_stopwatch(trainer: Trainer, data: Iterator[Any], control: Any = None) -> Stopwatch:
-    """A stopwatch of this rank with the host's clock and a log that nobody reads."""
+    """A stopwatch of this rank with the host's clock and without a log."""
     log: Any = SimpleNamespace(heartbeat=lambda: None)
     return Stopwatch(trainer, data, clock=StepClock(CPU), control=control or Control(CPU), log=log)
 

@@ -3,7 +3,7 @@
 A transfer holds no core while it lasts, so that ranks can share two. The truth of every step is known by the
 moments at which computation and transfers ended, whatever else ran on the machine meanwhile; how much longer
 than its CPU time the computation took is known as well. What is left of a disturbance only ever adds to a
-time: of some steps the one with the least is held to 10 ms.
+time: of some steps the one with the least must be within 10 ms.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Millis = list[float]
 
 BYTES_PER_MS = 4096
 SLACK_MS = 10.0
-"""What a step has beside what is planted: messages, threads that are woken, the update."""
+"""Time of a step besides the planted times: messages, threads that are woken, the update."""
 DDP = "ddp:bucket_mb=0.001"
 SCRATCH = "scratch-ddp:bucket_mb=0.001:first_bucket_mb=0.001"
 FEWEST = 300
-"""Elements of a parameter: 1200 bytes fill a bucket of 1048, so that each has one of its own."""
+"""Elements of a parameter: 1200 bytes fill a bucket of 1048, so that each has a separate one."""
 
 
 class SleepingTransport:
@@ -134,7 +134,7 @@ def ms(durations_ns: Sequence[int]) -> Millis:
 
 
 def beyond_ms(last_arrived_ns: list[int], computed_ns: list[int]) -> Millis:
-    """Of each step, how long after its computation its last transfer arrived."""
+    """Return for each step how long after its computation its last transfer arrived."""
     pairs = zip(last_arrived_ns, computed_ns, strict=True)
     return [max(0, arrived - computed) / MS for arrived, computed in pairs]
 
@@ -187,7 +187,7 @@ EXPOSED_MS = {"hidden": 0.0, "half hidden": 45.0 - 20.0, "exposed": 30.0}
 
 
 def on_less_off_ms(found: dict[str, Any]) -> float:
-    """What the best on block takes longer than the best off block, beyond what was exposed in it: noise.
+    """The noise: how much longer the best on block takes than the best off block, less what was exposed.
 
     Both without their computation, which is not always as long.
     """
@@ -203,7 +203,7 @@ def together(
     attempt: Callable[[], list[dict[str, Any]]],
     misses: Callable[[list[dict[str, Any]]], list[str]],
 ) -> list[str]:
-    """What the steps of up to `ATTEMPTS` attempts together miss, by rank."""
+    """Return the misses of each rank in the steps of up to `ATTEMPTS` attempts together."""
     found = attempt()
     for _ in range(ATTEMPTS - 1):
         if not misses(found):
@@ -214,7 +214,7 @@ def together(
 
 
 def missed_exposed(case: str, results: list[dict[str, Any]]) -> list[str]:
-    """What quads and the recorder do not find, in the least disturbed of the steps of each rank."""
+    """Name what quads and the recorder miss, in the least disturbed step of each rank."""
     missed = []
     for rank, found in enumerate(results):
         # What is planted is there; a slow computation hides more.
@@ -288,7 +288,7 @@ def delayed(rank: int, strategy: str, slow_rank: int | None, how: str) -> dict[s
 def test_a_late_rank_is_a_wait_of_the_others_and_leaves_the_transfer_alone(
     ranks: Ranks, slow_rank: int | None, how: str, strategy: str
 ) -> None:
-    """The least transfer of the steps is held to a third; waits, by their medians, to half of the delay."""
+    """The least transfer may be off by a third; waits, by their medians, by half of the delay."""
     size = 2 if how == "burn" else 3
 
     def attempt() -> list[dict[str, Any]]:

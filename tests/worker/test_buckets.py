@@ -50,7 +50,7 @@ def no_overlap(self: GradientReducer, index: int) -> None:
 
 
 def count(rank: int, fields: dict[str, Any], lost: bool) -> list[tuple[Any, Any, str | None]]:
-    """On a rank: what is counted in three periods of a model of four blocks, the last two beside a load."""
+    """On a rank: what is counted in three periods of a model of four blocks, the last two under load."""
     torch.manual_seed(0)
     exchange = open_exchange()
     ready = no_overlap if lost else GradientReducer.ready

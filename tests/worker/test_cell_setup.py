@@ -1,4 +1,4 @@
-"""What a cell's Trainer is told of the nodes."""
+"""The size of a node that a cell's Trainer is given."""
 
 from __future__ import annotations
 

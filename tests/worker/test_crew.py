@@ -27,9 +27,9 @@ from results.store import Study
 
 
 def start_on_cuda(rank: int, folder: str) -> tuple[int, list[str]]:
-    """On a rank of its own: a launch on a CUDA device without cells, over gloo as there is no device here.
+    """On a fresh rank: a launch on a CUDA device without cells, over gloo as this machine lacks a device.
 
-    torch's view of the machine is that of one with a device. Returns the exit code, and what the log says.
+    torch sees a machine with a device. Returns the exit code, and what the log says.
     """
     dist.destroy_process_group()
     study = Study(Path(folder))

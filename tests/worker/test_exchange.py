@@ -30,7 +30,7 @@ BUFFER_BYTES = 4 * 96 + 8
 
 
 def trainer_of(exchange: ExchangeGroup, rank: int, **settings: Any) -> Trainer:
-    """A trainer, each replica's dropout with a seed of its own."""
+    """A trainer, each replica's dropout with a different seed."""
     chosen = TrainSettings(**{"strategy": "ddp", "optimizer": "sgd:lr=0.05", **settings})
     trainer = Trainer(network(dropout=0.3), F.cross_entropy, device=CPU, settings=chosen, group=exchange)
     torch.manual_seed(100 + rank)
@@ -157,7 +157,7 @@ def end_state(trainer: Trainer, data: Iterator[tuple[Tensor, Tensor]]) -> dict[s
 
 
 def quads_or_none(rank: int, settings: dict[str, Any], folder: str, disturbed: bool) -> dict[str, Any]:
-    """On a rank: two quads of two steps, or the steps of their on blocks alone; then one step more."""
+    """On a rank: two quads of two steps, or only the steps of their on blocks; then one step more."""
     exchange = open_exchange()
     trainer, data = trainer_of(exchange, rank, **settings), batches(rank)
     trainer.step(data)
@@ -220,7 +220,7 @@ def test_groups_that_are_split_wait_as_long_as_the_exchange_was_told(ranks: Rank
 
 
 def is_left_behind(rank: int, folder: str, opening: str) -> bool:
-    """On rank 1, which opens its groups last: whether rank 0 goes on meanwhile."""
+    """On rank 1, which opens its groups last: whether rank 0 continues meanwhile."""
     open_group, left, seen = dist.new_group, Path(folder) / "left", []
 
     def open_last(*arguments: Any, **options: Any) -> Any:
@@ -250,7 +250,7 @@ def test_no_rank_goes_on_before_all_have_opened_their_groups(
 
 
 class DataMover(dist.ProcessGroup):
-    """A backend that is not the default group's, as NCCL on CUDA: a Gloo of its own that keeps its calls."""
+    """A backend that is not the default group's, as NCCL on CUDA: another Gloo, which keeps its calls."""
 
     calls: ClassVar[list[str]] = []
 
@@ -276,7 +276,7 @@ class DataMover(dist.ProcessGroup):
 
 
 def agree_beside_the_exchange(rank: int) -> dict[str, Any]:
-    """On a rank: agreements and sums beside an exchange whose backend is not the default group's."""
+    """On a rank: agreements and sums next to an exchange whose backend is not the default group's."""
     if "data_mover" not in dist.Backend.backend_list:
         dist.Backend.register_backend("data_mover", DataMover, devices=["cpu"])
     exchange = open_exchange(backend="data_mover")

@@ -216,7 +216,7 @@ def test_what_is_really_seen_of_a_killed_peer_is_cancelled(
 
 
 def wait_in_vain(rank: int, gone: Path) -> tuple[str, str]:
-    """On a rank: rank 1 comes to a sum when rank 0 has lost patience, and has made the file `gone`."""
+    """On a rank: rank 1 joins a sum when rank 0 has lost patience, and has made the file `gone`."""
     group = dist.new_group(timeout=timedelta(seconds=1))
     end = time.monotonic() + 60
     while rank == 1 and not gone.exists() and time.monotonic() < end:

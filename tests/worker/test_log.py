@@ -1,4 +1,4 @@
-"""What a rank writes: its output stays in bounds, and its watchdog shows where it stands."""
+"""The output of a rank stays in bounds, and its watchdog shows where it stands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ os._exit(3)
 
 
 def printed(folder: Path, *, lines: int, width: int) -> tuple[bytes, int]:
-    """What such a process leaves in its stderr, which is opened as torchrun does, and how much it wrote."""
+    """Run such a process. Returns its stderr, a file as torchrun opens it, and how much it wrote."""
     with (folder / "stderr.log").open("w") as log:
         done = subprocess.run(
             [sys.executable, "-c", PRINTS.format(lines=lines, width=width)],
@@ -211,7 +211,7 @@ def _wait_for(times: list[float], count: int) -> None:
 
 @contextmanager
 def _stderr(folder: Path) -> Iterator[Path]:
-    """What this process writes to its stderr. `capfd` empties its file while a thread may write to it."""
+    """Yield the file that stderr goes to. `capfd` empties its file while a thread may write to it."""
     path, kept = folder / "stderr", os.dup(2)
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)

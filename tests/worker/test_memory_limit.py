@@ -1,4 +1,4 @@
-"""A limit on memory that the kernel keeps, each time in a process of its own: it cannot be undone whole."""
+"""A limit on memory that the kernel enforces, each time in a separate process, as it cannot be undone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FULL = Outcome.OUT_OF_MEMORY
 
 
 def in_a_child(function: Callable[[], Found]) -> Found:
-    """What `function` returns in a forked process, whose C library and limits are its own."""
+    """Call `function` in a forked process, which has a separate C library and limits."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -58,7 +58,7 @@ def take(mib: int) -> Tensor:
 
 
 def use_up_the_heap() -> list[Tensor]:
-    """What tests before have freed and the C library has kept: the kernel would not be asked for it."""
+    """Take what the C library has kept of earlier tests: the kernel would not be asked for it."""
     gauge, held = HostMemory(), list[Tensor]()
     for mib in (128, 64, 32, 16, 8, 4, 2, 1):
         while True:
@@ -226,13 +226,13 @@ def test_without_a_number_nothing_is_asked_of_the_system(monkeypatch: pytest.Mon
 def test_a_kernel_that_only_nods_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostMemory, "cap", lambda *_: None)
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: type("", (), {"mallopt": lambda *_: 1}))
-    with pytest.raises(UsageError, match="does not hold a process to RLIMIT_DATA"):
+    with pytest.raises(UsageError, match="does not enforce RLIMIT_DATA"):
         MemoryLimit(64)
 
 
 def test_a_c_library_without_the_call_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
-    with pytest.raises(UsageError, match="does not hold a process to RLIMIT_DATA"):
+    with pytest.raises(UsageError, match="does not enforce RLIMIT_DATA"):
         MemoryLimit(64)
 
 

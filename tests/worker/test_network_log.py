@@ -1,4 +1,4 @@
-"""What NCCL's log says of its network, from lines of public logs."""
+"""Transports and warnings that are read from NCCL's log; the lines are from public logs."""
 
 from __future__ import annotations
 

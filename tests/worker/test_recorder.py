@@ -113,7 +113,7 @@ def recorded_rows(rank: int, settings: dict[str, Any], steps: int, like_nccl: bo
     counted = traffic.payload_bytes, traffic.operations
     traffic.recorder = None
     trainer.step(data)
-    assert not recorder.take(clock.drain()).operations.step, "nothing is recorded once it is off"
+    assert not recorder.take(clock.drain()).operations.step, "the recorder is off"
     operations = recorded.operations
     for index, step in enumerate(operations.step):
         issued, duration = operations.issued_ns[index], operations.duration_ns[index]
@@ -466,7 +466,7 @@ def test_an_exchange_that_is_off_has_nothing_to_record(ranks: Ranks) -> None:
 
 
 def block_or_steps(rank: int, settings: dict[str, Any], recording: bool) -> dict[str, Any]:
-    """On a rank: a recorded block, or its steps alone; then what training goes on from."""
+    """On a rank: a recorded block, or only its steps; then the state that training continues from."""
     exchange = open_exchange()
     trainer, data = trainer_of(exchange, **settings), batches(rank)
     trainer.step(data)
@@ -510,7 +510,7 @@ def test_recorded_steps_are_steps_like_any_other(
 
 
 class Hours:
-    """In the place of the module `time`: a clock that goes on where somebody waits, and nowhere else."""
+    """Stands for the module `time`: a clock that advances only where somebody waits."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -523,7 +523,7 @@ class Hours:
         return 0
 
     def work(self, held_up_ns: int) -> Any:
-        """A work without a future that is waited for so long."""
+        """A work without a future; a wait for it takes `held_up_ns`."""
 
         def no_future() -> Any:
             raise RuntimeError
@@ -599,7 +599,7 @@ def test_strategies_with_stages_alone_have_a_bubble(ranks: Ranks) -> None:
 
 
 def limited(rank: int, most: int) -> str:
-    """On a rank: what recording comes to if a record holds `most` operations."""
+    """On a rank: what is recorded if a record holds `most` operations."""
     exchange = open_exchange()
     trainer = trainer_of(exchange, strategy="scratch-ddp", collective="tree")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What a run measures beside its timed blocks: single steps, the first one, the network, kernels."""
+"""Measurements of a run outside of its timed blocks: single steps, the first one, the network, kernels."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_peak_is_that_of_the_best_payload_that_all_ranks_have_memory_for(ran
 
 
 def late_peak(rank: int) -> list[int]:
-    """On a rank: durations where one comes to every all-reduce 100 ms late."""
+    """On a rank: durations where one joins every all-reduce 100 ms late."""
     plain = link_peak_module._all_reduce_ns
 
     def late(values: torch.Tensor, control: Control) -> int:
@@ -157,7 +157,7 @@ def test_kernels_that_communicate_are_told_from_those_that_compute() -> None:
 
 
 def event(name: str, device: DeviceType, index: int = 1, **options: Any) -> FunctionEvent:
-    """As the profiler makes it: microseconds, and a device type that is an object of its own each time."""
+    """Make an event like the profiler: microseconds, and a new object for the device type each time."""
     fresh = DeviceType(device.value)
     assert fresh is not device
     return FunctionEvent(0, name, 0, 2.5, 4.0, device_type=fresh, device_index=index, **options)

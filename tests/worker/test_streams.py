@@ -275,7 +275,7 @@ def open_staged() -> Any:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """The threads of a staged group tell what they touch, too."""
+    """Watch what the threads of a staged group touch, too."""
     land = StagedGroup._land
 
     def told(group: StagedGroup, *arguments: Any) -> None:
@@ -287,7 +287,7 @@ def watched() -> Iterator[None]:
 
 
 def link_calls(rank: int, staged: bool = False) -> list[list[float]]:
-    """On a rank: what every call of a link comes to, touched as its caller may touch it."""
+    """On a rank: the result of every call of a link, touched as its caller may touch it."""
     found = []
     exchange = open_staged() if staged else streams.open_nccl_like()
     with streams.simulated_device(), watched():

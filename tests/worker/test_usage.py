@@ -93,9 +93,9 @@ print(foreign.cores_used())
 
 
 def watch_cpu(cores: list[int], seconds: float) -> float:
-    """What others use of the cores while a rank sleeps, which alone was started by a process of its own.
+    """Measure what others use of the cores while a rank sleeps; a separate process starts this rank.
 
-    Other ranks of its starter would be no strangers, wherever they are busy.
+    Other ranks of the same starter would not count as foreign.
     """
     watch = shlex.join([sys.executable, "-c", WATCH.format(cores=cores, seconds=seconds)])
     # Something comes after it, so that the shell stays what started it.
@@ -107,7 +107,7 @@ def watch_cpu(cores: list[int], seconds: float) -> float:
 
 @pytest.fixture
 def busy_core() -> Iterator[int]:
-    """A core on which a process of its own spins; it is no child of the ranks' parent."""
+    """A core on which a separate process spins, which the ranks' parent did not start."""
     core = max(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, [{core}]); print('spinning', flush=True)\nwhile True: pass"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

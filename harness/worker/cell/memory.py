@@ -51,7 +51,7 @@ class Gauge(Protocol):
 class MemoryLimit:
     """`limit_mb` MiB beyond what this rank has taken when this is made; None: no limit, and no cost.
 
-    Made where the worker is idle. Raises UsageError where this machine holds no process to a limit.
+    Made where the worker is idle. Raises UsageError where this machine enforces no limit.
     """
 
     def __init__(self, limit_mb: int | None = None, device: torch.device | None = None) -> None:
@@ -114,7 +114,7 @@ class HostMemory:
         except (OSError, AttributeError):
             mapped = 0
         if not mapped or not self._refuses():
-            raise UsageError("memory_limit_mb: this system does not hold a process to RLIMIT_DATA")
+            raise UsageError("memory_limit_mb: this system does not enforce RLIMIT_DATA")
 
     def taken(self) -> int:
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():

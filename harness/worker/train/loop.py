@@ -292,7 +292,7 @@ class TrainingLoop:
     def _diverged(self) -> str:
         self._await_last()
         kept = RunFolder(self._checkpoints).kept()
-        left = f"the last good checkpoint is {kept[-1].path}" if kept else "there is no checkpoint before it"
+        left = f"the last good checkpoint is {kept[-1].path}" if kept else "there are no earlier checkpoints"
         return (
             f"the loss is not finite (NaN or infinity) within steps {self._row_began + 1} to "
             f"{self._trainer.steps}; {left}: lower the rate (--optimizer), clip (--clip-norm 1) or look at "
