@@ -66,22 +66,22 @@ class Check:
         self._folder = folder
         self._rank = rank
         self._request = msgspec.json.decode((folder / "request.json").read_bytes(), type=CheckRequest)
+        self._source = Path(self._request.source_folder)
         self._store = dist.FileStore(str(folder / "store"), RANKS)  # type: ignore[attr-defined]
         self._found = CheckReport()
         self._dataset = SYNTHETIC
 
-    def run(self) -> int:
-        """Check the workload, and return the exit code."""
+    def run(self) -> None:
+        """Check the workload alone, and then with each strategy."""
         try:
             self._count_parts() if self._request.parts else self._train_alone()
         except (Exception, SystemExit) as error:
             # Whatever a user's code raises goes into the report.
-            words = words_of(error, Path(self._request.source_folder))
+            words = words_of(error, self._source)
             self._say(failure=words)
             self._store.set(self._key("alone", self._rank), words)
-            return 0
-        self._ask_all()
-        return 0
+        else:
+            self._ask_all()
 
     def _ask_all(self) -> None:
         proven, together, before, began = False, True, "the workload alone", time.perf_counter()
@@ -124,7 +124,7 @@ class Check:
         )
         own = self._rank % gpus
         rank = Rank(rank=own, local_rank=own, node_rank=0, gpus=gpus, local_gpus=gpus)
-        return CellSetup(cell=cell, rank=rank, device=CPU, source_folder=Path(request.source_folder))
+        return CellSetup(cell=cell, rank=rank, device=CPU, source_folder=self._source)
 
     def _train_alone(self) -> None:
         """Build the workload and take two steps on this rank by itself.
@@ -174,7 +174,7 @@ class Check:
             count_flops,
             request.workload,
             micro_batch=request.micro_batch,
-            source_folder=Path(request.source_folder),
+            source_folder=self._source,
         )
         try:
             try:
@@ -190,7 +190,7 @@ class Check:
 
     def _count_parts(self) -> None:
         request = self._request
-        workload = built_on_meta(request.workload, source_folder=Path(request.source_folder))
+        workload = built_on_meta(request.workload, source_folder=self._source)
         self._say(splits=bool(_layout(workload).splits), uncut=_uncut(workload, request.micro_batch))
         try:
             self._say(parts=parts_of(workload))
@@ -242,7 +242,7 @@ class Check:
             return "refused", str(error)
         except (Exception, SystemExit) as error:
             # Whatever a workload or a strategy raises goes into the report.
-            return "failed", words_of(error, Path(self._request.source_folder))
+            return "failed", words_of(error, self._source)
 
     def _said_by_first(self, key: str, value: bool) -> bool:
         """Return rank 0's `value` on both ranks."""
@@ -363,7 +363,8 @@ def words_of(error: BaseException, folder: Path) -> str:
 def main() -> int:
     """Run a rank of the check, and return its exit code."""
     torch.set_num_threads(1)
-    return Check(Path(sys.argv[1]), int(os.environ["RANK"])).run()
+    Check(Path(sys.argv[1]), int(os.environ["RANK"])).run()
+    return 0
 
 
 if __name__ == "__main__":

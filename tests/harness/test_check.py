@@ -1,4 +1,4 @@
-"""`bench check`: a workload is tried before anything is planned with it; and the dry run's check."""
+"""`bench check` reports how a workload behaves before anything is planned with it; the check of a dry run."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ class Attention(nn.Module):
         parts = self.query(x), self.key(source), self.value(source)
         heads = (part.unflatten(2, (2, -1)).transpose(1, 2) for part in parts)
         found = F.scaled_dot_product_attention(*heads, is_causal=causal)
-        y: Tensor = self.out(found.transpose(1, 2).flatten(2))
-        return y
+        return self.out(found.transpose(1, 2).flatten(2))
 
 
 class EncoderBlock(nn.Module):
@@ -38,8 +37,7 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(x, x)
-        y: Tensor = x + self.narrow(F.gelu(self.wide(x)))
-        return y
+        return x + self.narrow(F.gelu(self.wide(x)))
 
 
 class DecoderBlock(nn.Module):
@@ -49,8 +47,7 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         x = x + self.own(x, x, causal=True)
-        y: Tensor = x + self.cross(x, memory)
-        return y
+        return x + self.cross(x, memory)
 
 
 class Translator(nn.Module):
@@ -68,8 +65,7 @@ class Translator(nn.Module):
             memory = block(memory)
         for block in self.decoder:
             x = block(x, memory)
-        y: Tensor = self.out(x)
-        return y
+        return self.out(x)
 
 
 def encoder_decoder() -> Workload:
@@ -117,8 +113,7 @@ class LowRank(nn.Module):
         self.up = nn.Linear(rank, layer.out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x) + self.up(self.down(x))
-        return y
+        return self.layer(x) + self.up(self.down(x))
 
 
 def lora() -> Workload:
@@ -139,8 +134,7 @@ class Conditioned(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         x = self.norm(self.first(x)) * (1 + self.time(time)[..., None, None])
-        y: Tensor = self.second(F.silu(x))
-        return y
+        return self.second(F.silu(x))
 
 
 class Denoiser(nn.Module):
@@ -158,8 +152,7 @@ class Denoiser(nn.Module):
         high = down(x, embedded)
         low = middle(F.avg_pool2d(high, 2), embedded)
         joined = torch.cat([high, F.interpolate(low, scale_factor=2)], 1)
-        y: Tensor = self.out(up(joined, embedded))
-        return y
+        return self.out(up(joined, embedded))
 
 
 def diffusion() -> Workload:
@@ -186,8 +179,7 @@ class Recommender(nn.Module):
         self.out = nn.Linear(2 * WIDTH, 1)
 
     def forward(self, user: Tensor, items: Tensor) -> Tensor:
-        y: Tensor = self.out(torch.cat([self.users(user), self.items(items)], 1))[:, 0]
-        return y
+        return self.out(torch.cat([self.users(user), self.items(items)], 1))[:, 0]
 
 
 def sparse_recommender() -> Workload:
@@ -216,8 +208,7 @@ class Tied(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        y: Tensor = self.out(x)
-        return y
+        return self.out(x)
 
 
 def tied() -> Workload:
@@ -292,8 +283,7 @@ class Graphs(nn.Module):
         flat = (edges + each * torch.arange(graphs)[:, None, None]).transpose(0, 1).flatten(1)
         for message in self.rounds:
             x = message(x, flat)
-        y: Tensor = self.out(x).view(graphs, each).sum(1)
-        return y
+        return self.out(x).view(graphs, each).sum(1)
 
 
 def graph() -> Workload:

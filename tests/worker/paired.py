@@ -27,7 +27,7 @@ def pair(replica: int, replicas: int) -> Sequence[int]:
 
 
 class PairedGradients(StrategyFacts):
-    """Replicas of a pair stay equal; pairs go ways of their own."""
+    """Replicas of a pair stay equal; pairs differ."""
 
     name = "paired-gradients"
     help = "gradients are averaged in pairs"

@@ -37,7 +37,7 @@ def gpt_by_a_step() -> Workload:
 
 
 def masked_gpt() -> Workload:
-    """Its own samples have a mask beside the tokens that are their targets."""
+    """Its own samples have a mask in addition to the tokens that are their targets."""
     whole, generator = gpt(), torch.Generator().manual_seed(0)
     tokens = torch.randint(256, (40, 17), generator=generator, device="cpu")
     mask = torch.rand(40, 16, generator=generator, device="cpu").round()
@@ -51,7 +51,7 @@ def masked_gpt() -> Workload:
 
 
 def last_token() -> Workload:
-    """Learns the token after a sample alone, and wants to be told which sample of the batch it is."""
+    """Learns only the token after a sample, and checks the numbers of the samples in the batch."""
     whole = gpt()
 
     def synthetic(generator: torch.Generator, samples: int) -> tuple[Tensor, Tensor]:
@@ -75,8 +75,7 @@ class Conditioned(nn.Module):
         self.hidden, self.shift, self.scale = (nn.Linear(16, 16) for _ in range(3))
 
     def forward(self, x: Tensor, *, given: dict[str, Tensor]) -> Tensor:
-        y: Tensor = x + torch.tanh(self.hidden(x) + self.shift(given["to"])) * self.scale(given["to"])
-        return y
+        return x + torch.tanh(self.hidden(x) + self.shift(given["to"])) * self.scale(given["to"])
 
 
 class Attending(nn.Module):
@@ -91,8 +90,7 @@ class Attending(nn.Module):
         x = self.first(x)
         for block in self.blocks:
             x = x + block(x, x, x, need_weights=False)[0]
-        y: Tensor = self.last(x)
-        return y
+        return self.last(x)
 
 
 def attending() -> Workload:
@@ -109,8 +107,7 @@ class ConditionedBlocks(nn.Module):
         x = given = self.stem(x)
         for block in self.blocks:
             x = block(x, given={"to": given})
-        y: Tensor = self.head(x)
-        return y
+        return self.head(x)
 
 
 def conditioned() -> Workload:
@@ -137,8 +134,7 @@ class Teacher(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for own, followed in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
             own.data.lerp_(followed.data, 0.25)
-        y: Tensor = self.student(x) + self.teacher(x)
-        return y
+        return self.student(x) + self.teacher(x)
 
 
 def teacher() -> Workload:
@@ -242,8 +238,7 @@ class Attention(nn.Module):
         parts = (layer(x).unflatten(2, (self.heads, -1)) for layer in (self.query, self.key, self.value))
         query, key, value = (part.transpose(1, 2) for part in parts)
         shares = torch.softmax(query @ key.transpose(2, 3), 3)
-        y: Tensor = self.out((shares @ value).transpose(1, 2).flatten(2))
-        return y
+        return self.out((shares @ value).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -257,8 +252,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(x)
         normed = self.norm(self.wide(x).transpose(1, 2)).transpose(1, 2)
-        y: Tensor = x + self.narrow(F.gelu(normed))
-        return y
+        return x + self.narrow(F.gelu(normed))
 
 
 class Cancelling(nn.Module):
@@ -276,12 +270,10 @@ class Cancelling(nn.Module):
         return self.head(x)
 
     def stem(self, x: Tensor) -> Tensor:
-        y: Tensor = self.first(x)
-        return y
+        return self.first(x)
 
     def head(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(x)
-        return y
+        return self.last(x)
 
 
 def cancelling() -> Workload:
@@ -317,7 +309,7 @@ class Spoken(nn.Module):
 
 
 def spoken() -> Workload:
-    """Nested dictionaries of texts that are 3 to 7 tokens long."""
+    """Nested dictionaries of samples that are 3 to 7 tokens long."""
 
     def synthetic(generator: torch.Generator, samples: int) -> dict[str, Any]:
         length = int(torch.randint(3, 8, (), generator=generator))
@@ -403,7 +395,7 @@ def of_graphs() -> Workload:
 
 
 def two_losses() -> Workload:
-    """A step of its own over a tuple of three."""
+    """A user's own step over a tuple of three."""
 
     def synthetic(generator: torch.Generator, samples: int) -> tuple[Tensor, Tensor, list[Tensor]]:
         x, near, far = (torch.randn(samples, 6, generator=generator) for _ in range(3))

@@ -22,11 +22,6 @@ from harness.worker.proof.reference import Reference, sizes_matter
 from harness.worker.proof.verdict import simulation_verdict
 from results.cell import Cell
 
-
-def cell_of(**fields: Any) -> Cell:
-    return a_cell(**{"micro_batch": 1} | fields)
-
-
 # Norms of 4 and 3, together 5.
 LARGE, OTHER = torch.tensor([0.0, 4.0]), torch.tensor([3.0])
 
@@ -86,15 +81,15 @@ def differing(cell: Cell, ours: dict[str, Any]) -> list[str]:
 )
 def test_every_value_of_the_state_is_compared(ours: dict[str, Any], keys: list[str]) -> None:
     expected = [f"optimizer state of w differs from the replayed one in {key}" for key in keys]
-    assert differing(cell_of(), ours) == expected
+    assert differing(a_cell(), ours) == expected
 
 
 @pytest.mark.parametrize(("off", "passed"), [(0.0049, True), (0.0051, False)])
 def test_where_bits_may_differ_the_state_agrees_within_a_thousandth(off: float, passed: bool) -> None:
     # Of a norm of 5.
     ours = {"w": STATE["w"] | {"exp_avg": torch.tensor([3.0, 4.0 + off])}}
-    assert (not differing(cell_of(precision="bf16"), ours)) == passed
-    assert differing(cell_of(), ours)
+    assert (not differing(a_cell(precision="bf16"), ours)) == passed
+    assert differing(a_cell(), ours)
 
 
 def test_where_bits_may_differ_the_smallest_numbers_may_by_units() -> None:
@@ -102,8 +97,8 @@ def test_where_bits_may_differ_the_smallest_numbers_may_by_units() -> None:
     smallest = 2.0**-149
     squares = torch.tensor([3 * smallest, 4 * smallest])
     kept, other = {"w": {"exp_avg_sq": squares}}, {"w": {"exp_avg_sq": squares + smallest}}
-    assert [finding.passed for finding in compare_history(cell_of(precision="bf16"), other, kept)] == [True]
-    assert [finding.passed for finding in compare_history(cell_of(), other, kept)] == [False]
+    assert [finding.passed for finding in compare_history(a_cell(precision="bf16"), other, kept)] == [True]
+    assert [finding.passed for finding in compare_history(a_cell(), other, kept)] == [False]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +117,7 @@ def test_where_bits_may_differ_the_smallest_numbers_may_by_units() -> None:
 def test_sizes_are_kept_where_a_bound_is_made_of_them(
     fields: dict[str, Any], replicas: int, expected: bool
 ) -> None:
-    assert sizes_matter(cell_of(**fields), replicas) == expected
+    assert sizes_matter(a_cell(**fields), replicas) == expected
 
 
 def test_without_rounding_nothing_may_differ_and_with_it_a_part_of_the_sizes() -> None:
@@ -143,7 +138,7 @@ def test_of_several_differences_the_first_is_named_whatever_its_size() -> None:
     alike = Examined(findings=findings, agreed=True, failed=True, stale=False)
 
     def detail(**changes: object) -> str:
-        found = simulation_verdict(cell_of(), replace(alike, **changes), steps=3)
+        found = simulation_verdict(a_cell(), replace(alike, **changes), steps=3)
         assert not found.passed
         return found.detail
 
@@ -162,8 +157,8 @@ def test_a_proof_tells_of_gradients_alone_and_is_none_without_them() -> None:
         for of, size in sizes.items()
     ]
     found = Examined(findings=findings, agreed=True, failed=False, stale=False)
-    proof = simulation_verdict(cell_of(), found, steps=3)
+    proof = simulation_verdict(a_cell(), found, steps=3)
     assert (proof.passed, proof.max_difference, proof.max_bound) == (True, 1.0, 2.0)
-    overflowed = simulation_verdict(cell_of(), replace(found, findings=findings[:1]), steps=3)
+    overflowed = simulation_verdict(a_cell(), replace(found, findings=findings[:1]), steps=3)
     assert overflowed.method == "replica-agreement"
     assert "the loss scaler left out every step" in overflowed.detail

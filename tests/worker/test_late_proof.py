@@ -1,4 +1,4 @@
-"""What goes wrong after the first steps: by counts of every timed step, and by steps checked after them."""
+"""Defects after the first steps are found by counts of every timed step, and by steps checked after them."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_ranks_that_timed_their_steps_otherwise_check_as_many_late_steps(whole_r
 
 
 def _simulated_in(seconds: float) -> Planted:
-    """By the clock of the simulation."""
+    """Set the time of a simulation by its clock."""
     clock = count(step=seconds)
     return patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
@@ -355,7 +355,7 @@ def test_a_sampled_step_after_the_timed_ones_finds_what_went_wrong_in_them(whole
 
 
 class _OneBlock(Turns):
-    """Those of a driver that wants a later pair, of one block."""
+    """Turns of a driver that wants a later pair, of one block."""
 
     def __init__(self) -> None:
         self.only_timed = True
@@ -365,7 +365,7 @@ class _OneBlock(Turns):
         return 5 if at == "measure" else 0
 
     def close(self) -> None:
-        """There is no socket."""
+        """Do nothing: it has no socket."""
 
 
 def _only_timed(rank: int, size: int) -> Planted:

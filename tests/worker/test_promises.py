@@ -1,4 +1,4 @@
-"""Averages with some replicas alone: `docs/examples/gossip`, from another package, and averages in pairs.
+"""Averages with only some replicas: `docs/examples/gossip`, from another package, and averages in pairs.
 
 Each is registered, proven, and caught when wrong.
 """
@@ -101,7 +101,7 @@ def _never_averaged(rank: int, size: int) -> Planted:
 
 
 def _all_averaged(rank: int, size: int) -> Planted:
-    """The mean over all ranks, which is not that of the neighbours on a ring of 4."""
+    """Take the mean over all ranks, which differs from the neighbours' mean on a ring of 4."""
     return _mean(lambda right, self, bucket: self._link.all_gather(bucket.values).mean(dim=0))
 
 
@@ -147,7 +147,7 @@ def test_wrong_averages_are_caught(
 
 
 def _three_averaged(rank: int, size: int) -> Planted:
-    """Ranks 1, 2 and 3 are one group, and rank 0 is alone."""
+    """Ranks 1, 2 and 3 are one group, and rank 0 is another."""
     _register()
     import paired
 

@@ -173,7 +173,7 @@ def test_a_pipeline_says_which_batches_it_takes(whole_runs: Runs) -> None:
 
 
 def _slow_replicas(rank: int, size: int) -> Planted:
-    """By its clock each takes 15 s: rank 0 would take too long for all of them, but not for one."""
+    """Let each take 15 s by its clock: rank 0 would take too long for all of them, but not for one."""
     clock = count(step=15)
     return patch.object(reference, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
@@ -321,7 +321,7 @@ def _little_memory_on_the_last_rank(rank: int, size: int) -> Planted:
 
 
 def test_every_rank_that_simulates_in_a_later_step_has_room_for_it(proofs: Runs) -> None:
-    """After a warm-up, whose steps rank 0 simulates alone."""
+    """After a warm-up, whose steps only rank 0 simulates."""
     fields = MLP | {"strategy": "local-sgd:2:warmup=2"}
     for found in proofs(2, fields, broken=_little_memory_on_the_last_rank):
         assert (found["passed"], found["method"]) == (True, "replica-agreement")
@@ -381,7 +381,7 @@ def test_data_that_do_not_follow_their_generator_are_told_from_a_model_that_draw
 
 @contextmanager
 def _counted_wholes(rank: int, size: int) -> Iterator[None]:
-    """Every whole tensor is a copy; beside the one that is handed out, the last may still be alive."""
+    """Every whole tensor is a copy; besides the one that is handed out, the last may be alive."""
 
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
         def named(self: ParallelModel) -> Iterator[tuple[str, Tensor]]:

@@ -271,7 +271,7 @@ def _twice_as_many_are_sent(rank: int, size: int) -> Planted:
 
 
 def _indices_travel_as_int64(rank: int, size: int) -> Planted:
-    """As many bytes again as are declared for an index."""
+    """Send as many bytes again as are declared for an index."""
 
     def wide(values: Tensor, indices: Tensor, residual: Tensor | None, wire: Wire) -> None:
         sum_chosen(values, indices, residual, wire)
@@ -328,7 +328,7 @@ def _rescaled_with_feedback(rank: int, size: int) -> Planted:
 
 
 def _momentum_not_masked(rank: int, size: int) -> Planted:
-    """What dgc has sent goes on in its momentum."""
+    """Keep in dgc's momentum what it has sent."""
 
     class Unmasked(torch.Tensor):
         def index_fill_(self, *_: object) -> Tensor:

@@ -94,7 +94,7 @@ def _first_micro_batch_exchanged_instead_of_the_last(rank: int, size: int) -> Pl
 
 
 def _buffers_of_another_rank(rank: int, size: int) -> Planted:
-    """Every rank takes the running statistics of the last one, where DDP gives it those of rank 0."""
+    """Every rank takes the running statistics of the last one, where DDP gives it rank 0's."""
 
     def wrong(original: Any, self: Trainer, batches: Any) -> Tensor:
         for buffer in self.model.bare.buffers():
@@ -226,7 +226,7 @@ def _data_in_the_order_of_the_file(rank: int, size: int) -> Planted:
 
 
 def _a_batch_left_out(rank: int, size: int) -> Planted:
-    """The last rank drops its first micro-batch and goes on with the second."""
+    """The last rank drops its first micro-batch and continues with the second."""
 
     def wrong(original: Any, self: CellSetup, workload: Any, replica: int) -> Any:
         draws = original(self, workload, replica)
@@ -249,7 +249,7 @@ class OneAhead(torch.optim.AdamW):
 
 
 def _bias_correction_off_by_one(rank: int, size: int) -> Planted:
-    """Adam's bias correction is one step ahead wherever bench builds the optimizer."""
+    """Adam's bias correction is one step ahead in every optimizer that bench builds."""
     return patch.object(optimizer, "load", lambda place: OneAhead)
 
 

@@ -48,7 +48,7 @@ def _planted(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _caught(test: str) -> str:
-    """What the page says of a defect whose test has this name."""
+    """Return what the page says of a defect whose test has this name."""
     if test.endswith("escapes"):
         return "no"
     return "with a probability" if test.endswith("with_probability_a_tenth") else "always"

@@ -1,4 +1,4 @@
-"""Right cells pass the proof on any CPU: gradients that are rounding alone, sums in another order."""
+"""Right cells pass the proof on any CPU: gradients that are only rounding, sums in another order."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ RESNET: Fields = {
 def test_where_rounding_alone_makes_another_gradient_it_is_sampled(
     proofs: Runs, other_rounding: ModuleType
 ) -> None:
-    """As a compiled ResNet in half precision has: BatchNorm of few samples makes much of each rounding."""
+    """A compiled ResNet in half precision has such gradients: BatchNorm of few samples amplifies rounding."""
     first, second = proofs(2, RESNET, broken=other_rounding.trainer_norms_round_later)
     assert (first["passed"], first["method"]) == (True, "sampled-gradients"), first["detail"]
     assert "where parameters are off by one rounding of bf16" in first["detail"]

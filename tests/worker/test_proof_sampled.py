@@ -62,7 +62,7 @@ def test_what_was_not_watched_is_not_called_sampled(proofs: Runs) -> None:
 
 
 def _another_generator_on_the_last_rank(rank: int, size: int) -> Planted:
-    """As on a GPU with more processors, which gives other elements of the same numbers."""
+    """Draw as a GPU with more processors does, which gives other elements of the same numbers."""
     return _sampling(wrapped(sampled, "_normal", lambda original, *drawn: original(*drawn).roll(rank)))
 
 
@@ -143,7 +143,7 @@ def _a_shard_at_the_wrong_place(rank: int, size: int) -> Planted:
 
 
 def _half_a_millionth_too_much(rank: int, size: int) -> Planted:
-    """Of every element, which is beyond its rounding, and less than a projection shows."""
+    """Scale every element by more than its rounding, and less than a projection shows."""
     return _changed(lambda _, values: values.mul_(1 + 5e-7))
 
 

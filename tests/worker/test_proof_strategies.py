@@ -123,7 +123,7 @@ def _momentum_dropped_after_the_first_step(rank: int, size: int) -> Planted:
 
 
 def _gradient_not_summed_at_the_entrance(rank: int, size: int) -> Planted:
-    """Of the last layer: each of three blocks is entered twice in a forward pass."""
+    """Leave out the last layer: each of three blocks is entered twice in a forward pass."""
     calls = iter(range(1000))
 
     def wrong(original: Any, self: Any, x: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _a_shard_not_updated(rank: int, size: int) -> Planted:
 
 DATA = "(micro-batches|random state), and each must have its own"
 RANKS_APART = f"{GRADIENT}|replicas differ after the update"
-"""Where what is whole on every rank gets a gradient of each rank's own."""
+"""Finding if a parameter that every rank has gets a different gradient on each."""
 SHARDED: Fields = GPT | {"strategy": "scratch-fsdp:stage=3"}
 MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
 

@@ -30,7 +30,7 @@ def build():
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """As a rank on CPU has it, and kinder to the machine."""
+    """Use one thread, as a rank on CPU does; this is kinder to the machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -113,7 +113,7 @@ def recorded(make: Callable[[], nn.Module]) -> tuple[nn.Module, InitialValues]:
 
 
 def test_the_last_write_counts_and_is_done_once() -> None:
-    """Drawn twice, then filled: the values are those of the fill."""
+    """Drawn twice, then filled: the fill gives the values."""
     module, initial = recorded(lambda: Held(torch.empty(3, 2).normal_().uniform_().fill_(7)))
     weight, count = module.weight, module.count
     initial(weight, CPU)

@@ -1,4 +1,4 @@
-"""What the planner knows of workloads: options, refusals, what is unknown, and how one is added."""
+"""The planner's facts of workloads: options, refusals, unknown facts, and how a workload is added."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ LINE = Member(name="line", help="one layer", shape=LineShape(), batch=4, optimiz
 
 @pytest.fixture
 def own_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
+    """Forget what a test registers."""
     monkeypatch.setattr(catalog, "MEMBERS", dict(MEMBERS))
     monkeypatch.setattr(WORKLOADS, "entries", dict(WORKLOADS.entries))
 

@@ -1,6 +1,6 @@
-"""What every workload promises: that what it says without being built is what the built model does.
+"""Every workload keeps its contract: facts that it states without being built are those of the built model.
 
-A new family is held to all of it by a line in `SHAPES`; a new member of the catalog is held to it by itself.
+A line in `SHAPES` checks all of it for a new family; a new member of the catalog is checked by itself.
 """
 
 from __future__ import annotations

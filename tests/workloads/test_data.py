@@ -96,7 +96,7 @@ def rows(batches: Iterator[Batch], count: int) -> list[bytes]:
 
 
 def numbered(tmp_path: Path, windows: int) -> str:
-    """A text of so many windows of 4 bytes, each of its own content."""
+    """A text of this number of windows of 4 bytes, all different."""
     path = tmp_path / "numbered.txt"
     path.write_bytes(b"".join(f"{i:04d}".encode() for i in range(windows)) + b".")
     return f"text:{path}"

@@ -19,7 +19,7 @@ from workloads.data import DataRequest, open_batches
 
 
 class Squares(Dataset[dict[str, Tensor]]):
-    """Ten samples; one of them cannot be read where it is told."""
+    """Ten samples; sample `broken` cannot be read."""
 
     def __init__(self, broken: int | None = None) -> None:
         self._broken = broken

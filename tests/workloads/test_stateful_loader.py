@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader as a user's own loader: a run goes on in the middle of its epoch."""
+"""torchdata's StatefulDataLoader as a user's own loader: a run continues in the middle of its epoch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 
 class Noisy(Dataset[Tensor]):
-    """24 samples with noise from a generator of its own, whose state the loader keeps."""
+    """24 samples with noise from a separate generator, whose state the loader keeps."""
 
     def __init__(self, share: DataShare) -> None:
         self._generator = torch.Generator().manual_seed(1000 * share.epoch + share.replica)

@@ -27,7 +27,6 @@ from harness.worker.proof.averages import (
 )
 from harness.worker.proof.comparison import (
     ProofFinding,
-    Tensors,
     all_used,
     compare_buffers,
     compare_history,
@@ -40,7 +39,6 @@ from harness.worker.proof.fingerprints import compare_prints, compare_random_sta
 from harness.worker.proof.reference import (
     Beat,
     History,
-    Reference,
     dense,
     exact_arithmetic,
     host_copy,
@@ -170,11 +168,10 @@ class Examination:
         """
         step = self.step
         seed_step(self.setup.cell.seed, step, self.setup.replica)
-        take = self._by_each if by_each or not self._promise.averages_all_gradients(step) else self._by_first
         if self.witness is not None:
             self.witness.watching = True
         try:
-            return take(step)
+            return self._examine(step, each=by_each or not self._promise.averages_all_gradients(step))
         finally:
             self._simulator.rest()
             if self.witness is not None:
@@ -209,96 +206,83 @@ class Examination:
             smallest=max((step.smallest for step in self._sampled), default=0.0),
         )
 
-    def _by_first(self, number: int) -> str | None:
-        """Take a step whose gradients are the mean over all replicas, which rank 0 recomputes and compares.
-        Returns the obstacle to a check, if any."""
-        cell, model, simulator = self.setup.cell, self.trainer.model, self._simulator
-        first = self.setup.rank.rank == 0
-        start = self._state(kept=first)
-        ledger = Ledger(model, self._partners) if cell.compresses else None
-        step = self._train(number, start, kept=first)
-        buffers = self._gathered(model.named_buffers(), kept=first)
-        found, obstacle = simulator.all_replicas(step)
-        other_order = (
-            found is not None and ledger is None and simulator.may_be_by_blocks(found, step.gradients)
+    def _examine(self, number: int, *, each: bool) -> str | None:
+        """Take a step, recompute it and compare it. Returns the obstacle to a check, if any.
+
+        Rank 0 recomputes all replicas, or, if `each`, every rank its own one, whose gradients, or parameters
+        after the update, are then averaged with its partners'. If all have the same gradients, only rank 0
+        compares them.
+        """
+        promise, first = self._promise, self.setup.rank.rank == 0
+        averages_all = promise.averages_all_gradients(number)
+        averages = averages_all or promise.of == "gradients"
+        compares, simulates = first or not averages_all, first or each
+        start = self._state(kept=simulates)
+        if each and averages_all:
+            self._simulator.take_first_buffers(start)
+        elif each and self._alone % promise.every == 0:
+            self._common = start
+        lossy = self.setup.cell.compresses and averages
+        ledger = Ledger(self.trainer.model, self._partners) if lossy else None
+        step = self._train(number, start, kept=compares)
+        if each:
+            own, averaged = [self.setup.replica], self._partners.count if averages else 1
+            found, obstacle = self._simulator.replicas(step, own, averaged=averaged, replays=compares)
+        else:
+            found, obstacle = self._all_replicas(step)
+        if self.control.largest([float(simulates and found is None)])[0]:
+            self._update()
+            return obstacle or ("a rank could not recompute its replica" if each else "")
+        findings, blurred, found = self._compared(
+            step, found, ledger, average=each and averages, compares=compares
         )
+        any_blurred = bool(self.control.largest([float(blurred is not None)])[0])
+        self._findings += [one for one in findings if not any_blurred or one.of != "gradient"]
+        self._alone += not averages_all and not any_blurred
+        self._take_update(step, found if compares else None, averaged=not averages and not any_blurred)
+        if not any_blurred:
+            return None
+        return blurred or ("on another rank no simulation tells a defect from rounding" if each else "")
+
+    def _all_replicas(self, step: TrainedStep) -> tuple[Recomputed | None, str]:
+        """Have rank 0 recompute all replicas, in the other order of a sum if the first one does not agree."""
+        simulator = self._simulator
+        found, obstacle = simulator.all_replicas(step)
+        uncompressed = not self.setup.cell.compresses
+        other_order = uncompressed and found is not None and simulator.may_be_by_blocks(found, step.gradients)
         if self.control.from_first(float(other_order)):
             simulator.by_blocks = not simulator.by_blocks
             found, obstacle = simulator.all_replicas(step)
-        if self.control.from_first(float(found is None)):
-            self._update()
-            return obstacle
-        if exact_arithmetic(cell):
+        if exact_arithmetic(self.setup.cell) and not self.control.from_first(float(found is None)):
             self._stale |= not self._buffers_equal(found)
-        balance = None if ledger is None else ledger.balance(self._dense_gradients(), scale=step.scale)
-        findings: list[ProofFinding] = []
-        blurred = None
-        if found is not None:
-            findings, blurred, found = self._compared(step, buffers, found, found.reference, balance)
-        any_blurred = bool(self.control.from_first(float(blurred is not None)))
-        self._keep(findings, but_gradients=any_blurred)
-        self._update_checked(step, found)
-        return (blurred or "") if any_blurred else None
-
-    def _by_each(self, number: int) -> str | None:
-        """Take a step of which every rank recomputes its own replica, whose gradients, or parameters after
-        the update, are then averaged with its partners'. Where all have the same, only rank 0 compares
-        them."""
-        cell, model, promise = self.setup.cell, self.trainer.model, self._promise
-        averages_all = promise.averages_all_gradients(number)
-        averages_gradients = averages_all or promise.of == "gradients"
-        compares = not averages_all or self.setup.rank.rank == 0
-        start = self._state()
-        if averages_all:
-            self._simulator.take_first_buffers(start)
-        elif self._alone % promise.every == 0:
-            self._common = start
-        ledger = Ledger(model, self._partners) if cell.compresses and averages_gradients else None
-        step = self._train(number, start, kept=compares)
-        count = self._partners.count if averages_gradients else 1
-        found, obstacle = self._simulator.replicas(
-            step, [self.setup.replica], averaged=count, replays=compares
-        )
-        if self.control.largest([float(found is None)])[0]:
-            self._update()
-            return obstacle or "a rank could not recompute its replica"
-        assert found is not None
-        reference, balance = found.reference, None
-        if averages_gradients:
-            parameters = {name: start[name] for name, _ in model.bare.named_parameters()}
-            reference = self._partners.mean(reference, parameters)
-        if ledger is not None:
-            balance = ledger.balance(self._dense_gradients(), scale=step.scale)
-        buffers, blurred = self._gathered(model.named_buffers()), None
-        if compares:
-            findings, blurred, found = self._compared(step, buffers, found, reference, balance)
-        else:
-            findings = compare_buffers(cell, buffers, reference)
-        any_blurred = bool(self.control.largest([float(blurred is not None)])[0])
-        self._keep(findings, but_gradients=any_blurred)
-        self._alone += not averages_all and not any_blurred
-        if any_blurred or averages_gradients or self._alone % promise.every:
-            self._update_checked(step, found if compares else None)
-        else:
-            self._check_average(step, found)
-        return (
-            (blurred or "on another rank no simulation tells a defect from rounding") if any_blurred else None
-        )
+        return found, obstacle
 
     def _compared(
         self,
         step: TrainedStep,
-        buffers: Tensors,
-        found: Recomputed,
-        reference: Reference,
-        balance: Balance | None,
-    ) -> tuple[list[ProofFinding], str | None, Recomputed]:
-        """Compare a step with the `reference` of it, which may be a mean over partners.
+        found: Recomputed | None,
+        ledger: Ledger | None,
+        *,
+        average: bool,
+        compares: bool,
+    ) -> tuple[list[ProofFinding], str | None, Recomputed | None]:
+        """Compare a step with its simulation, or with the `average` of the partners' simulations; collective.
 
         Returns the findings; why gradients that differ may be right, if rounding may explain it; and the
         recomputed step, whose update is replayed again if the model was used meanwhile.
         """
-        cell = self.setup.cell
+        cell, model = self.setup.cell, self.trainer.model
+        reference = None if found is None else found.reference
+        if average:
+            assert reference is not None
+            parameters = {name: step.start[name] for name, _ in model.bare.named_parameters()}
+            reference = self._partners.mean(reference, parameters)
+        balance = None if ledger is None else ledger.balance(self._dense_gradients(), scale=step.scale)
+        buffers = self._gathered(model.named_buffers(), kept=found is not None)
+        if found is None or reference is None:
+            return [], None, None
+        if not compares:
+            return compare_buffers(cell, buffers, reference), None, found
         findings = compare_step(cell, step.gradients, buffers, reference, balance)
         applied = step.gradients if balance is None else balance.values
         findings += compare_precision(cell, applied, reference.gradients, found.in_fp32)
@@ -313,9 +297,6 @@ class Examination:
             compared = (step.gradients, reference.gradients, exact, rounded)
             blurred = explained_by_rounding(cell, findings, *compared)
         return findings, blurred, replace(found, replay=self._simulator.replay(step, found.start))
-
-    def _keep(self, findings: Iterable[ProofFinding], *, but_gradients: bool) -> None:
-        self._findings += [each for each in findings if not but_gradients or each.of != "gradient"]
 
     def _train(self, number: int, start: dict[str, Tensor], *, kept: bool) -> TrainedStep:
         """Have the trainer compute the gradients of a step, with the exchange; collective."""
@@ -364,8 +345,14 @@ class Examination:
         with self.setup.memory.kept(), self.first.part():
             self.trainer.update()
 
-    def _update_checked(self, step: TrainedStep, found: Recomputed | None) -> None:
-        """Take the update, and compare it on a rank that has recomputed it; collective."""
+    def _take_update(self, step: TrainedStep, found: Recomputed | None, *, averaged: bool) -> None:
+        """Take the update, and compare it on a rank that has recomputed it; collective.
+
+        If parameters are `averaged`, it may be the last one of a period, which ends in their average.
+        """
+        if averaged and self._alone % self._promise.every == 0:
+            assert found is not None
+            return self._check_average(step, found)
         self._compare_history(step.history, found)
         self._update()
         updated = self._gathered(self.trainer.model.named_parameters(), kept=found is not None)
@@ -440,7 +427,8 @@ class Examination:
     def _dense_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Whole gradients, the loss scaler's factor taken out."""
         scale = self.trainer.scaler.get_scale()
-        return ((name, dense(value) / scale) for name, value in self.trainer.model.named_gradients())
+        named = self._beating(self.trainer.model.named_gradients())
+        return ((name, dense(value) / scale) for name, value in named)
 
     def _beating(self, values: Iterable[T]) -> Iterator[T]:
         """The values of a long walk over a model, with a beat before each."""
