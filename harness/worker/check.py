@@ -93,7 +93,10 @@ class Check:
                 return
         for number, strategy in enumerate(self._request.strategies):
             if together:
-                late = self._said_by_first(f"late {number}", time.perf_counter() - began > PROVING_S)
+                # Both ranks follow the clock of rank 0.
+                if self._rank == 0:
+                    self._store.set(f"late {number}", str(time.perf_counter() - began > PROVING_S))
+                late = self._store.get(f"late {number}").decode() == str(True)
                 word, together = self._asked(number, strategy, prove_it=not (proven and late))
                 proven |= word.verdict == "proven"
                 before = strategy
@@ -154,7 +157,12 @@ class Check:
         )
         batches = setup.batches(workload, 0)
         first = next(batches)
-        self._say(batch=tuple(_described(name, tensor) for name, tensor in named_tensors(first)))
+        self._say(
+            batch=tuple(
+                f"{name or 'batch'} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+                for name, tensor in named_tensors(first)
+            )
+        )
         trainer = setup.trainer(workload, None)
         seed_step(0, 0, 0)
         loss, kept = _activations(trainer, iter([first]))
@@ -243,12 +251,6 @@ class Check:
         except (Exception, SystemExit) as error:
             # Whatever a workload or a strategy raises goes into the report.
             return "failed", words_of(error, self._source)
-
-    def _said_by_first(self, key: str, value: bool) -> bool:
-        """Return rank 0's `value` on both ranks."""
-        if self._rank == 0:
-            self._store.set(key, str(value))
-        return self._store.get(key).decode() == str(True)
 
     def _key(self, where: str, rank: int) -> str:
         return f"done {where} {rank}"
@@ -342,11 +344,6 @@ def _state_bytes(trainer: Trainer) -> int:
     values = (value for state in states for value in state.values() if isinstance(value, Tensor))
     # A sparse momentum has no nbytes, and a value for each row that occurred; in time that is every row.
     return sum(value.numel() * value.element_size() for value in values)
-
-
-def _described(name: str, tensor: Tensor) -> str:
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return f"{name or 'batch'} {kind} {tuple(tensor.shape)}"
 
 
 def words_of(error: BaseException, folder: Path) -> str:

@@ -66,7 +66,10 @@ class Sampler:
 
     def batches(self, replica: int, first: int, count: int) -> Iterator[Batch]:
         """Yield `count` micro-batches of a replica from number `first`, counted from 0, on the device."""
-        pool = self._pool(replica) if self._cell.synthetic else []
+        pool = []
+        if self._cell.synthetic:
+            generator = _generator(f"{self._cell.seed}/{replica}")
+            pool = [self._drawn(generator) for _ in range(SYNTHETIC_BATCHES)]
         for number in range(first, first + count):
             yield self._placed(pool[number % len(pool)] if pool else self._dealt(replica, number))
 
@@ -94,10 +97,6 @@ class Sampler:
             else:
                 # Of a workload's own data only how to read them is known.
                 yield batch if self.reads_own else relabelled(batch)
-
-    def _pool(self, replica: int) -> list[Batch]:
-        generator = _generator(f"{self._cell.seed}/{replica}")
-        return [self._drawn(generator) for _ in range(SYNTHETIC_BATCHES)]
 
     def _drawn(self, generator: torch.Generator) -> Batch:
         draw = self._workload.synthetic

@@ -281,7 +281,8 @@ def _(promise: Forgotten, exchanged: Exchanged) -> PromiseCheck:
 def _(promise: UnbiasedLevels, exchanged: Exchanged) -> PromiseCheck:
     largest = _largest_of_block(exchanged.values, promise.block)
     steps, used = _steps(largest, promise), largest > 0
-    own = _own_shard(exchanged, promise.block)
+    length = promise.block * math.ceil(exchanged.count / (exchanged.size * promise.block))
+    own = slice(exchanged.rank * length, (exchanged.rank + 1) * length)
     largest = _largest_of_block(exchanged.sums, promise.block)[own]
     steps[own] += _steps(largest, promise)
     used[own] |= largest > 0
@@ -327,11 +328,6 @@ def _largest_of_block(values: Tensor, length: int) -> Tensor:
 
 def _steps(largest: Tensor, promise: UnbiasedLevels) -> Tensor:
     return (largest / promise.levels).clamp(min=promise.smallest_step)
-
-
-def _own_shard(exchanged: Exchanged, unit: int) -> slice:
-    length = unit * math.ceil(exchanged.count / (exchanged.size * unit))
-    return slice(exchanged.rank * length, (exchanged.rank + 1) * length)
 
 
 @_check.register

@@ -254,7 +254,11 @@ class Examination:
             simulator.by_blocks = not simulator.by_blocks
             found, obstacle = simulator.all_replicas(step)
         if exact_arithmetic(self.setup.cell) and not self.control.from_first(float(found is None)):
-            self._stale |= not self._buffers_equal(found)
+            # Bit for bit, the buffers of every replica are what rank 0 computed for it.
+            none = [0.0] * self.setup.cell.replicas
+            expected = self.control.largest(none if found is None else found.reference.buffer_hashes)
+            buffers = hash_number(self.trainer.model.named_buffers())
+            self._stale |= buffers != expected[self.setup.replica]
         return found, obstacle
 
     def _compared(
@@ -402,12 +406,6 @@ class Examination:
             for name, value in self._gathered(self.trainer.model.named_buffers()).items()
             if value.is_floating_point() and self._common[name].isfinite().all()
         }
-
-    def _buffers_equal(self, found: Recomputed | None) -> bool:
-        """Return whether this replica's buffers are, bit for bit, what rank 0 computed for it; collective."""
-        none = [0.0] * self.setup.cell.replicas
-        expected = self.control.largest(none if found is None else found.reference.buffer_hashes)
-        return hash_number(self.trainer.model.named_buffers()) == expected[self.setup.replica]
 
     def _state(self, *, kept: bool = True) -> dict[str, Tensor]:
         """Copy parameters and buffers to host memory, as all that follows; collective."""

@@ -149,12 +149,6 @@ class LateProof:
     """Whether the one step of `steps` was not recomputed, but sampled; a failure is then of projections."""
 
 
-def no_room_late(setup: CellSetup, trainer: Trainer, control: Control) -> str | None:
-    """Return why there is too little memory to check a late step, as `memory_shortage`; collective."""
-    copies = COPIES if _each_simulates(setup.cell) or setup.rank.rank == 0 else 0
-    return memory_shortage(control, trainer.parameter_bytes, copies=copies)
-
-
 def _each_simulates(cell: Cell) -> bool:
     """Return whether every rank recomputes its own replica of a late step: not if no rank has all of the
     model."""
@@ -178,7 +172,8 @@ def prove_late(
     promise = STRATEGIES.facts(setup.cell.strategy).promise
     # Each rank has timed its own steps, and every step that is checked has collectives of all ranks.
     longest_s = control.from_first(longest_s)
-    obstacle = no_room_late(setup, trainer, control)
+    simulates = _each_simulates(setup.cell) or setup.rank.rank == 0
+    obstacle = memory_shortage(control, trainer.parameter_bytes, copies=COPIES if simulates else 0)
     if obstacle is not None and cannot_sample(setup.cell):
         return LateProof(first=0, steps=0, failure=None, obstacle=obstacle)
     before, trainer.observer = trainer.observer, SilentObserver()
