@@ -1,6 +1,6 @@
 """The models that are trained: their families, their data and their FLOPs.
 
-`workloads.catalog`, each family's `shape` and `workloads.source` describe them without importing torch. The
+`workloads.catalog`, each family's package and `workloads.source` describe them without importing torch. The
 names that a user's own model file needs are here, and import torch only when they are asked for::
 
     from workloads import ImageInput, TokenInput, Workload

@@ -12,10 +12,10 @@ from results.extensions import Extension
 from results.parts import ModelParts, Unknown
 from results.spec import Catalog, Entry, Option, Spec, require_options
 from workloads.datasets.facts import DATASETS
-from workloads.gpt.shape import GPTShape
-from workloads.llama.shape import LlamaShape
-from workloads.mlp.shape import MLPShape
-from workloads.resnet.shape import ResNetShape
+from workloads.gpt import GPTShape
+from workloads.llama import LlamaShape
+from workloads.mlp import MLPShape
+from workloads.resnet import ResNetShape
 from workloads.shape import Shape, WorkloadFacts
 
 

@@ -30,8 +30,8 @@ from strategies.exchange.buckets import Bucket
 from strategies.optimizers import build_optimizer
 from workloads.build import build_workload
 from workloads.catalog import MEMBERS, WORKLOADS
+from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
-from workloads.gpt.shape import GPTShape
 from workloads.workload import Workload
 
 Batches = Iterator[tuple[Tensor, Tensor]]

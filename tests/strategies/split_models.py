@@ -18,10 +18,11 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
 from strategies.catalog import group_layout
 from strategies.snapshot import Snapshot
+from strategies.training.snapshot import Snapshot
+from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
-from workloads.gpt.shape import GPTShape
+from workloads.llama import LlamaShape
 from workloads.llama.model import build_llama
-from workloads.llama.shape import LlamaShape
 from workloads.workload import Workload
 
 CPU = torch.device("cpu")

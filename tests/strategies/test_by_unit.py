@@ -22,9 +22,9 @@ from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.training.parallel import Blank
 from workloads.build import build
-from workloads.gpt.shape import GPTShape
-from workloads.llama.shape import LlamaShape
-from workloads.resnet.shape import ResNetShape
+from workloads.gpt import GPTShape
+from workloads.llama import LlamaShape
+from workloads.resnet import ResNetShape
 from workloads.shape import Shape
 
 Ranks = Callable[..., list[Any]]

@@ -25,9 +25,9 @@ from strategies.catalog import STRATEGIES
 from strategies.pipeline.facts import Pipeline
 from strategies.predictions import footprint, least_bytes, updated_bytes
 from strategies.zero1.facts import deal
+from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
-from workloads.gpt.shape import GPTShape
-from workloads.resnet.shape import ResNetShape
+from workloads.resnet import ResNetShape
 
 Ranks = Callable[..., list[Any]]
 

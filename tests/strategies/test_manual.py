@@ -19,8 +19,8 @@ from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.fsdp import model as fsdp
 from strategies.fsdp.block_choices import BlockChoice, blocks_of, canonical, read_choices
+from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
-from workloads.gpt.shape import GPTShape
 
 Ranks = Callable[..., list[Any]]
 SGD = "sgd:lr=0.1:momentum=0.9"

@@ -19,6 +19,8 @@ from strategies.optimizers import build_optimizer
 from strategies.predictions import footprint, updated_bytes
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
 from workloads.resnet.shape import ResNetShape
+from strategies.training.optimizer import build_optimizer
+from workloads.resnet import ResNetShape
 
 Threads = Callable[..., list[Any]]
 NO_STATE = "sgd:momentum=0"

@@ -20,10 +20,12 @@ from results.parts import ModelParts, Part, Saved, Weight
 from strategies import Trainer, TrainSettings
 from strategies.closed_form.terms import Term
 from strategies.predictions import traffic
+from strategies.closed_form.traffic import traffic
+from strategies.training.trainer import Trainer, TrainSettings
+from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
-from workloads.gpt.shape import GPTShape
+from workloads.llama import LlamaShape
 from workloads.llama.model import build_llama
-from workloads.llama.shape import LlamaShape
 from workloads.workload import Workload
 
 Ranks = Callable[..., list[Any]]

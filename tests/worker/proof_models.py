@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from results.layout import LinearSplit, ModelLayout, splits_of
 from workloads import DataShare, Workload
+from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
-from workloads.gpt.shape import GPTShape
 
 
 def gpt() -> Workload:

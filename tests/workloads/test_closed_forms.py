@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from results.parts import ModelParts
 from workloads.build import build
 from workloads.catalog import WORKLOADS, facts
-from workloads.gpt.shape import GPTShape
-from workloads.llama.shape import LlamaShape
-from workloads.mlp.shape import MLPShape
-from workloads.resnet.shape import ResNetShape
+from workloads.gpt import GPTShape
+from workloads.llama import LlamaShape
+from workloads.mlp import MLPShape
+from workloads.resnet import ResNetShape
 from workloads.shape import Shape
 
 

@@ -22,10 +22,10 @@ from workloads.build import build
 from workloads.catalog import MEMBERS, Member
 from workloads.data import open_batches
 from workloads.datasets.facts import DATASETS
-from workloads.gpt.shape import GPTShape
-from workloads.llama.shape import LlamaShape
-from workloads.mlp.shape import MLPShape
-from workloads.resnet.shape import ResNetShape
+from workloads.gpt import GPTShape
+from workloads.llama import LlamaShape
+from workloads.mlp import MLPShape
+from workloads.resnet import ResNetShape
 from workloads.shape import Shape, WorkloadFacts
 from workloads.workload import Batch, Workload
 

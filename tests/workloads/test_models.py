@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from workloads.build import build_workload
 from workloads.gpt.model import GPT
+from workloads.llama import LlamaShape
 from workloads.llama.model import GroupedAttention, Llama, RMSNorm, rotated, rotations
-from workloads.llama.shape import LlamaShape
 from workloads.resnet.model import Bottleneck
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from results.layout import LinearSplit, ModelLayout, splits_of
-from workloads.gpt.shape import GPTShape
+from workloads.gpt import GPTShape
 from workloads.workload import TokenInput, Workload
 
 

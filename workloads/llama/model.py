@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from results.layout import LinearSplit, ModelLayout, splits_of
 from workloads.gpt.model import initialise, token_loss
-from workloads.llama.shape import LlamaShape
+from workloads.llama import LlamaShape
 from workloads.workload import TokenInput, Workload
 
 NORM_EPSILON = 1e-5

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from results.layout import ModelLayout
-from workloads.mlp.shape import MLPShape
+from workloads.mlp import MLPShape
 from workloads.workload import ImageInput, Workload
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from results.layout import ModelLayout
-from workloads.resnet.shape import ResNetShape
+from workloads.resnet import ResNetShape
 from workloads.workload import ImageInput, Workload
 
 
