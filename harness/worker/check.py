@@ -72,7 +72,7 @@ class Check:
         self._dataset = SYNTHETIC
 
     def run(self) -> None:
-        """Check the workload alone, and then with each strategy."""
+        """Check the workload by itself, and then with each strategy."""
         try:
             self._count_parts() if self._request.parts else self._train_alone()
         except (Exception, SystemExit) as error:

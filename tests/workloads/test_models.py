@@ -1,5 +1,4 @@
-"""The models of ResNet, GPT and Llama are those of their papers; parts of Llama once more as plain loops in
-float64."""
+"""ResNet, GPT and Llama follow their papers; parts of Llama are computed again as plain loops in float64."""
 
 from __future__ import annotations
 

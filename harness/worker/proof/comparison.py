@@ -18,7 +18,7 @@ terms of a sum, and their terms are as large as the terms of other gradients, wh
 represents.
 
 Gradients were compared with a computation that takes products and sums in halves, as another kernel may. The
-gradients of gpt-nano and llama-nano differ by at most 0.01 of `TOLERANCE` of their own norm in fp32, 0.3 in
+gradients of gpt-nano and llama-nano differ by at most 0.01 of `TOLERANCE` times their norm in fp32, 0.3 in
 bf16 and 0.12 in fp16. Gradients that are only rounding differ by at most 0.9 units of roundoff of the norm of
 all in fp32, and by 0.4 in bf16 and fp16 (attention of 8 features and a BatchNorm of 16, 4 to 16 samples).
 """
@@ -261,7 +261,8 @@ def same_values(first: Tensor, second: Tensor) -> bool:
 
 
 def distance(pairs: list[tuple[Tensor, Tensor | None]]) -> float:
-    """Return the L2 norm of the differences, or of a first value alone; equal infinities do not differ."""
+    """Return the L2 norm of the differences, or of first values without a second; equal infinities do not
+    differ."""
     squares = 0.0
     for first, second in pairs:
         if second is not None and same_values(first, second):

@@ -364,7 +364,7 @@ class Simulator:
         """Simulate this rank's replica, if `model` is given; collective.
 
         Returns the simulation, all parameters on the meta device, and the seconds that the simulation would
-        take (0: there is too little memory), None if there is no obstacle.
+        take (0: there is too little memory), None if nothing prevents it.
         """
         blank: dict[str, Tensor] = {}
         gathering = False
