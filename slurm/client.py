@@ -127,8 +127,6 @@ class Client:
         settings = self._settings
         wait_s = settings.get("KillWait", "").removesuffix(" sec")
         return Cluster(
-            name=self.cluster_name,
-            version=settings["SLURM_VERSION"],
             has_accounting=self._has_accounting,
             kill_wait_s=int(wait_s) if wait_s.isdecimal() else None,
             groups=self.groups(),

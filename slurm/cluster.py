@@ -55,8 +55,6 @@ class Association:
 class Cluster:
     """A cluster as its commands describe it."""
 
-    name: str
-    version: str
     has_accounting: bool
     """Whether sacct remembers jobs that the controller has forgotten."""
     kill_wait_s: int | None

@@ -51,10 +51,6 @@ class PlannedJob:
         """Ids, each once."""
         return tuple(dict.fromkeys(cell.id for launch in self.launches for cell in launch.cells))
 
-    @property
-    def runs(self) -> int:
-        return sum(len(launch.cells) for launch in self.launches)
-
 
 def planned_jobs(
     plan: Plan,

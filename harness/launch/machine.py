@@ -8,8 +8,6 @@ from harness.machine.device import usable_cores, visible_gpus
 from harness.plan.estimate import Hardware
 from harness.plan.surroundings import Limit
 from results.cell import Device
-from results.outcome import Evidence
-from results.plan import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +37,6 @@ class Machine:
     def hardware(self, device: Device) -> Hardware:
         """The hardware from which step times are assumed."""
         return Hardware(cores=self.cores, gpu_name=self.gpu_names[0] if self.gpu_names else None)
-
-    def evidence(self, placement: Placement, device: Device) -> Evidence:
-        """Measured, or emulated where workers share cores or devices."""
-        return Evidence.MEASURED if placement.gpus <= self.devices(device) else Evidence.EMULATED
 
     def threads(self, device: Device) -> int:
         """Threads of one rank: one core on CPU; with a GPU its share of the machine's cores.

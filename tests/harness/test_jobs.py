@@ -60,7 +60,7 @@ def test_a_placement_is_a_job_with_all_its_repeats_and_the_same_baseline_everywh
     launches = schedule(plan.cells, repeats=2, gpus_per_node=2)
     jobs = planned_jobs(plan, launches, per_cell=False, earlier={}, hardware=Hardware())
     assert [(job.placement.nodes, job.placement.gpus_per_node) for job in jobs] == [(1, 1), (1, 2), (2, 2)]
-    assert [(len(job.cells), job.runs) for job in jobs] == [(1, 2), (2, 4), (2, 4)]
+    assert [(len(job.cells), len(job.launches)) for job in jobs] == [(1, 2), (2, 2), (2, 2)]
     alone = next(cell for cell in plan.cells if cell.strategy == "single")
     # The first job runs it anyhow.
     assert [job.baseline and job.baseline.id for job in jobs] == [None, alone.id, alone.id]
@@ -74,7 +74,7 @@ def test_a_job_a_cell_has_all_repeats_of_that_cell() -> None:
     plan = plan_of(gpus="1..2", strategy="single,ddp,scratch-ddp", repeats=3)
     jobs = planned_jobs(plan, schedule(plan.cells, repeats=3), per_cell=True, earlier={}, hardware=Hardware())
     assert sorted(job.cells for job in jobs) == sorted((cell.id,) for cell in plan.cells)
-    assert {job.runs for job in jobs} == {3}
+    assert {len(job.launches) for job in jobs} == {3}
 
 
 def test_a_plan_without_a_single_device_gets_one_as_baseline() -> None:

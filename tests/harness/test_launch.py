@@ -510,12 +510,6 @@ def test_cuda_visible_devices_is_read_as_the_runtime_does(visible: str | None, e
     assert [gpu.index for gpu in chosen] == expected
 
 
-def test_more_workers_than_cores_are_emulated_and_never_claimed_as_measured() -> None:
-    machine = Machine(cores=2, gpu_names=())
-    assert machine.evidence(Placement(nodes=1, gpus_per_node=2), "cpu") is Evidence.MEASURED
-    assert machine.evidence(Placement(nodes=1, gpus_per_node=3), "cpu") is Evidence.EMULATED
-
-
 def test_the_packages_come_from_one_folder() -> None:
     assert (checkout() / "pyproject.toml").exists()
     assert len(code_version().code_hash) == 16

@@ -248,8 +248,7 @@ def test_the_cluster() -> None:
         scontrol=said(recorded("config")), sinfo=said(recorded("sinfo")), sacctmgr=said(recorded("sacctmgr"))
     )
     cluster = Client(tape).cluster()
-    assert (cluster.name, cluster.version, cluster.has_accounting) == ("lab", "22.05.8", True)
-    assert cluster.kill_wait_s == 2
+    assert (Client(tape).cluster_name, cluster.has_accounting, cluster.kill_wait_s) == ("lab", True, 2)
     assert cluster.associations == (
         Association(account="test", partition=None, qos=("normal",), max_submit=3),
         Association(account="root", partition=None, qos=("normal",), max_submit=3),

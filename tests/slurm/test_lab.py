@@ -259,8 +259,7 @@ def test_one_agent_runs_on_each_node(
 
 def test_the_cluster_describes_itself(lab: Any) -> None:
     cluster = Client().cluster()
-    assert (cluster.name, cluster.has_accounting, cluster.associations) == ("lab", False, None)
-    assert cluster.version == lab.command("sinfo", "--version").split()[1]
+    assert (Client().cluster_name, cluster.has_accounting, cluster.associations) == ("lab", False, None)
     nodes = {group.partition: group.nodes for group in cluster.groups}
     assert nodes == {"main": 4, "short": 2, "urgent": 4}
     limits = {group.partition: group.time_limit_s for group in cluster.groups}

@@ -29,8 +29,6 @@ NODES = NodeGroup(
 SERIAL = replace(NODES, partition="cpu", nodes=2, cpus=64, gpus={})
 MINE = Association(account="ml", partition=None, qos=("normal", "long"), max_submit=50)
 CLUSTER = Cluster(
-    name="test",
-    version="24.05.1",
     has_accounting=True,
     kill_wait_s=30,
     groups=(NODES, SERIAL),
