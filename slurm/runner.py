@@ -15,9 +15,8 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from results.errors import SchedulerError
 
@@ -47,19 +46,17 @@ class Completed:
     stderr: str
 
 
-class Runner(Protocol):
-    """Runs a command and waits for it; tests replace it by recorded output."""
-
-    def __call__(
-        self, command: Sequence[str], *, stdin: str, environment: Mapping[str, str], timeout_s: float
-    ) -> Completed:
-        """Raises NoAnswerError after `timeout_s`, SlurmError if the program cannot be started."""
+Runner = Callable[..., Completed]
+"""Runs a command as `run_program` does; tests replace it by recorded output."""
 
 
 def run_program(
     command: Sequence[str], *, stdin: str, environment: Mapping[str, str], timeout_s: float
 ) -> Completed:
-    """The Runner of a machine with Slurm's programs on it."""
+    """Run a command and wait for it.
+
+    Raises NoAnswerError after `timeout_s`, SlurmError if the program cannot be started.
+    """
     try:
         done = subprocess.run(
             command,

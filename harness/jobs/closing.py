@@ -34,8 +34,29 @@ def close_lost_launches(study: Study) -> int:
 
 def _close(study: Study, found: list[Launch], stopped: Ending, *, scheduler: str | None = None) -> int:
     for launch in found:
+        folder, ranks = study.launch_folder(launch.launch_id), range(launch.placement.gpus)
+        unfinished = [
+            slot.run_id
+            for slot in study.begun_slots(launch)
+            if not all(study.rank_path(slot.cell_id, slot.run_id, rank).exists() for rank in ranks)
+        ]
+        ending = unless_disk_full(folder, stopped)
+        attempt = Attempt(
+            launch_id=launch.launch_id,
+            command=(),
+            # Only the lost supervisor knew it.
+            started_at=None,
+            ended_at=utc_now(),
+            exit_code=None,
+            stopped_by=ending.reason,
+            outcomes=dict.fromkeys(unfinished, ending.outcome),
+            reasons=dict.fromkeys(unfinished, ending.reason),
+            ranks=rank_exits(folder),
+            startup_ns=None,
+            scheduler=scheduler,
+        )
         try:
-            study.add_attempt(_attempt(study, launch, stopped, scheduler))
+            study.add_attempt(attempt)
         except StoreError:
             # Another process found out at the same time, and has written the same.
             if not study.has_attempt(launch.launch_id):
@@ -50,28 +71,3 @@ def open_launches(study: Study, job_id: str | None) -> list[Launch]:
         if not study.has_attempt(launch.launch_id):
             files.refresh(study.launch_folder(launch.launch_id))
     return [launch for launch in own if not study.has_attempt(launch.launch_id)]
-
-
-def _attempt(study: Study, launch: Launch, stopped: Ending, scheduler: str | None) -> Attempt:
-    folder = study.launch_folder(launch.launch_id)
-    ranks = range(launch.placement.gpus)
-    unfinished = [
-        slot.run_id
-        for slot in study.begun_slots(launch)
-        if not all(study.rank_path(slot.cell_id, slot.run_id, rank).exists() for rank in ranks)
-    ]
-    ending = unless_disk_full(folder, stopped)
-    return Attempt(
-        launch_id=launch.launch_id,
-        command=(),
-        # Only the lost supervisor knew it.
-        started_at=None,
-        ended_at=utc_now(),
-        exit_code=None,
-        stopped_by=ending.reason,
-        outcomes=dict.fromkeys(unfinished, ending.outcome),
-        reasons=dict.fromkeys(unfinished, ending.reason),
-        ranks=rank_exits(folder),
-        startup_ns=None,
-        scheduler=scheduler,
-    )

@@ -117,7 +117,15 @@ def close(
     end = end_of_job(status.job, status.submission, stopped)
     if os.access(study.root, os.W_OK):
         close_launches(study, status.job.job_id, runs or stopped, scheduler=scheduler)
-        end = _written(JobStore(study.root), end)
+        store = JobStore(study.root)
+        try:
+            store.add_end(end)
+        except StoreError:
+            # Another process found out at the same time; what was written first stays.
+            kept = store.ended(end.job_id)
+            if kept is None:
+                raise
+            end = kept
     return replace(status, ended=end)
 
 
@@ -134,18 +142,6 @@ def end_of_job(job: Job, submission: Submission | None, ending: Ending) -> JobEn
         outcome=ending.outcome,
         reason=ending.reason,
     )
-
-
-def _written(store: JobStore, end: JobEnd) -> JobEnd:
-    try:
-        store.add_end(end)
-    except StoreError:
-        # Another process found out at the same time; what was written first stays.
-        kept = store.ended(end.job_id)
-        if kept is None:
-            raise
-        return kept
-    return end
 
 
 def held_by_jobs(statuses: Sequence[JobStatus]) -> set[str]:

@@ -69,7 +69,7 @@ class LogTail:
 
 @dataclass
 class LaunchState:
-    """The progress of a launch by a rank's log; that of rank 0 is used for all."""
+    """The progress of a launch by a rank's log; rank 0's is used for all."""
 
     ready: bool = False
     started: list[str] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,39 +37,31 @@ def launcher_output(folder: Path) -> list[OutputFile]:
 
 
 def rank_output(folder: Path, launch: Launch) -> list[OutputFile]:
-    """The files to which ranks print: by rank, and last those of ranks that have not said their number."""
-    told = _told(folder)
-    found = []
-    for path in rank_output_paths(folder):
-        rank = told.get(path.relative_to(folder).as_posix())
-        if rank is None and launch.placement.nodes == 1:
-            # On one node the number in the path is the rank's.
-            rank = int(path.parent.name)
-        found.append(OutputFile(path=path, rank=rank, stream=path.stem))
-    last = launch.placement.gpus
-    # stderr after stdout: a failure is told there.
-    return sorted(
-        found,
-        key=lambda file: (
-            last if file.rank is None else file.rank,
-            file.path.parent,
-            file.stream == "stderr",
-        ),
-    )
-
-
-def _told(folder: Path) -> Mapping[str, int]:
-    """Rank by file, as each rank says in the first line of its log."""
-    found: dict[str, int] = {}
+    """The files to which ranks print: by rank, and last the files whose rank is not known yet."""
+    # Each rank names its files in the first line of its log.
+    known: dict[str, int] = {}
     for log in rank_log_paths(folder).values():
         try:
             with opened(log) as file:
                 line = file.read(_CHUNK).partition(b"\n")[0]
             event = json.loads(line)
-            found |= {str(event[stream]): int(event["rank"]) for stream in STREAMS if stream in event}
+            known |= {str(event[stream]): int(event["rank"]) for stream in STREAMS if stream in event}
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue
-    return found
+    found = []
+    for path in rank_output_paths(folder):
+        rank = known.get(path.relative_to(folder).as_posix())
+        if rank is None and launch.placement.nodes == 1:
+            # On one node the number in the path is the rank's.
+            rank = int(path.parent.name)
+        found.append(OutputFile(path=path, rank=rank, stream=path.stem))
+
+    def place(file: OutputFile) -> tuple[int, Path, bool]:
+        # stderr after stdout: a failure is told there.
+        rank = launch.placement.gpus if file.rank is None else file.rank
+        return rank, file.path.parent, file.stream == "stderr"
+
+    return sorted(found, key=place)
 
 
 class OutputTail:
