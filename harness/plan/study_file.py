@@ -158,7 +158,7 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     apply: Annotated[Switch, option("hand Kubernetes manifests to kubectl, not only to stdout")] = None
     kind: Annotated[
         Literal["job", "statefulset"] | None,
-        option("job, which is an Indexed Job on Kubernetes, and is made if left out; statefulset is refused"),
+        option("job, the default, makes an Indexed Job on Kubernetes; statefulset is refused"),
     ] = None
     name: Annotated[Text, option("name of the study: its folder under runs/", heading="Output")] = None
     out: Annotated[Text, option("folder of the study, instead of runs/NAME")] = None
