@@ -1,4 +1,12 @@
-"""A job as the scheduler sees it: the lines of squeue and sacct, read."""
+"""A job as the scheduler sees it: the meaning of its states, host lists, and lines of squeue and sacct.
+
+States are positive lists: a state that is not listed never counts as an end. Source: Slurm's page on job
+state codes and job_state_string() in slurm_protocol_defs.c, up to version 26.11.
+
+Host lists are as Slurm writes them (`n[1-3,07-09]`), expanded without asking Slurm, by the rules of its
+hostlist.c: brackets multiply from left to right, the lower bound's leading zeros give the width, and order
+and repeats are kept. Beyond it, text after the last bracket is allowed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,6 @@ from enum import StrEnum
 from typing import Literal
 
 from results.outcome import Outcome
-from slurm.hosts import expand_hosts
 from slurm.runner import SlurmError
 
 
@@ -279,3 +286,41 @@ def _exit(text: str) -> tuple[int | None, int | None]:
     status = int(code)
     ended_by = status & 0x7F
     return (0, ended_by) if ended_by else (status >> 8, None)
+
+
+MOST = 65_536
+"""Hosts in one list; more is a typing error."""
+
+_EXPRESSION = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
+_PIECES = re.compile(r"([^\[]+)|\[([^\]]*)\]")
+_RANGE = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """The hosts that a list names, in its order. Raises ValueError if the text is not a host list."""
+    expressions = _EXPRESSION.findall(text)
+    if ",".join(expressions) != text:
+        raise ValueError(f"{text!r} is not a host list such as n[1-3,07-09]")
+    hosts = tuple(itertools.islice(itertools.chain.from_iterable(map(_expanded, expressions)), MOST + 1))
+    if len(hosts) > MOST:
+        raise ValueError(f"{text!r} names more than {MOST} hosts")
+    return hosts
+
+
+def _expanded(expression: str) -> Iterator[str]:
+    choices = [
+        [literal] if literal else list(_numbers(ranges)) for literal, ranges in _PIECES.findall(expression)
+    ]
+    return ("".join(parts) for parts in itertools.product(*choices))
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part!r} is not a range such as 1-3 or 07")
+        first, last = int(match["first"]), int(match["last"] or match["first"])
+        if not 0 <= last - first < MOST:
+            raise ValueError(f"{part!r} runs backward or over more than {MOST} hosts")
+        width = len(match["first"])
+        yield from (f"{number:0{width}}" for number in range(first, last + 1))

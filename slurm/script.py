@@ -10,8 +10,7 @@ from pathlib import Path
 import jinja2
 
 from results.plan import Placement
-from slurm.quoting import directive, log_pattern, shell
-from slurm.site import Container, SiteProfile
+from slurm.site import Container, SiteProfile, directive, log_pattern, shell
 
 FIRST_PORT, JOBS, LAUNCHES = 20_000, 750, 16
 """Ports for LAUNCHES of JOBS, all below 32768, where Linux begins to give ports to whoever asks."""

@@ -1,8 +1,13 @@
-"""A site profile: what one cluster asks of its jobs, written once by its users."""
+"""A site profile: what one cluster asks of its jobs, written once by its users.
+
+Its values are put into a job script so that they are read back as they were written, or are refused.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
+import unicodedata
 from collections.abc import Callable
 from typing import Annotated, Literal
 
@@ -13,7 +18,51 @@ from results.errors import UsageError
 from results.plan import Placement
 from results.site import SitePrice, TimeLimits
 from results.strict_yaml import FileKind
-from slurm.quoting import carried, shell
+
+_UNQUOTED = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+
+
+def directive(option: str, value: str | bool) -> str:
+    """`--option="value"` as it stands after `#SBATCH`; quotes only where needed, a switch without a value.
+
+    sbatch reads these lines by its own rules (get_argument in its opt.c), not by the shell's: a backslash
+    escapes inside of both kinds of quotes, no variable is expanded, and a line always ends at its end. Raises
+    UsageError for what such a line cannot carry.
+    """
+    if value is True:
+        return f"--{option}"
+    text = carried(str(value), f"Slurm's option {option}")
+    if _UNQUOTED.fullmatch(text):
+        return f"--{option}={text}"
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'--{option}="{escaped}"'
+
+
+def carried(text: str, what: str) -> str:
+    """`text`, if one line of a script can hold it. Raises UsageError naming `what` if not."""
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Cs"):
+            raise UsageError(f"{what} cannot hold the character {character!a} in {text!a}; leave it out")
+    return text
+
+
+def log_pattern(path: str) -> str:
+    """The path as a file name pattern of Slurm that means just this path; raises UsageError if none does.
+
+    A backslash anywhere turns the replacing of %j off (FILENAME PATTERN in sbatch's manual).
+    """
+    if "\\" in path:
+        raise UsageError(f"Slurm writes no log to a path with a backslash: {path}; choose another folder")
+    return path.replace("%", "%%")
+
+
+def shell(text: str) -> str:
+    """`text` as one word of the shell. Raises UsageError for characters that a script cannot hold."""
+    for character in text:
+        if character in "\0\r" or unicodedata.category(character) == "Cs":
+            raise UsageError(f"a script cannot hold the character {character!a} in {text!a}; leave it out")
+    return shlex.quote(text)
+
 
 GpuRequest = Literal["gres", "gpus-per-node", "gpus-per-task", "none"]
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -1,4 +1,7 @@
-"""From the launches that are left to the jobs that run them, and what these will take."""
+"""The jobs that run the launches that are left, what these will take, and the baseline of every job.
+
+The baseline is the cell that every allocation times on one device, so that allocations can be compared.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm.hosts import expand_hosts
+from slurm.job_view import expand_hosts
 
 NAMES = st.from_regex(r"[a-z]{1,3}(-?[a-z])?([0-9]{1,4})?(-ib|x)?", fullmatch=True)
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from results.errors import UsageError
 from results.plan import Placement
-from slurm.quoting import directive, log_pattern, shell
 from slurm.script import (
     ScriptJob,
     agent_command,
@@ -22,7 +21,7 @@ from slurm.script import (
     log_path,
     rendezvous_port,
 )
-from slurm.site import SITE_FILE, Container, SiteProfile
+from slurm.site import SITE_FILE, Container, SiteProfile, directive, log_pattern, shell
 
 HERE = Path(__file__).parent
 SITES = HERE.parents[1] / "docs" / "sites"

@@ -1,4 +1,8 @@
-"""A profile of a Kubernetes cluster: what its jobs ask for, written once by its users."""
+"""A profile of a Kubernetes cluster: what its jobs ask for, written once by its users.
+
+Names are as Kubernetes takes them. The rules are its own (documentation, "Object Names and IDs" and "Labels
+and Selectors"), which quotes RFC 1123 for most names and RFC 1035 for those of services.
+"""
 
 from __future__ import annotations
 

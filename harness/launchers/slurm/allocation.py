@@ -23,7 +23,7 @@ from results.job_store import JobStore
 from results.launch import Launch
 from results.outcome import Ending, Outcome
 from slurm.client import Client
-from slurm.hosts import expand_hosts
+from slurm.job_view import expand_hosts
 from slurm.notices import (
     ALLOCATION_OVER,
     CONTROLLER_AWAY,
