@@ -85,7 +85,7 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
             "a word in the docs": DOCS,
             "laws": mentioned(
                 "tests/strategies/test_compression_laws.py", "tests/strategies/test_cast.py",
-                "tests/strategies/test_torch_powersgd.py",
+                "tests/strategies/test_powersgd.py",
             ),
             "a proof": lambda name: name == "none" or mentioned("tests/worker/test_proof*.py")(name),
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
+from strategies.catalog import STRATEGIES
 from strategies.exchange import buckets
 
 Threads = Callable[..., list[Any]]
@@ -118,6 +120,25 @@ class Replica:
             momentum={name: value.clone() for name, value in momentum.items() if value is not None},
             updated=self._updated,
         )
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return copied(self.model.bare.named_parameters())
+
+    @property
+    def everything(self) -> dict[str, Tensor]:
+        """Parameters, buffers and momentum."""
+        optimizer = self.trainer.optimizer.state_dict()["state"]
+        momentum = {f"momentum {key}": state["momentum_buffer"] for key, state in optimizer.items()}
+        return copied([*self.model.bare.state_dict().items(), *momentum.items()])
+
+    def update(self, step: int) -> dict[str, Tensor]:
+        """Take a step without what the strategy does after it, and return the parameters."""
+        with torch.enable_grad():
+            self.trainer.compute_gradients(iter([batch(step, 0, self.rank)]))
+        self.trainer.optimizer.step()
+        self.trainer.optimizer.zero_grad()
+        return self.parameters
 
 
 def train(group: ExchangeGroup, module: nn.Module, steps: int, settings: dict[str, Any]) -> list[Moment]:
@@ -334,3 +355,263 @@ def test_the_warm_up_is_ddp_and_no_step_after_it(ranks: Threads, model: str, ddp
             assert_same(ours[rank][step], theirs[rank][step])
         for step in (3, 4):
             assert not torch.equal(*(next(iter(side[rank][step].values())) for side in (ours, theirs)))
+
+
+# Local SGD beside its parameters: buffers, traffic, settling, compressed differences, a saved state.
+
+Tensors = dict[str, Tensor]
+
+
+def state_build(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 5))
+
+
+def phases(group: ExchangeGroup, strategy: str, compression: str) -> list[Any]:
+    """On a rank: the layout's period and ramp, and before each step whether it exchanges gradients."""
+    replica = Replica(group, state_build(), strategy=strategy, compression=compression)
+    said = []
+    for step in range(4):
+        said.append(STRATEGIES.facts(strategy).promise.averages_all_gradients(step))
+        replica.step(step)
+    return [replica.model.period, replica.model.ramp_steps, said]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "compression", "expected"),
+    [
+        ("local-sgd:3", "none", [3, 0, [False, False, False, False]]),
+        ("local-sgd:4:warmup=2", "none", [4, 2, [True, True, False, False]]),
+        # A compressor's own ramp of three exchanges is three periods.
+        ("local-sgd:4:warmup=2", "powersgd:1:warmup=3", [4, 2 + 3 * 4, [True, True, False, False]]),
+    ],
+)
+def test_it_says_its_period_its_ramp_and_which_steps_exchange_gradients(
+    threads: Threads, strategy: str, compression: str, expected: list[Any]
+) -> None:
+    assert threads(2, phases, strategy, compression) == [expected] * 2
+
+
+class Stateful(nn.Module):
+    """A linear model with every kind of buffer; `total`, `late` and `seen` change with what comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 1)
+        self.register_buffer("total", torch.zeros(()))
+        self.register_buffer("late", torch.zeros(1))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int16))
+        self.register_buffer("table", torch.linspace(0.1, 9.7, 1000))
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.register_buffer("keep", torch.tensor([True, False]))
+        self.register_buffer("nothing", torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total += x.sum()
+        self.late = self.late + x.sum()
+        self.seen += int(x.sum())
+        y: Tensor = self.head(x)
+        return y
+
+
+def buffers_after(group: ExchangeGroup, strategy: str) -> list[Tensors]:
+    """On a rank: the buffers after each of four steps, in which rank r feeds in r + 1."""
+    settings = TrainSettings(strategy=strategy, optimizer="sgd:lr=0")
+    trainer = Trainer(Stateful(), F.l1_loss, device=CPU, settings=settings, group=group)
+    after = []
+    for _ in range(4):
+        with torch.enable_grad():
+            trainer.step(iter([(torch.tensor([[group.rank() + 1.0]]), torch.zeros(1, 1))]))
+        after.append(copied(trainer.model.bare.named_buffers()))
+    return after
+
+
+def test_statistics_become_their_mean_and_other_buffers_those_of_rank_0(threads: Threads) -> None:
+    for rank, after in enumerate(threads(3, buffers_after, "local-sgd:2")):
+        own = rank + 1.0
+        # Ranks add 1, 2 and 3: 2 on average, in each of four steps. Rank 0 counts by 1.
+        assert [buffers["total"].item() for buffers in after] == [own, 4, 4 + own, 8]
+        assert [buffers["late"].item() for buffers in after] == [own, 4, 4 + own, 8]
+        assert [buffers["seen"].item() for buffers in after] == [own, 2, 2 + own, 4]
+        for name in ("table", "turns", "mask", "keep", "nothing"):
+            assert torch.equal(after[-1][name], getattr(Stateful(), name)), name
+
+
+def test_statistics_come_together_after_each_step_of_the_warm_up(threads: Threads) -> None:
+    for rank, after in enumerate(threads(3, buffers_after, "local-sgd:2:warmup=2")):
+        own = rank + 1.0
+        assert [buffers["total"].item() for buffers in after] == [2, 4, 4 + own, 8]
+        assert [buffers["seen"].item() for buffers in after] == [1, 2, 2 + own, 4]
+
+
+def start_of(group: ExchangeGroup, modules: list[nn.Module]) -> Tensors:
+    replica = Replica(group, modules[group.rank()], strategy="local-sgd:2")
+    return copied(replica.model.bare.state_dict().items())
+
+
+def test_all_ranks_start_from_rank_0(threads: Threads) -> None:
+    modules = [state_build(seed) for seed in range(3)]
+    for seed, module in enumerate(modules):
+        module[0].weight.requires_grad_(False)
+        module[1].running_mean.fill_(seed)
+        module[1].num_batches_tracked.fill_(seed)
+    for start in threads(3, start_of, modules):
+        assert_same(start, modules[0].state_dict())
+
+
+def traffic_of(group: ExchangeGroup, module: nn.Module, strategy: str) -> list[tuple[int, int]]:
+    """On a rank: bytes and operations of each of three steps."""
+    replica = Replica(group, module, strategy=strategy)
+    counted = []
+    for step in range(3):
+        group.traffic.payload_bytes = group.traffic.operations = 0
+        replica.step(step)
+        counted.append((group.traffic.payload_bytes, group.traffic.operations))
+    return counted
+
+
+def test_what_goes_over_the_wire(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = state_build()
+    # Parameters 8 * 12 + 12 + 12 + 12 + 12 * 5 + 5 = 197, statistics 2 * 12, of 4 bytes; a counter of 8.
+    average = 4 * 197 + 4 * 24 + 8
+    assert threads(2, traffic_of, module, "local-sgd:2") == [[(0, 0), (average, 3), (0, 0)]] * 2
+    # In the warm-up gradients, who has one (6 parameters), statistics and the counter.
+    warm = 4 * 197 + 4 * 6 + 4 * 24 + 8
+    assert threads(2, traffic_of, module, "local-sgd:2:warmup=1") == [[(warm, 4), (0, 0), (average, 3)]] * 2
+    # Three buckets of parameters, of at most 400 bytes: 384, 48 + 48 + 48 + 240 and 20.
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
+    assert threads(2, traffic_of, module, "local-sgd:1") == [[(average, 5)] * 3] * 2
+    # What is not trained does not differ.
+    module[0].weight.requires_grad_(False)
+    assert threads(2, traffic_of, module, "local-sgd:1") == [[(average - 384, 4)] * 3] * 2
+
+
+def settled(group: ExchangeGroup) -> list[Any]:
+    """On a rank: operations of settling, two of five steps, settling twice, and five more steps; and the
+    parameters after each of these."""
+    replica = Replica(group, state_build(), strategy="local-sgd:5")
+    operations, parameters = [], []
+    for action in ("settle", 0, 1, "settle", "settle", 2, 3, 4, 5, 6):
+        group.traffic.operations = 0
+        replica.model.settle() if action == "settle" else replica.step(action)
+        operations.append(group.traffic.operations)
+        parameters.append(replica.everything)
+    return [operations, parameters]
+
+
+def test_settling_averages_now_and_once(threads: Threads) -> None:
+    results = threads(2, settled)
+    # Parameters, statistics, counter: 3 operations. The next average is five steps after.
+    assert [operations for operations, _ in results] == [[0, 0, 0, 3, 0, 0, 0, 0, 0, 3]] * 2
+    (_, first), (_, second) = results
+    for before, after in ((2, 3), (8, 9)):
+        assert not torch.equal(first[before]["0.weight"], second[before]["0.weight"])
+        for name in state_build().state_dict():
+            assert torch.equal(first[after][name], second[after][name])
+    mean = (first[2]["0.weight"].double() + second[2]["0.weight"]) / 2
+    assert torch.allclose(first[3]["0.weight"].double(), mean, rtol=2 * UNIT_ROUNDOFF, atol=2 * UNIT_ROUNDOFF)
+    assert_same(first[4], first[3])
+
+
+def books(group: ExchangeGroup, compression: str) -> list[dict[str, Tensors]]:
+    """On a rank: of four averages what went in, what was carried, what was left, and what came out."""
+    replica = Replica(group, state_build(), strategy="local-sgd:2", compression=compression)
+    exchange, last, pages = replica.model.gradient_exchange, replica.parameters, []
+    for average in range(4):
+        replica.step(2 * average)
+        carried = copied(exchange.carried())
+        own = replica.update(2 * average + 1)
+        replica.model.updated()
+        new, residual = replica.parameters, copied(exchange.residual())
+        pages.append({"last": last, "carried": carried, "own": own, "new": new, "residual": residual})
+        last = new
+    return pages
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("compression", ["topk:0.5", "randomk:0.3"])
+def test_a_compressor_gets_the_differences_and_what_it_left_comes_back(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch, size: int, compression: str
+) -> None:
+    """sum of (x_r - a) / p + sum of what was carried = what was applied + sum of what was left."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
+    results = threads(size, books, compression)
+    for pages in zip(*results, strict=True):
+        for page in pages:
+            assert_same(page["new"], pages[0]["new"])
+        for name, last in pages[0]["last"].items():
+            new = pages[0]["new"][name].double()
+            shares = [(page["own"][name].double() - last) / size for page in pages]
+            carried = [page["carried"][name].double() for page in pages if page["carried"]]
+            residual = [page["residual"][name].double() for page in pages]
+            difference = sum(shares) + sum(carried) - (new - last) - sum(residual)
+            # Each term is rounded fewer than 8 times, and the parameters once.
+            sizes = sum(part.abs() for part in shares + carried + residual)
+            bound = 8 * UNIT_ROUNDOFF * sizes + UNIT_ROUNDOFF * new.abs()
+            assert bool((difference.abs() <= bound).all()), name
+    # Something is left of each average, and carried into the next.
+    for pages in results:
+        for page, following in itertools.pairwise(pages):
+            assert all(bool(page["residual"][name].count_nonzero()) for name in ("0.weight", "3.weight"))
+            assert_same(following["carried"], page["residual"])
+
+
+def interrupted(group: ExchangeGroup, strategy: str, compression: str, at: int) -> list[list[Tensors]]:
+    """On a rank: steps `at` to 8 of one trainer, and of a second that takes over what the first had then."""
+    settings = {"strategy": strategy, "compression": compression}
+    first = Replica(group, state_build(), **settings)
+    for step in range(at):
+        first.step(step)
+    module, optimizer = (
+        copy.deepcopy(part.state_dict()) for part in (first.model.bare, first.trainer.optimizer)
+    )
+    state = first.model.strategy_state()
+    second = Replica(group, state_build(1), **settings)
+    after = []
+    for replica in (first, second):
+        if replica is second:
+            second.model.bare.load_state_dict(module)
+            second.trainer.optimizer.load_state_dict(optimizer)
+            second.model.load_strategy_state(state)
+        after.append([])
+        for step in range(at, 9):
+            replica.step(step)
+            after[-1].append(replica.everything)
+    return after
+
+
+@pytest.mark.parametrize("compression", ["none", "topk:0.5", "powersgd:1"])
+@pytest.mark.parametrize(
+    ("strategy", "at"), [("local-sgd:3", 5), ("local-sgd:3", 6), ("local-sgd:2:warmup=4", 2)]
+)
+def test_training_goes_on_from_a_saved_state_bit_for_bit(
+    threads: Threads, strategy: str, at: int, compression: str
+) -> None:
+    for uninterrupted, resumed in threads(2, interrupted, strategy, compression, at):
+        for ours, theirs in zip(resumed, uninterrupted, strict=True):
+            assert_same(ours, theirs)
+
+
+def alone(group: ExchangeGroup) -> list[Any] | None:
+    """On rank 0: after a step of warm-up four more with the exchange off, while rank 1 does nothing."""
+    replica = Replica(group, state_build(), strategy="local-sgd:2:warmup=1")
+    replica.step(0)
+    if group.rank() == 1:
+        return None
+    start, before = replica.parameters, group.traffic.payload_bytes
+    group.traffic.enabled = False
+    replica.step(1)
+    own = replica.update(2)
+    replica.model.updated()
+    end = replica.parameters
+    replica.step(3)
+    replica.step(4)
+    return [start, own, end, group.traffic.payload_bytes - before]
+
+
+def test_with_the_exchange_off_a_rank_averages_with_nobody(threads: Threads) -> None:
+    start, own, end, counted = threads(2, alone)[0]
+    # Its own share is all there is: half of the way that it went.
+    assert_same(end, {name: start[name] + (value - start[name]) / 2 for name, value in own.items()})
+    assert counted == 0

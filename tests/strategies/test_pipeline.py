@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import pipelines
 import pytest
+import recorded_world
 import serial_pipelines
 import torch
+from builders import a_cell
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from strategies.pipeline.model import _own_errors
+from harness.worker.exchange import open_exchange
+from results.errors import UsageError
+from results.layout import ModelLayout
+from results.parts import ModelParts
+from strategies import Trainer, TrainSettings
+from strategies.catalog import STRATEGIES, group_layout
+from strategies.pipeline.facts import Pipeline
+from strategies.pipeline.model import _own_errors, ideal_bubble
+from strategies.pipeline.stages import Twin, cut_model
+from strategies.training.gathered import CopiesDifferError
+from workloads.build import build_workload
+from workloads.catalog import WORKLOADS, facts
 from workloads.gpt.model import token_loss
 
 Ranks = Callable[..., list[Any]]
@@ -135,3 +152,343 @@ def test_what_a_stage_raises_is_raised(ranks: Ranks) -> None:
     assert ranks(2, pipelines.raising) == ["OutOfMemoryError: no memory for (3, 8)"] * 2
     with pytest.raises(RuntimeError, match="another"), _own_errors():
         raise RuntimeError("another")
+
+
+# The idle share of an ideal pipeline: the closed form, by hand and by simulation.
+
+
+def idle_share(order: list[list[tuple[str, int]]], pieces: int) -> float:
+    """Of stages that take 1 for a forward and 2 for a backward pass, in the order of each: by simulation."""
+    done: dict[tuple[int, str, int], int] = {}
+    free, todo = [0] * len(order), [list(each) for each in order]
+    while any(todo):
+        for stage, each in enumerate(todo):
+            while each:
+                kind, piece = each[0]
+                before = (stage - 1, "F", piece) if kind == "F" else (stage + 1, "B", piece)
+                if before[0] in range(len(order)) and before not in done:
+                    break
+                begin = max(free[stage], done.get(before, 0))
+                free[stage] = done[stage, kind, piece] = begin + (1 if kind == "F" else 2)
+                each.pop(0)
+    return 1 - 3 * pieces / max(free)
+
+
+def gpipe_order(stages: int, pieces: int) -> list[list[tuple[str, int]]]:
+    return [[(kind, piece) for kind in "FB" for piece in range(pieces)] for _ in range(stages)]
+
+
+def one_f_one_b_order(stages: int, pieces: int) -> list[list[tuple[str, int]]]:
+    orders = []
+    for stage in range(stages):
+        ahead = min(stages - stage, pieces)
+        order = [("F", piece) for piece in range(ahead)]
+        for piece in range(pieces):
+            order.append(("B", piece))
+            if ahead + piece < pieces:
+                order.append(("F", ahead + piece))
+        orders.append(order)
+    return orders
+
+
+@pytest.mark.parametrize("order", [gpipe_order, one_f_one_b_order])
+@pytest.mark.parametrize(("stages", "pieces"), [(2, 4), (3, 6), (4, 8), (4, 4), (8, 32)])
+def test_the_ideal_bubble_is_that_of_a_simulation(order: Any, stages: int, pieces: int) -> None:
+    assert ideal_bubble(stages, pieces) == pytest.approx(idle_share(order(stages, pieces), pieces))
+
+
+def test_the_ideal_bubble_by_hand(ranks: Ranks) -> None:
+    assert ideal_bubble(4, 8) == 3 / 11
+    # Two stages a rank, each half as long: (p - 1) / v of 8 + (p - 1) / v.
+    assert ideal_bubble(4, 8, 2) == pytest.approx(1.5 / 9.5)
+    [first, _] = ranks(2, pipelines.step_of, "tied", "pipeline:interleaved:chunks=3:microbatches=2", {})
+    assert first["ideal"] == 1 / (3 * 2 + 1)
+    [first, *_] = ranks(4, pipelines.step_of, "tied", "pipeline:1f1b:dp=2", {})
+    assert first["ideal"] == 1 / 5
+
+
+# The stages that a plan reckons with are those that the workers cut.
+
+WIDE = ("resnet18-32px", "resnet50")
+"""Those that have eight blocks and more."""
+CASES = [
+    *((workload, stages) for workload in ("gpt-nano", "llama-nano", *WIDE) for stages in (2, 4)),
+    *((workload, 8) for workload in WIDE),
+]
+
+
+@pytest.mark.parametrize(("workload", "stages"), CASES)
+def test_a_plan_and_a_worker_cut_alike(workload: str, stages: int) -> None:
+    built = build_workload(workload)
+    worker = cut_model(built.module, Twin(built.module), built.layout, ranks=stages, stages=stages)
+    parts = facts(WORKLOADS.parse(workload)).parts
+    assert isinstance(parts, ModelParts)
+    cell = a_cell(
+        workload=workload, strategy="pipeline:1f1b", gpus=stages, micro_batch=4, model_parallel=stages
+    )
+    pipeline = Pipeline(STRATEGIES.parse(cell.strategy))
+    planned = [stage for stages_of_rank in pipeline.stages(cell, parts) for stage in stages_of_rank]
+    assert [stage.blocks for stage in planned] == list(worker.runs)
+
+
+# What a step of a pipeline sends, by closed forms, and when each stage computes.
+
+
+@pytest.mark.parametrize(
+    ("size", "schedule", "accumulation"),
+    [
+        (2, "gpipe", 1),
+        (2, "1f1b", 2),
+        (2, "interleaved", 1),
+        (3, "gpipe", 2),
+        (4, "1f1b", 1),
+        (4, "interleaved", 2),
+    ],
+)
+def test_what_travels_is_the_closed_form(ranks: Ranks, size: int, schedule: str, accumulation: int) -> None:
+    """A rank sends each microbatch's activations (rows / m, 5, 8) from each of its stages to the next one,
+    and their gradients to the one before; the ends sum the table of 11 x 8; all take part in the loss."""
+    pieces = 6 if size == 3 else 4
+    strategy = f"pipeline:{schedule}:microbatches={pieces}"
+    stages = size * (2 if schedule == "interleaved" else 1)
+    found = ranks(size, pipelines.step_of, "tied", strategy, {"accumulation": accumulation})
+    for rank, step in enumerate(found):
+        own = [stage for stage in range(stages) if stage % size == rank]
+        edges = sum(stage < stages - 1 for stage in own) + sum(stage > 0 for stage in own)
+        end = rank in (0, size - 1)
+        assert step["bytes"] == (
+            accumulation * edges * pipelines.ROWS * pipelines.TOKENS * pipelines.WIDTH * 4
+            + end * 11 * pipelines.WIDTH * 4
+            + 8
+        )
+        assert step["operations"] == accumulation * edges * pieces + end + 1
+
+
+@pytest.mark.parametrize(
+    ("size", "schedule", "pieces", "chunks"),
+    [
+        (3, "1f1b", 6, 1),
+        (3, "interleaved", 6, 2),
+        (4, "gpipe", 4, 1),
+        (8, "1f1b", 8, 1),
+        (8, "interleaved", 8, 2),
+        (256, "gpipe:dp=8", 3, 1),
+        (256, "1f1b:dp=16", 16, 1),
+    ],
+)
+def test_what_travels_between_many_ranks(size: int, schedule: str, pieces: int, chunks: int) -> None:
+    """Of the first, the second and the last stage's rank, by the same closed form."""
+    strategy = f"pipeline:{schedule}:microbatches={pieces}"
+    groups = group_layout(strategy, size)
+    stages = groups.pipeline * chunks
+    tokens = torch.zeros(pieces, pipelines.TOKENS, dtype=torch.int64)
+    for place in (0, 1, groups.pipeline - 1):
+        with recorded_world.opened(place * groups.replicate, size) as (group, calls):
+            trainer = Trainer(
+                pipelines.Tied(stages),
+                token_loss,
+                device=pipelines.CPU,
+                settings=TrainSettings(strategy=strategy),
+                layout=ModelLayout(
+                    blocks=tuple(f"body.{block}" for block in range(stages)),
+                    stem=("wte",),
+                    head=("norm", "wte"),
+                    sample=(pipelines.TOKENS,),
+                    sample_type="int64",
+                ),
+                group=group,
+            )
+            trainer.step(iter([(tokens, tokens)]))
+            calls.clear()
+            trainer.step(iter([(tokens, tokens)]))
+            found = Counter(tuple(call) for call in calls)
+        own = [stage for stage in range(stages) if stage % groups.pipeline == place]
+        edges = sum(stage < stages - 1 for stage in own) + sum(stage > 0 for stage in own)
+        activations = pipelines.TOKENS * pipelines.WIDTH * 4
+        expected = Counter(
+            {
+                ("send", groups.pipeline, activations): edges * pieces,
+                # What comes in over an edge goes back as a gradient.
+                ("recv", groups.pipeline, activations): edges * pieces,
+                ("broadcast", groups.pipeline, 8): 1,
+            }
+        )
+        table, block = 11 * pipelines.WIDTH * 4, (pipelines.WIDTH + 1) * pipelines.WIDTH * 4
+        if place in (0, groups.pipeline - 1):
+            expected["all_reduce", 2, table] += 1
+        if groups.replicate > 1:
+            kept = chunks * block + (place == 0) * table
+            kept += (place == groups.pipeline - 1) * (table + 2 * pipelines.WIDTH * 4)
+            expected["all_reduce", groups.replicate, kept] += 1
+        assert found == expected
+
+
+@pytest.mark.parametrize("model", ["tied", "normed"])
+def test_copies_average_each_stage_once_and_take_the_buffers_of_the_first(ranks: Ranks, model: str) -> None:
+    found = ranks(4, pipelines.step_of, model, "pipeline:1f1b:dp=2", {"accumulation": 2})
+    activation = 4 * pipelines.WIDTH * (pipelines.TOKENS if model == "tied" else 1)
+    for step in found:
+        # Two stages: each rank sends one way over one edge, in two micro-batches of 12 rows.
+        shared = 11 * pipelines.WIDTH * 4 if model == "tied" else 0
+        assert step["bytes"] == 2 * pipelines.ROWS * activation + shared + step["own"] + step["buffers"] + 8
+        assert step["operations"] == 2 * 4 + bool(shared) + 1 + bool(step["buffers"]) + 1
+
+
+def test_in_bf16_activations_travel_as_the_next_stage_takes_them(ranks: Ranks) -> None:
+    # The blocks end in tanh of a bf16 norm.
+    found = ranks(2, pipelines.step_of, "normed", "pipeline:1f1b", {"precision": "bf16"})
+    assert [step["bytes"] for step in found] == [pipelines.ROWS * pipelines.WIDTH * 2 + 8] * 2
+
+
+def test_phases_are_told_where_a_stage_computes(ranks: Ranks) -> None:
+    first, last = ranks(2, pipelines.step_of, "tied", "pipeline:1f1b:microbatches=2", {})
+    # Data; forward from then on; F and B of two microbatches; optimizer. The first stage is one ahead.
+    assert (first["phases"], last["phases"]) == ("dffffbbo.".replace("ffff", "fff"), "dffbfbo.")
+    first, last = ranks(2, pipelines.step_of, "tied", "pipeline:gpipe:microbatches=2", {})
+    assert (first["phases"], last["phases"]) == ("dfffbbo.", "dfffbbo.")
+
+
+# A pipeline's parameters as a whole: copies of one are compared, and one without a gradient is refused.
+
+WIDTH, VOCABULARY, BLOCKS = 4, 7, 6
+
+
+class Block(nn.Module):
+    """Has a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.used(x))
+
+
+class Tied(nn.Module):
+    """Tokens to logits: the matrix of `lm_head`, which the head may call or not, is the embedding's."""
+
+    def __init__(self, calls: str) -> None:
+        super().__init__()
+        self.wte, self.lm_head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.lm_head.weight = self.wte.weight
+        self.body = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self._calls = calls
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.stem(tokens)
+        for block in self.body:
+            x = block(x)
+        return self.head(x)
+
+    def stem(self, tokens: Tensor) -> Tensor:
+        y: Tensor = self.wte(tokens)
+        return y
+
+    def head(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.get_submodule(self._calls).weight)
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+def data() -> Iterator[tuple[Tensor, Tensor]]:
+    tokens = torch.arange(12).view(4, 3) % VOCABULARY
+    while True:
+        yield tokens, tokens.flip(0)
+
+
+def trainer_of(strategy: str, *, calls: str = "wte", frozen: tuple[str, ...]) -> Trainer:
+    """Of a model of which the parameters whose names end so are not trained."""
+    torch.manual_seed(0)
+    module = Tied(calls)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not name.endswith(frozen))
+    layout = ModelLayout(
+        blocks=tuple(f"body.{block}" for block in range(BLOCKS)),
+        stem=("wte",),
+        head=(calls,),
+        sample=(3,),
+        sample_type="int64",
+    )
+    settings = TrainSettings(strategy=strategy, optimizer="sgd:lr=0.1:momentum=0.9")
+    return Trainer(
+        module, loss, device=torch.device("cpu"), settings=settings, layout=layout, group=open_exchange()
+    )
+
+
+IDLE = ("idle.weight", "idle.bias")
+
+
+def told_of_copies(trainer: Trainer) -> list[str]:
+    """What is said of parameters, gradients and state as each of them is asked for."""
+    model, told = trainer.model, []
+    asked = (model.named_parameters, model.named_gradients, partial(model.named_state, trainer.optimizer))
+    for ask in asked:
+        try:
+            for _ in ask():
+                pass
+            told.append("")
+        except CopiesDifferError as error:
+            told.append(str(error))
+    return told
+
+
+def drifted(rank: int, where: int, what: str, calls: str) -> list[list[str]]:
+    """On a rank: what is said before and after a value of one copy is the next that there is."""
+    trainer = trainer_of("pipeline:1f1b", calls=calls, frozen=IDLE)
+    trainer.step(data())
+    trainer.compute_gradients(data())
+    told = [told_of_copies(trainer)]
+    if rank == where:
+        table = next(value for value in trainer.model.parameters() if value.shape == (VOCABULARY, WIDTH))
+        values: dict[str, Any] = {
+            "parameter": table.detach(),
+            "gradient": table.grad,
+            "state": trainer.optimizer.state[table]["momentum_buffer"],
+        }
+        values[what][3, 2] = torch.nextafter(values[what][3, 2], torch.tensor(torch.inf))
+    return [*told, told_of_copies(trainer)]
+
+
+@pytest.mark.parametrize("calls", ["wte", "lm_head"])
+@pytest.mark.parametrize("where", [0, 2])
+@pytest.mark.parametrize(("at", "what"), list(enumerate(("parameter", "gradient", "state"))))
+def test_copies_that_differ_in_one_bit_are_told_on_all_ranks(
+    ranks: Ranks, where: int, at: int, what: str, calls: str
+) -> None:
+    expected = [""] * 3
+    expected[at] = "wte.weight is not the same on the ranks that have a copy of it"
+    assert ranks(3, drifted, where, what, calls) == [[[""] * 3, expected]] * 3
+
+
+def complaint(rank: int, strategy: str, frozen: tuple[str, ...]) -> str:
+    """On a rank: what is said of two steps, and of the copies after them."""
+    try:
+        trainer = trainer_of(strategy, frozen=frozen)
+        for _ in range(2):
+            trainer.step(data())
+    except UsageError as error:
+        return str(error)
+    return "".join(told_of_copies(trainer))
+
+
+def test_a_trained_parameter_without_gradient_is_refused_on_all_ranks(ranks: Ranks) -> None:
+    there = "no gradient came for a parameter on another rank, whose error names it"
+    # Block 0 is in the first stage.
+    frozen = tuple(f"{block}.{name}" for block in range(1, BLOCKS) for name in IDLE)
+    here = (
+        "no gradient came for body.0.idle.weight, body.0.idle.bias (2 parameters), and every stage updates "
+        "all that it trains: freeze what is not used, or use ddp:find_unused=true or "
+        "scratch-ddp:find_unused=true"
+    )
+    assert ranks(2, complaint, "pipeline:gpipe", frozen) == [here, there]
+    assert ranks(3, complaint, "pipeline:1f1b", frozen) == [here, there, there]
+    # The copies of a stage are beside each other.
+    assert ranks(4, complaint, "pipeline:1f1b:dp=2", frozen) == [here, here, there, there]
+
+
+def test_what_is_frozen_needs_no_gradient_at_either_end(ranks: Ranks) -> None:
+    assert ranks(2, complaint, "pipeline:1f1b", IDLE) == [""] * 2
+    assert ranks(2, complaint, "pipeline:1f1b", (*IDLE, "wte.weight")) == [""] * 2
+    assert ranks(4, complaint, "pipeline:1f1b:dp=2", (*IDLE, "wte.weight")) == [""] * 4

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from harness.worker.exchange.group import ExchangeGroup
+from harness.worker.exchange import ExchangeGroup, open_exchange
+from strategies import Trainer, TrainSettings
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.snapshot import Snapshot
 
 Threads = Callable[..., list[Any]]
 Named = dict[str, Tensor]
 CPU = torch.device("cpu")
 
 
-def open_exchange(group: ExchangeGroup, spec: str, seed: int = 0) -> GradientExchange:
+def opened(group: ExchangeGroup, spec: str, seed: int = 0) -> GradientExchange:
     settings = ExchangeSettings(group=group, compression=spec, seed=seed)
     exchange = GradientExchange(settings, device=CPU)
     exchange.audited = True
@@ -50,7 +57,7 @@ def of_rank_two(group: ExchangeGroup, shape: tuple[int, ...], dtype: torch.dtype
     both = normal(99, shape[0], 2) @ normal(98, 2, columns)
     apart = normal(97, shape[0], columns)
     share = (both + (1 if group.rank() == 0 else -1) * apart).view(shape).to(dtype)
-    return share, exchanged(open_exchange(group, "powersgd:2"), {"w": share})["w"]
+    return share, exchanged(opened(group, "powersgd:2"), {"w": share})["w"]
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
@@ -65,7 +72,7 @@ def test_a_sum_of_low_rank_is_exact(
 
 def two_steps(group: ExchangeGroup) -> list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
     """Of two steps without feedback: the share, the sum, the residual, and Q^T before and after."""
-    exchange = open_exchange(group, "powersgd:3:feedback=false")
+    exchange = opened(group, "powersgd:3:feedback=false")
     exchanged(exchange, {"w": normal(50, 20, 15)})
     steps = []
     for step in range(2):
@@ -97,7 +104,7 @@ def test_sums_are_projected_and_each_rank_keeps_what_is_left_of_its_own(threads:
 
 def approximated(group: ExchangeGroup, steps: int) -> tuple[Tensor, Tensor]:
     """Share and last sum, of the same shares again and again, without feedback."""
-    exchange = open_exchange(group, "powersgd:2:feedback=false")
+    exchange = opened(group, "powersgd:2:feedback=false")
     share = normal(group.rank(), 16, 12) @ torch.diag(0.7 ** torch.arange(12)).double()
     for _ in range(steps):
         sums = exchanged(exchange, {"w": share})["w"]
@@ -122,7 +129,7 @@ def drawn(group: ExchangeGroup) -> list[Tensor]:
     """The sums of one matrix: as it is, once more, under another name, from another seed."""
     share = normal(1, 16, 12)
     cases = [("a", 0), ("a", 0), ("b", 0), ("a", 1)]
-    return [exchanged(open_exchange(group, "powersgd:1", seed), {name: share})[name] for name, seed in cases]
+    return [exchanged(opened(group, "powersgd:1", seed), {name: share})[name] for name, seed in cases]
 
 
 def test_the_first_factor_follows_from_seed_and_name(threads: Threads) -> None:
@@ -145,7 +152,7 @@ WHOLE = ("small", "bias", "factor", "narrow")
 
 def mixed(group: ExchangeGroup) -> tuple[Named, Named, Named, int, int]:
     """Share, sum, residual, bytes and operations of all kinds of parameters at once."""
-    exchange = open_exchange(group, "powersgd:2")
+    exchange = opened(group, "powersgd:2")
     share = {
         name: normal(10 * i + group.rank(), *shape, dtype=torch.float32)
         for i, (name, shape) in enumerate(SHAPES.items())
@@ -171,7 +178,7 @@ def test_two_all_reduces_of_factors_and_of_what_none_would_make_smaller(threads:
 
 def warmed_up(group: ExchangeGroup, pieces: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Share, sum and residual of four steps."""
-    exchange = open_exchange(group, "powersgd:1:warmup=2")
+    exchange = opened(group, "powersgd:1:warmup=2")
     assert exchange.ramp_steps == 2
     steps = []
     for step in range(4):
@@ -196,7 +203,7 @@ def test_warmup_and_unknown_shapes_send_all(threads: Threads, pieces: bool, exac
 def after_zeros(group: ExchangeGroup) -> tuple[Tensor, Tensor]:
     """What is expected and what comes after steps of zeros: the first rows have no gradient, as in an
     embedding whose first tokens never occur."""
-    exchange = open_exchange(group, "powersgd:2")
+    exchange = opened(group, "powersgd:2")
     for _ in range(3):
         exchanged(exchange, {"w": torch.zeros(20, 12, dtype=torch.float64)})
     share = normal(1, 20, 2) @ normal(2, 2, 12)
@@ -211,7 +218,7 @@ def test_a_gradient_of_zeros_does_not_end_the_power_iteration(threads: Threads) 
 
 def drifted(group: ExchangeGroup, steps: int) -> list[float]:
     """The size of what is kept, step by step, while the ranks never agree on the gradient."""
-    exchange = open_exchange(group, "powersgd:1")
+    exchange = opened(group, "powersgd:1")
     share = normal(group.rank(), 6, 8)
     sizes = []
     for _ in range(steps):
@@ -232,7 +239,7 @@ def test_what_a_rank_keeps_stays_bounded_though_the_ranks_differ(threads: Thread
 def alone_and_beside(group: ExchangeGroup, shapes: dict[str, tuple[int, ...]]) -> tuple[Named, Named, int]:
     """Sums of a second step, of a bucket for each parameter and of one; and the calls of QR for that."""
     named = {name: normal(i, *shape, dtype=torch.float32) for i, (name, shape) in enumerate(shapes.items())}
-    alone, beside = open_exchange(group, "powersgd:2"), open_exchange(group, "powersgd:2")
+    alone, beside = opened(group, "powersgd:2"), opened(group, "powersgd:2")
     for _ in range(2):
         one = {name: exchanged(alone, {name: value})[name] for name, value in named.items()}
         with patch.object(torch.linalg, "qr", wraps=torch.linalg.qr) as qr:
@@ -249,7 +256,7 @@ def test_matrices_of_one_shape_have_one_qr_and_the_bits_of_each_alone(threads: T
 
 def in_half(group: ExchangeGroup) -> Tensor:
     share = {"w": normal(group.rank(), 16, 12).to(torch.bfloat16)}
-    sums: Tensor = exchanged(open_exchange(group, "powersgd:2"), share)["w"]
+    sums: Tensor = exchanged(opened(group, "powersgd:2"), share)["w"]
     return sums
 
 
@@ -258,3 +265,150 @@ def test_half_precision_has_a_basis_too(threads: Threads) -> None:
     assert first.dtype == torch.bfloat16
     assert first.isfinite().all()
     assert torch.equal(first, second)
+
+
+# torch's PowerSGD behind our hook: the same gradients as torch alone, and what it keeps, by parameter.
+
+Ranks = Callable[..., list[Any]]
+OPTIMIZER = "sgd:lr=0.1:momentum=0.9"
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+def batches(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    while True:
+        yield torch.randn(4, 8, generator=generator), torch.randint(5, (4,), generator=generator)
+
+
+def trainer_of(strategy: str = "ddp", group: ExchangeGroup | None = None) -> Trainer:
+    settings = TrainSettings(strategy=strategy, compression="torch-powersgd:2", optimizer=OPTIMIZER, seed=11)
+    return Trainer(network(), F.cross_entropy, device=CPU, settings=settings, group=group or open_exchange())
+
+
+def gradients(trainer: Trainer, data: Iterator[tuple[Tensor, Tensor]]) -> dict[str, list[float]]:
+    trainer.compute_gradients(data)
+    found = {name: value.flatten().tolist() for name, value in trainer.model.named_gradients()}
+    trainer.update()
+    return found
+
+
+def ours(rank: int) -> list[dict[str, list[float]]]:
+    trainer, data = trainer_of(), batches(rank)
+    return [gradients(trainer, data) for _ in range(5)]
+
+
+def torch_alone(rank: int) -> list[dict[str, list[float]]]:
+    module, data = network(), batches(rank)
+    wrapper = DistributedDataParallel(module)
+    state = PowerSGDState(None, 2, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8, random_seed=11)
+    wrapper.register_comm_hook(state, powerSGD_hook)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    found = []
+    for _ in range(5):
+        inputs, targets = next(data)
+        F.cross_entropy(wrapper(inputs), targets).backward()
+        found.append({name: value.grad.flatten().tolist() for name, value in module.named_parameters()})
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def test_gradients_are_those_of_torchs_own_hook_bit_for_bit(ranks: Ranks) -> None:
+    # The model is one bucket: with several, torch's hook leaves to chance which all-reduce comes first.
+    assert ranks(2, ours) == ranks(2, torch_alone)
+
+
+def kept(trainer: Trainer) -> dict[str, Tensor]:
+    exchange = trainer.model.gradient_exchange
+    assert exchange is not None
+    return {name: value.clone() for name, value in exchange.residual()}
+
+
+def units(rank: int) -> tuple[bool, bool]:
+    """On a rank: whether a sent bias keeps (g_r - mean) / p, and whether nothing is kept while dense."""
+    trainer, data, size = trainer_of(), batches(rank), dist.get_world_size()
+    for _ in range(2):
+        trainer.step(data)
+    dense = kept(trainer)
+    inputs, targets = next(data)
+    own = torch.autograd.grad(
+        F.cross_entropy(trainer.model.bare(inputs), targets), trainer.model.bare[4].bias
+    )  # type: ignore[index]
+    trainer.compute_gradients(iter([(inputs, targets)]))
+    mean = dict(trainer.model.named_gradients())["4.bias"]
+    return torch.equal(kept(trainer)["4.bias"], (own[0] - mean) / size), dense == {}
+
+
+def test_what_is_kept_is_in_units_of_shares(ranks: Ranks) -> None:
+    assert ranks(2, units) == [(True, True)] * 2
+
+
+def redo(rank: int, strategy: str) -> tuple[bool, bool]:
+    """On a rank: whether steps that are taken again after a snapshot are the same, and kept errors too."""
+    trainer, data = trainer_of(strategy), batches(rank)
+    for _ in range(4):
+        trainer.step(data)
+    snapshot, drawn = Snapshot(trainer), [next(data) for _ in range(3)]
+    first = [gradients(trainer, iter([batch])) for batch in drawn]
+    errors = kept(trainer)
+    snapshot.restore()
+    second = [gradients(trainer, iter([batch])) for batch in drawn]
+    return first == second, all(torch.equal(errors[name], value) for name, value in kept(trainer).items())
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp:bucket_mb=0.001"])
+def test_a_snapshot_brings_back_errors_factors_and_the_count_of_steps(ranks: Ranks, strategy: str) -> None:
+    assert ranks(2, redo, strategy) == [(True, True)] * 2
+
+
+def resume(rank: int) -> dict[str, Any]:
+    """On a rank: errors go to a new wrapper, whose buckets are others at first; two steps there."""
+    trainer, data = trainer_of("ddp:bucket_mb=0.001"), batches(rank)
+    for _ in range(4):
+        trainer.step(data)
+    fresh = trainer_of("ddp:bucket_mb=0.001")
+    fresh.model.load_strategy_state(trainer.model.strategy_state())
+    before = kept(trainer)
+    found: dict[str, Any] = {
+        "moved": all(torch.equal(before[name], part) for name, part in kept(fresh).items())
+    }
+    found["all"] = kept(fresh).keys() == before.keys()
+    for step in range(2):
+        carried, (inputs, targets) = kept(fresh), next(data)
+        own = torch.autograd.grad(
+            F.cross_entropy(fresh.model.bare(inputs), targets), list(fresh.model.bare.parameters())
+        )
+        fresh.compute_gradients(iter([(inputs, targets)]))
+        applied, residual = dict(fresh.model.named_gradients()), kept(fresh)
+        names = [name for name, _ in fresh.model.bare.named_parameters()]
+        errors = []
+        for name, gradient in zip(names, own, strict=True):
+            parts = torch.stack([gradient / 2, carried[name], -residual[name]]).double()
+            size = parts.abs().sum()
+            total = parts.sum(0)
+            dist.all_reduce(total)
+            errors.append(((total - applied[name]).norm() / size).item())
+        found[f"step {step}"] = max(errors) < 256 * 2**-24
+        found[f"compressed {step}"] = all(bool((residual[name] != carried[name]).any()) for name in names)
+        fresh.update()
+    return found
+
+
+def test_errors_outlive_a_new_distribution_over_buckets(ranks: Ranks) -> None:
+    for found in ranks(2, resume):
+        assert all(found.values()), found
+
+
+def of_zeros(rank: int) -> bool:
+    trainer = trainer_of()
+    trainer.loss = lambda outputs, targets: 0 * outputs.sum()
+    found = [gradients(trainer, batches(rank)) for _ in range(4)]
+    return all(value == 0 for step in found for values in step.values() for value in values)
+
+
+def test_gradients_of_zeros_stay_zeros(ranks: Ranks) -> None:
+    assert ranks(2, of_zeros) == [True] * 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from strategies import CheckpointWarning, Trainer, TrainSettings
+from strategies.training.boxes import Box, rectangles
 
 Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
@@ -57,22 +58,8 @@ def whole(trainer: Trainer) -> dict[str, Any]:
     return {**found, "steps": torch.tensor(trainer.steps), "rate": torch.tensor(rate)}
 
 
-def load_resuming() -> ModuleType:
-    import importlib.util
-    import sys
-
-    if "resuming" not in sys.modules:
-        path = Path(__file__).with_name("resuming.py")
-        spec = importlib.util.spec_from_file_location("resuming", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules["resuming"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules["resuming"]
-
-
 def saved(rank: int, strategy: str, folder: Path) -> dict[str, Any]:
-    trainer = opened(load_resuming(), strategy, seed=0)
+    trainer = opened(strategy, seed=0)
     train(trainer, 3)
     assert trainer.save(folder).wait() is not None
     return whole(trainer)
@@ -80,7 +67,7 @@ def saved(rank: int, strategy: str, folder: Path) -> dict[str, Any]:
 
 def gone_on(rank: int, strategy: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is loaded, and what it is three steps later."""
-    trainer = opened(load_resuming(), strategy, seed=1)
+    trainer = opened(strategy, seed=1)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         resumed = trainer.resume(folder)
@@ -119,7 +106,7 @@ def test_values_are_equal_and_training_goes_on_as_on_one_device(
     loaded, later = run(ranks, others, gone_on, other, tmp_path)
     assert loaded.keys() == before.keys()
     torch.testing.assert_close(frozen_less(loaded), frozen_less(before), rtol=0, atol=0)
-    alone = opened(load_resuming(), "single", seed=0)
+    alone = opened("single", seed=0)
     train(alone, 6)
     expected = whole(alone)
     assert later.keys() == expected.keys()
@@ -183,3 +170,25 @@ def test_replicas_that_differ_become_their_mean_on_another_number_of_ranks(
     assert "momentum of late" not in first
     later = [after for _, after in found]
     torch.testing.assert_close(later[1:], later[:1] * 2, rtol=0, atol=0)
+
+
+# Where a part of a tensor lies in the whole of it.
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (1, 1), (3, 4), (2, 3, 4), (2, 2, 2, 3)])
+def test_rectangles_are_the_elements_of_the_range_in_their_order(shape: tuple[int, ...]) -> None:
+    values = torch.arange(torch.Size(shape).numel()).view(shape)
+    for start, stop in itertools.combinations_with_replacement(range(values.numel() + 1), 2):
+        found = []
+        for offsets, sizes in rectangles(shape, start, stop):
+            part = values[
+                tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+            ]
+            assert part.shape == torch.Size(sizes)
+            found += part.flatten().tolist()
+        assert found == list(range(start, stop))
+
+
+def test_a_rectangle_is_named_by_its_ends_unless_it_is_the_whole() -> None:
+    assert Box("weight", (4, 8), (0, 0), (4, 8)).text == "weight"
+    assert Box("weight", (4, 8), (2, 0), (2, 8)).text == "weight[2:4,0:8]"

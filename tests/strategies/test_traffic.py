@@ -355,7 +355,7 @@ def test_the_closed_form_holds_at_every_size(size: int, strategy: str, settings:
     groups note what they are handed and move nothing. The GPT has a head for each rank of `tp`, and more
     parameters than 256, so that `zero1` leaves no rank without.
 
-    Beside these: `scratch-fsdp` in test_scratch_fsdp_schedule.py, pipelines in test_pipeline_traffic.py;
+    Beside these: `scratch-fsdp` in test_scratch_fsdp.py, pipelines in test_pipeline.py;
     `scratch-ddp` agrees on its buckets, which needs ranks that answer."""
     sizes = {"width": size, "heads": size} if "tp" in strategy else {"width": 16, "heads": 4}
     layers = 22 if strategy == "zero1" and size > 8 else 2
