@@ -13,7 +13,7 @@ from strategies.facts import StrategyFacts
 
 
 class Auto(StrategyFacts):
-    """Stands in a request alone: no cell has it."""
+    """A name that only a request has: no cell has it."""
 
     name = "auto"
     help = "what fits into memory and is predicted to be fastest: chosen by the plan"

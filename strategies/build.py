@@ -67,8 +67,8 @@ def lay_out(
     layout: ModelLayout,
     initial: Initial | None = None,
 ) -> ParallelModel:
-    """`parallelize` for settings that were looked at; a module on the meta device comes with its `initial`
-    values."""
+    """Lay `module` out as `parallelize` does, for settings that have been checked. A module on the meta
+    device comes with its `initial` values."""
     facts = STRATEGIES.facts(strategy)
     assert initial is None or facts.by_unit
     if not facts.distributed:
@@ -89,4 +89,4 @@ def lay_out(
 
 
 def _has_values(tensor: Tensor) -> None:
-    """Of a module that was built whole."""
+    """Leave a parameter as it is: its module was built with values."""

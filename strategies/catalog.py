@@ -1,4 +1,4 @@
-"""What there is: strategies, compressors, collectives and optimizers, with their options."""
+"""The catalogs: strategies, compressors, collectives and optimizers, with their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training and measuring ask of a kind of device: streams, moments, memory, random state.
+"""Kinds of devices as training and measuring use them: streams, moments, memory, random state.
 
 One class a kind, and `device_of` for the one of a torch.device: no other code asks whether a device is a
 GPU in order to know how to wait for it, to time it or to read its memory. What a GPU says of itself (its
@@ -32,16 +32,16 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """A queue of a device: what is in it is done in order, and beside what is in other queues."""
+    """A queue of a device: its work is done in order, and concurrently with other queues."""
 
     def wait_stream(self, stream: Any) -> None:
-        """What is queued here from now on waits for what is queued in `stream` by now."""
+        """Work queued here from now on waits for the work queued in `stream` so far."""
 
     def wait_event(self, event: Any) -> None:
-        """What is queued here from now on waits until the event's stream has come to it."""
+        """Work queued here from now on waits until the event's stream has reached it."""
 
     def record_event(self) -> Event:
-        """The place that the queue has come to by now."""
+        """Record an event after the work queued so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class MemoryFigures:
     reserved: int
     reserved_peak: int
     free: int
-    """Of the whole device, whoever took the rest."""
+    """Free bytes of the whole device, whichever process uses the rest."""
     total: int
 
 
@@ -61,7 +61,7 @@ class DeviceKind(ABC):
     """A device of one kind."""
 
     kind: ClassVar[Device]
-    """What cells call it."""
+    """The name of the kind in cells."""
     asynchronous: ClassVar[bool]
     """Whether a call returns when its work is queued; else it returns when it is done."""
     clock: ClassVar[Literal["monotonic", "cuda-event"]]
@@ -83,7 +83,7 @@ class DeviceKind(ABC):
 
     @abstractmethod
     def moment(self) -> Moment:
-        """Now; on a device that is asynchronous the current stream's, and no call waits for it."""
+        """The present moment; on an asynchronous device in the current stream, and no call waits for it."""
 
     @abstractmethod
     def elapsed_ns(self, first: Moment, second: Moment) -> int:
@@ -110,15 +110,15 @@ class DeviceKind(ABC):
 
     @abstractmethod
     def random_state(self) -> Tensor | None:
-        """Of the device's own generator; None where it draws from the host's."""
+        """The state of the device's own generator; None where the device draws from the host's."""
 
     @abstractmethod
     def set_random_state(self, state: Tensor) -> None:
-        """Of the device's own generator."""
+        """Set the state of the device's own generator."""
 
     @abstractmethod
     def seeded_state(self, seed: int) -> Tensor | None:
-        """The state of a new generator of the device with this seed; None where it has none of its own."""
+        """The state of a new generator of the device with this seed; None where it draws from the host's."""
 
 
 class StreamedDevice(DeviceKind):
@@ -261,11 +261,11 @@ class Cuda(StreamedDevice):
 
 
 KINDS: dict[str, type[DeviceKind]] = {"cpu": Host, "cuda": Cuda}
-"""By torch's name of a kind. Tests put a device with streams in the place of the CPU."""
+"""The classes by torch's name of a kind. Tests replace the CPU by a device with streams."""
 
 
 def device_of(device: torch.device) -> DeviceKind:
-    """What is asked of this device. Raises UsageError for one of another kind."""
+    """Return the kind of this device. Raises UsageError for an unknown kind."""
     if device.type not in KINDS:
         raise UsageError(f"{device} is no device that training knows: use {' or '.join(KINDS)}")
     return KINDS[device.type](device)

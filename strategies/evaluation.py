@@ -1,4 +1,4 @@
-"""What a model being trained makes of samples that it is not trained on."""
+"""Evaluation of a model during training, on samples that it is not trained on."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def evaluate(
 
     `val_loss` is the mean over the samples of all ranks. `val_accuracy` is the share of targets that are the
     largest of their outputs, where `loss(outputs, targets)` has integer targets and outputs with one more
-    dimension, the classes, at the end (images, tokens). A target that is no class, such as -100, is not
+    dimension, the classes, at the end (images, tokens). A target that is not a class, such as -100, is not
     counted, nor is the `ignore_index` of a loss that is a module or a `functools.partial`.
 
-    Each of `metrics` is the mean over the samples too; they are for `loss(outputs, targets)` alone.
+    Each of `metrics` is the mean over the samples too; they need a `loss(outputs, targets)`.
 
     Every rank evaluates the model that `Trainer.export` writes: with the buffers of rank 0, or the mean of
     the replicas where they differ (`local-sgd`). The model is in evaluation mode, and computes in the
@@ -77,7 +77,7 @@ def evaluate(
 
 
 class _Counted:
-    """The targets of a batch, and those that the model got right."""
+    """Counts the targets of a batch, and the ones that the model predicts correctly."""
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._metrics = metrics

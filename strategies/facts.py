@@ -1,4 +1,4 @@
-"""What is known of a strategy without torch: for planning, predictions, the proof and the report."""
+"""The facts of a strategy, without torch: for planning, predictions, the proof and the report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AutoPoint:
     node_size: int
     """Ranks of a node."""
     blocks: int
-    """Of the model."""
+    """Blocks of the model."""
     micro_batch: Callable[[str], int | str]
     """Samples of a micro-batch with a strategy, or why it makes no sense there."""
 
@@ -55,7 +55,7 @@ class StrategyFacts(CatalogFacts):
     """The facts of one strategy with its options; by default it has replicas that average gradients."""
 
     model: ClassVar[str]
-    """The `ParallelModel`, as `package.module:Class`; imported on a rank alone."""
+    """The `ParallelModel`, as `package.module:Class`; imported only on a rank."""
     places = ("model",)
     distributed: ClassVar[bool] = True
     """Whether it takes more than one rank."""
@@ -86,7 +86,7 @@ class StrategyFacts(CatalogFacts):
         return None
 
     def redundant(self, cell: Cell) -> str | None:
-        """Which other strategy does the same there, as a sentence; a plan has that one alone."""
+        """Which other strategy does the same there, as a sentence; a plan contains only that strategy."""
         return None
 
     def misplaced(self, groups: GroupLayout, node_size: int) -> str | None:
@@ -94,12 +94,12 @@ class StrategyFacts(CatalogFacts):
         return None
 
     def unfit(self, cell: Cell, blocks: int) -> str | None:
-        """Why it does not go with a model of so many blocks; None if it does."""
+        """Why it does not go with a model of `blocks` blocks; None if it does."""
         return None
 
     @classmethod
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
-        """What `auto` may take of it at a point; nothing by default."""
+        """Yield the variants that `auto` may choose at a point; none by default."""
         return iter(())
 
     # The training step
@@ -146,7 +146,7 @@ class StrategyFacts(CatalogFacts):
 
     @property
     def promise(self) -> Promise:
-        """What the proof holds it to."""
+        """The promise that the proof checks."""
         return Promise()
 
     @property
@@ -157,11 +157,11 @@ class StrategyFacts(CatalogFacts):
     # Predictions
 
     def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
-        """Of a rank of `cell`."""
+        """The sizes of a rank of `cell`."""
         return Sizes(cell, parts, self.groups(cell.gpus, cell.node_size), self.checkpoints)
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
-        """What the fullest rank holds at each moment at which that may be most."""
+        """Yield the memory of the fullest rank at each moment at which it may be largest."""
         return step_moments(*self.whole_model(cell, parts))
 
     def whole_model(self, cell: Cell, parts: ModelParts) -> tuple[Sizes, Footprint]:
@@ -179,15 +179,15 @@ class StrategyFacts(CatalogFacts):
 
     @abstractmethod
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
-        """What the busiest rank sends in one step."""
+        """Yield the messages that the busiest rank sends in one step."""
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
         """Bytes of the parameters that the busiest rank updates."""
         return self.sizes(cell, parts).trained
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
-        """Of the computation of a replica, what the busiest of its ranks does: layers that are split are
-        those of the blocks."""
+        """The share of a replica's computation that its busiest rank does. Only layers of the blocks are
+        split."""
         total = sum(part.flops for part in parts.parts)
         blocks = sum(block.flops for block in parts.blocks)
         return (total - blocks + blocks / self.groups(cell.gpus, cell.node_size).tensor) / total

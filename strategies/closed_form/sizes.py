@@ -21,7 +21,7 @@ _GRADIENT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What a rank has of the depth of a model."""
+    """The part of a model's depth that one rank has."""
 
     blocks: range
     stem: bool
@@ -29,7 +29,7 @@ class Stage:
 
 
 class Sizes:
-    """What the moments of all strategies are made of."""
+    """The sizes from which every strategy composes its moments."""
 
     def __init__(
         self, cell: Cell, parts: ModelParts, groups: GroupLayout, checkpointed: Callable[[int], bool]
@@ -62,8 +62,8 @@ class Sizes:
         return VALUE_BYTES * (self.parts.values + copied)
 
     def split_by_layer(self, *, beside: int = 0) -> int:
-        """When tensor parallelism has split a model that has no values yet, layer by layer: the parts of what
-        is split, and the largest weight whole; or so many bytes beside them, if these are more."""
+        """Bytes when tensor parallelism has split a model without values, layer by layer: the parts of the
+        split weights, and the larger of the largest whole weight and `beside` bytes."""
         split = [weight for part in self.parts.parts for weight in part.weights if weight.split]
         parts = sum(weight.over(self.groups.tensor).values for weight in split)
         largest = max((weight.values for weight in split), default=0)
@@ -74,7 +74,7 @@ class Sizes:
         return self._optimizer.state_values * parameters
 
     def update(self, parameters: int) -> int:
-        """What an update of so many bytes computes in between.
+        """Bytes of the temporaries of an update of `parameters` bytes.
 
         On CPU torch's optimizers go from parameter to parameter; on CUDA they take all of them at once.
         """
@@ -83,11 +83,11 @@ class Sizes:
         return min(parameters, at_once) * self._optimizer.temporaries(self.cell)
 
     def checkpointing(self, block: int) -> Checkpointing:
-        """What is computed again of a block in its backward pass."""
+        """Return how much of a block its backward pass computes again."""
         return self._checkpointed(block) or self.cell.activation_checkpointing
 
     def activations(self) -> Activations:
-        """Of a rank that has the whole depth of the model."""
+        """The activations of a rank that has the whole depth of the model."""
         return Activations(
             self,
             Stage(blocks=range(len(self.parts.blocks)), stem=True, head=True),
@@ -102,7 +102,7 @@ class Units:
         self, sizes: Sizes, *, full: Callable[[Part], int], halved: bool, parts: ModelParts | None = None
     ) -> None:
         """`full` gives the bytes of a unit in full precision, filled up to equal shards; `halved`: parameters
-        are gathered in half precision. `parts` None: those of `sizes`."""
+        are gathered in half precision. `parts` None: the parts that `sizes` has."""
         parts = parts or sizes.parts
         around, blocks = full(parts.around), [full(block) for block in parts.blocks]
         self.full_around, self.full_block = around, max(blocks, default=0)
@@ -141,17 +141,17 @@ class Activations:
         casts = HALF_BYTES * stage_values(model, stage, self._tensor) if _autocasts(sizes.cell) else 0
         held = flights * (stem + sum(kept)) + (flights - 1) * head + casts
         self.at_loss, self.at_block = held + losing, held + computing
-        """When the backward pass of the first of them begins, and when it is in the last block."""
+        """Bytes when the backward pass of the first micro-batch begins, and when it is in the last block."""
         self.begin = max(self.at_loss, self.at_block)
         first = whole[0] + int(_GRADIENT_SHARE * whole[0]) if whole else 0
         self.end = stem + first + casts
-        """When that of the last one ends."""
+        """Bytes when the backward pass of the last micro-batch ends."""
 
     def _whole(self, part: Part) -> int:
         return self._samples * part.saved.over(self._tensor) + part.saved_once
 
     def _kept(self, block: Part, mode: Checkpointing) -> int:
-        """Of a checkpointed block, until its backward pass begins."""
+        """Bytes that a checkpointed block keeps until its backward pass begins."""
         products = block.products.over(self._tensor) if mode == "selective" else 0
         return self._samples * (block.input + products)
 

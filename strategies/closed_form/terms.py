@@ -1,7 +1,7 @@
 """One kind of message of a step, and how many bytes of it go over the wire.
 
-The bytes on the wire are those of the standard algorithms (Thakur et al. 2005, IJHPCA 19(1), section 4), sent
-by each of p ranks: all-reduce 2 (p - 1) / p n, reduce-scatter and all-gather (p - 1) / p n of the whole of n
+The bytes on the wire follow from the standard algorithms (Thakur et al. 2005, IJHPCA 19(1), section 4). Each
+of p ranks sends: all-reduce 2 (p - 1) / p n, reduce-scatter and all-gather (p - 1) / p n of the whole of n
 bytes. Gloo runs torch's reduce-scatter as an all-reduce, and so twice that; ours moves it as an all-to-all,
 (p - 1) / p n.
 """
@@ -17,14 +17,14 @@ from results.parts import VALUE_BYTES
 
 Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send"]
 Overlap = Literal["first forward", "forward", "last backward", "backward", "compute", "none"]
-"""Computation that a message can run beside: the forward or backward passes of one micro-batch or of all of
-them, both, or none."""
+"""The computation that a message can overlap with: the forward or backward passes of one micro-batch or of
+all of them, both, or none."""
 Receivers = tuple[Dimension, int]
 """The receivers of a message: the ranks along a dimension, and their number."""
 
 MIB = 2**20
 BUCKET_BYTES = 25 * MIB
-"""As in `strategies.exchange.buckets`: of runs of whole tensors that are exchanged at once."""
+"""The size of a run of whole tensors that are exchanged at once, as in `strategies.exchange.buckets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,10 @@ class Term:
     dimension: Dimension
     """The groups that it stays in."""
     ranks: int
-    """Of such a group."""
+    """Ranks of such a group."""
     payload_bytes: float
-    """Of the buffers that a rank hands over, over all operations; a mean where not every step has it."""
+    """Bytes of the buffers that a rank hands over, over all operations; a mean where not every step has
+    it."""
     operations: float
     wire_factor: float
     """Bytes that a rank sends over its payload."""

@@ -28,7 +28,7 @@ COLLECTIVES: Registry[CollectiveFacts] = Registry(
 def build_route(text: str, link: Link, *, node_size: int) -> Route:
     """The route that `text` names, over all ranks of `link`; `node_size` ranks are on a node, in order.
 
-    Collective if it makes groups of its own. Raises SpecError for one that does not exist.
+    Collective if it creates groups. Raises SpecError for one that does not exist.
     """
     facts = COLLECTIVES.facts(text)
     route: Callable[[Spec, Link, int], Route] = load(facts.route)

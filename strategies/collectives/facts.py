@@ -1,4 +1,4 @@
-"""What is known of a collective without torch: what it implements, and where it goes."""
+"""The facts of a collective, without torch: what it implements, and where it can be used."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class CollectiveFacts(CatalogFacts):
     """The facts of one collective with its options."""
 
     route: ClassVar[str]
-    """A function (spec, link, node_size) to a `Route`, as `package.module:name`; imported on a rank alone."""
+    """A function (spec, link, node_size) to a `Route`, as `package.module:name`; imported only on a rank."""
     places = ("route",)
     implements: ClassVar[frozenset[Need]] = frozenset(("all-reduce", "all-gather", "all-to-all"))
-    """What compressors may need of it."""
+    """The calls that compressors may make."""
     by_nodes: ClassVar[bool] = False
     """Whether it goes inside of nodes and across them: one rank sends there what all of its node have."""
     sends: ClassVar[bool] = False
     """Whether it is made of messages between two ranks."""
     on_cuda: ClassVar[str | None] = None
-    """What to use on CUDA in its place; None: itself."""
+    """The replacement to use on CUDA; None: itself."""
 
     def refusal(self, cell: Cell, compressor: CompressorFacts) -> str | None:
         """Why its own rules refuse a cell, as a sentence; None if they do not."""

@@ -65,8 +65,8 @@ def route(spec: Spec, link: Link, node_size: int) -> Route:
 def build_hierarchical(link: Link, *, node_size: int, via: str) -> Route:
     """The route over nodes of `node_size` ranks in a row; the last may be smaller if `via` is leaders.
 
-    Collective: groups are made, the same on all ranks. Nodes of one rank have nothing inside of them, and
-    one node has nothing across: then all ranks are summed at once, and in one node nothing is compressed.
+    Collective: groups are made, the same on all ranks. Nodes of one rank have nothing inside of them, and one
+    node has nothing across: then all ranks are summed at once, and one node sends everything uncompressed.
     """
     if node_size >= link.size:
         return OneNode(link)
@@ -83,7 +83,7 @@ def build_hierarchical(link: Link, *, node_size: int, via: str) -> Route:
 
 
 class OneNode:
-    """All ranks are on one node, and there is no slow link to compress for."""
+    """All ranks are on one node: no link is slow enough to compress for."""
 
     def __init__(self, link: Link) -> None:
         self._inside = link

@@ -1,4 +1,5 @@
-"""What our exchanges need of a process group: the one place where strategies call torch.distributed.
+"""The calls that our exchanges make to a process group: the one place where strategies call
+torch.distributed.
 
 A blocking call (`all_reduce`, `all_gather`) returns when what follows on this thread may use its result: on
 CPU the result has arrived, on CUDA the current stream waits for it. `send`, `receive` and every `start_...`
@@ -40,7 +41,7 @@ class Link:
 
     @property
     def group(self) -> ProcessGroup:
-        """What it is a link to, for strategies of torch's own."""
+        """The group of the link, for strategies that torch implements."""
         group: ProcessGroup = self._group
         return group
 

@@ -16,7 +16,7 @@ class Route(Protocol):
     """Sums a bucket over all ranks, and compresses it where it is worth it."""
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, compressor: Compressor) -> None:
-        """As `Compressor.sum_shares`, over all ranks."""
+        """Sum the bucket over all ranks, as `Compressor.sum_shares` does over a wire."""
 
 
 class Flat:

@@ -75,7 +75,7 @@ class ScheduledWire(ABC):
 
     @abstractmethod
     def sum_schedule(self, numel: int, chunk: int) -> Schedule:
-        """What this rank does for `all_reduce` of `numel` values, `chunk` at a time."""
+        """Return the steps of this rank in an `all_reduce` of `numel` values, `chunk` at a time."""
 
     def all_reduce(self, values: Tensor) -> None:
         """Sum (n,) over the ranks, in place; the same bits on all of them."""
@@ -127,7 +127,7 @@ class ScheduledWire(ABC):
                 yield self._link.receive(target, step.source), target
 
     def _slots(self, values: Tensor) -> Sequence[Tensor]:
-        """Where chunks wait to be added: (AHEAD, chunk).
+        """The buffers in which chunks wait to be added: (AHEAD, chunk).
 
         Kept from call to call, as fresh memory costs page faults. Zero at first, as an exchange that is
         switched off leaves what it would receive as it was: sums are then of no meaning, and undone.

@@ -41,7 +41,7 @@ LEAD = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeNode:
-    """Where a rank is in a tree."""
+    """The place of a rank in a tree."""
 
     parent: int | None
     """None: the root."""
@@ -108,7 +108,7 @@ class Tree(ScheduledWire):
 
 
 def _due(parts: list[slice], index: int) -> list[slice]:
-    """The part of that index, or none if there is no such part."""
+    """A list of the part with that index, or an empty list if the index is out of range."""
     return parts[index : index + 1] if index >= 0 else []
 
 

@@ -1,4 +1,4 @@
-"""What a compressor sees of a collective."""
+"""The interface of a collective to compressors."""
 
 from __future__ import annotations
 

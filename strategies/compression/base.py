@@ -34,8 +34,8 @@ class Compressor(ABC):
 
     @classmethod
     def of(cls, spec: Spec, *, seed: int, rank: int) -> Compressor:
-        """With the options of a spec. What ranks draw alike follows from `seed` alone; what each draws for
-        itself from `rank` as well."""
+        """Build the compressor with the options of a spec. Draws that are equal on all ranks follow from
+        `seed` only; draws of one rank follow from `rank` as well."""
         return cls()  # type: ignore[call-arg]  # of those without options
 
     def compensate(self, bucket: Bucket, residual: Tensor) -> None:
@@ -53,7 +53,8 @@ class Compressor(ABC):
         """
 
     def carried(self, bucket_index: int, residual: Tensor) -> Tensor:
-        """What the next `compensate` will add to a share that comes in, given its residual: the same."""
+        """Return what the next `compensate` will add to a share, given its residual: by default the
+        residual."""
         return residual
 
     def rescale(self, factor: float) -> None:  # noqa: B027  # most keep nothing else in these units

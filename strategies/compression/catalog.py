@@ -38,8 +38,8 @@ COMPRESSIONS: Registry[CompressorFacts] = Registry(
 
 
 def build_compressor(text: str, *, seed: int, rank: int) -> Compressor:
-    """The compressor that `text` names. What ranks draw alike follows from `seed` alone; what each draws
-    for itself from `rank` as well. Raises SpecError for one that does not exist."""
+    """The compressor that `text` names. Draws that are equal on all ranks follow from `seed` only;
+    draws of one rank follow from `rank` as well. Raises SpecError for one that does not exist."""
     facts = COMPRESSIONS.facts(text)
     kind: type[Compressor] = load(facts.compressor)
     return kind.of(facts.spec, seed=seed, rank=rank)

@@ -73,12 +73,12 @@ class Dgc(Compressor):
 
     Momentum correction: u = m u + g and v = v + u on each rank; the largest of v are sent, and the optimizer
     after it has no momentum. Momentum factor masking: u and v are zeroed where v was sent, so that momentum
-    does not go on from gradients that were late. Where all is sent nothing is late, and nothing is masked:
+    does not go on from gradients that were late. If everything is sent, no value is late, so none is masked:
     at ratio 1 it is SGD with momentum. Warm-up: over the first steps the ratio falls exponentially from
     25 % (75 %, 93.75 %, 98.44 %, ... left out, for 0.1 % in four steps). v is what the exchange keeps.
 
     Nesterov momentum is left out, and so is the clipping of local gradients: the trainer clips after the
-    exchange. It goes with flat collectives alone: a rank must know what was sent of its own u.
+    exchange. It works only with flat collectives: a rank must know which part of its u was sent.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class Dgc(Compressor):
         self._streams.load_state_dict(state)
 
     def _ratio(self, step: int) -> float:
-        """Of the elements that are sent in `step`, from 0: the ratios of all warm-up steps are a geometric
-        sequence that ends in the final one."""
+        """The share of the elements that is sent in `step`, from 0. The ratios of the warm-up steps are a
+        geometric sequence that ends in the final ratio."""
         if step >= self.ramp_steps:
             return self._final_ratio
         falling = _FIRST_RATIO * math.pow(self._final_ratio / _FIRST_RATIO, step / self.ramp_steps)

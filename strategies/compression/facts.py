@@ -1,4 +1,4 @@
-"""What is known of a compressor without torch: what it needs and keeps, and how exact its books are."""
+"""The facts of a compressor, without torch: what it needs and keeps, and how exact its sums are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Need = Literal["all-reduce", "all-gather", "all-to-all"]
 
 UNIT_ROUNDOFF = 2.0**-24
 ROUNDINGS = 256
-"""Of single precision, on the way of one value: compensating, compressing, summing and rebuilding it."""
+"""Roundings in single precision of one value: compensating, compressing, summing and rebuilding it."""
 
 RATIO = Option(kind="float", minimum=1e-6, maximum=1.0, help="the share that is sent", example="0.01")
 RANK = Option(kind="int", minimum=1, maximum=1024, help="the rank of the approximation", example="4")
@@ -37,7 +37,7 @@ class CompressorFacts(CatalogFacts):
     """The facts of one compressor with its options."""
 
     compressor: ClassVar[str] = ""
-    """The `Compressor`, as `package.module:Class`, built by its `of`; imported on a rank alone."""
+    """The `Compressor`, as `package.module:Class`, built by its `of`; imported only on a rank."""
     ddp_hook: ClassVar[str | None] = None
     """A hook of torch's DistributedDataParallel in its place, as `package.module:Class`."""
     places = ("compressor", "ddp_hook")
@@ -45,7 +45,7 @@ class CompressorFacts(CatalogFacts):
     keeps_residual: ClassVar[bool] = True
     """Whether what it does not send may be kept for a later step."""
     instead: ClassVar[str] = ""
-    """What to use where it does not go."""
+    """The compressor to use where this one is refused."""
     whole_matrices: ClassVar[bool] = False
     """Whether it cannot compress a shard of a bucket."""
     gradients_alone: ClassVar[str | None] = None
@@ -63,16 +63,16 @@ class CompressorFacts(CatalogFacts):
 
     @property
     def promises(self) -> tuple[CompressorPromise, ...]:
-        """What the proof holds each of its exchanges to, beside the law of conservation."""
+        """The promises that the proof checks on each exchange, in addition to the law of conservation."""
         return ()
 
     def count_sent(self, values: int, before: int) -> int:
-        """Of one that sends a share of the values: how many, at least one. `before`: exchanges of the bucket
-        so far."""
+        """Return how many of the values a rank sends, at least one, for compressors that send a share of
+        them. `before`: exchanges of the bucket so far."""
         return share_of(values, self.spec.ratio)
 
     def largest_sent(self) -> CompressorPromise:
-        """Of one with the option `select`: how good what it finds is.
+        """Return the promise of the option `select`: how large the selected values are.
 
         `sampled` finds fewer than half of its aim with a probability below 1e-5: their number has a standard
         deviation of 0.14 of the aim, 1.3 times what is sent, at most.

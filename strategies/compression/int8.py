@@ -1,4 +1,4 @@
-"""`int8`: a byte a value and a scale a block, rounded at random so that nothing is lost on average."""
+"""`int8`: a byte a value and a scale a block, rounded at random so that the mean error is zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 SMALLEST_STEP = 2.0**-126
-"""The smallest normal number of fp32, for a block of zeros too: nothing is divided by zero, and no step is
+"""The smallest normal number of fp32, for a block of zeros too: no division by zero occurs, and no step is
 subnormal."""
 
 

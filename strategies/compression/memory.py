@@ -1,4 +1,4 @@
-"""A vector beside every bucket, which outlives a new distribution of the parameters over buckets."""
+"""A vector for every bucket, which survives when the parameters are distributed over buckets anew."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BucketMemory:
         """Parts of parameters whose bucket is not known yet."""
 
     def of(self, bucket: Bucket) -> Tensor:
-        """The vector beside `bucket`, to be read and written in place."""
+        """The vector of `bucket`, to be read and written in place."""
         held = self._vectors.get(bucket.index)
         if held is None or held[0] != bucket.pieces:
             if held is not None:

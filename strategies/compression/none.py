@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Uncompressed(CompressorFacts):
-    """Nothing is left out, so nothing is kept."""
+    """All values are sent, so no residual is kept."""
 
     name = "none"
     help = "gradients are exchanged as they are, in full precision"
@@ -24,7 +24,7 @@ class Uncompressed(CompressorFacts):
 
 
 class Dense(Compressor):
-    """Nothing is left out, so nothing is kept."""
+    """All values are sent, so no residual is kept."""
 
     def __init__(self) -> None:
         super().__init__(feedback=False)

@@ -1,7 +1,7 @@
-"""What a compressor promises of one exchange of one bucket, beside the law of conservation.
+"""The promises of a compressor for one exchange of one bucket, in addition to the law of conservation.
 
-The law says that nothing is lost, not that what is sent is worth sending. A compressor's facts list what it
-promises (`CompressorFacts.promises`), and the proof checks it on the gradients of the cell, on every rank
+The law says that no value is lost, not that the sent values are worth sending. A compressor's facts list what
+it promises (`CompressorFacts.promises`), and the proof checks it on the gradients of the cell, on every rank
 (`harness/worker/proof/compressor_promises.py`). What was sent for a rank is its values less its residual.
 """
 
@@ -49,7 +49,7 @@ class _Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireBytes(_Promise):
-    """A rank hands so many bytes to collectives."""
+    """A rank hands `of(...)` bytes to collectives."""
 
     of: Callable[[int, int, int], int]
     """(values in the bucket, ranks that exchange, exchanges of it before this one) to bytes."""
@@ -57,7 +57,7 @@ class WireBytes(_Promise):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Largest(_Promise):
-    """What is sent has at least the energy (sum of squares) of the `part * count` largest values."""
+    """The sent values have at least the energy (sum of squares) of the `part * count` largest values."""
 
     count: Count
     part: float = 1.0
@@ -65,7 +65,7 @@ class Largest(_Promise):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestOfBlocks(_Promise):
-    """What is sent has at least the energy of the largest value of each of `count` blocks in a row, whose
+    """The sent values have at least the energy of the largest value of each of `count` blocks in a row, whose
     lengths differ by at most one, the longer ones first."""
 
     count: Count
@@ -89,7 +89,7 @@ class RandomPlaces(_Promise):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten(_Promise):
-    """Where a value was sent, and not all of `count`, nothing of it comes back in a later step."""
+    """A value that was sent does not come back in a later step, unless `count` is all of the values."""
 
     count: Count
 
@@ -102,7 +102,7 @@ class UnbiasedLevels(_Promise):
     block: int
     levels: int
     smallest_step: float = 0.0
-    """What a step is at least, of a block of smaller values."""
+    """The least step, for a block of smaller values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class ScaledSigns(_Promise):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection(_Promise):
-    """What is sent and what is left are orthogonal."""
+    """The sent values and the residual are orthogonal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class RandomK(Compressor):
     With feedback values are sent as they are, a contraction. Without it they are sent times the length of
     their block, which makes the result unbiased: E C(x) = x, E |C(x) - x|^2 = (n/k - 1) |x|^2 where all
     blocks have n/k elements. Never both: what feedback needs is a contraction (Stich et al. 2018,
-    arXiv:1809.07599, definition 2.1), and scaled values are none.
+    arXiv:1809.07599, definition 2.1), which scaled values are not.
     """
 
     def __init__(self, ratio: float, streams: Streams, *, feedback: bool) -> None:

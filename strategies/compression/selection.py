@@ -35,7 +35,7 @@ def exact(values: Tensor, k: int) -> Tensor:
 def sampled(values: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """The k largest among those over a threshold, which a random sample gives.
 
-    These are the k largest of all wherever at least k are over the threshold. Where fewer are (by chance, or
+    These are the k largest of all if at least k are over the threshold. Where fewer are (by chance, or
     because the others are zero) the first indices that are left fill up. Where a sample saves nothing it is
     `exact`. On CUDA it waits for the device, as the number of candidates decides what comes next.
     """

@@ -41,7 +41,7 @@ class ScaledSign(TwoStage):
 
     The scale makes it a contraction, |C(x) - x|^2 = |x|^2 - |x|_1^2 / d over d values, which feedback needs
     (Karimireddy et al. 2019, arXiv:1901.09847); without feedback signs fail to converge on simple convex
-    functions (the same, section 3). Bernstein et al. 2018 (arXiv:1802.04434) sum up votes in place of
+    functions (the same, section 3). Bernstein et al. 2018 (arXiv:1802.04434) sum up votes instead of
     scaled signs.
     """
 
@@ -76,7 +76,7 @@ def _places(device: torch.device) -> Tensor:
 
 
 def _signs_of_bytes(device: torch.device) -> Tensor:
-    """(256, 8) of +-1.0: the signs that each byte stands for, to be looked up."""
+    """(256, 8) of +-1.0: the signs that each byte encodes, as a lookup table."""
     import torch
 
     byte = torch.arange(256, dtype=torch.int32, device=device).unsqueeze(1)

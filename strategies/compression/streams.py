@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def generator_of(device: torch.device, *key: int | str) -> torch.Generator:
-    """A new generator whose seed follows from `key` alone: the same in every process and every run.
+    """A new generator whose seed follows only from `key`: the same in every process and every run.
 
     torch's own generators, from which dropout and data order are drawn, are left as they are.
     """

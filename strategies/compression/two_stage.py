@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from strategies.exchange.buckets import Bucket
 
 SCALE_BYTES = 4
-"""A scale travels as fp32, beside its codes."""
+"""A scale travels as fp32, together with its codes."""
 
 
 class TwoStage(Compressor):
@@ -25,10 +25,10 @@ class TwoStage(Compressor):
     what came, adds it up, and encodes the sum again for an all-gather. What a rank receives is at most twice
     its own codes, however many ranks there are; an all-gather of whole buckets grows with their number.
 
-    Both encodings make errors. The second is made by the shard's owner, and kept in the owner's `residual`
-    beside the first: one memory, in the place of a worker's and a server's (DoubleSqueeze, Tang et al. 2019,
+    Both encodings make errors. The second is made by the shard's owner, and added to the owner's `residual`
+    of the first: one memory instead of a worker's and a server's (DoubleSqueeze, Tang et al. 2019,
     arXiv:1905.05957; 1-bit Adam, Tang et al. 2021, arXiv:2102.02888). It belongs to parameters and not to
-    shards, so that nothing is lost when buckets are formed anew.
+    shards, so that it survives when buckets are formed anew.
     """
 
     def __init__(self, *, unit: int, feedback: bool) -> None:

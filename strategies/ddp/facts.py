@@ -26,7 +26,7 @@ class BucketedFacts(StrategyFacts):
 
     @property
     def first_bucket_mb(self) -> float:
-        """Of the bucket that is full first."""
+        """MiB of the bucket that is full first."""
         mib = self.spec.number("bucket_mb")
         return TORCHS_FIRST_MB if mib == TORCHS_BUCKET_MB else mib
 
@@ -62,7 +62,7 @@ class BucketedFacts(StrategyFacts):
 
 
 class Ddp(BucketedFacts):
-    """P of buckets beside `single`, or gradients in them with `bucket_view`."""
+    """P of buckets in addition to `single`, or gradients in them with `bucket_view`."""
 
     name = "ddp"
     help = "torch's DistributedDataParallel: replicas, bucketed all-reduce during backward"

@@ -28,7 +28,7 @@ class BucketAverage(Protocol):
 
 
 class Hook:
-    """Averages buckets beside the backward pass, one after another, in the order in which they come.
+    """Averages buckets during the backward pass, one after another, in the order in which they come.
 
     One at a time, because an average may take several collectives, and all ranks must call them in one order.
     """
@@ -100,7 +100,7 @@ class BucketLayout:
         return all(piece.name in self._in_rows for piece in pieces)
 
     def part(self, piece: BucketRange, values: Tensor) -> Tensor:
-        """A parameter's part of the values, or of a vector beside them: a view in its shape."""
+        """A parameter's part of the values, or of a vector of the same layout: a view in its shape."""
         return piece.of(values).view(-1).as_strided(piece.shape, self._strides[piece.name])
 
 

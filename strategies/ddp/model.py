@@ -25,13 +25,13 @@ from strategies.training.layouts import require_dense, sparse_parts
 from strategies.training.parallel import ParallelModel, Setting
 
 _WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-"""What torch says of parameters, by their places among those that are trained."""
+"""The message of torch that lists parameters by their places among the trained ones."""
 
 
 class DdpModel(ParallelModel):
     """A module under DistributedDataParallel with the options of its spec.
 
-    Where the backend's own all-reduce is all that is asked for, torch exchanges alone, in C++. Otherwise
+    Where the backend's own all-reduce is all that is asked for, torch itself exchanges, in C++. Otherwise
     torch fills the buckets, and a communication hook exchanges them.
     """
 

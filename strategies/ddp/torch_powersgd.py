@@ -32,7 +32,7 @@ class TorchPowerSgd:
     ramp_steps = RAMP_STEPS
 
     def __init__(self, rank: int, layout: BucketLayout, *, group: ProcessGroup | None, seed: int) -> None:
-        """`rank` is that of the approximation; a group of None is the default group."""
+        """`rank` is the rank of the approximation; a group of None is the default group."""
         self.audited = False
         """Errors are kept in any case."""
         self._size = torch.distributed.get_world_size(group)
@@ -46,7 +46,7 @@ class TorchPowerSgd:
         )
         self._layout = layout
         self._pieces: dict[int, tuple[BucketRange, ...]] = {}
-        """Of each bucket when it was last averaged."""
+        """The pieces of each bucket when it was last averaged."""
         self._loose: dict[str, Tensor] = {}
         """Errors of parameters that have left their bucket."""
 
@@ -55,7 +55,7 @@ class TorchPowerSgd:
         powerSGD_hook(self._state, bucket).wait()
 
     def carried(self) -> Iterator[tuple[str, Tensor]]:
-        """What is added to the next share is what was not sent of the last."""
+        """The next share gets exactly the residual of the last exchange."""
         return self.residual()
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,1 +1,1 @@
-"""The exchange of gradients in buckets: any compressor over any collective, beside the backward pass."""
+"""Buckets of gradients, and the lane on which they are exchanged during the backward pass."""

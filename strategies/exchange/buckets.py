@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 BUCKET_BYTES = 25 * 2**20
-"""Of a bucket; a tensor that is larger has one of its own."""
+"""The size of a bucket; a larger tensor has a bucket to itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketRange:
-    """Where one parameter lies in a bucket."""
+    """The place of one parameter in a bucket."""
 
     name: str
     offset: int
@@ -25,7 +25,8 @@ class BucketRange:
         return self.shape.numel()
 
     def of(self, values: Tensor) -> Tensor:
-        """This parameter's part of the bucket's values, or of a vector beside them: a view in its shape."""
+        """This parameter's part of the bucket's values, or of a vector of the same layout: a view in its
+        shape."""
         return values[self.offset : self.offset + self.numel].view(self.shape)
 
 
@@ -52,7 +53,7 @@ class Bucket:
 def own_stride(parameter: Tensor) -> tuple[int, ...]:
     """The stride of a dense vector's view that lies in memory as `parameter` does, channels last, say.
 
-    Row by row where the parameter has gaps: this is what torch makes of gradients and of its own buckets.
+    Row by row where the parameter has gaps: torch lays out gradients and its buckets in this way.
     """
     stride = torch.empty_like(parameter, device="meta").stride()
     return stride if stride == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()

@@ -1,7 +1,7 @@
-"""A lane beside the backward pass, on which exchanges run one after another in the order they were given.
+"""A lane that runs exchanges one after another, in the order given, while the backward pass goes ahead.
 
 On CPU it is a thread, on CUDA a stream. An exchange is then plain code from its first line to its last,
-however many collectives it has, and still overlaps with the computation that goes on.
+however many collectives it has, and still overlaps with the computation.
 """
 
 from __future__ import annotations

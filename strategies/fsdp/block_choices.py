@@ -1,4 +1,4 @@
-"""What `manual` says of each block, read without torch: `manual:reshard.checkpoint*2+keep*2`.
+"""The choices of `manual` for each block, read without torch: `manual:reshard.checkpoint*2+keep*2`.
 
 Runs of blocks are joined by `+`, in the order of the forward pass. A run is `reshard` (whole parameters are
 given up between forward and backward: ZeRO-3) or `keep` (they stay until backward is over: ZeRO-2), then
@@ -28,7 +28,7 @@ class BlockChoice:
 
     @property
     def text(self) -> str:
-        """As a run begins; equal choices have equal text."""
+        """The beginning of a run; equal choices have equal text."""
         first = "reshard" if self.reshard else "keep"
         return first + ".checkpoint" * self.checkpoint + ".offload" * self.offload
 

@@ -37,7 +37,7 @@ _TENSOR = (2, 4, 8)
 
 
 class Fsdp2Facts(ShardingFacts):
-    """What is common to all that torch's `fully_shard` does.
+    """The facts that all strategies by torch's `fully_shard` share.
 
     A unit is gathered in one piece, which is then copied into its parameters; gradients are copied into one
     piece, which Gloo copies again to sum it. The piece of the last block is kept until the next forward pass.
@@ -46,7 +46,7 @@ class Fsdp2Facts(ShardingFacts):
     model = "strategies.fsdp.model:FsdpModel"
 
     def choices(self, blocks: int) -> list[BlockChoice]:
-        """How each of so many blocks is treated, in the order of the forward pass."""
+        """Return how each of `blocks` blocks is treated, in the order of the forward pass."""
         alike = BlockChoice(reshard=self.spec.flag("reshard"), offload=self.offloads)
         return [alike] * blocks
 
@@ -125,7 +125,7 @@ class Fsdp2Facts(ShardingFacts):
             yield activation_sums(cell, parts, groups.tensor)
 
     def _gatherings(self, cell: Cell, shards: int, around: int, blocks: list[int]) -> Term:
-        """Of each block in one micro-batch: again for backward where it was given up in between."""
+        """The gatherings of each block in one micro-batch: a second one for backward if it was given up."""
         times = [1 + choice.reshard for choice in self.choices(len(blocks))]
         ahead: Overlap = "compute" if any(count > 1 for count in times) else "forward"
         if cell.device == "cpu" and not self.spec.integer("prefetch"):
@@ -223,7 +223,7 @@ class Manual(Fsdp2Facts):
 
     @property
     def offloads(self) -> bool:
-        """What is around the blocks stays on the device."""
+        """False: parameters around the blocks stay on the device."""
         return False
 
     def choices(self, blocks: int) -> list[BlockChoice]:

@@ -8,7 +8,7 @@ block by block.
 
 What travels in one step of a rank, with P bytes of parameters over p ranks: (p - 1) / p P for each gathering
 (two with `reshard=true`, one without; the unit around the blocks is gathered once), and (p - 1) / p P for the
-gradients. Gloo has no reduce-scatter of its own and runs it as an all-reduce, twice that. torch pads the
+gradients. Gloo runs a reduce-scatter as an all-reduce, twice that. torch pads the
 first dimension of every parameter to a multiple of p.
 
 `hsdp` does this inside of each node, p ranks, and sums the shards of the gradients across n nodes:
@@ -93,7 +93,7 @@ class FsdpModel(ParallelModel):
             _prefetch(self._units, prefetch, device)
 
     def _begin_unit(self, begin: Begin, unit: str) -> None:
-        """What is not in shards yet gets its values; layers that were split have theirs."""
+        """Give values to the parameters that are not sharded yet; split layers already have theirs."""
         named = self.module.get_submodule(unit).named_parameters(prefix=unit)
         begin(
             parameter
@@ -214,7 +214,7 @@ class _Guard:
     """
 
     def __init__(self, group: Any, name: str, unlike: UnlikeGradients, place: int) -> None:
-        """`name` is that of torch's call, an attribute of its `group` of parameters; `place` numbers it."""
+        """`name` names torch's call, an attribute of its `group` of parameters; `place` numbers it."""
         self._group, self._name, self._unlike, self._place = group, name, unlike, place
         self._call = getattr(group, name)
         self.allocate = self._call.allocate
@@ -294,7 +294,7 @@ def _shard(
 ) -> list[FSDPModule]:
     """Shard each block, then what is around them; the blocks in the order of the forward pass.
 
-    Each gets its values by `begin_unit` just before, so that one unit is whole at a time.
+    Each gets its values by `begin_unit` just before, so that only one unit has all of its values at a time.
     """
     policy = _BF16 if facts.gathers_bf16 else MixedPrecisionPolicy()
     # What is around the blocks is needed again as soon as the backward pass begins.

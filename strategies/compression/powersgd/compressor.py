@@ -42,7 +42,7 @@ class PowerSGD(Compressor):
         self._seed = seed
         self._steps: Counter[str] = Counter()
         self._factors: dict[str, Tensor] = {}
-        """By parameter: the summed Q^T of its last step, the same on all ranks."""
+        """The summed Q^T of each parameter's last step, the same on all ranks."""
 
     @classmethod
     def of(cls, spec: Spec, *, seed: int, rank: int) -> PowerSGD:
@@ -73,7 +73,7 @@ class PowerSGD(Compressor):
             self._factors[piece.name] = torch.where(alive, total, self._factor(piece, matrix))
 
     def _divide(self, pieces: Sequence[BucketRange]) -> tuple[list[BucketRange], list[BucketRange]]:
-        """Those that go as factors in this step, and the others; counts the step."""
+        """Return the pieces that are sent as factors in this step, and the others; count the step."""
         factored: list[BucketRange] = []
         whole: list[BucketRange] = []
         for piece in pieces:
@@ -136,10 +136,10 @@ def _sum_together(tensors: Sequence[Tensor], wire: Wire) -> list[Tensor]:
 
 
 def _orthonormal(lefts: Sequence[Tensor]) -> list[Tensor]:
-    """Of each (r, n) an orthonormal basis (n, r) of its rows, and of more where these are dependent.
+    """Return an orthonormal basis (n, r) of the rows of each (r, n), completed where the rows are dependent.
 
-    Householder's QR divides by nothing that may be zero: even a matrix of zeros has a basis. Those of one
-    shape go together: on CPU the bits are those of each alone, and a call takes longer than its small matrix.
+    Householder's QR never divides by zero: even a matrix of zeros has a basis. Matrices of one shape are
+    factored in one call, as a call takes longer than a small matrix; on CPU the bits stay the same.
     """
     places: dict[torch.Size, list[int]] = {}
     for place, left in enumerate(lefts):
