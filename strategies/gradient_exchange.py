@@ -1,4 +1,4 @@
-"""The exchange of gradients: any compressor over any collective, beside the backward pass."""
+"""The exchange of gradients: any compressor over any collective, during the backward pass."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class AuditableExchange(Protocol):
     """Whether what is not sent is kept even where no feedback needs it, for a check that it adds up."""
 
     def carried(self) -> Iterator[tuple[str, Tensor]]:
-        """By parameter: what the next exchange adds to this rank's share."""
+        """Yield for each parameter what the next exchange adds to this rank's share."""
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:
-        """By parameter: what the last exchange left of this rank's share."""
+        """Yield for each parameter what the last exchange left of this rank's share."""
 
     def rescale(self, factor: float) -> None:
         """Multiply what is kept by `factor`, as a loss scaler does from now on with the gradients."""
@@ -84,7 +84,7 @@ class GradientExchange:
         """
         self._link = link = Link(settings.group)
         self.compressor = build_compressor(settings.compression, seed=settings.seed, rank=link.rank)
-        """What buckets go through; a check may put a witness in its place meanwhile."""
+        """The compressor of all buckets; a check may replace it by a witness for a while."""
         self._route = build_route(settings.collective, link, node_size=settings.node_size or link.size)
         # What the backend does by itself beside the computation needs no lane.
         self._direct = settings.is_plain
@@ -127,7 +127,7 @@ class GradientExchange:
         return self._lane.run(lambda: self.sum_shares(bucket))
 
     def sum_shares(self, bucket: Bucket) -> None:
-        """What `start` begins, on the calling thread; returns when it is done."""
+        """Do the exchange that `start` begins, on the calling thread."""
         if bucket.values.is_complex():
             self._complex.update(piece.name for piece in bucket.pieces)
             bucket = bucket.as_real()
@@ -140,7 +140,7 @@ class GradientExchange:
         """Replace the gradients of those `parameters` that are trained by their mean over the ranks.
 
         The same parameters on every call; one without a gradient counts as zero on this rank and gets the
-        mean of the others. For a loop of one's own: nothing of it overlaps with the backward pass.
+        mean of the others. It is for a user's own loop and does not overlap with the backward pass.
         """
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         named = {str(index): parameter for index, parameter in enumerate(trained)}
@@ -157,14 +157,16 @@ class GradientExchange:
                 named[piece.name].grad = piece.of(bucket.values)
 
     def carried(self) -> Iterator[tuple[str, Tensor]]:
-        """By parameter: what the next exchange adds to this rank's share; nothing without feedback."""
+        """Yield for each parameter what the next exchange adds to this rank's share; nothing without
+        feedback."""
         if self.compressor.feedback:
             for index, pieces, residual in self._residuals.vectors():
                 carried = self.compressor.carried(index, residual)
                 yield from self._named(pieces, carried)
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:
-        """By parameter: what the last exchange left of this rank's share; without feedback if `audited`."""
+        """Yield for each parameter what the last exchange left of this rank's share; without feedback if
+        `audited`."""
         for _, pieces, residual in self._residuals.vectors():
             yield from self._named(pieces, residual)
 

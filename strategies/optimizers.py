@@ -1,4 +1,4 @@
-"""Optimizers by their spec texts: what is known of each without torch (its options, the memory that it
+"""Optimizers by their specs: the facts of each without torch (its options, the memory that it
 takes), and how one is built."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class OptimizerFacts(CatalogFacts):
     """An optimizer of torch's; its options are arguments of the class that `kind` names."""
 
     kind: ClassVar[str]
-    """`package.module:Class`; imported on a rank alone."""
+    """`package.module:Class`; imported only on a rank."""
     fuses: ClassVar[bool] = False
     """Whether a GPU updates all parameters by one kernel, which the class is asked for with `fused=True`."""
 
@@ -36,7 +36,7 @@ class OptimizerFacts(CatalogFacts):
 
     @property
     def arguments(self) -> dict[str, float]:
-        """Of the class, beside the parameters."""
+        """The arguments of the class, other than the parameters."""
         return {key: self.spec.number(key) for key in self.options}
 
 
@@ -82,7 +82,7 @@ class AdamW(OptimizerFacts):
         return 2
 
     def temporaries(self, cell: Cell) -> int:
-        """The root of the second moment, and on CPU what it divides; a fused update has none."""
+        """The root of the second moment, and on CPU what it divides; a fused update needs no temporaries."""
         if cell.device == "cpu":
             return 2
         return 0 if cell.memory_format == "contiguous" else 1
@@ -102,7 +102,7 @@ def build_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.opti
 def optimizer_call(
     text: str, parameters: Sequence[nn.Parameter]
 ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class that `text` names, and what it is given beside these parameters.
+    """The class that `text` names, and its arguments other than these parameters.
 
     On a GPU the update is fused where the class can. torch's default there launches several kernels for each
     list of tensors, and has temporaries as large as the parameters. The fused kernel takes real numbers, and

@@ -8,8 +8,8 @@ parameter (AdamW 2, SGD with momentum 1), A the activations of a micro-batch and
 trained (frozen parameters have neither gradients, buckets nor state):
 
 - single: P + k P, and the larger of A (backward begins) and P of gradients (backward ends);
-- ddp, scratch-ddp: P of buckets beside; scratch-ddp and `bucket_view` have their gradients in them;
-- local-sgd: 2 P beside: the parameters of the last average, and the buckets;
+- ddp, scratch-ddp: P of buckets in addition; scratch-ddp and `bucket_view` have their gradients in them;
+- local-sgd: 2 P in addition: the parameters of the last average, and the buckets;
 - zero1: as ddp, with the optimizer's state of the parameters that the fullest rank was dealt;
 - fsdp, scratch-fsdp, hsdp: shards of 1/p, and what is gathered and averaged at the moment, block by block;
 - tp: split layers over p, the rest whole; while it is split, P and a part of the largest split weight;
@@ -21,8 +21,8 @@ the process, the backend's buffers, temporaries of one operation.
 
 Messages of a step: bytes and operations of each collective. Counted is a step of dense gradients; left out
 are buffers of BatchNorm, what ranks agree on in a few bytes (overflows, a norm), and what only the first step
-sends. Activations are counted as fp32: under autocast those of `tp`'s forward pass and of a pipeline's edges
-can be of half precision, and half of that.
+sends. Activations are counted as fp32: under autocast activations of `tp`'s forward pass and of a pipeline's
+edges can be of half precision, and half of that.
 """
 
 from __future__ import annotations

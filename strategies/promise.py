@@ -1,4 +1,4 @@
-"""What a strategy promises of a step: whose values a replica averages, and when.
+"""The promise of a strategy for a step: whose values a replica averages, and when.
 
 The proof (`harness/worker/proof/proof.py`) holds every strategy to its promise, and knows nothing else of it.
 """
@@ -25,7 +25,7 @@ def everyone(replica: int, replicas: int) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """A replica computes the gradients of its own samples, and averages them, or its parameters after the
+    """A replica computes the gradients of its samples, and averages them, or its parameters after the
     update, with its partners. Raises SpecError for a field with a value that it cannot have."""
 
     of: Averaged = "gradients"

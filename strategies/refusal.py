@@ -58,8 +58,8 @@ def _whole(sentence: str | None) -> Refusal | None:
 def require_possible(**fields: Any) -> None:
     """Raise SpecError, with the sentence of a plan, for settings of a library user that do not go together.
 
-    `fields` are those of a cell but for `workload`, `dataset` and `micro_batch`. A strategy of many ranks may
-    have one here, where it trains as `single` does.
+    `fields` are the fields of a cell except `workload`, `dataset` and `micro_batch`. A strategy of many ranks
+    may have one here, where it trains as `single` does.
     """
     hints = get_type_hints(Cell)
     for name, value in fields.items():
@@ -99,7 +99,7 @@ def _combination(
 
 
 def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """What is said of a strategy on too few or too many ranks."""
+    """Why a strategy is refused on too few or too many ranks."""
     if strategy.distributed and cell.gpus < 2:
         return f"needs at least 2 ranks; on 1 use {BASELINE_STRATEGY}"
     if not strategy.distributed and cell.gpus != 1:
@@ -108,7 +108,7 @@ def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:
 
 
 def _fixed(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """What is said of a strategy that excludes an exchange, a memory format or compilation."""
+    """Why a strategy refuses an exchange, a memory format or compilation."""
     if strategy.fixed_exchange and not cell.dense:
         return (
             f"goes with --compression {UNCOMPRESSED} and --collective {DEFAULT_COLLECTIVE} alone, not "
@@ -130,7 +130,7 @@ def _grouping(cell: Cell, strategy: StrategyFacts) -> str | None:
 
 
 def _averaged(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """What is said of a strategy whose averages exclude a precision or a compressor."""
+    """Why the averages of a strategy exclude a precision or a compressor."""
     promise = strategy.promise
     if promise.of == "parameters" and cell.precision == "fp16":
         return "does not go with --precision fp16: each rank would scale its own loss; use bf16"

@@ -1,1 +1,1 @@
-"""`local-sgd`: ranks train alone, and their parameters are averaged every so many steps."""
+"""`local-sgd`: ranks train independently, and their parameters are averaged periodically."""

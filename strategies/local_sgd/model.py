@@ -1,13 +1,14 @@
-"""Local SGD: every rank trains alone, and after every H-th step the parameters become their mean.
+"""Local SGD: ranks train independently, and after every H-th step the parameters become their mean.
 
 Stich 2019, arXiv:1805.09767. With `warmup=N` the first N steps exchange gradients as data parallelism does,
 which is post-local SGD (Lin et al. 2020, arXiv:1808.07217); they go uncompressed over the backend's own
 collective, whatever is asked for the differences that come after them.
 
-What is exchanged. Let a be the parameters after the last average, the same on all p ranks, and x_r those of
-rank r now. The next ones are a + sum over r of (x_r - a) / p. This is the mean of the x_r, but differences
-travel: they can be compressed, and what was not sent of one is added to the next (Basu et al. 2019,
-arXiv:1906.02367). All ranks get the same sum and add it to the same a, so that they end with the same bits.
+What is exchanged. Let a be the parameters after the last average, the same on all p ranks, and x_r the
+present parameters of rank r. The next ones are a + sum over r of (x_r - a) / p. This is the mean of the x_r,
+but differences travel: they can be compressed, and what was not sent of one is added to the next (Basu et al.
+2019, arXiv:1906.02367). All ranks get the same sum and add it to the same a, so that they end with the same
+bits.
 
 Rounding. Without compression a result y is within u |y| + gamma(p + 1) sum |x_r - a| / p of the mean, with
 u = 2^-24 in single precision and gamma(n) = n u / (1 - n u): hardly more than the rounding of y itself, as
@@ -44,7 +45,7 @@ from strategies.training.replicas import take_from_first
 class LocalSgdModel(ParallelModel):
     """Replicas that are averaged every `period` steps; the first `warmup` steps average gradients instead.
 
-    Beside the model lie two more copies of its parameters: those of the last average, and the buckets.
+    Two more copies of the parameters are in memory: the parameters of the last average, and the buckets.
     """
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
@@ -73,7 +74,7 @@ class LocalSgdModel(ParallelModel):
 
     @contextmanager
     def exchange(self, *, now: bool) -> Iterator[None]:
-        """After the warm-up gradients stay those of this replica's own samples."""
+        """After the warm-up, a replica keeps the gradients of its own samples."""
         yield
         if now and self._warming_up:
             self._average_gradients()
@@ -136,7 +137,7 @@ class LocalSgdModel(ParallelModel):
 class _Mean:
     """Named tensors that each rank changes on its own, and that become their mean over the ranks.
 
-    Each call is given the tensors anew, as a module may have put another one in the place of a buffer.
+    Each call is given the tensors anew, as a module may have replaced a buffer.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], exchange: GradientExchange) -> None:
@@ -145,7 +146,7 @@ class _Mean:
         self._exchange = exchange
         self._buckets = list(buckets_of(tensors))
         self._last = BucketMemory()
-        """What the tensors were when they were last equal on all ranks."""
+        """The tensors as they were when they were last equal on all ranks."""
         self.start_from(tensors)
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:

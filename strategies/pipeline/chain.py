@@ -20,15 +20,15 @@ _TYPES: Mapping[torch.dtype, Literal["float32", "int64"]] = {torch.int64: "int64
 
 
 class _Broken(Exception):
-    """What stands in the way of a chain."""
+    """The reason why a model is not a chain."""
 
 
 def chained_layout(module: nn.Module, inputs: object) -> ModelLayout:
     """The layout of a model that is `head_k(... block_n(... block_1(... stem_1(inputs))))`, all of them
     modules that take one tensor and give one.
 
-    `inputs` are those of a batch, the sample first. Raises UsageError, with what stands in the way, for a
-    model that is no such chain in training, or another one in evaluation mode.
+    `inputs` are the inputs of a batch, the sample first. Raises UsageError, with the reason, for a model that
+    is not such a chain in training, or is a different one in evaluation mode.
     """
     try:
         return _layout(module, inputs)
@@ -119,7 +119,8 @@ def _alone(call: Call) -> bool:
 def _divided(
     order: Sequence[str], blocks: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """What is before the blocks, the blocks, and what is after them; an end without a module gets a block."""
+    """Return the modules before the blocks, the blocks, and the modules after them; an end without a module
+    gets a block."""
     places = [place for place, name in enumerate(order) if name in blocks]
     if not places:
         raise _Broken("its forward pass calls none of its blocks as a module")

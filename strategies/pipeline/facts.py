@@ -65,7 +65,7 @@ class Pipeline(StrategyFacts):
 
     @property
     def pipelines(self) -> int:
-        """How many of it lie beside each other, on data of their own."""
+        """The number of parallel pipelines, each with its own data."""
         return self.spec.integer("dp")
 
     @property
@@ -91,7 +91,7 @@ class Pipeline(StrategyFacts):
         return self._misfit(cell.gpus // self.pipelines)
 
     def _misfit(self, ranks: int) -> str | None:
-        """Why the schedule does not go with so many ranks of a pipeline."""
+        """Why the schedule is refused with this number of ranks of a pipeline; None if it is not."""
         pieces = self.microbatches
         if ranks < 2:
             return (
@@ -127,7 +127,7 @@ class Pipeline(StrategyFacts):
         return None
 
     def _instead(self, most: int) -> str:
-        """What to use where the blocks are enough for `most` ranks of a pipeline."""
+        """Return the way out where the blocks are enough for `most` ranks of a pipeline."""
         if most >= 2:
             return f"use at most {most * self.pipelines} ranks"
         return "use fewer chunks" if self.chunks > 2 else f"use {REFERENCE_STRATEGY}"
@@ -161,7 +161,7 @@ class Pipeline(StrategyFacts):
         )
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
-        """Of the rank whose fullest moment is fullest."""
+        """Yield the moments of the rank whose fullest moment is largest."""
         sizes = self.sizes(cell, parts)
         ranks = range(sizes.groups.pipeline)
         every = [list(self._moments_of(sizes, rank)) for rank in ranks]
@@ -205,7 +205,8 @@ class Pipeline(StrategyFacts):
         yield Footprint(moment="update", optimizer=state + update, gradients=trained, estimated=fewer, **rest)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
-        """Of the rank that sends most activations; both ends share the gradient of what both have."""
+        """Yield the messages of the rank that sends most activations; both ends share the gradient of a
+        shared parameter."""
         groups = self.groups(cell.gpus, cell.node_size)
         sent = (_edges(parts, own) for own in self.stages(cell, parts))
         payload, edges = max(sent, key=lambda each: each[0])

@@ -1,6 +1,6 @@
 """Pipeline parallelism: the blocks of a model in stages, microbatches following each other through them.
 
-Schedules are those of torch.distributed.pipelining: GPipe (Huang et al. 2018, arXiv:1811.06965), 1F1B
+The schedules come from torch.distributed.pipelining: GPipe (Huang et al. 2018, arXiv:1811.06965), 1F1B
 (Narayanan et al. 2019, PipeDream-Flush in arXiv:2006.09503) and interleaved 1F1B (Narayanan et al. 2021,
 arXiv:2104.04473, section 2.2), where each of p ranks has v stages that lie p apart.
 
@@ -9,8 +9,8 @@ microbatch over each of the S - 1 edges, and their gradients back; the gradient 
 and the last stage share, summed over these two; eight bytes of the loss. With several copies of the pipeline
 the gradients of each stage are averaged over them once, after the last microbatch.
 
-A rank keeps the parameters, gradients and optimizer state of its own stages alone. Until it is laid out the
-model is whole on each.
+A rank keeps only the parameters, gradients and optimizer state of its stages. Until it is laid out, every
+rank has all of the model.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class PipelineModel(ParallelModel):
     """The stages of one rank, their schedule, and the groups of ranks that share their parameters."""
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
-        """Collective: all ranks take the parameters and buffers of rank 0, and keep those of their stages.
+        """Collective: all ranks take the parameters and buffers of rank 0, and keep only their stages.
 
-        Raises UsageError, with the way out, for a model that cannot be cut into so many stages.
+        Raises UsageError, with the way out, for a model that cannot be cut into this number of stages.
         """
         super().__init__(module)
         facts, groups, layout = cast(Pipeline, setting.facts), setting.groups, setting.layout
@@ -99,13 +99,15 @@ class PipelineModel(ParallelModel):
                     link.receive(value, source).wait()
 
     def _keep_own_stages(self, everyone: Link, groups: GroupLayout) -> None:
-        """Of parameters on two ranks each has a copy, which gets the same gradient and so the same update."""
+        """Prune the model to this rank's stages. If two ranks share a parameter, each has a copy, which gets
+        the same gradient and so the same update."""
         owners = self._cut.ranks_of(self.bare)
         rank = self._pipeline.rank
         named = dict(self.bare.named_parameters())
         self._names = list(named)
         self._own = {name: value for name, value in named.items() if rank in owners[value]}
-        """By the names of the whole model: of its stages alone a shared one may have another."""
+        """Parameters by their names in the whole model: within its stages a shared one may have another
+        name."""
         self._copied = {name for name, value in named.items() if len(owners[value]) > 1}
         self._shared = [value for name, value in self._own.items() if name in self._copied]
         # All ranks make the groups, whether they have a copy or not.
@@ -152,7 +154,7 @@ class PipelineModel(ParallelModel):
             yield name, cast(Tensor, values[""])
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
-        """As the base class has it; every rank draws the micro-batches of its replica.
+        """Compute gradients as the base class does; every rank draws the micro-batches of its replica.
 
         The mean loss, which the last stage knows, goes to all: one broadcast of eight bytes, for which
         nobody waits, as the last stage is done first.
@@ -245,10 +247,10 @@ class PipelineModel(ParallelModel):
 
 
 def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
-    """Share of a step in which a rank idles if all stages cost the same and nothing is sent.
+    """Share of a step in which a rank idles if all stages cost the same and messages take no time.
 
     With p ranks, m microbatches and v stages a rank: (p - 1) / (v m + p - 1). Narayanan et al. 2021,
-    arXiv:2104.04473, section 2.2, have the same idle time over that of an ideal step: (p - 1) / (v m).
+    arXiv:2104.04473, section 2.2, divide the same idle time by the time of an ideal step: (p - 1) / (v m).
     """
     return (ranks - 1) / (chunks * microbatches + ranks - 1)
 
@@ -315,7 +317,7 @@ class _ObservedStage(PipelineStage):
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise the error of a stage (out of memory, for instance), which torch wraps in one of its own."""
+    """Raise the error of a stage (out of memory, for instance), which torch wraps in another error."""
     try:
         yield
     except RuntimeError as error:

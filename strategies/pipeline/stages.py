@@ -35,7 +35,7 @@ class Cut:
 
     layout: ModelLayout
     runs: tuple[range, ...]
-    """Of each stage: its blocks, by their places in the layout."""
+    """The blocks of each stage, by their places in the layout."""
     ranks: int
 
     @property
@@ -54,7 +54,7 @@ class Cut:
         return [*names, *self.layout.head] if stage == self.stages - 1 else names
 
     def pieces(self, module: nn.Module, stage: int) -> list[StageFunction]:
-        """What a stage calls, one after another."""
+        """The functions that a stage calls, one after another."""
         pieces: list[StageFunction] = [
             module.get_submodule(self.layout.blocks[block]) for block in self.runs[stage]
         ]
@@ -77,7 +77,7 @@ class Cut:
 
 
 def _end(module: nn.Module, layout: ModelLayout, end: Literal["stem", "head"]) -> list[StageFunction]:
-    """What is called before the blocks, or after them."""
+    """The functions that are called before the blocks, or after them."""
     if layout.chained:
         return [module.get_submodule(name) for name in getattr(layout, end)]
     return [getattr(module, end)]
@@ -120,7 +120,7 @@ def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
 
 
 def _require_owners(module: nn.Module, cut: Cut) -> None:
-    """Every tensor is in a stage, every rank has a parameter, and two have the same one at the ends alone."""
+    """Every tensor is in a stage, every rank has a parameter, and only the two ends share a parameter."""
     owners = cut.ranks_of(module)
     busy: set[int] = set()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -187,7 +187,7 @@ def _hooks(root: nn.Module, name: str, inputs: Tensor, calls: list[Call]) -> Seq
 class Twin:
     """A copy of a model without memory and arithmetic, for the shapes and FLOPs of its pieces.
 
-    Shapes and FLOPs are those of evaluation mode, in which BatchNorm takes one sample as well.
+    Shapes and FLOPs are taken in evaluation mode, in which BatchNorm accepts one sample as well.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -251,7 +251,7 @@ class Twin:
         return calls, output
 
     def edges(self, cut: Cut, inputs: Tensor, context: Context) -> list[Tensor]:
-        """What goes into the first stage, `inputs`, and what comes out of each, as `context` computes it."""
+        """The input of the first stage, `inputs`, and the output of each stage, as `context` computes it."""
         edges = [inputs]
         with self._mode:
             for stage in range(cut.stages):

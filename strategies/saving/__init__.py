@@ -1,1 +1,1 @@
-"""What outlives a training run: checkpoints that training goes on from, and the trained model by itself."""
+"""Files that outlive a training run: checkpoints to resume from, and the trained model by itself."""

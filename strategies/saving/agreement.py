@@ -1,4 +1,4 @@
-"""What one rank finds and all of them must know, before they branch."""
+"""Agreement of ranks: every rank learns what one of them finds, before they branch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Ranks:
         return [value] if self._link is None else gathered_objects(value, self._link, self._device)
 
     def agree(self, work: Callable[[], T]) -> T:
-        """What `work` gives on this rank. Raises on all ranks what it raises on the first that fails; there
-        with its cause, which does not travel."""
+        """Run `work` on every rank and return this rank's result. If it fails on a rank, all ranks raise the
+        error of the first such rank; only that rank has the error's cause."""
         value, failure = _attempt(work)
         for rank, error in enumerate(self.gather(failure)):
             if error is not None:
@@ -39,11 +39,11 @@ class Ranks:
         return cast(T, value)
 
     def together(self, work: Callable[[], T]) -> list[T]:
-        """What `work` gives on each rank; raises as `agree` does."""
+        """Run `work` on every rank and return all results; raise as `agree` does."""
         return self.gather(self.agree(work))
 
     def from_first(self, work: Callable[[], T]) -> T:
-        """What `work` gives on rank 0, which alone calls it; raises on all ranks what it raises there."""
+        """Run `work` on rank 0 and broadcast its result, or its exception, to all ranks."""
         return cast(T, self.together(lambda: work() if self.rank == 0 else None)[0])
 
 

@@ -1,4 +1,4 @@
-"""Saving the state of all ranks to a folder, beside training if asked for, and going on from it.
+"""Save the state of all ranks to a folder, during training if asked for, and resume from it.
 
 Ranks agree before they branch: whatever one of them finds (a full disk, a torn file, another model) all of
 them know before the next message, so that they do the same.
@@ -51,7 +51,7 @@ _SETTINGS = (
     *("precision", "accumulation", "clip_norm", "activation_checkpointing", "compile", "memory_format"),
     "seed",
 )
-"""What a step is done by beside layout and optimizer."""
+"""Settings that decide the bits of a step, other than layout and optimizer."""
 
 
 class CheckpointWarning(UserWarning):
@@ -72,21 +72,21 @@ class Saving:
 
     @property
     def done(self) -> bool:
-        """Whether it has come to its end on this rank: other ranks may see that sooner or later."""
+        """Whether it has ended on this rank: other ranks may see that sooner or later."""
         return self._written.done()
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether it is `done` after at most so many seconds, as soon as it is."""
+        """Wait until it is `done`, at most `seconds`, and return whether it is."""
         return bool(wait((self._written,), timeout=seconds).done)
 
     @property
     def failure(self) -> str | None:
-        """Of one that is done, why there is no checkpoint; None if there is one."""
+        """Why a save that is done wrote no checkpoint; None if it wrote one."""
         error = self._written.exception()
         return None if error is None else str(error)
 
     def told(self, *, stacklevel: int) -> Path | None:
-        """What `wait` gives, for a caller that is so many calls away from the user's line."""
+        """Do what `wait` does, for a caller `stacklevel` calls away from the user's line."""
         failure = self._written.exception()
         if failure is None:
             return self._written.result()
@@ -102,12 +102,12 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """What training goes on from."""
+    """The checkpoint that training resumes from."""
 
     path: Path
     step: int
     exact: bool
-    """Whether each rank goes on as the same rank of the same layout."""
+    """Whether each rank resumes as the same rank of the same layout."""
     notes: tuple[str, ...]
     """Why training need not go on bit for bit, a sentence each; nothing where it does."""
 
@@ -121,13 +121,14 @@ class Checkpoints:
         # A thread beside training may use it.
         self._ranks = Ranks(None if trainer.link is None else trainer.link.beside(), CPU)
         self._session = secrets.token_hex(8)
-        """That of rank 0 counts, which alone looks for what is in a folder; so with the next three."""
+        """Only the value on rank 0 counts, which reads the folder for all; this holds for the next three as
+        well."""
         self._known: set[tuple[int, str]] = set()
         """Step and session of the checkpoints that this trainer has written or gone on from."""
         self._earlier: set[tuple[int, str]] = set()
-        """Of those that it has written before it was given another state."""
+        """Step and session of the checkpoints that it wrote before it was given another state."""
         self._torn: set[Path] = set()
-        """What `resume` has passed over."""
+        """Torn checkpoints that `resume` has skipped."""
         self._under_way: Saving | None = None
         self._thread: ThreadPoolExecutor | None = None
 
@@ -179,7 +180,7 @@ class Checkpoints:
         self._known, self._session = set(), secrets.token_hex(8)
 
     def _end_last(self) -> None:
-        """Wait for the save under way, which is told of once, however it ends."""
+        """Wait for the save under way; its failure is reported once."""
         last, self._under_way = self._under_way, None
         if last is not None:
             last.told(stacklevel=5)
@@ -227,7 +228,7 @@ class Checkpoints:
         )
 
     def _conditions(self) -> dict[str, str]:
-        """By name, the texts of all ranks, each text once; collective."""
+        """The conditions of all ranks by name, each different value once; collective."""
         every = self._ranks.gather(conditions(self._trainer))
         return {what: ", ".join(dict.fromkeys(each[what] for each in every)) for what in every[0]}
 
@@ -311,7 +312,7 @@ class Checkpoints:
 
 
 def _comparable(metric: float | None) -> float | None:
-    """What the best can be told by; None for what is not finite."""
+    """The metric as a number by which checkpoints are compared; None if it is not finite."""
     return float(metric) if metric is not None and math.isfinite(metric) else None
 
 
@@ -349,7 +350,7 @@ def _candidates(run: RunFolder, step: int | str | None) -> list[Path]:
 
 
 def conditions(trainer: Resumable) -> dict[str, str]:
-    """What the bits of a step follow from beside the layout, on this rank."""
+    """The conditions on this rank that decide the bits of a step, other than the layout."""
     settings = trainer.settings
     return {
         "torch": str(torch.__version__),

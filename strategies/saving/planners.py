@@ -1,6 +1,6 @@
 """Checkpoints of torch.distributed.checkpoint whose tensors are boxes of whole parameters, by bare names.
 
-Its own planners know boxes of DTensors alone; flat shards and layers split over ranks are none. Nothing is
+torch's planners know only boxes of DTensors, unlike flat shards and layers split over ranks. No file is
 unpickled freely: torch reads tensors and blobs with `weights_only`, and its list of what is where is read by
 the classes named below.
 """
@@ -41,7 +41,7 @@ from results.errors import SchemaError
 from strategies.training.boxes import Box
 
 Boxes = Mapping[Box, Tensor]
-"""What of one tensor of a checkpoint a rank has, or wants, in host memory."""
+"""The parts of one tensor of a checkpoint that a rank has, or wants, in host memory."""
 
 
 class BoxSavePlanner(DefaultSavePlanner):
@@ -81,7 +81,7 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
 
 
 class BoxLoadPlanner(LoadPlanner):
-    """Reads boxes into tensors, of whatever boxes they were written in, and blobs."""
+    """Load planner: reads boxes of tensors, however they were divided when written, and byte blobs."""
 
     def __init__(self, tensors: Mapping[str, Boxes], blobs: list[str]) -> None:
         self._tensors, self._names = tensors, blobs

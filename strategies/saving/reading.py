@@ -1,4 +1,4 @@
-"""What a rank goes on from, read from a checkpoint: the same boxes, or others of the same tensors."""
+"""Read the state of a rank from a checkpoint: the same boxes, or other boxes of the same tensors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class _Reading:
         )
 
     def _replicas(self) -> list[str]:
-        """Where the parameters are that this rank goes on from: those of all replicas, if their mean is."""
+        """The prefixes of the parameters that this rank resumes from: all replicas, if it resumes from their
+        mean."""
         if not self._kept.manifest.own_replicas:
             return [""]
         ranks = [self._rank] if self._exact else range(self._kept.manifest.laid_out.ranks)
@@ -154,7 +155,8 @@ def _require_own_files(metadata: Metadata, kept: Kept) -> None:
 
 
 def _merged(shared: list[Plain], *, averaged: bool) -> Plain:
-    """Of all ranks: by name what the first has that has it; of buffers of replicas that differ the mean."""
+    """Merge the shared state of all ranks: by name the value of the first rank that has it, and the mean of
+    buffers that differ by replica."""
     merged: Plain = dict(shared[0])
     for part in ("counts", "buffers"):
         merged[part] = {name: value for each in reversed(shared) for name, value in each[part].items()}

@@ -1,8 +1,8 @@
-"""The folder of a run's checkpoints: which are whole, which is next, and which may go. Without torch.
+"""The folder of a run's checkpoints: which are complete, which is next, and which are removed. Without torch.
 
-A checkpoint is a folder `step-000000200` with a `checkpoint.json` in it. It is written as `.step-...tmp`
-beside it and renamed when all of it is on the disk, so that a kill at any moment leaves no half of one under
-its name.
+A checkpoint is a folder `step-000000200` with a `checkpoint.json` in it. It is written as `.step-...tmp` in
+the same folder and renamed when all of it is on the disk, so that a kill at any moment leaves no half of one
+under its name.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunFolder:
         return self.path / f"step-{step:09d}"
 
     def kept(self) -> list[Kept]:
-        """Those with a manifest that can be read, by step."""
+        """The checkpoints with a manifest that can be read, by step."""
         found = []
         for path in sorted(self.path.glob("step-*")):
             try:
@@ -63,8 +63,9 @@ class RunFolder:
     def begin(self, step: int, session: str, allowed: Collection[tuple[int, str]]) -> Path:
         """An empty folder for a checkpoint under way.
 
-        `allowed` are the steps and sessions of checkpoints that this trainer wrote or goes on from. Raises
-        UsageError if the newest one is another, or if there is one of this step: nothing is written over.
+        `allowed` are the steps and sessions of checkpoints that this trainer wrote or resumed from. Raises
+        UsageError if the newest one is another, or if there is one of this step: no checkpoint is
+        overwritten.
         """
         newest = next((kept.manifest for kept in reversed(self.kept())), None)
         if newest is not None and (newest.step, newest.session) not in allowed:
@@ -87,7 +88,8 @@ class RunFolder:
         return temporary
 
     def set_aside(self, torn: Collection[Path]) -> None:
-        """Rename torn checkpoints of this folder: they stay for a look, and are none any more."""
+        """Rename torn checkpoints of this folder: they stay for inspection, and no longer count as
+        checkpoints."""
         for path in torn:
             if path.exists():
                 path.rename(path.with_name(f"torn-{path.name}.{secrets.token_hex(4)}"))
@@ -135,14 +137,14 @@ def best_of(kept: Collection[Kept]) -> Kept | None:
 
 
 def sum_of(path: Path) -> FileSum:
-    """Of a file as it can be read now."""
+    """The size and hash of a file as it can be read now."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileSum(bytes=path.stat().st_size, sha256=digest)
 
 
 def torn(path: Path, files: Mapping[str, FileSum], names: Collection[str]) -> str | None:
-    """What is wrong with the named files of a checkpoint, in words; None if nothing is."""
+    """Describe what is wrong with the named files of a checkpoint; None if they are intact."""
     for name in names:
         # A name is a file of this folder, whoever has written it.
         if Path(name).name != name:
@@ -157,7 +159,7 @@ def torn(path: Path, files: Mapping[str, FileSum], names: Collection[str]) -> st
 
 
 def advice(folder: Path) -> str:
-    """What to do about a folder that cannot be written to."""
+    """Advice for a folder that cannot be written to."""
     try:
         free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
     except OSError:

@@ -1,4 +1,4 @@
-"""All that a training run goes on from, of one rank: taken from a trainer, and put into one."""
+"""All state that one rank of a training run resumes from: taken from a trainer, and put into one."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from strategies.training.boxes import Box, Owned
 from strategies.training.parallel import ParallelModel, TrainSettings
 
 Plain = dict[str, Any]
-"""What torch loads with `weights_only`: numbers, texts, tensors, and lists and dictionaries of them."""
+"""Data that torch loads with `weights_only`: numbers, strings, tensors, and lists and dictionaries of
+them."""
 _FORMAT = 1
 _HOW = frozenset({"fused", "foreach", "capturable"})
-"""Of a group of parameters: by which kernels it is updated, which goes by the trainer's own device."""
+"""Keys of a parameter group that choose its kernels, which depend on the trainer's device."""
 _LENGTHS = ("T_max", "T_0", "total_iters", "total_steps", "step_size")
 
 
 class Stateful(Protocol):
-    """A schedule, a loader's position: whatever else a run goes on from."""
+    """An attached object that a run resumes from: a schedule, a loader's position."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -64,7 +65,7 @@ def _require_schedule(name: str, schedule: LRScheduler, optimizer: Optimizer) ->
 
 
 class Resumable(Protocol):
-    """What is saved and resumed: the parts of a Trainer that its state is taken from and put into."""
+    """An object that is saved and resumed: the parts of a Trainer that hold its state."""
 
     model: ParallelModel
     optimizer: Optimizer
@@ -80,15 +81,15 @@ class Resumable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """Of one rank at one moment, in host memory; no part of it is shared with the trainer."""
+    """The state of one rank at one moment, in host memory; no part of it is shared with the trainer."""
 
     parameters: dict[Box, Tensor]
     optimizer: dict[str, dict[Box, Tensor]]
-    """By the optimizer's key (`exp_avg`): what lies as the parameters do."""
+    """Tensors laid out as the parameters are, by the optimizer's key (`exp_avg`)."""
     shared: Plain = field(default_factory=dict)
-    """What another number of ranks can go on from: counts of the optimizer by parameter, buffers."""
+    """State that another number of ranks can use: counts of the optimizer by parameter, buffers."""
     own: Plain = field(default_factory=dict)
-    """What this rank alone goes on from: residuals and buckets, random states, schedule and data."""
+    """State that only this rank can use: residuals and buckets, random states."""
 
 
 def laid_out(trainer: Resumable) -> LaidOut:
@@ -103,7 +104,7 @@ def laid_out(trainer: Resumable) -> LaidOut:
 
 
 def optimizer_name(trainer: Resumable) -> str:
-    """Of the class that updates this rank's parameters."""
+    """The name of the class that updates this rank's parameters."""
     return type(trainer.model.local_optimizer(trainer.optimizer)).__name__
 
 
@@ -128,8 +129,8 @@ def require_groups(trainer: Resumable, state: RankState) -> None:
 
 
 def tensors_of(trainer: Resumable) -> Iterator[tuple[str, Box, Tensor]]:
-    """What lies as the parameters do, rectangle by rectangle, with what it is of: `parameters`, or a key of
-    the optimizer (`optimizer/exp_avg`). Views: nothing is copied."""
+    """Yield tensors laid out as the parameters are, rectangle by rectangle, each with its kind: `parameters`,
+    or a key of the optimizer (`optimizer/exp_avg`). They are views, not copies."""
     state = trainer.model.local_state(trainer.optimizer)
     for owned in trainer.model.owned():
         kinds = {"parameters": owned.parameter.detach()}
@@ -172,7 +173,7 @@ def state_of(trainer: Resumable, wanted: Collection[tuple[str, str]] | None = No
 
 
 def _counts(trainer: Resumable) -> dict[str, Plain]:
-    """By parameter: what the optimizer keeps that does not lie as the parameters do."""
+    """The optimizer's values by parameter that are not laid out as the parameters are."""
     state = trainer.model.local_state(trainer.optimizer)
     counts: dict[str, Plain] = {}
     for owned in trainer.model.owned():
@@ -317,7 +318,7 @@ def _state_of(owned: Owned, state: RankState) -> dict[str, Any]:
 
 
 def to_plain(state: RankState, trainer: Resumable, rank: int) -> Plain:
-    """As one dictionary that torch saves, and loads with `weights_only`."""
+    """Return the state as one dictionary that torch saves, and loads with `weights_only`."""
     return {
         "format": _FORMAT,
         "laid_out": _layout_of(trainer, rank),
