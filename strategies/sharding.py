@@ -1,4 +1,5 @@
-"""What strategies have in common that shard parameters, gradients and optimizer state, without torch."""
+"""The facts, without torch, that all strategies share that shard parameters, gradients and optimizer
+state."""
 
 from __future__ import annotations
 
@@ -78,10 +79,10 @@ class ShardingFacts(StrategyFacts):
 
     @abstractmethod
     def units(self, sizes: Sizes) -> Units:
-        """What is gathered together."""
+        """The units that are gathered."""
 
     def built(self, sizes: Sizes, units: Units) -> int:
-        """Of a model that is built unit by unit, whole parameters beside the shards."""
+        """Bytes of whole parameters, in addition to the shards, while a model is built unit by unit."""
         return max(units.full_around, units.full_block)
 
     @abstractmethod

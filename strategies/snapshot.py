@@ -11,7 +11,7 @@ from strategies.devices import DeviceKind, device_of
 from strategies.trainer import Trainer
 
 SPARE_SHARE = 0.1
-"""Of a device's memory: what must stay free beside a copy on it, as the steps after it may take more than
+"""The share of a device's memory that must stay free after a copy, as the steps after it may take more than
 those before."""
 
 
@@ -19,7 +19,7 @@ class Snapshot:
     """Parameters, buffers, optimizer, scaler and exchange state, and random state of one rank, at one moment.
 
     The copy of parameters, buffers and optimizer lies on the device if that has room to spare, else in host
-    memory; what the exchange keeps is copied where it is. `Trainer.state_dict` goes on in another process: it
+    memory; what the exchange keeps is copied where it is. `Trainer.state_dict` serves another process: it
     is in host memory, by names of the whole model; this goes back in the same trainer, tensor by tensor, in
     the middle of a measurement.
     """

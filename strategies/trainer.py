@@ -35,7 +35,7 @@ _OF_THE_STEP = (
     *("optimizer", "accumulation", "precision", "clip_norm"),
     *("activation_checkpointing", "compile", "memory_format"),
 )
-"""Settings that are no part of how a model is laid out and its gradients are exchanged."""
+"""Settings that concern neither the layout of a model nor the exchange of its gradients."""
 
 
 LOOK_EVERY = 100
@@ -94,14 +94,14 @@ class Trainer:
         self.observer: StepObserver = SilentObserver()
         """Told of every step from now on; may be replaced between steps."""
         self.loss = loss
-        """Of a micro-batch; may be replaced between steps."""
+        """The loss of a micro-batch; may be replaced between steps."""
         self.gradient_norm: Tensor | None = None
         """The global norm of the last step's gradients, averaged and not yet clipped: a scalar. None without
         `clip_norm`; a huge `clip_norm` measures it and clips nothing."""
         self.steps = 0
         """Updates so far, those that an overflow left out among them."""
         self.attached: dict[str, Stateful] = {}
-        """What `attach` was given."""
+        """The objects given to `attach`."""
         self._checkpoints: Checkpoints | None = None
         self._warned_of_loss = False
         self._under_way: tuple[tuple[int, Tensor], Event] | None = None
@@ -114,7 +114,7 @@ class Trainer:
             module = _placed(module, device, settings.memory_format)
         _begin_training(module)
         self.parameter_bytes = sum(parameter.nbytes for parameter in module.parameters())
-        """Of the whole model: a strategy may leave this rank a part of it."""
+        """Bytes of the whole model: a strategy may leave this rank a part of it."""
         layout = found_layout(module) if layout is None else layout
         if settings.activation_checkpointing:
             selective = settings.activation_checkpointing == "selective"
@@ -229,8 +229,8 @@ class Trainer:
         self.attached |= objects
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that this rank goes on from, in host memory: `torch.save` takes it, and `torch.load`
-        with `weights_only`. Collective with `ddp` after its first step.
+        """A copy of all state that this rank resumes from, in host memory: `torch.save` takes it, and
+        `torch.load` with `weights_only`. Collective with `ddp` after its first step.
 
         It differs from rank to rank, and goes back into the same rank of a trainer with the same strategy.
         """
@@ -258,8 +258,8 @@ class Trainer:
 
         It counts when all of it is on the disk; then all but the last `keep` (None: all stay) and the one
         with the least `metric` are removed, of those with the `metric_name` of the newest that has a metric.
-        With `asynchronous` training goes on when the state has been copied to host memory, and `wait` of the
-        result, or the next save, waits for the disk.
+        With `asynchronous` training continues when the state has been copied to host memory, and `wait` of
+        the result, or the next save, waits for the disk.
 
         A full disk, a folder that ranks do not share, or parameters, moments or statistics that are not
         finite, give a CheckpointWarning and no checkpoint; the last one stays. Raises UsageError if the
@@ -270,14 +270,14 @@ class Trainer:
         )
 
     def resume(self, folder: Path | str, *, step: int | Literal["best"] | None = None) -> Resumed | None:
-        """Go on from the newest whole checkpoint in `folder`, or that of `step`; None if there is none.
+        """Resume from the newest complete checkpoint in `folder`, or the one of `step`. Returns None without
+        one.
 
-        Collective.
-        On the same number of ranks with the same strategy and settings it continues bit for bit on CPU; what
-        differs is told in a CheckpointWarning. On others parameters and the optimizer's state are equal, and
-        residuals and random states start anew; a trainer that has trained goes on from its own layout alone.
-        What was attached when it was saved is to be attached before.
-        Raises UsageError for a checkpoint of another model or optimizer, StoreError where none is whole.
+        Collective. On the same number of ranks with the same strategy and settings it continues bit for bit
+        on CPU; what differs is reported in a CheckpointWarning. On others parameters and the optimizer's
+        state are equal, and residuals and random states start anew; a trainer that has trained resumes only
+        from its own layout. What was attached when it was saved is to be attached before. Raises UsageError
+        for a checkpoint of another model or optimizer, StoreError where none is whole.
         """
         return self._saved().resume(Path(folder), step)
 
@@ -289,7 +289,7 @@ class Trainer:
     def full_state_dict(self, *, rank: int | None = None) -> dict[str, Tensor]:
         """The whole model in host memory: `bare_module.load_state_dict(...)` takes it; collective.
 
-        The names, with those of shared parameters, are those of the module's `state_dict` before it was laid
+        The names, also of shared parameters, are the names of the module's `state_dict` before it was laid
         out. Rank `rank` alone gets the values and the others an empty dictionary; with None every rank has
         a copy. Where replicas differ between two averages (`local-sgd`) it has their mean, and training goes
         on as if it had not been asked for.
@@ -310,7 +310,7 @@ def _compile(module: nn.Module) -> None:
 
     DDP announces itself while it calls the model, and the graph is then cut where its buckets are, so that
     the exchange still overlaps with backward. The model is called from a function of ours: the compiler
-    leaves frames of torch itself alone, and a model that is a bare `nn.Sequential` would be one.
+    skips frames of torch itself, and a model that is a bare `nn.Sequential` would be one.
     """
     eager = module.forward
 

@@ -11,7 +11,7 @@ from strategies.ddp.facts import BUCKET_MB, UNUSED, BucketedFacts
 
 
 class ScratchDdp(BucketedFacts):
-    """P of buckets beside `single`, which have the gradients in them."""
+    """P of buckets in addition to `single`; they contain the gradients."""
 
     name = "scratch-ddp"
     help = "ours on raw collectives: the same, gradients as views of the buckets"

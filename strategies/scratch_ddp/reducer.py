@@ -31,9 +31,9 @@ class Bucketing:
     """How gradients are put into buckets."""
 
     first_bytes: int
-    """Of the first bucket of each data type: the smaller it is, the earlier the exchange begins."""
+    """The size of the first bucket of each data type: the smaller it is, the earlier the exchange begins."""
     bytes: int
-    """Of all others. A bucket is closed by the gradient with which it holds so much."""
+    """The size of all others. A bucket is closed by the gradient with which it reaches its size."""
     find_unused: bool
     """Whether a parameter may be left without a gradient, which then counts as zero."""
     as_parameters: bool
@@ -42,7 +42,7 @@ class Bucketing:
 
 @dataclass(slots=True, kw_only=True)
 class _Place:
-    """Where a parameter's gradient goes."""
+    """The place of a parameter's gradient in the buckets."""
 
     parameter: nn.Parameter
     view: Tensor
@@ -73,13 +73,13 @@ class GradientReducer:
         # A tensor is multiplied by sooner than a number, which would be made one for every gradient.
         self._scale = torch.tensor(1 / link.size, dtype=torch.float64)
         self._order = list(reversed(range(len(self._parameters))))
-        """In which gradients are expected."""
+        """The indices of parameters in the order in which gradients are expected."""
         self._observed: list[int] | None = []
-        """In which they came; None once all ranks have agreed on an order."""
+        """The order in which they came; None once all ranks have agreed on an order."""
         self._buckets: list[Bucket] = []
         self._places: list[_Place] = []
         self._stale = True
-        """Whether the buckets are not those of the order any more."""
+        """Whether the buckets no longer follow the order."""
         self._active = False
         this = weakref.ref(self)
         for index, parameter in enumerate(self._parameters):
@@ -171,7 +171,8 @@ class GradientReducer:
             self._agree_on_order(self._observed)
 
     def _share_unused(self) -> None:
-        """A parameter without a gradient here takes that of the others, if any of them has one.
+        """Give a parameter without a gradient on this rank the sum of the other ranks, if any of them has
+        one.
 
         The host then waits for the device: the optimizer must know whether there is a gradient. A rank that
         has all of them only tells the others, and waits for nothing (as torch's reducer does).
@@ -246,7 +247,7 @@ class GradientReducer:
 def fill_buckets(parameters: Sequence[Tensor], bucketing: Bucketing) -> list[list[int]]:
     """Positions in `parameters`, bucket by bucket, in the order in which the buckets will be full.
 
-    The parameters stand in the order in which their gradients come; a bucket has one data type and device.
+    The parameters are in the order in which their gradients come; a bucket has one data type and device.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for position, parameter in enumerate(parameters):

@@ -49,7 +49,7 @@ class ScratchFsdp(ShardingFacts):
 
     @property
     def stage(self) -> int:
-        """Of ZeRO."""
+        """The ZeRO stage."""
         return self.spec.integer("stage")
 
     @property

@@ -1,6 +1,6 @@
 """Many parameters in one flat vector, of which every rank owns a shard.
 
-The parameters stay those of the module, and leaves of autograd: what they hold are views of the whole
+They remain the parameters of the module, and leaves of autograd: what they hold are views of the whole
 vector. Its memory is given back by shrinking its storage to nothing, and taken again before a gathering; a
 tensor that autograd has saved is a view of the same storage, so that the backward pass finds the values
 again. Between the two a parameter of the module is NaN in its shape.
@@ -30,18 +30,18 @@ from strategies.training.replicas import take_from_first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """What all flat vectors of a model have in common."""
+    """The settings that all flat vectors of a model share."""
 
     link: Link
     device: torch.device
-    """Of the whole vectors."""
+    """The device of the whole vectors."""
     computed_in: torch.dtype | None
-    """What single-precision parameters are gathered in; None: as they are."""
+    """The data type in which single-precision parameters are gathered; None: their own."""
     host: HostShards | None
-    """Where shards, and with them gradients and the optimizer's state, lie in host memory; None: they are on
+    """Keeps shards, and with them gradients and the optimizer's state, lie in host memory; None: they are on
     the device."""
     fill: Callable[[Tensor], None]
-    """Gives a parameter its initial values, if it has none."""
+    """Gives a parameter its initial values, if it was built without."""
 
     def at_rest(self, values: Tensor) -> Tensor:
         """`values` where shards lie; a copy in host memory may be read after `settle`."""
@@ -57,7 +57,7 @@ class FlatParameters:
     """Parameters of one data type, all trained or all not, with zeros between them and up to equal shards."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], sharding: Sharding) -> None:
-        """Takes the parameters' initial values, those of rank 0, and leaves them given up; collective."""
+        """Take the parameters' initial values from rank 0, and give their memory up; collective."""
         self.parameters = tuple(named.values())
         self._sharding = sharding
         link, kept_in = sharding.link, self.parameters[0].dtype
@@ -118,7 +118,7 @@ class FlatParameters:
         self._whole.untyped_storage().resize_(0)
 
     def without_gradient(self) -> list[str]:
-        """The parameters that have none."""
+        """The names of the parameters without a gradient."""
         places = zip(self.pieces, self.parameters, strict=True)
         return [piece.name for piece, parameter in places if parameter.grad is None]
 
@@ -198,7 +198,7 @@ class Averaging:
         self._flat.add_gradient(self._scattering.wait())
 
     def drop(self) -> None:
-        """Wait for them alone."""
+        """Wait for them, and discard them."""
         self._scattering.wait()
 
 
@@ -213,7 +213,7 @@ def _aligned(named: Mapping[str, nn.Parameter], step: int) -> tuple[BucketRange,
 
 
 def _gaps(pieces: Sequence[BucketRange], numel: int) -> list[slice]:
-    """What of a vector of `numel` elements belongs to no piece."""
+    """The slices of a vector of `numel` elements that belong to no piece."""
     ends = [piece.offset + piece.numel for piece in pieces]
     starts = [*(piece.offset for piece in pieces[1:]), numel]
     return [slice(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
@@ -240,7 +240,7 @@ def start_reduce_scatter(link: Link, values: Tensor) -> Scattering:
 
 
 class _Reduced:
-    """By the backend."""
+    """A reduce-scatter by the backend."""
 
     def __init__(self, link: Link, values: Tensor) -> None:
         self._values = values
@@ -253,7 +253,7 @@ class _Reduced:
 
 
 class _Exchanged:
-    """By an all-to-all, and a sum in the order of ranks."""
+    """A reduce-scatter by an all-to-all, and a sum in the order of ranks."""
 
     def __init__(self, link: Link, values: Tensor) -> None:
         self._values = values

@@ -1,4 +1,5 @@
-"""Shards that lie in host memory, and their copies from a device and to it, beside what it computes."""
+"""Shards that lie in host memory, and their copies from a device and to it, concurrently with its
+computation."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from strategies.exchange.lane import Pending
 
 
 class HostShards:
-    """The copies of one model's shards. On CPU shards are in host memory anyway, and nothing is copied.
+    """The copies of one model's shards. On CPU shards are in host memory anyway, and need no copies.
 
-    They have a stream of their own, so that what is computed meanwhile waits for no copy. A rank writes to
-    its shards in host memory after `settle` alone.
+    They have a separate stream, so that computation waits for no copy. A rank writes to
+    its shards in host memory only after `settle`.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """`device` is that of the whole parameters."""
+        """`device` is the device of the whole parameters."""
         on = device_of(device)
         self._device = on if isinstance(on, StreamedDevice) else None
         self._stream = None if self._device is None else self._device.new_stream()

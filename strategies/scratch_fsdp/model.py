@@ -5,7 +5,7 @@ or what is around the blocks, which has the parameters that occur in several. Ea
 unit's flat vectors, n elements over p ranks rounded up, with the optimizer's state for it.
 
 What travels in one step of a rank, with P bytes of parameters over p ranks: (p - 1) / p P for gathering,
-at stage 3 again so much of the blocks for backward; and (p - 1) / p P for the averages, in single precision
+at stage 3 the same for the blocks again in backward; and (p - 1) / p P for the averages, in single precision
 whatever is gathered. With accumulation stage 2 averages in every micro-batch, and stage 3 gathers in every
 one as well.
 
@@ -43,7 +43,7 @@ from strategies.training.replicas import Buffers, take_from_first
 
 
 class ScratchFsdpModel(ParallelModel):
-    """A module whose parameters are whole only while they are used; its optimizer sees the shards."""
+    """A module whose parameters are gathered only while they are used; its optimizer sees the shards."""
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
         """Collective: all ranks take the parameters and buffers of rank 0.
@@ -72,7 +72,7 @@ class ScratchFsdpModel(ParallelModel):
         self._flats = [flat for unit in (around, *blocks) for flat in unit.flats]
         places = {piece.name: (flat, piece) for flat in self._flats for piece in flat.pieces}
         self._places = [places[name] for name, _ in module.named_parameters()]
-        """Of every parameter, in the order of the bare model."""
+        """The vector and piece of every parameter, in the order of the bare model."""
         self._schedule = UnitSchedule(
             around, blocks, sharding, stage=facts.stage, prefetch=facts.spec.integer("prefetch")
         )
@@ -102,9 +102,10 @@ class ScratchFsdpModel(ParallelModel):
     def _gathered(
         self, kept: Callable[[FlatParameters], Mapping[str, object]]
     ) -> Iterator[tuple[str, OptimizerState]]:
-        """By parameter, what is kept of its flat vector: of shards the whole of its part, all else as it is.
+        """Yield for each parameter what is kept of its flat vector: its gathered part of shards, all else as
+        it is.
 
-        A parameter of whose vector nothing is kept is left out. Collective.
+        Parameters whose vector has no kept values are left out. Collective.
         """
         whole: dict[FlatParameters, OptimizerState] = {}
         for flat, piece in self._places:
@@ -152,7 +153,8 @@ def _refuse_state(module: nn.Module, prefix: str, keep_vars: bool) -> None:
 
 
 def _units(module: nn.Module, layout: ModelLayout, sharding: Sharding) -> list[Unit]:
-    """What is around the blocks, then the blocks; a parameter that occurs in several is around them."""
+    """Return the unit around the blocks, then the blocks; a parameter that occurs in several is around
+    them."""
     blocks = [(name, layout_module(module, name)) for name in layout.blocks]
     homes = homes_of(module, layout)
     members: dict[str, dict[str, nn.Parameter]] = defaultdict(dict)

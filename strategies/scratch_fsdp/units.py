@@ -1,8 +1,9 @@
 """When the units of a sharded model are gathered, given up and averaged: hooks around forward and backward.
 
-The stages of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5) differ in what is whole between the
-uses of a unit: at stage 1 parameters, and gradients until the last micro-batch; at stage 2 parameters; at
-stage 3 neither, save that the unit around the blocks stays from its forward to the end of backward.
+The stages of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5) differ in what stays gathered
+between the uses of a unit: at stage 1 parameters, and gradients until the last micro-batch; at stage 2
+parameters; at stage 3 neither, save that the unit around the blocks stays from its forward to the end of
+backward.
 
 All ranks take the same way through the model, and issue the same collectives in the same order, whether a
 rank has a gradient or not: blocks are averaged in the order of the backward pass, and what is around them
@@ -29,7 +30,7 @@ from strategies.training.missing_gradients import MissingGradients
 
 
 class Unit:
-    """Parameters that are gathered together: those of one block, or those around the blocks."""
+    """Parameters that are gathered together: the parameters of one block, or the ones around the blocks."""
 
     def __init__(self, module: nn.Module, flats: Sequence[FlatParameters]) -> None:
         """`module` is what uses them."""
@@ -68,7 +69,7 @@ class Unit:
             self._gathering, self._is_whole = [], True
 
     def outdate(self) -> None:
-        """The shards have changed: what is whole must be gathered again."""
+        """The shards have changed: whole parameters must be gathered again."""
         self._is_whole = False
 
     def give_up(self) -> None:
@@ -79,7 +80,7 @@ class Unit:
             flat.give_up()
 
     def abandon(self) -> None:
-        """After a failure: nothing is under way, and nothing is left of a half step."""
+        """After a failure: end all gatherings, and drop what a half step has left."""
         for work in self._gathering:
             with suppress(Exception):
                 work.wait()
@@ -110,7 +111,7 @@ class UnitSchedule:
         self._lacking: set[str] = set()
         """Parameters without a gradient in this micro-batch."""
         self._missing: set[str] | None = None
-        """Those without one in every micro-batch of this step; None before the first."""
+        """Parameters without a gradient in every micro-batch of this step; None before the first."""
         self._refusal = MissingGradients(
             sharding.link, sharding.device, reason="shards are updated as a whole"
         )
@@ -221,7 +222,8 @@ class UnitSchedule:
             behind.start_gather()
 
     def _leave(self, unit: Unit) -> None:
-        """The backward pass of a unit ends where that of another begins: what was computed last goes first.
+        """The backward pass of a unit ends where the pass of another begins: what was computed last goes
+        first.
 
         A gradient that has not come by now will not: a rank that lacks one averages here, between the same
         two gatherings as a rank that had it.

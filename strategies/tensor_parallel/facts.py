@@ -14,8 +14,8 @@ from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
 
 class TensorParallel(StrategyFacts):
-    """As `single`, split layers over p, the rest whole; while they are split one after another, the largest
-    of them whole (of a model that is built whole: P, and a part of it)."""
+    """The memory of `single` with split layers over p, the rest whole; while they are split one after
+    another, the largest of them whole (of a model that is built whole: P, and a part of it)."""
 
     name = "tp"
     help = "tensor parallelism: every rank computes a part of each layer"
@@ -55,7 +55,7 @@ class TensorParallel(StrategyFacts):
 
 
 def activation_sums(cell: Cell, parts: ModelParts, tensor: int) -> Term:
-    """Of each block, two sums of activations forward and two of gradients backward (Shoeybi et al. 2019,
+    """Each block needs two sums of activations forward and two of gradients backward (Shoeybi et al. 2019,
     arXiv:1909.08053, section 3); checkpointing repeats the forward pass up to the last product's input, and
     so one of them."""
     sums = 5 if cell.activation_checkpointing else 4

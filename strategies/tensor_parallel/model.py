@@ -3,13 +3,13 @@
 Shoeybi et al. 2019, arXiv:1909.08053, section 3. Linear layers come in pairs: the first is split by its
 outputs, what lies between works on each part alone (heads, activation functions), and the second is split by
 its inputs, so that the ranks' results add up to the whole. One sum of activations in the forward pass, where
-the second ends, and one of gradients in the backward pass, where the first begins; layers beside each other
+the second ends, and one of gradients in the backward pass, where the first begins; parallel layers
 that take the same input (query, key and value) share that one. What travels in one step of a rank is then
 two sums of (samples, tokens, width) in each pass of a Transformer's block, whatever the number of ranks.
 
-Everything that is not split is whole on every rank: embeddings, norms, the head, and the biases that are
+Every rank has all of what is not split: embeddings, norms, the head, and the biases that are
 added after a sum, each with its gradient and optimizer state. All ranks compute the same values for them, so
-that nothing of them is exchanged: bit for bit, as long as kernels give the same for the same inputs, which
+that they need no exchange: bit for bit, as long as kernels give the same for the same inputs, which
 those do not that add in no fixed order (an embedding's gradient on CUDA, say). The price is memory that more
 ranks do not make less.
 """
@@ -49,12 +49,13 @@ class Slicing:
     """Matrices one after another along `dim`, each of which is cut by itself."""
 
     def part(self, whole: Tensor, link: Link) -> Tensor:
-        """This rank's part, in memory of its own."""
+        """Copy this rank's part."""
         pieces = [piece.chunk(link.size, self.dim)[link.rank] for piece in whole.chunk(self.parts, self.dim)]
         return torch.cat(pieces, self.dim)
 
     def boxes(self, name: str, part: Tensor, link: Link, rows: range) -> Iterator[tuple[Box, View]]:
-        """Where the rows `rows` of this rank's part lie in the whole; the views are of these rows."""
+        """Yield the places in the whole of the rows `rows` of this rank's part; the views are of these
+        rows."""
         shape = list(part.shape)
         shape[self.dim] *= link.size
         length = part.shape[self.dim] // self.parts
@@ -86,8 +87,9 @@ class TensorSplit:
     def __init__(self, module: nn.Module, layout: ModelLayout, link: Link, begin: Begin) -> None:
         """Split `module` in place; weights and biases stay parameters of their names.
 
-        What is split gets its values by `begin`, equal on all ranks, just before, so that one layer is whole
-        at a time; nothing else gets any. Raises UsageError for a model that does not go into so many parts.
+        What is split gets its values by `begin`, equal on all ranks, just before, so that one layer has all
+        values at a time; nothing else gets any. Raises UsageError for a model that cannot be split into as
+        many parts as the link has ranks.
         """
         _require_splittable(module, layout, link.size)
         self.link = link
@@ -110,7 +112,7 @@ class TensorSplit:
         return 1 if self.cuts(name) else self.link.size
 
     def boxes(self, name: str, part: Tensor, rows: range) -> Iterator[tuple[Box, View]]:
-        """Where rows of this rank's part of a parameter lie in the whole of it."""
+        """Yield the places in the whole parameter of rows of this rank's part."""
         slicing = self._slicings.get(name)
         if slicing is None and rows:
             yield rows_of(name, tuple(part.shape), rows)
@@ -167,7 +169,7 @@ class TensorParallelModel(ParallelModel):
 
 
 class _SumOfGradients(torch.autograd.Function):
-    """What enters layers that are split by outputs: as it is, with the sum of the ranks' gradients."""
+    """The input of layers that are split by outputs: unchanged, with the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, link: Link) -> Tensor:
@@ -180,7 +182,7 @@ class _SumOfGradients(torch.autograd.Function):
 
 
 class _SumOfValues(torch.autograd.Function):
-    """What leaves layers that are split by inputs: the sum over the ranks, with the gradient as it is."""
+    """The output of layers that are split by inputs: the sum over the ranks, with the gradient unchanged."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, link: Link) -> Tensor:
@@ -199,14 +201,14 @@ def _sum(values: Tensor, link: Link) -> Tensor:
 
 
 class _Entrance:
-    """Where an activation enters the layers beside each other that are split by outputs."""
+    """The entrance of an activation into parallel layers that are split by outputs."""
 
     def __init__(self, link: Link, layers: int) -> None:
         self._link = link
         self._layers = layers
         self._left = 0
         self._seen: tuple[Tensor, Tensor] | None = None
-        """What came last and what became of it, until all layers have had it."""
+        """The last activation and its result, until all layers have received it."""
 
     def enter(self, x: Tensor) -> Tensor:
         """`x`; layers that are given the same tensor share one sum of its gradient."""
@@ -235,7 +237,7 @@ class _SplitByOutputs(nn.Module):
 class _SplitByInputs(nn.Module):
     """The sum of what a linear layer makes of each rank's inputs: (..., inputs / ranks) to (..., outputs).
 
-    The bias is whole, and added once.
+    The bias is not split, and is added once.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, link: Link) -> None:

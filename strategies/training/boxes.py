@@ -1,4 +1,4 @@
-"""Where the tensors of a rank lie in the whole parameters of the bare model: rectangles, by name."""
+"""The places of a rank's tensors in the whole parameters of the bare model: rectangles, by name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Box:
     """A rectangle of the whole of a parameter."""
 
     name: str
-    """Of the parameter, as the bare model has it."""
+    """The parameter's name in the bare model."""
     shape: tuple[int, ...]
-    """Of the whole."""
+    """The shape of the whole parameter."""
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
@@ -35,7 +35,7 @@ View = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A parameter that this rank updates, and what of the whole ones it has."""
+    """A parameter that this rank updates, and its parts of the whole parameters."""
 
     parameter: Tensor
     """The key of its state in the optimizer."""

@@ -30,7 +30,7 @@ _PRODUCTS = {
         _aten._scaled_dot_product_cudnn_attention,
     )
 }
-"""What takes most of a block's time."""
+"""The operations that take most of a block's time."""
 
 
 def checkpoint_blocks(module: nn.Module, layout: ModelLayout, *, selective: bool = False) -> None:
@@ -55,7 +55,7 @@ Context = AbstractContextManager[Any]
 
 
 def _contexts(norms: list[_BatchNorm], selective: bool) -> tuple[Context, Context]:
-    """Of the forward, and of its repetition in backward."""
+    """The contexts of the forward pass, and of its repetition in backward."""
     if not selective:
         return nullcontext(), _without_updating(norms)
     first, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]

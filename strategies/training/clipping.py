@@ -12,7 +12,7 @@ from strategies.collectives.link import Link
 from strategies.devices import device_of
 
 EPSILON = 1e-6
-"""What torch's own clipping adds to the norm."""
+"""The number that torch's own clipping adds to the norm."""
 PIECE = 2**18
 """Values that are in double precision at a time, 2 MiB: of a whole gradient they would be twice its size."""
 

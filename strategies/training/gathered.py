@@ -15,7 +15,7 @@ from strategies.collectives.link import Link
 
 T = TypeVar("T")
 Values = Mapping[str, object]
-"""Of one name: tensors, and whatever can be pickled, by key."""
+"""The values of one name by key: tensors, and whatever can be pickled."""
 
 
 class CopiesDifferError(RuntimeError):
@@ -24,13 +24,13 @@ class CopiesDifferError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outline:
-    """What the receivers of a tensor must know before it is sent."""
+    """The facts of a tensor that its receivers need before it is sent."""
 
     shape: torch.Size
     dtype: torch.dtype
     on_host: bool
     digest: bytes
-    """Of its bits, where other ranks have a copy; else empty."""
+    """A hash of its bits, where other ranks have a copy; else empty."""
 
 
 @torch.no_grad()
@@ -44,8 +44,8 @@ def gathered(
 ) -> Iterator[tuple[str, dict[str, object]]]:
     """The values of all ranks of `link`, in the order of `names`, which are the same on all; collective.
 
-    Of a name that several ranks have, those of the first; what no rank has is left out. Tensors travel on
-    `device`, one at a time, and come to lie on it, or on the host if they do where they are from.
+    If several ranks have a name, the first one's values count; names that no rank has are left out. Tensors
+    travel on `device`, one at a time, and stay on it, or on the host if they do where they are from.
 
     Raises CopiesDifferError, on all ranks, if those that have values of one of the names `copied` do not
     have the same, bit for bit.
@@ -71,7 +71,7 @@ def gathered(
 def _outlines(
     own: Mapping[str, Values], link: Link, device: torch.device, copied: Collection[str]
 ) -> list[dict[str, Values]]:
-    """Of each rank: its values, with outlines in the place of its tensors."""
+    """Gather the values of each rank, with outlines instead of its tensors."""
     mine: dict[str, Values] = {
         name: {key: _outline(value, digested=name in copied) for key, value in values.items()}
         for name, values in own.items()
@@ -80,7 +80,7 @@ def _outlines(
 
 
 def gathered_objects(value: T, link: Link, device: torch.device) -> list[T]:
-    """What each rank has given, pickled on its way, in the order of ranks; collective."""
+    """Gather a pickled value of each rank, in the order of ranks; collective."""
     text = pickle.dumps(value)
     sizes = link.all_gather(torch.tensor([len(text)], device=device)).flatten().tolist()
     # Messages of one size: filled up to the longest.

@@ -16,7 +16,8 @@ _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def layout_module(module: nn.Module, name: str) -> nn.Module:
-    """What a layout calls `name`. Raises UsageError, with the way out, if it is no module of the model."""
+    """Return the module that a layout calls `name`. Raises UsageError, with the way out, if the model lacks
+    it."""
     try:
         return module.get_submodule(name)
     except AttributeError:
@@ -54,7 +55,7 @@ def homes_of(module: nn.Module, layout: ModelLayout) -> dict[nn.Parameter, set[s
 def found_layout(module: nn.Module) -> ModelLayout:
     """The layout of a model with no other parts named than its blocks; none where it has no like ones.
 
-    Blocks are children of one class, with parts and parameters of their own, in an `nn.ModuleList` or an
+    Blocks are children of one class that contain modules and parameters, in an `nn.ModuleList` or an
     `nn.Sequential`, at least two of them, in the order in which they are registered. A block within a block
     is none. Where a parameter occurs in several blocks, or in one and around them, no block is taken.
     """

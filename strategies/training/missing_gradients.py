@@ -1,4 +1,4 @@
-"""Trained parameters without a gradient: refused where no rank, or not one rank alone, can leave one out."""
+"""Trained parameters without a gradient: refused where no rank, or not a single rank, can leave one out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strategy makes of a model: the protocol that all strategies keep."""
+"""A model as a strategy lays it out: the protocol that all strategies keep."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from strategies.training.observer import Phase, StepObserver
 from strategies.training.precision import autocast
 
 OptimizerState = dict[str, object]
-"""Of one parameter, by the optimizer's own keys (`exp_avg`, say): tensors, whole, and numbers."""
+"""The state of one parameter, by the optimizer's own keys (`exp_avg`, say): whole tensors, and numbers."""
 
 
 Initial = Callable[[Tensor, torch.device], None]
@@ -52,21 +52,21 @@ class Blank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a strategy is given beside the model."""
+    """The arguments of a strategy other than the model."""
 
     facts: StrategyFacts
     device: torch.device
     exchange: ExchangeSettings
     layout: ModelLayout
     groups: GroupLayout
-    """Of the ranks of the exchange's group."""
+    """The grouping of the ranks of the exchange's group."""
     fill: Callable[[Tensor], None]
     """Gives a parameter or buffer of a module that was built on the meta device its initial values on
     `device`, in place. A strategy whose facts are `by_unit` calls it for each, when it takes its values."""
 
     @property
     def spec(self) -> Spec:
-        """What was asked for, with the strategy's options."""
+        """The spec of the strategy, with its options."""
         return self.facts.spec
 
 
@@ -99,7 +99,7 @@ class GradientTask:
     """How gradients are computed, whatever the strategy."""
 
     loss: Loss
-    """Of a micro-batch."""
+    """The loss of a micro-batch."""
     accumulation: int
     precision: Precision
     device: torch.device
@@ -111,16 +111,17 @@ class ParallelModel:
     """A model as one strategy laid it out over the ranks of a group.
 
     This base class is the layout of one device (`single`); a strategy overrides what it does otherwise.
-    Outside of `compute_gradients` nothing is in flight.
+    Outside of `compute_gradients` no operation is in flight.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        """What is called in the forward pass: the bare model, or the strategy's wrapper of it."""
+        """The module called in the forward pass: the bare model, or the strategy's wrapper of it."""
         self.bare = module
         """The model as its author wrote it: names of parameters and buffers are taken from it."""
         self.state_keys = _state_keys(module)
-        """Of the bare module's `state_dict` when it was whole: each key, and the name of what it shows."""
+        """The keys of the bare module's `state_dict` before it was split, each with the name of its
+        tensor."""
         self.gradient_exchange: AuditableExchange | None = None
         """The exchange of gradients (or of what replaces them), if it is ours and not the wrapper's."""
         self.period = 1
@@ -130,7 +131,7 @@ class ParallelModel:
         self.decided_over: Link | None = None
         """Over whom ranks agree that gradients overflowed; None: all see the same gradients anyway."""
         self.forward_alone = True
-        """Whether `module` can be called for a forward pass alone, on all ranks at once."""
+        """Whether `module` can be called for a forward pass without a backward pass, on all ranks at once."""
         self.bubble_ideal: float | None = None
         """Share of a step in which a pipeline's stages idle at best, by the schedule; None without stages."""
 
@@ -158,13 +159,13 @@ class ParallelModel:
         return build_optimizer(text, self.parameters())
 
     def owned(self) -> Iterator[Owned]:
-        """The parameters of this rank, each once, and where they lie in those of the bare model: what a
+        """The parameters of this rank, each once, and their places in the bare model's parameters: what a
         checkpoint is made of. All ranks together have every element of the whole model."""
         for name, parameter in self.bare.named_parameters():
             yield whole(name, parameter)
 
     def local_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """What of an optimizer of `build_optimizer` updates parameters on this rank."""
+        """The part of an optimizer of `build_optimizer` that updates parameters on this rank."""
         return optimizer
 
     def local_state(self, optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, OptimizerState]:
@@ -173,7 +174,7 @@ class ParallelModel:
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
         """Whole state of an optimizer of `build_optimizer` by the names of the bare model's parameters; not
-        copied where nothing is gathered. Parameters without state are left out. Collective if the strategy
+        copied where no gathering is needed. Parameters without state are left out. Collective if the strategy
         splits parameters or state."""
         for name, parameter in self.bare.named_parameters():
             state = optimizer.state.get(parameter)

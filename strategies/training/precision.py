@@ -53,9 +53,9 @@ def loss_scaler(
 
 
 class ScaledFeedback:
-    """What an exchange keeps from step to step, under a loss scaler.
+    """Keeps the state of an exchange in step with a loss scaler.
 
-    A step whose gradients overflow is left out: then the exchange goes on from what it kept before that step,
+    A step whose gradients overflow is left out: then the exchange resumes from what it kept before that step,
     as an infinity in it would overflow every step after. What is kept is in the units of scaled gradients,
     and changes with the scale. All ranks do the same, as they all see the same sums.
 
@@ -111,8 +111,8 @@ class AgreedScaler(torch.amp.GradScaler):
 
 
 def _local_gradients(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """What this rank has of each gradient. Of a DTensor only its shard: torch would agree over the mesh of
-    each on its own, in collectives that do not reach shards that are offloaded."""
+    """Yield this rank's part of each gradient. A DTensor gives only its shard: torch would agree over the
+    mesh of each on its own, in collectives that do not reach shards that are offloaded."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:

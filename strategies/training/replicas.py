@@ -1,4 +1,4 @@
-"""What data-parallel replicas have in common: the parameters and buffers of rank 0."""
+"""The values that data-parallel replicas share: the parameters and buffers of rank 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.collectives.link import Link
 
 @torch.no_grad()
 def take_from_first(link: Link, tensors: Sequence[Tensor]) -> None:
-    """Overwrite `tensors` by those of rank 0, all in one message; collective.
+    """Overwrite `tensors` by the values of rank 0, all in one message; collective.
 
     They travel as bytes, whatever their data types. The widest come first, so that each lies where a tensor
     of its type may begin.
@@ -40,7 +40,7 @@ Begin = Callable[[Iterable[Tensor]], None]
 
 
 def take_values(link: Link, fill: Callable[[Tensor], None], tensors: Iterable[Tensor]) -> None:
-    """Give tensors their initial values (`Setting.fill`), those of rank 0, one after another; collective."""
+    """Give tensors the initial values (`Setting.fill`) of rank 0, one after another; collective."""
     for tensor in tensors:
         fill(tensor)
         take_from_first(link, [tensor])

@@ -16,7 +16,8 @@ from strategies.facts import AutoPoint, Proposal
 
 
 class Zero1(BucketedFacts):
-    """As `ddp`, with the optimizer's state of the parameters that the fullest rank was dealt."""
+    """The memory of `ddp`, with the optimizer's state only for the parameters that the fullest rank was
+    dealt."""
 
     name = "zero1"
     help = "torch's ZeroRedundancyOptimizer: ddp, whose update each rank makes for a part"
@@ -49,7 +50,7 @@ class Zero1(BucketedFacts):
 
 def deal(values: Sequence[int], ranks: int) -> list[int]:
     """Values of each rank, in no order, as torch's ZeroRedundancyOptimizer deals parameters: each to the rank
-    that has least. `values` are those of each parameter, the largest first."""
+    that has least. `values` are the sizes of the parameters, the largest first."""
     # The first go to a rank each.
     dealt = [*values[:ranks], *[0] * (ranks - len(values))]
     heapify(dealt)

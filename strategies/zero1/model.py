@@ -65,7 +65,7 @@ class Zero1Model(DdpModel):
         return own
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
-        """Collective: of each parameter the rank that updates it tells the others."""
+        """Collective: the rank that updates a parameter sends its state to the others."""
         local = self.local_state(optimizer)
         named = list(self.bare.named_parameters())
         own = {name: local[parameter] for name, parameter in named if local.get(parameter)}
