@@ -55,11 +55,6 @@ def least_bytes(cell: Cell, parts: ModelParts, *, dense: bool) -> int:
     return max(sure, default=0)
 
 
-def updated_bytes(cell: Cell, parts: ModelParts) -> int:
-    """Bytes of the parameters that the busiest rank updates."""
-    return STRATEGIES.facts(cell.strategy).updated_bytes(cell, parts)
-
-
 def traffic(cell: Cell, parts: ModelParts) -> list[Term]:
     """All that the busiest rank of a cell sends in one step; nothing on one rank."""
     terms = STRATEGIES.facts(cell.strategy).terms(cell, parts)

@@ -25,7 +25,7 @@ from results.parts import ModelParts, Unknown
 from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.terms import Overlap, Term
-from strategies.predictions import footprint, least_bytes, updated_bytes
+from strategies.predictions import footprint, least_bytes
 from workloads.catalog import WORKLOADS, facts
 
 REPEATED_SHARE = 4 / 3
@@ -85,7 +85,7 @@ def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around
     strategy = STRATEGIES.facts(cell.strategy)
     once = alone * strategy.busiest_share(cell, parts)
     compute = once * (REPEATED_SHARE if cell.activation_checkpointing is True else 1.0)
-    update = _update_values(cell) * updated_bytes(cell, parts) / around.memory_rate
+    update = _update_values(cell) * strategy.updated_bytes(cell, parts) / around.memory_rate
     return StepTimes(
         compute=compute,
         update=update + _offloading(cell, parts),

@@ -58,11 +58,6 @@ class Hierarchical(CollectiveFacts):
 
 
 def route(spec: Spec, link: Link, node_size: int) -> Route:
-    """Over nodes of `node_size` ranks in a row."""
-    return build_hierarchical(link, node_size=node_size, via=spec.word("via"))
-
-
-def build_hierarchical(link: Link, *, node_size: int, via: str) -> Route:
     """The route over nodes of `node_size` ranks in a row; the last may be smaller if `via` is leaders.
 
     Collective: groups are made, the same on all ranks. Nodes of one rank have nothing inside of them, and one
@@ -76,7 +71,7 @@ def build_hierarchical(link: Link, *, node_size: int, via: str) -> Route:
     # Ranks of equal place in their nodes.
     rails = [range(place, link.size, node_size) for place in range(node_size)]
     inside, across = link.split(nodes), link.split(rails)
-    if via == "leaders":
+    if spec.word("via") == "leaders":
         return Leaders(inside, across)
     assert link.size % node_size == 0, "shards need equal nodes"
     return Shards(inside, across)

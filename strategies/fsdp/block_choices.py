@@ -60,11 +60,6 @@ def read_choices(text: str) -> list[BlockChoice]:
     return [run.choice for run in read_runs(text) for _ in range(run.blocks)]
 
 
-def blocks_of(text: str) -> int:
-    """How many blocks a text speaks of. Raises SpecError."""
-    return sum(run.blocks for run in read_runs(text))
-
-
 def _read_run(text: str) -> BlockRun:
     found = _RUN.fullmatch(text)
     if found is None:

@@ -14,7 +14,7 @@ from strategies.closed_form.moments import AveragingBytes, Footprint, Gathered
 from strategies.closed_form.sizes import Sizes, Units
 from strategies.closed_form.terms import Overlap, Term, term
 from strategies.facts import AutoPoint, Proposal, quotient
-from strategies.fsdp.block_choices import BlockChoice, blocks_of, canonical, read_choices, read_runs
+from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices, read_runs
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
 from strategies.tensor_parallel.facts import activation_sums
 
@@ -258,7 +258,7 @@ class Manual(Fsdp2Facts):
         return f"{self.spec.text} chooses alike for all blocks: use {plain}, which is the same"
 
     def unfit(self, cell: Cell, blocks: int) -> str | None:
-        chosen = blocks_of(self._text)
+        chosen = len(read_choices(self._text))
         if chosen != blocks:
             instead = f"write a choice for each of the {blocks}" if blocks else "use fsdp"
             return (

@@ -150,15 +150,31 @@ class Pipeline(StrategyFacts):
                 yield Proposal(strategy=strategy, complexity=(8,), refused=refused)
 
     def stages(self, cell: Cell, parts: ModelParts) -> list[list[Stage]]:
-        """The stages of each rank of a pipeline."""
-        return stages_of(parts, ranks=cell.gpus // self.pipelines, chunks=self.chunks)
+        """The stages of each rank of a pipeline: runs of blocks, the dearest of which is as cheap as can
+        be."""
+        ranks = cell.gpus // self.pipelines
+        count = ranks * self.chunks
+        costs = [block.flops for block in parts.blocks]
+        costs[0] += parts.stem.flops
+        costs[-1] += parts.head.flops
+        runs = balanced_cut(costs, count)
+        stages = [Stage(blocks=run, stem=at == 0, head=at == count - 1) for at, run in enumerate(runs)]
+        return [stages[rank::ranks] for rank in range(ranks)]
 
     def in_flight(self, cell: Cell, rank: int) -> int:
-        """Microbatches of a stage of `rank` that are forward and not yet backward, at most."""
-        ranks = cell.gpus // self.pipelines
-        return in_flight(
-            self.schedule, microbatches=self.microbatches, ranks=ranks, chunks=self.chunks, rank=rank
-        )
+        """Microbatches of a stage of `rank` that are forward and not yet backward, at most; of all its
+        stages.
+
+        GPipe: all m. 1F1B: p - s of stage s, at most m (Narayanan et al. 2021, arXiv:2104.04473, section
+        2.2.1). Interleaved with v stages a rank: (v - 1) p + 2 (p - s - 1) + 1, at most v m, which for s = 0
+        is v p (1 + (p - 1) / (p v)) (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3).
+        """
+        ranks, pieces, chunks = cell.gpus // self.pipelines, self.microbatches, self.chunks
+        if self.schedule == "gpipe":
+            return pieces
+        if self.schedule == "1f1b":
+            return min(pieces, ranks - rank)
+        return min(chunks * pieces, (chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1)
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
         """Yield the moments of the rank whose fullest moment is largest."""
@@ -269,31 +285,6 @@ def microbatch_counts(samples: int, stages: int) -> list[int]:
         if samples % count == 0 and (not found or count >= 2 * found[-1]):
             found.append(count)
     return found or [stages]
-
-
-def in_flight(schedule: str, *, microbatches: int, ranks: int, chunks: int, rank: int) -> int:
-    """Microbatches of a stage of `rank` that are forward and not yet backward, at most; of all its stages.
-
-    GPipe: all m. 1F1B: p - s of stage s, at most m (Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1).
-    Interleaved with v stages a rank: (v - 1) p + 2 (p - s - 1) + 1, at most v m, which for s = 0 is v p
-    (1 + (p - 1) / (p v)) (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.3).
-    """
-    if schedule == "gpipe":
-        return microbatches
-    if schedule == "1f1b":
-        return min(microbatches, ranks - rank)
-    return min(chunks * microbatches, (chunks - 1) * ranks + 2 * (ranks - rank - 1) + 1)
-
-
-def stages_of(parts: ModelParts, *, ranks: int, chunks: int) -> list[list[Stage]]:
-    """The stages of each rank, `chunks` each: runs of blocks, the dearest of which is as cheap as can be."""
-    count = ranks * chunks
-    costs = [block.flops for block in parts.blocks]
-    costs[0] += parts.stem.flops
-    costs[-1] += parts.head.flops
-    runs = balanced_cut(costs, count)
-    stages = [Stage(blocks=run, stem=at == 0, head=at == count - 1) for at, run in enumerate(runs)]
-    return [stages[rank::ranks] for rank in range(ranks)]
 
 
 def balanced_cut(costs: Sequence[int], stages: int) -> list[range]:

@@ -28,7 +28,7 @@ from results.files import refresh
 from strategies.optimizers import OPTIMIZERS
 from strategies.saving.agreement import Ranks, SystemRefusedError
 from strategies.saving.planners import BoxSavePlanner
-from strategies.saving.reading import read_state
+from strategies.saving.reading import Reading
 from strategies.saving.run_folder import METADATA, Kept, RunFolder, advice, best_of, sum_of, torn
 from strategies.saving.state import (
     RankState,
@@ -265,7 +265,7 @@ class Checkpoints:
             )
 
     def _read(self, kept: Kept, *, exact: bool) -> RankState:
-        state = read_state(self._trainer, kept, self._ranks.rank, exact=exact)
+        state = Reading(self._trainer, kept, self._ranks.rank, exact=exact).state()
         require_groups(self._trainer, state)
         return state
 

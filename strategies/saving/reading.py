@@ -18,15 +18,9 @@ from strategies.saving.state import Plain, RankState, Resumable, unpickled
 from strategies.training.boxes import Box
 
 
-def read_state(trainer: Resumable, kept: Kept, rank: int, *, exact: bool) -> RankState:
-    """The state of `rank`; if it is not the same rank of the same layout, without what was another's own.
+class Reading:
+    """One checkpoint, as a rank of a trainer reads it."""
 
-    Raises UsageError for a checkpoint of another model, SchemaError for one of another origin.
-    """
-    return _Reading(trainer, kept, rank, exact=exact).state()
-
-
-class _Reading:
     def __init__(self, trainer: Resumable, kept: Kept, rank: int, *, exact: bool) -> None:
         self._kept, self._rank, self._exact = kept, rank, exact
         self._reader = CarefulReader(kept.path)
@@ -36,6 +30,10 @@ class _Reading:
         self._names = set(trainer.model.state_keys.values()) | {box.name for box in self._boxes}
 
     def state(self) -> RankState:
+        """The state of `rank`; if it is not the same rank of the same layout, without what was another's own.
+
+        Raises UsageError for a checkpoint of another model, SchemaError for one of another origin.
+        """
         replicas = self._replicas()
         for prefix in replicas:
             self._require_model(f"{prefix}parameters/")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from results.errors import UsageError
 from strategies.collectives.link import Link
 from strategies.compression.base import State
-from strategies.exchange.buckets import Bucket, BucketRange, own_stride, pieces_of
+from strategies.exchange.buckets import Bucket, own_stride, pieces_of
 from strategies.exchange.lane import Pending
 from strategies.gradient_exchange import GradientExchange
 
@@ -224,24 +224,17 @@ class GradientReducer:
         ordered = [self._parameters[index] for index in self._order]
         for number, run in enumerate(fill_buckets(ordered, self._bucketing)):
             members = [self._order[position] for position in run]
-            bucket = self._bucket(number, members)
-            for index, piece in zip(members, bucket.pieces, strict=True):
-                places[index] = self._place(index, bucket, piece)
-            self._buckets.append(bucket)
+            pieces = pieces_of((self._names[index], self._parameters[index].shape) for index in members)
+            size = sum(piece.numel for piece in pieces)
+            values = self._parameters[members[0]].detach().new_zeros(size)
+            self._buckets.append(Bucket(index=number, values=values, pieces=pieces))
+            for index, piece in zip(members, pieces, strict=True):
+                parameter, view = self._parameters[index], piece.of(values)
+                if self._bucketing.as_parameters:
+                    view = view.view(-1).as_strided(parameter.shape, own_stride(parameter))
+                places[index] = _Place(parameter=parameter, view=view, bucket=number)
         self._places = [places[index] for index in range(len(places))]
         self._stale = False
-
-    def _bucket(self, number: int, members: list[int]) -> Bucket:
-        pieces = pieces_of((self._names[index], self._parameters[index].shape) for index in members)
-        size = sum(piece.numel for piece in pieces)
-        values = self._parameters[members[0]].detach().new_zeros(size)
-        return Bucket(index=number, values=values, pieces=pieces)
-
-    def _place(self, index: int, bucket: Bucket, piece: BucketRange) -> _Place:
-        parameter, view = self._parameters[index], piece.of(bucket.values)
-        if self._bucketing.as_parameters:
-            view = view.view(-1).as_strided(parameter.shape, own_stride(parameter))
-        return _Place(parameter=parameter, view=view, bucket=bucket.index)
 
 
 def fill_buckets(parameters: Sequence[Tensor], bucketing: Bucketing) -> list[list[int]]:

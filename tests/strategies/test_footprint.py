@@ -23,7 +23,7 @@ from results.parts import ModelParts, Part, Saved, Weight
 from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.pipeline.facts import Pipeline
-from strategies.predictions import footprint, least_bytes, updated_bytes
+from strategies.predictions import footprint, least_bytes
 from strategies.zero1.facts import deal
 from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
@@ -314,7 +314,7 @@ def test_parameters_are_dealt_the_largest_first() -> None:
 )
 def test_what_a_rank_updates(strategy: str, values: int) -> None:
     """Over 2: 510 and 320 are even. The last stage has 2 blocks, 10 and its own copy of 500."""
-    assert updated_bytes(cell_of(strategy, 2), SMALL) == 4 * values
+    assert STRATEGIES.facts(strategy).updated_bytes(cell_of(strategy, 2), SMALL) == 4 * values
 
 
 SHAPES = st.one_of(

@@ -20,6 +20,7 @@ from strategies.catalog import STRATEGIES
 from strategies.fsdp import model as fsdp
 from strategies.fsdp.block_choices import BlockChoice, blocks_of, canonical, read_choices
 from workloads.gpt import GPTShape
+from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from workloads.gpt.model import build_gpt
 
 Ranks = Callable[..., list[Any]]
@@ -33,7 +34,7 @@ def test_runs_are_choices_for_blocks_in_a_row() -> None:
         BlockChoice(reshard=False, checkpoint=True, offload=True),
         BlockChoice(reshard=True, offload=True),
     ]
-    assert blocks_of("reshard*10+keep*2+keep") == 13
+    assert len(read_choices("reshard*10+keep*2+keep")) == 13
 
 
 @pytest.mark.parametrize(

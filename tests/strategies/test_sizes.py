@@ -13,10 +13,10 @@ from torch import nn
 from harness.worker.exchange.group import ExchangeGroup
 from results.cell import Cell
 from results.parts import ModelParts, Part, Saved, Weight
-from strategies.catalog import OPTIMIZERS
+from strategies.catalog import OPTIMIZERS, STRATEGIES
 from strategies.collectives.link import Link
 from strategies.optimizers import build_optimizer
-from strategies.predictions import footprint, updated_bytes
+from strategies.predictions import footprint
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
 from workloads.resnet.shape import ResNetShape
 from strategies.training.optimizer import build_optimizer
@@ -83,11 +83,14 @@ def test_what_lies_between_flat_parameters_is_sharded_with_them() -> None:
     """Over 2, around the blocks 5 and 3 values, 8 + 3 and one more, and two blocks of 18: 24 a rank. In half
     precision blocks take 22."""
     odd = ModelParts(stem=part(5), blocks=(part(5, 3, 6),) * 2, head=part(3))
-    assert updated_bytes(cell_of("scratch-fsdp", 2), odd) == 4 * (12 + 2 * 18) / 2
-    half = cell_of("scratch-fsdp:params=bf16", 2, precision="bf16")
-    assert updated_bytes(half, odd) == 4 * (12 + 2 * 22) / 2
+
+    def updated(cell: Cell) -> int:
+        return STRATEGIES.facts(cell.strategy).updated_bytes(cell, odd)
+
+    assert updated(cell_of("scratch-fsdp", 2)) == 4 * (12 + 2 * 18) / 2
+    assert updated(cell_of("scratch-fsdp:params=bf16", 2, precision="bf16")) == 4 * (12 + 2 * 22) / 2
     # torch's have no gaps, and rows of their own: 6 and 4, and 6 + 4 + 6.
-    assert updated_bytes(cell_of("fsdp", 2), odd) == 4 * (10 + 2 * 16) / 2
+    assert updated(cell_of("fsdp", 2)) == 4 * (10 + 2 * 16) / 2
 
 
 def model(blocks: int) -> ModelParts:
