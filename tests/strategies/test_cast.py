@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from exchanging import Threads, bucket_of, normal
 from torch import Tensor
 
 from strategies.collectives.link import Link
 from strategies.compression.base import Compressor
 from strategies.compression.casts import Fp16
 from strategies.compression.catalog import build_compressor
-from strategies.exchange.buckets import Bucket, pieces_of
 
-Threads = Callable[..., list[Any]]
 U16 = 2.0**-11
 """Unit roundoff of fp16."""
 LARGEST = 65504.0
@@ -46,10 +44,6 @@ class Echo:
         raise NotImplementedError
 
 
-def bucket_of(values: Tensor) -> Bucket:
-    return Bucket(index=0, values=values, pieces=pieces_of(iter([("w", values.shape)])))
-
-
 def build(name: str) -> Compressor:
     return build_compressor(name, seed=0, rank=0)
 
@@ -60,10 +54,6 @@ def summed(group: Any, name: str, values: list[Tensor]) -> tuple[Tensor, Tensor]
     residual = torch.full_like(bucket.values, 9.0)
     build(name).sum_shares(bucket, residual, Link(group))
     return bucket.values, residual
-
-
-def normal(n: int, seed: int) -> Tensor:
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
 
 
 def test_bf16_by_hand() -> None:

@@ -5,12 +5,10 @@ A new collective needs a line in `SPECS`. The messages and bytes of each are hel
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from builders import a_cell
+from exchanging import Threads, bucket_of, whole_numbers
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
@@ -22,9 +20,7 @@ from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
 from strategies.compression.catalog import build_compressor
 from strategies.compression.none import Dense
-from strategies.exchange.buckets import Bucket, pieces_of
-
-Threads = Callable[..., list[Any]]
+from strategies.exchange.buckets import Bucket
 
 SPECS = [
     "default",
@@ -52,15 +48,6 @@ def node_sizes(spec: str, size: int) -> list[int]:
 
 def cell(spec: str, size: int, node_size: int) -> Cell:
     return a_cell(gpus=size, collective=spec, node_size=node_size)
-
-
-def bucket_of(values: Tensor, index: int = 0) -> Bucket:
-    return Bucket(index=index, values=values, pieces=pieces_of(iter([("w", values.shape)])))
-
-
-def whole_numbers(rank: int, numel: int) -> Tensor:
-    """Of rank r at place i: 2 ** r * (1000 + i), exact in single precision in any order of the sum."""
-    return 2.0**rank * (1000 + torch.arange(numel, dtype=torch.float32))
 
 
 def sums_of_whole_numbers(size: int, numel: int) -> list[float]:

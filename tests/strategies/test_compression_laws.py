@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from exchanging import CPU, Threads, bucket_of
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
@@ -20,9 +20,7 @@ from strategies.compression.catalog import build_compressor
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
-Threads = Callable[..., list[Any]]
 Named = dict[str, Tensor]
-CPU = torch.device("cpu")
 
 SPECS = [
     "int8:block=16",
@@ -166,7 +164,7 @@ def sums_of_sizes(group: ExchangeGroup, spec: str, sizes: list[int]) -> list[tup
         share = torch.randn(n, generator=torch.Generator().manual_seed(100 * n + group.rank()))
         exchange, values = open_exchange(group, spec), share.clone()
         shape = torch.Size((n // 2, 2)) if n % 2 == 0 else torch.Size((n,))
-        exchange.sum_shares(Bucket(index=0, values=values, pieces=pieces_of(iter([("w", shape)]))))
+        exchange.sum_shares(bucket_of(values, shape=shape))
         (residual,) = (part.flatten() for _, part in exchange.residual())
         found.append((share, values, residual))
     return found
@@ -228,7 +226,7 @@ def test_a_restored_exchange_goes_on_with_the_same_bits_whatever_torchs_own_gene
 def summed(group: ExchangeGroup, spec: str, values: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Sum and residual of this rank's values."""
     exchange, share = open_exchange(group, spec), values[group.rank()].clone()
-    exchange.sum_shares(Bucket(index=0, values=share, pieces=pieces_of(iter([("w", share.shape)]))))
+    exchange.sum_shares(bucket_of(share))
     (residual,) = (part.clone() for _, part in exchange.residual())
     return share, residual
 
@@ -294,7 +292,7 @@ def traffic_of(group: ExchangeGroup, specs: list[str]) -> dict[str, tuple[int, i
         group.traffic.payload_bytes = group.traffic.operations = 0
         values = torch.randn(NUMEL, generator=torch.Generator().manual_seed(group.rank()))
         settings = ExchangeSettings(group=group, compression=spec, seed=3)
-        bucket = Bucket(index=0, values=values, pieces=pieces_of(iter([("w", values.shape)])))
+        bucket = bucket_of(values)
         GradientExchange(settings, device=CPU).sum_shares(bucket)
         found[spec] = group.traffic.payload_bytes, group.traffic.operations
     return found
@@ -309,7 +307,7 @@ def test_bytes_do_not_depend_on_the_values(threads: Threads, size: int) -> None:
 def zeros_then_ones(group: ExchangeGroup, spec: str) -> tuple[Tensor, Tensor]:
     """The sums of a step of zeros, and of a step of ones after it."""
     exchange = open_exchange(group, spec)
-    bucket = Bucket(index=0, values=torch.zeros(120), pieces=pieces_of(iter([("w", torch.Size((12, 10)))])))
+    bucket = bucket_of(torch.zeros(120), shape=(12, 10))
     exchange.sum_shares(bucket)
     first = bucket.values.clone()
     bucket.values.fill_(1)
@@ -329,7 +327,7 @@ def with_one_bad(group: ExchangeGroup, spec: str, bad: float) -> Tensor:
     if group.rank() == 1:
         share[57] = bad
     exchange = open_exchange(group, spec)
-    exchange.sum_shares(Bucket(index=0, values=share, pieces=pieces_of(iter([("w", torch.Size((12, 10)))]))))
+    exchange.sum_shares(bucket_of(share, shape=(12, 10)))
     return share
 
 

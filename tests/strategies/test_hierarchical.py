@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from exchanging import Threads, whole_numbers
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
@@ -18,8 +18,6 @@ from strategies.collectives.wire import Wire
 from strategies.compression.base import Compressor
 from strategies.compression.none import Dense
 from strategies.exchange.buckets import Bucket, BucketRange
-
-Threads = Callable[..., list[Any]]
 
 PIECES = (BucketRange(name="weight", offset=0, shape=torch.Size([2])),)
 NUMELS = [0, 1, 5, 12, 101]
@@ -47,11 +45,6 @@ class EverySecond(Compressor):
         summed = wire.all_gather(bucket.values[::2].contiguous()).sum(0)
         bucket.values.zero_()
         bucket.values[::2] = summed
-
-
-def whole_numbers(rank: int, numel: int) -> Tensor:
-    """Of rank r at place i: 2 ** r * (1000 + i), exact in single precision in any order of the sum."""
-    return 2.0**rank * (1000 + torch.arange(numel, dtype=torch.float32))
 
 
 def exchanged(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from exchanging import CPU, Threads
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn import functional as F
@@ -22,9 +23,7 @@ from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.snapshot import Snapshot
 
-Threads = Callable[..., list[Any]]
 Named = dict[str, Tensor]
-CPU = torch.device("cpu")
 
 
 def opened(group: ExchangeGroup, spec: str, seed: int = 0) -> GradientExchange:

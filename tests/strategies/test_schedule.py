@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from exchanging import Threads, whole_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -268,15 +269,9 @@ def test_eight_receives_are_open_at_any_time_each_into_memory_of_its_own() -> No
 
 # The ring over real sockets: what it sends and receives. Its sums: test_collective_laws.py.
 
-Threads = Callable[..., list[Any]]
 
 CHUNK = 16
 """Bytes: four values in single precision."""
-
-
-def whole_numbers(rank: int, numel: int) -> Tensor:
-    """Of rank r at place i: 2 ** r * (1000 + i), exact in single precision in any order of the sum."""
-    return 2.0**rank * (1000 + torch.arange(numel, dtype=torch.float32))
 
 
 def sent_of_sums(group: ExchangeGroup, numels: list[int]) -> list[tuple[int, int]]:

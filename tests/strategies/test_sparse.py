@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exchanging import CPU, Alone, Threads, bucket_of, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -27,19 +28,7 @@ from strategies.compression.streams import Streams
 from strategies.exchange.buckets import Bucket, pieces_of
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
-Threads = Callable[..., list[Any]]
-CPU = torch.device("cpu")
 KINDS = ["exact", "sampled", "block"]
-
-
-def bucket_of(values: Tensor, index: int = 0) -> Bucket:
-    return Bucket(index=index, values=values, pieces=pieces_of(iter([("w", values.shape)])))
-
-
-def normal(n: int, *seeds: int) -> Tensor:
-    return torch.randn(
-        n, generator=torch.Generator().manual_seed(sum(1000**i * s for i, s in enumerate(seeds)))
-    )
 
 
 def open_exchange(group: Any, spec: str, *, audited: bool = False) -> GradientExchange:
@@ -238,22 +227,6 @@ def test_ranks_look_at_different_samples(threads: Threads) -> None:
 BIASED, UNBIASED = "randomk:0.3", "randomk:0.3:feedback=false"
 FALSE_ALARM = 1e-6
 DRAWS = 4000
-
-
-class Alone:
-    """A wire of one rank."""
-
-    rank, size = 0, 1
-
-    def largest(self, values: Tensor) -> None: ...
-
-    def all_reduce(self, values: Tensor) -> None: ...
-
-    def all_gather(self, values: Tensor) -> Tensor:
-        return values[None]
-
-    def all_to_all(self, values: Tensor) -> Tensor:
-        return values
 
 
 @settings(deadline=None)

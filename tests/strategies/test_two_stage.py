@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exchanging import CPU, Alone, Threads, bucket_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -17,11 +18,9 @@ from torch import Tensor
 from harness.worker.exchange.group import ExchangeGroup
 from strategies.compression.int8 import Int8
 from strategies.compression.signsgd import ScaledSign
-from strategies.exchange.buckets import Bucket, pieces_of
+from strategies.exchange.buckets import Bucket
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
-Threads = Callable[..., list[Any]]
-CPU = torch.device("cpu")
 FALSE_ALARM = 1e-6
 """The probability that a test of chance fails for correct code, had its seed not been fixed."""
 SLACK = 1 + 1e-5
@@ -145,8 +144,7 @@ def summed(group: ExchangeGroup, share: Callable[[int], Tensor], block: int) -> 
     exchange.audited = True
     own = share(group.rank())
     values = own.clone()
-    pieces = pieces_of(iter([("w", own.shape)]))
-    exchange.sum_shares(Bucket(index=0, values=values, pieces=pieces))
+    exchange.sum_shares(bucket_of(values))
     (residual,) = (part.clone() for _, part in exchange.residual())
     return own, values, residual
 
@@ -288,7 +286,7 @@ def signs_summed(group: ExchangeGroup, n: int) -> tuple[Array, Array, Array]:
     exchange = GradientExchange(settings, device=CPU)
     share = torch.randn(n, generator=torch.Generator().manual_seed(10 * n + group.rank()))
     values = share.clone()
-    exchange.sum_shares(Bucket(index=0, values=values, pieces=pieces_of(iter([("w", share.shape)]))))
+    exchange.sum_shares(bucket_of(values))
     (residual,) = (part.double().numpy() for _, part in exchange.residual())
     return share.double().numpy(), values.double().numpy(), residual
 
@@ -302,22 +300,6 @@ def test_sums_and_what_is_kept_follow_the_definition(threads: Threads, size: int
     for rank in range(size):
         np.testing.assert_allclose(sums[rank], expected_sums, rtol=1e-6)
         np.testing.assert_allclose(residual[rank], expected_unsent[rank], rtol=0, atol=3e-6)
-
-
-class Alone:
-    """The wire of a world of one."""
-
-    rank, size = 0, 1
-
-    def all_reduce(self, values: Tensor) -> None: ...
-
-    def largest(self, values: Tensor) -> None: ...
-
-    def all_gather(self, values: Tensor) -> Tensor:
-        return values.view(1, -1)
-
-    def all_to_all(self, values: Tensor) -> Tensor:
-        return values
 
 
 def descended(*, feedback: bool) -> list[float]:
