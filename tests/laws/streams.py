@@ -7,7 +7,7 @@ what another stream has written, raises `UnorderedError`: on a GPU it would be a
 
 Order is kept by vector clocks (Lamport 1978; Fidge 1988): each stream counts what is queued in it, and knows
 how far it has waited for every other one, as torch's own CUDA sanitizer does it (torch/cuda/_sanitizer.py).
-Accesses are told from the calls of torch's dispatcher, by storage and range of bytes.
+Accesses are taken from the calls of torch's dispatcher, by storage and range of bytes.
 
 What the group holds its callers to, as ProcessGroupNCCL of torch 2.11 to 2.13 does:
 
@@ -60,7 +60,7 @@ TYPES = frozenset(
         *(torch.float8_e4m3fn, torch.float8_e5m2),
     )
 )
-"""Those that NCCL moves (`ncclDataType` of torch's NCCLUtils)."""
+"""The data types that NCCL moves (`ncclDataType` of torch's NCCLUtils)."""
 
 
 DEVICE, HOST = torch.device("cpu", 0), torch.device("cpu")
@@ -156,7 +156,7 @@ class Event:
 
 @dataclass(slots=True, kw_only=True)
 class Access:
-    """Of bytes of a storage, by what is queued in a stream."""
+    """An access to bytes of a storage by work queued in a stream."""
 
     first: int
     end: int
@@ -166,7 +166,7 @@ class Access:
     what: str
     transfer: Transfer | None = None
     handed_over: Event | None = None
-    """By a future of the device: who takes the values from it has waited for this event."""
+    """A future of the device: who takes the values from it has waited for this event."""
 
     def meets(self, other: Access) -> bool:
         return self.first < other.end and other.first < self.end and (self.writes or other.writes)
@@ -307,7 +307,7 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 
 SIMULATION: Any = None
-"""Of this rank, while `simulated_device` is open."""
+"""The device of this rank, while `simulated_device` is open."""
 
 
 class Watch(TorchDispatchMode):
@@ -355,13 +355,13 @@ def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iter
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """Those with memory of their own."""
+    """The tensors that have separate memory."""
     leaves = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
     return [value for value in leaves if value.layout is torch.strided]
 
 
 def _require_one_memory(what: str, tensors: Sequence[Tensor]) -> None:
-    """As kernels of a device do; a copy, an index and a number may lie elsewhere."""
+    """Kernels of a device require this; a copy, an index and a number may lie elsewhere."""
     if what.startswith(("aten.copy_", "aten._to_copy", "aten.index")):
         return
     places = {SIMULATION.on_host(tensor) for tensor in tensors if tensor.dim()}
@@ -417,7 +417,7 @@ def _reading(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(tensor: Tensor, what: str) -> None:
-    """By the host, which waits for the current stream."""
+    """The host waits for the current stream."""
     if not SIMULATION.on_host(tensor):
         stream = SIMULATION.current
         SIMULATION.touch(tensor, stream, writes=False, what=what, place=stream.queue())
@@ -439,7 +439,8 @@ def _moved(tensor: Tensor, places: Sequence[bool], move: Callable[[], Tensor]) -
 
 
 class Transfer:
-    """What is under way on a stream of the group. It works on copies, and lands when it is waited for."""
+    """An operation under way on a stream of the group. It works on copies, and lands when it is waited
+    for."""
 
     def __init__(self, name: str, stream: Stream) -> None:
         self.name, self.stream = name, stream
@@ -448,7 +449,7 @@ class Transfer:
         self.ended, self.ended_ns = threading.Event(), 0
         self.failure: Exception | None = None
         self.done = Event()
-        """Where the stream has done it."""
+        """The moment at which the stream has done it."""
         self.awaited_by_torch = False
         self.waited = False
 
@@ -476,7 +477,8 @@ class Transfer:
 
 
 class StreamFuture(Future):  # type: ignore[type-arg]
-    """Of a device: it is set when the values are queued, and who waits has his stream wait for theirs."""
+    """A future of a device: it is set when the values are queued, and who waits has his stream wait for
+    theirs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -522,7 +524,7 @@ class StreamFuture(Future):  # type: ignore[type-arg]
 
 
 class _OfTransfer(StreamFuture):
-    """The future of a work, which a thread of its own completes."""
+    """The future of a work, which a separate thread completes."""
 
     def __init__(self, transfer: Transfer) -> None:
         super().__init__()
@@ -534,7 +536,7 @@ class _OfTransfer(StreamFuture):
 
 
 class Work(dist.Work):
-    """Of an asynchronous call."""
+    """The work of an asynchronous call."""
 
     def __init__(self, transfer: Transfer, future: _OfTransfer) -> None:
         super().__init__()
@@ -558,7 +560,7 @@ class Work(dist.Work):
 
 
 class NcclLike(dist.ProcessGroup):
-    """Moves tensors by a Gloo group of its own, and takes and gives what NCCL does."""
+    """Moves tensors by a separate Gloo group, and takes and gives what NCCL does."""
 
     open: ClassVar[weakref.WeakSet[NcclLike]] = weakref.WeakSet()
 

@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 
 
 class ThreadGroup(ExchangeGroup):
-    """The worker's group over a Gloo of its own: real sockets, but ranks are threads."""
+    """The worker's group over a separate Gloo group: real sockets, but ranks are threads."""
 
     def __init__(self, store: dist.Store, rank: int, size: int) -> None:
         self._store, self._splits = store, 0

@@ -1,4 +1,4 @@
-"""What data-parallel strategies are tested with: small models, their training on ranks, and a serial loop."""
+"""Helpers for tests of data-parallel strategies: small models, their training on ranks, and a serial loop."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Tied(Deep):
 
 
 class Frozen(Deep):
-    """Of the first block and of the last a matrix is not trained, of the one between them nothing."""
+    """The first and the last block have a matrix that is not trained; no parameter of the middle block is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -398,7 +398,7 @@ def assert_near_serial(results: list[list[dict[str, Any]]], model: str, settings
 
 
 def assert_law_is_kept(results: list[list[dict[str, Any]]], model: str, settings: dict[str, Any]) -> int:
-    """What went in was applied or kept: sum g_r / p + sum carried_r = applied + sum unsent_r.
+    """Gradients were applied or kept: sum g_r / p + sum carried_r = applied + sum unsent_r.
 
     Within 256 roundings of single precision of the L2 norm of all that is added up. Returns how many steps
     kept something.
@@ -477,5 +477,5 @@ INTEGER_WEIGHTS = [
     # Four ranks: (1 + 2 + 3 + 4, 4 * 7, 0) and (-1 + 0 + 3 + 2 * 4, -7 + 0 + 7 + 14, 0).
     (4, [[1 - 5.0, 2 - 14.0, 3.0], [4 - 5.0, 5 - 7.0, 6.0]]),
 ]
-"""By the number of ranks. k = 3 k * fl(1/3) exactly: fl(1/3) is off by 2^-25 of it, less than half of k's
-last place."""
+"""Weights by the number of ranks. k = 3 k * fl(1/3) exactly: fl(1/3) is off by 2^-25 of it, less than half of
+k's last place."""

@@ -1,4 +1,4 @@
-"""What pipelines are tested with: models that can be cut, their training on ranks, steps that go wrong."""
+"""Helpers for tests of pipelines: models that can be cut, their training on ranks, steps that go wrong."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 torch knows the group, as its own strategies
 ask for. Sums stay this rank's own, and what would be gathered is what this rank sends: shapes and what
-travels are those of a real launch, values are not.
+travels are as in a real launch, values are not.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _BACKEND = "recorded_world"
 class Call(NamedTuple):
     operation: str
     ranks: int
-    """Of the group that it went over."""
+    """The ranks of the group that it went over."""
     payload_bytes: int
-    """Of what this rank hands over."""
+    """The bytes that this rank hands over."""
 
 
 class RecordedGroup(dist.ProcessGroup):
@@ -99,7 +99,7 @@ def _create(store: object, rank: int, size: int, timeout: timedelta) -> Recorded
 
 @contextmanager
 def opened(rank: int, size: int) -> Iterator[tuple[ExchangeGroup, list[Call]]]:
-    """The exchange group of one rank of so many, and the calls so far; to be cleared by who counts."""
+    """The exchange group of one rank of `size`, and the calls so far; whoever counts clears them."""
     if _BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(_BACKEND, _create, devices=["cpu"])
     dist.init_process_group(_BACKEND, rank=rank, world_size=size, store=dist.HashStore())
@@ -120,7 +120,7 @@ class RecordingGroup(ExchangeGroup):
         silent = ExchangeGroup(rank, size, traffic=Traffic(enabled=False))
         super().__init__(rank, size, silent, traffic)
         self.seen: list[tuple[str, int]] = [] if seen is None else seen
-        """Of each operation its name and the bytes of the buffers handed over, in the order of issue."""
+        """The name of each operation and the bytes of the buffers handed over, in the order of issue."""
 
     def _run(self, name: str, sent: list[Tensor], *arguments: Any) -> dist.Work:
         self.seen.append((name, sum(buffer.nbytes for buffer in sent)))

@@ -2,7 +2,7 @@
 
 Each round takes a strategy, a compressor and settings, trains once without a kill, and once with SIGKILL of a
 rank, or of all, at up to `KILLS` random moments. Both must end with the same bits. A line of the ledger is a
-round; the same command goes on with the next one.
+round; the same command continues with the next one.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def finished(
     folder: Path,
     kill: tuple[float, str] | None,
 ) -> list[str] | None:
-    """What the ranks end with; None if they were killed before."""
+    """The digests of the ranks; None if they were killed before."""
     store = Path(tempfile.mkdtemp()) / "store"
     pool = conftest.Pool(2, store)
     victims = pool._processes if kill is None or kill[1] == "all" else pool._processes[:1]

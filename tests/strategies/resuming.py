@@ -34,7 +34,8 @@ class Block(nn.Module):
 
 
 class Blocks(Tied):
-    """What can be cut and split: no dropout, a matrix in two places, a parameter that is not trained."""
+    """A model that can be cut and split: no dropout, a matrix in two places, a parameter that is not
+    trained."""
 
     def __init__(self) -> None:
         super().__init__(Block, 4)
@@ -42,7 +43,7 @@ class Blocks(Tied):
 
 
 class Replica(nn.Module):
-    """What replicas train: convolutions, statistics, dropout, a number that is a parameter."""
+    """A model for replicas: convolutions, statistics, dropout, a number that is a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Stream:
-    """Batches by number: the position in the data that a run goes on from. Each draws from all generators."""
+    """Batches by number: the position in the data that a run resumes from. Each draws from all generators."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.place = rank, 0
@@ -89,7 +90,7 @@ class Stream:
 
 
 def schedule_of(name: str, optimizer: torch.optim.Optimizer) -> Any:
-    """By the name of its class; those that need a number get it."""
+    """A schedule by the name of its class, with the numbers that the class needs."""
     schedules = torch.optim.lr_scheduler
     made: dict[str, Any] = {
         "LambdaLR": lambda: schedules.LambdaLR(optimizer, lambda step: 0.9**step),
@@ -164,7 +165,7 @@ def seen(trainer: Trainer) -> dict[str, Any]:
 
 
 def unlike(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
-    """Where two are not the same, bit for bit."""
+    """The names of values that are not the same, bit for bit."""
     return [
         name
         for name in ours.keys() | theirs.keys()
@@ -179,7 +180,7 @@ def unlike(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 
 
 def broken(rank: int, cases: list[tuple[str, dict[str, Any]]], folder: Path) -> list[str]:
-    """On a rank: the cases in which a run that was resumed, or loaded, goes on otherwise."""
+    """On a rank: the cases in which a run that was resumed, or loaded, continues differently."""
     found = []
     for number, (strategy, settings) in enumerate(cases):
         run = folder / f"{number}"
@@ -209,7 +210,7 @@ def broken(rank: int, cases: list[tuple[str, dict[str, Any]]], folder: Path) -> 
 
 
 def run_to_end(rank: int, case: tuple[str, dict[str, Any]], folder: Path, steps: int) -> str:
-    """On a rank: a run that saves after every step, and goes on if it was begun; a digest of its end."""
+    """On a rank: a run that saves after every step, and resumes if it was begun; a digest of its end."""
     strategy, settings = case
     trainer = opened(strategy, **settings)
     trainer.resume(folder)

@@ -1,4 +1,4 @@
-"""A serial loop over replicas and microbatches, in double precision, and pipelines held against it."""
+"""A serial loop over replicas and microbatches, in double precision, and pipelines compared with it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def assert_as_serial(results: list[Any], case: str, strategy: str) -> None:
 
 
 def assert_all_have_the_same(serial: Serial, found: list[dict[str, Any]]) -> None:
-    """What ranks say of the whole is equal bit for bit, and of the optimizer's state complete."""
+    """The whole values on all ranks are equal bit for bit, and of the optimizer's state complete."""
     theirs = {
         name: serial.optimizer.state[value]
         for name, value in serial.module.named_parameters()

@@ -1,4 +1,4 @@
-"""What strategies that split a model are tested with: tiny Transformers in double precision, their training
+"""Helpers for tests of strategies that split a model: tiny Transformers in double precision, their training
 on ranks, and a plain loop over the replicas.
 """
 
@@ -34,7 +34,7 @@ LLAMA = LlamaShape(
 )
 SAMPLES = 2
 TOLERANCE = 1e-12
-"""Of the L2 norm: sums in another order, in double precision."""
+"""A share of the L2 norm: sums in another order, in double precision."""
 
 SGD = "sgd:lr=0.1:momentum=0.9"
 ADAMW = "adamw:lr=0.01:weight_decay=0.1"

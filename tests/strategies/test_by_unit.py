@@ -154,7 +154,7 @@ def peak_of_building(rank: int, strategy: str, by_unit: bool, allowed: int) -> i
     [("fsdp", 2), ("scratch-fsdp", 2), ("tp", 2), pytest.param("fsdp:tp=2", 4, marks=pytest.mark.slow)],
 )
 def test_one_unit_is_whole_at_a_time(ranks: Ranks, strategy: str, size: int) -> None:
-    """What living tensors take while a model is built is what is predicted, to a tenth, and little more than
+    """Living tensors take, while a model is built, the predicted memory, to a tenth, and little more than
     half of a model that is built whole: of 1.68 MB half a model in shards or in parts of layers, and a block
     or a layer."""
     facts, parts = STRATEGIES.facts(strategy), DEEP.parts()
@@ -171,7 +171,7 @@ def test_one_unit_is_whole_at_a_time(ranks: Ranks, strategy: str, size: int) -> 
 
 
 def test_a_plan_of_a_model_that_is_built_whole_has_it_whole() -> None:
-    """What says nothing of itself, as a user's."""
+    """A model without facts, as a user's."""
     parts = DEEP.parts()
     whole = 4 * parts.values
     unknown = ModelParts(stem=parts.stem, blocks=parts.blocks, head=parts.head)

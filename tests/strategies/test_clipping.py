@@ -22,7 +22,8 @@ CPU = torch.device("cpu")
 
 
 def gradients_of(rank: int) -> list[tuple[Tensor, int]]:
-    """What all have, what this rank alone has: pieces of 4 values, a rest, none, and turned in memory."""
+    """Gradients that all ranks have, and this rank only: pieces of 4 values, a rest, none, and turned in
+    memory."""
     generator = torch.Generator().manual_seed(7)
     alike = torch.randn(3, 3, generator=generator)
     generator.manual_seed(rank)

@@ -1,6 +1,6 @@
-"""What holds of every collective, by whatever way its sums go: over real sockets between threads.
+"""The laws of every collective, whatever the way of its sums: over real sockets between threads.
 
-A new collective needs a line in `SPECS`. The messages and bytes of each are held in a file of its own.
+A new collective needs a line in `SPECS`. The messages and bytes of each are tested in a separate file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPECS = [
 ]
 CHUNK = 262
 CALLS = ("all-reduce", "all-gather", "all-to-all")
-"""What a collective may implement, in the words of its facts."""
+"""The calls that a collective may implement, in the words of its facts."""
 
 
 def node_sizes(spec: str, size: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What holds of every compressor that approximates, whatever it does: over real ranks, in float64."""
+"""The laws of every compressor that approximates, whatever it does: over real ranks, in float64."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ SPARSE = [
     "randomk:0.3:feedback=false",
     *(f"dgc:0.01:warmup=4:select={kind}" for kind in ("exact", "sampled", "block")),
 ]
-"""Those that send some elements as they are. What they sum and keep is exact: see the file of each."""
+"""Compressors that send some elements as they are. Their sums and residuals are exact: see the file of
+each."""
 SHAPES = {"matrix": (12, 10), "filters": (6, 4, 3, 3), "bias": (7,), "factor": ()}
 WIDE = {"wide": (100, 100)}
 """Large enough that samples are taken of it."""
@@ -48,7 +49,7 @@ LAYOUTS = [
     [["factor", "bias"], ["filters"], ["matrix"], ["wide"]],
     [["matrix", "bias"], ["wide"], ["factor", "filters"]],
 ]
-"""As DDP forms buckets anew after its first step; no parameter stays where it was."""
+"""Layouts that change as DDP forms buckets anew after its first step; no parameter stays where it was."""
 STEPS = len(LAYOUTS) + 1
 
 
@@ -101,7 +102,7 @@ def copies(named: Iterator[tuple[str, Tensor]]) -> Named:
 
 
 def whole_run(group: ExchangeGroup, spec: str, dtype: torch.dtype) -> list[dict[str, Named]]:
-    """By step: what this rank put in, what it carried into the step, what came out and what was not sent."""
+    """The share, carried residual, sums and new residual of this rank in each step."""
     exchange = open_exchange(group, spec)
     steps = []
     for step in range(STEPS):
@@ -199,7 +200,7 @@ def test_what_was_in_unsent_does_not_matter(threads: Threads, spec: str) -> None
 
 
 def continued(group: ExchangeGroup, spec: str) -> tuple[list[Named], list[Named]]:
-    """The last steps as they went on, and by another exchange from what the first had saved."""
+    """The last steps of one exchange, and the same by another exchange from what the first had saved."""
     first, second = open_exchange(group, spec), open_exchange(group, spec)
     shares = [share_of(group.rank(), step, shapes=SHAPES | WIDE) for step in range(6)]
     for step in range(3):

@@ -13,7 +13,8 @@ STUDY = Path(__file__).parents[2] / "docs/studies/convergence.py"
 PLAIN_SGD = (0.1, 0.0)
 SEEDS = (0,)
 WITHIN = 0.05
-"""Of the accuracy without compression (about 0.93); the worst of five seeds lost 0.02 when it was chosen."""
+"""A share of the accuracy without compression (about 0.93); the worst of five seeds lost 0.02 when it was
+chosen."""
 TRAINING = ["fp16", "bf16", "int8", "topk:0.01", "topk:0.01:select=sampled", "randomk:0.1", "powersgd:2",
             "torch-powersgd:2", "signsgd", "dgc:0.01"]  # fmt: skip
 

@@ -71,7 +71,7 @@ def test_a_resumed_run_says_that_static_graph_may_round_otherwise(ranks: Ranks, 
 
 
 def sums_of_a_step(rank: int, strategy: str) -> int:
-    """Of three parameters of 0.8 MiB, when the buckets are formed anew."""
+    """The sums of three parameters of 0.8 MiB, when the buckets are formed anew."""
     module, group = nn.Sequential(*(nn.Linear(458, 458, bias=False) for _ in range(3))), open_exchange()
     settings = TrainSettings(strategy=strategy)
     trainer = Trainer(module, F.mse_loss, device=CPU, settings=settings, group=group)

@@ -1,4 +1,4 @@
-"""Validation: the figures of all ranks together, the same on each, and a model that goes on as it was."""
+"""Validation: the figures of all ranks together, the same on each, and a model that is unchanged."""
 
 from __future__ import annotations
 

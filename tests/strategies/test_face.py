@@ -1,4 +1,4 @@
-"""The library face of `strategies`: what its docstring promises to a user with a loop of their own."""
+"""The library face of `strategies`: what its docstring promises to users with their own loop."""
 
 from __future__ import annotations
 

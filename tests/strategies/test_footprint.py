@@ -71,7 +71,7 @@ def test_one_device_by_hand() -> None:
 
 
 def test_small_activations_leave_the_update_the_fullest_moment() -> None:
-    """Of a sample that is nothing: gradients, and two temporaries of the largest weight, 500 values."""
+    """The memory without samples: gradients, and two temporaries of the largest weight, 500 values."""
     light = ModelParts(
         stem=replace(SMALL.stem, saved=Saved()),
         blocks=(replace(BLOCK, saved=Saved(), saved_once=0),) * 4,
@@ -369,7 +369,7 @@ MEASURED = GPTShape(layers=8, width=512, heads=8, context=128, vocabulary=8192, 
 """29.5 M parameters, 112.5 MiB."""
 SHORT = replace(MEASURED, layers=2)
 COUNTED_NOT_MIB = (-12, 10)
-"""What is not counted: -10.4 (`fsdp:reshard=false`) to 5.7 MiB (`pipeline:1f1b`) were measured."""
+"""Memory that is not counted: -10.4 (`fsdp:reshard=false`) to 5.7 MiB (`pipeline:1f1b`) were measured."""
 COMPARED = [
     ("single", 1),
     *((strategy, 2) for strategy in ("ddp", "zero1", "fsdp", "fsdp:reshard=false", "scratch-fsdp")),

@@ -89,7 +89,7 @@ def floats_handed_over(rank: int, size: int, node_size: int, via: str, numel: in
 def expected_of_every_second(
     size: int, node_size: int, via: str, numel: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The sums, and by rank what it keeps, when a node's sum is sent at even places of each shard alone."""
+    """The sums, and by rank what it keeps, when a node's sum is sent only at even places of each shard."""
     shares = [2.0**rank * (1000 + np.arange(numel)) for rank in range(size)]
     kept = [np.zeros(numel) for _ in range(size)]
     if node_size == size:

@@ -1,4 +1,5 @@
-"""Models without a layout: which of them are chains that a pipeline can cut, and what stands in the way."""
+"""Models without a layout: which of them are chains that a pipeline can cut, and the reasons why others
+cannot be cut."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_without_a_process_group_it_says_what_to_call() -> None:
 
 
 def warmed_up(group: ExchangeGroup, module: nn.Module) -> list[list[float]]:
-    """Parameters after each of five steps of a loop of one's own, of which three warm up."""
+    """Parameters after each of five steps of a user's loop, of which three warm up."""
     module = copy.deepcopy(module)
     exchange = ExchangeSettings(group=group)
     with torch.enable_grad():

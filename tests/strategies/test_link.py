@@ -65,7 +65,7 @@ def counted(group: ExchangeGroup) -> tuple[dict[str, list[Any]], int, int]:
 
 
 def check(found: dict[str, list[Any]], rank: int) -> None:
-    """What a reduce leaves on other ranks than its root means nothing."""
+    """Only the root of a reduce has a meaningful result."""
     ignored = set() if rank == 1 else {"reduce"}
     assert {name: value for name, value in found.items() if name not in ignored} == {
         name: value for name, value in expected(rank).items() if name not in ignored
@@ -167,7 +167,7 @@ def test_messages_arrive_in_the_order_sent_and_the_sender_counts(threads: Run) -
 
 PARTS = [[0, 3], [1], [2, 4]]
 PLACES = [(0, 2, [0.0, 3.0]), (0, 1, [1.0]), (0, 2, [2.0, 4.0]), (1, 2, [0.0, 3.0]), (1, 2, [2.0, 4.0])]
-"""By rank: its rank in its part, the part's size, and who is in it."""
+"""For each rank: its rank in its part, the part's size, and who is in it."""
 
 
 def placed(link: Link) -> tuple[int, int, list[float]]:

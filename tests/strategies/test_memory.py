@@ -1,4 +1,4 @@
-"""What is kept beside a bucket belongs to the parameters: it goes with them when buckets are formed anew."""
+"""The vector of a bucket belongs to the parameters: it goes with them when buckets are formed anew."""
 
 from __future__ import annotations
 

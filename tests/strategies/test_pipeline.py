@@ -158,7 +158,8 @@ def test_what_a_stage_raises_is_raised(ranks: Ranks) -> None:
 
 
 def idle_share(order: list[list[tuple[str, int]]], pieces: int) -> float:
-    """Of stages that take 1 for a forward and 2 for a backward pass, in the order of each: by simulation."""
+    """Simulate stages that take 1 for a forward and 2 for a backward pass, in the order of each: by
+    simulation."""
     done: dict[tuple[int, str, int], int] = {}
     free, todo = [0] * len(order), [list(each) for each in order]
     while any(todo):
@@ -210,7 +211,7 @@ def test_the_ideal_bubble_by_hand(ranks: Ranks) -> None:
 # The stages that a plan reckons with are those that the workers cut.
 
 WIDE = ("resnet18-32px", "resnet50")
-"""Those that have eight blocks and more."""
+"""Models that have eight blocks and more."""
 CASES = [
     *((workload, stages) for workload in ("gpt-nano", "llama-nano", *WIDE) for stages in (2, 4)),
     *((workload, 8) for workload in WIDE),
@@ -277,7 +278,7 @@ def test_what_travels_is_the_closed_form(ranks: Ranks, size: int, schedule: str,
     ],
 )
 def test_what_travels_between_many_ranks(size: int, schedule: str, pieces: int, chunks: int) -> None:
-    """Of the first, the second and the last stage's rank, by the same closed form."""
+    """The bytes of the first, the second and the last stage's rank, by the same closed form."""
     strategy = f"pipeline:{schedule}:microbatches={pieces}"
     groups = group_layout(strategy, size)
     stages = groups.pipeline * chunks
@@ -399,7 +400,7 @@ def data() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def trainer_of(strategy: str, *, calls: str = "wte", frozen: tuple[str, ...]) -> Trainer:
-    """Of a model of which the parameters whose names end so are not trained."""
+    """Train a model without the parameters whose names have this ending."""
     torch.manual_seed(0)
     module = Tied(calls)
     for name, parameter in module.named_parameters():
@@ -421,7 +422,7 @@ IDLE = ("idle.weight", "idle.bias")
 
 
 def told_of_copies(trainer: Trainer) -> list[str]:
-    """What is said of parameters, gradients and state as each of them is asked for."""
+    """The errors when parameters, gradients and state are asked for."""
     model, told = trainer.model, []
     asked = (model.named_parameters, model.named_gradients, partial(model.named_state, trainer.optimizer))
     for ask in asked:

@@ -70,7 +70,7 @@ def test_a_sum_of_low_rank_is_exact(
 
 
 def two_steps(group: ExchangeGroup) -> list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """Of two steps without feedback: the share, the sum, the residual, and Q^T before and after."""
+    """Two steps without feedback: the share, the sum, the residual, and Q^T before and after."""
     exchange = opened(group, "powersgd:3:feedback=false")
     exchanged(exchange, {"w": normal(50, 20, 15)})
     steps = []
@@ -200,7 +200,7 @@ def test_warmup_and_unknown_shapes_send_all(threads: Threads, pieces: bool, exac
 
 
 def after_zeros(group: ExchangeGroup) -> tuple[Tensor, Tensor]:
-    """What is expected and what comes after steps of zeros: the first rows have no gradient, as in an
+    """The expected and the actual sums after steps of zeros: the first rows have no gradient, as in an
     embedding whose first tokens never occur."""
     exchange = opened(group, "powersgd:2")
     for _ in range(3):

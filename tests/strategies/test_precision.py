@@ -96,7 +96,7 @@ EXPONENTS = range(-150, 3)
 
 
 def findings_of(group: ExchangeGroup, spec: str) -> list[tuple[int, ProofFinding]]:
-    """What is found of one exchange for each size of the gradients."""
+    """The result of one exchange for each size of the gradients."""
     exchange = GradientExchange(
         ExchangeSettings(group=group, compression=spec, seed=3), device=torch.device("cpu")
     )

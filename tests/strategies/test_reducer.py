@@ -191,7 +191,7 @@ def test_no_order_is_taken_that_did_not_reach_all_ranks(threads: Threads) -> Non
 
 
 def launches(group: ExchangeGroup) -> list[Any]:
-    """What happens in the second step, in which the order is known: gradients, and sums of their buckets."""
+    """The events of the second step, in which the order is known: gradients, and sums of their buckets."""
     module, events = Chain([0, 1, 2]), []
     reducer = reducer_of(module, Recorder(group, events), bucketing())
     for k, parameter in enumerate(module.w):

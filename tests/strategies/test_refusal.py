@@ -1,4 +1,4 @@
-"""What makes no sense, and why; and that nothing of the catalogs is out of reach."""
+"""Combinations that are refused, and why; and that every entry of the catalogs can be reached."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ EXAMPLES = {"pipeline": "pipeline:gpipe", "manual": "manual:reshard*2+keep*2"}
 
 
 def _kinds(catalog: Catalog) -> list[Entry]:
-    """Entries that are no name of another one, as `auto` is too, whatever it comes to."""
+    """Entries other than aliases, and than `auto`, which stands for another strategy."""
     return [entry for entry in catalog if entry.alias_of is None and entry.name != "auto"]
 
 

@@ -1,4 +1,4 @@
-"""A run goes on with another number of ranks, or as another strategy: parameters and moments are equal."""
+"""A run resumes with another number of ranks, or as another strategy: parameters and moments are equal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def saved(rank: int, strategy: str, folder: Path) -> dict[str, Any]:
 
 
 def gone_on(rank: int, strategy: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is loaded, and what it is three steps later."""
+    """The loaded state, and the state three steps later."""
     trainer = opened(strategy, seed=1)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -81,7 +81,7 @@ def gone_on(rank: int, strategy: str, folder: Path) -> tuple[dict[str, Any], dic
 
 
 def run(ranks: Ranks, size: int, function: Callable[..., Any], *arguments: object) -> Any:
-    """Of rank 0."""
+    """The state of rank 0."""
     return function(0, *arguments) if size == 1 else ranks(size, function, *arguments)[0]
 
 

@@ -1,4 +1,4 @@
-"""A run that is resumed goes on as one that was not interrupted, bit for bit."""
+"""A run that is resumed continues as one that was not interrupted, bit for bit."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ RESUMED_CASES = (
 
 
 class Crossed(nn.Module):
-    """Layers that are used in another order than that of their registration."""
+    """Layers that are used in another order than they are registered in."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -168,7 +168,7 @@ class Incoming:
 
 
 class Mail:
-    """What is under way between the ranks, which are threads."""
+    """The messages under way between the ranks, which are threads."""
 
     def __init__(self) -> None:
         self._ways: dict[tuple[int, int], deque[Outgoing]] = defaultdict(deque)
@@ -361,7 +361,8 @@ MESSAGES = {
     7: [1, 3, 1, 2, 1, 3, 1],
     8: [1, 3, 1, 3, 1, 3, 1, 1],
 }
-"""By number of ranks: what each node of the first tree sends for a chunk, one up and one to every child.
+"""The number of messages, by number of ranks, that each node of the first tree sends for a chunk, one up and
+one to every child.
 
 Labels 1 to 8 have the root 8, below it 4, below that 2 and 6, and the odd ones are leaves; fewer labels
 leave out the others: 5 has the root 4, below it 2 and 5.

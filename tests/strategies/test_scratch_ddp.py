@@ -80,7 +80,8 @@ def test_replicas_start_as_rank_0_and_take_its_buffers_at_every_step(threads: Th
 
 
 def bytes_of_a_step(group: ExchangeGroup, options: str) -> tuple[int, int]:
-    """Of the third one: in the first two, ranks agree on the order in which gradients become ready."""
+    """The sums of the third step: in the first two, ranks agree on the order in which gradients become
+    ready."""
     module = Counted(group.rank())
     model = scratch(module, group, options)
     for _ in range(2):
@@ -100,7 +101,7 @@ def test_a_step_moves_each_gradient_and_each_buffer_once(threads: Threads, size:
 
 
 def sums_of_a_step(group: ExchangeGroup, options: str) -> int:
-    """Of six parameters of 2 KiB."""
+    """The sums of six parameters of 2 KiB."""
     module = nn.Sequential(*(nn.Linear(512, 1, bias=False) for _ in range(6)))
     module.forward = lambda x: sum(layer(x) for layer in module)  # type: ignore[method-assign]
     model = scratch(module, group, options)

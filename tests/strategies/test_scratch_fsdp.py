@@ -1,4 +1,4 @@
-"""What `scratch-fsdp` averages, and what it gathers ahead; how it trains is in test_strategy_laws.py."""
+"""The averages of `scratch-fsdp`, and its gathering ahead; how it trains is in test_strategy_laws.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACCUMULATION, SIZE = 3, 3
 
 
 def sizes_of_terms(module: nn.Module, step: int) -> dict[str, Tensor]:
-    """Of each element the sum of the absolute values of what is averaged: micro-batches of all replicas."""
+    """The sum of the absolute values that are averaged in each element: micro-batches of all replicas."""
     sizes: dict[str, Tensor] = defaultdict(lambda: torch.zeros(()))
     for replica in range(SIZE):
         for micro in range(ACCUMULATION):
@@ -134,7 +134,7 @@ class Choosing(nn.Linear):
 
 
 def trainer_of(group: ExchangeGroup, strategy: str) -> Trainer:
-    """Of three blocks after a matrix that is trained as well; all keep the sign of what they take."""
+    """A model of three blocks after a matrix that is trained as well; all keep the sign of what they take."""
     module = nn.Sequential(nn.Linear(5, 5, bias=False), *(Choosing(5, 5) for _ in range(3)))
     for layer in module:
         nn.init.eye_(layer.weight)  # type: ignore[arg-type]
@@ -317,7 +317,8 @@ def traffic_of_a_step(
 
 
 def closed_form(size: int, stage: int, accumulation: int, shard_bytes: int = 4) -> tuple[int, ...]:
-    """As `traffic_of_a_step`. A rank hands over its shard for a gathering, and all shards for an average."""
+    """The expected `traffic_of_a_step`. A rank hands over its shard for a gathering, and all shards for an
+    average."""
     block, around = math.ceil(BLOCK / size), math.ceil(AROUND / size)
     gathers = accumulation if stage == 3 else 1
     averages = accumulation if stage > 1 else 1
@@ -365,7 +366,7 @@ def test_what_is_gathered_in_bfloat16_is_averaged_in_single_precision(recording:
 
 
 class Watch:
-    """Notes what is whole whenever a phase begins."""
+    """Notes which blocks are gathered whenever a phase begins."""
 
     def __init__(self, module: Blocks) -> None:
         self.module = module

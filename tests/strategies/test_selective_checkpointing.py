@@ -87,7 +87,7 @@ class Calls(TorchDispatchMode):
 
 
 def run(module: nn.Module, inputs: Tensor) -> tuple[Counter[object], Counter[object]]:
-    """What runs in forward, and what in backward."""
+    """The operations that run in forward, and in backward."""
     with Calls() as forward:
         loss = loss_of(module, inputs)
     with Calls() as backward:
@@ -96,7 +96,7 @@ def run(module: nn.Module, inputs: Tensor) -> tuple[Counter[object], Counter[obj
 
 
 def saved_bytes(module: nn.Module, inputs: Tensor) -> int:
-    """What a forward pass allocates and does not free, by the profiler's books of the allocator."""
+    """The bytes that a forward pass allocates and does not free, by the profiler's books of the allocator."""
     # What earlier tests have left in cycles would count as freed, whenever the collector comes to it.
     gc.collect()
     gc.disable()

@@ -66,7 +66,7 @@ def test_what_both_send_is_added(threads: Threads) -> None:
 
 
 def several_steps(group: Any, spec: str, n: int, steps: int) -> list[tuple[Tensor, Tensor]]:
-    """By step, the sum and what was kept."""
+    """The sum and the residual of each step."""
     exchange = open_exchange(group, spec)
     result = []
     for step in range(steps):
@@ -141,7 +141,7 @@ def test_what_is_not_finite_is_sent_and_not_kept(threads: Threads, kind: str, ba
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_other_types_travel_as_fp32(threads: Threads, dtype: torch.dtype) -> None:
-    """What fp32 has no bits for stays in the residual: 2^-30 of 1 + 2^-30."""
+    """Bits that fp32 lacks stay in the residual: 2^-30 of 1 + 2^-30."""
     values = torch.tensor([0.25, 1 + 2.0**-30, -0.5, -2.0], dtype=dtype)
     results = threads(2, summed, "topk:0.5", [values] * 2)
     for summary, residual, payload_bytes in results:
@@ -179,7 +179,7 @@ QUADRATIC = torch.tensor([[-3.0, 2.0, 2.0], [2.0, -3.0, 2.0], [2.0, 2.0, -3.0]])
 
 
 def descend(group: Any, spec: str, steps: int) -> Tensor:
-    """Of f_i(x) = <a_i, x>^2 + |x|^2 / 4, one of them on each of three ranks, from (1, 1, 1)."""
+    """Minimize f_i(x) = <a_i, x>^2 + |x|^2 / 4, one of them on each of three ranks, from (1, 1, 1)."""
     exchange, a, x = open_exchange(group, spec), QUADRATIC[group.rank()], torch.ones(3)
     for _ in range(steps):
         bucket = bucket_of((2 * (a @ x) * a + x / 2) / 3)
@@ -256,7 +256,7 @@ def test_randomk_by_hand(threads: Threads) -> None:
 
 
 def test_without_feedback_by_hand(threads: Threads) -> None:
-    """What is drawn counts for its block, of four, three or three elements."""
+    """A drawn value counts for its block, of four, three or three elements."""
     values = [torch.arange(1.0, 11), torch.arange(10.0, 110, 10)]
     (total, left, _), _ = threads(2, summed, UNBIASED, values)
     lengths = [4] * 4 + [3] * 6
@@ -297,7 +297,7 @@ def test_what_goes_in_is_sent_or_kept(threads: Threads, spec: str) -> None:
 
 X = normal(20, 1)
 LENGTHS = torch.tensor([4.0] * 8 + [3] * 12)
-"""Of the block of each of 20 elements: 30 % of them are 6, and 20 = 4 + 4 + 3 + 3 + 3 + 3."""
+"""The block length of each of 20 elements: 30 % of them are 6, and 20 = 4 + 4 + 3 + 3 + 3 + 3."""
 
 
 @cache
@@ -313,7 +313,7 @@ def draws(spec: str) -> Tensor:
 
 
 def z_limit(tests: int) -> float:
-    """Of the largest of that many z-scores, two-sided."""
+    """The two-sided limit of the largest of `tests` z-scores."""
     return float(norm.ppf(1 - FALSE_ALARM / 2 / tests))
 
 
@@ -351,7 +351,7 @@ def test_blocks_and_steps_are_independent() -> None:
 
 
 def test_every_bucket_and_step_and_seed_has_a_stream_of_its_own() -> None:
-    """Of 8 seeds, 8 buckets and 8 steps, no two draw the same 64 of 4096: sums or anagrams as seeds would."""
+    """No two of 8 seeds, 8 buckets and 8 steps draw the same 64 of 4096: sums or anagrams as seeds would."""
     seen = set()
     for seed in range(8):
         streams = Streams(seed)
@@ -422,7 +422,7 @@ def dgc_bucket_of(values: Tensor, *names: str) -> Bucket:
 
 
 def exchanged(group: Any, spec: str, shares: list[list[Tensor]]) -> list[tuple[Tensor, Tensor, Tensor, int]]:
-    """By step, from this rank's shares: sum, what is kept, what it will carry over, and the bytes sent."""
+    """Sum, residual, carried residual and sent bytes of each step of this rank's shares."""
     exchange, result = open_exchange(group, spec), []
     for share in shares[group.rank()]:
         bucket, before = dgc_bucket_of(share.clone()), group.traffic.payload_bytes
@@ -691,7 +691,7 @@ def test_a_sample_spares_the_search_of_all(searched: list[int]) -> None:
 
 
 def test_zeros_are_not_searched(searched: list[int]) -> None:
-    """Of an embedding most gradients are zero: with 2000 others, k of them are found among 2000."""
+    """Most gradients of an embedding are zero: with 2000 others, k of them are found among 2000."""
     values = torch.zeros(400_000)
     values[::200] = normal(2000)
     assert select("sampled", values, 1900) == [200 * i for i in largest(normal(2000), 1900)]
@@ -727,7 +727,7 @@ def test_the_few_that_matter_are_found(others: float) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("count", [1, 900, 15_000])
 def test_what_is_not_finite_is_selected_first(kind: str, bad: float, count: int) -> None:
-    """As many as are selected at most; a block sends one of its own."""
+    """At most as many values differ as are selected; a block sends one value."""
     n, k = 20_000, 1000
     values = normal(n)
     places = torch.randperm(n, generator=torch.Generator().manual_seed(2))[:count]
@@ -739,7 +739,7 @@ def test_what_is_not_finite_is_selected_first(kind: str, bad: float, count: int)
 
 
 def test_contraction_by_hand() -> None:
-    """Of (3, -4, 1), the largest sent leaves 9 + 1 = 10 of 26, and may leave 2/3 of 26."""
+    """For (3, -4, 1), sending the largest leaves 9 + 1 = 10 of 26, and may leave 2/3 of 26."""
     values = torch.tensor([3.0, -4.0, 1.0])
     values[select("exact", values, 1)] = 0
     assert values.square().sum().item() == 10
@@ -762,7 +762,8 @@ def test_contraction(size: Sizes, seed: int) -> None:
 
 
 def test_contraction_of_a_sample() -> None:
-    """As of the largest k, where enough candidates are found (see above for how likely they are not)."""
+    """The bound of the largest k holds where enough candidates are found (see above for how likely they are
+    not)."""
     values = normal(200_000).double()
     left = values.clone()
     left[select("sampled", values, 40_000)] = 0

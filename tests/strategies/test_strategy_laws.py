@@ -1,8 +1,8 @@
-"""What holds of every strategy that trains replicas, whatever it exchanges: over real ranks.
+"""The laws of every strategy that trains replicas, whatever it exchanges: over real ranks.
 
 A new strategy needs a line in the tables: with what it trains as a loop over the replicas on one process
 does, how it averages, clips, leaves out a step that overflowed, undoes steps without exchange, and that
-nothing holds its model. What it sends in a step is held to its closed form in test_traffic.py.
+nothing holds its model. What it sends in a step is compared with its closed form in test_traffic.py.
 """
 
 from __future__ import annotations
@@ -384,7 +384,7 @@ def test_steps_without_exchange_can_be_undone_and_nothing_holds_the_model(
 
 
 WIDTH = 16
-"""Of `gpt` in split_models.py: two blocks, 17 tokens, 8 positions."""
+"""Sizes of `gpt` in split_models.py: two blocks, 17 tokens, 8 positions."""
 
 
 def _shapes(tensor: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -410,7 +410,7 @@ def _shapes(tensor: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
 def test_a_rank_keeps_its_shard_of_its_part(
     ranks: Ranks, size: int, settings: Settings, shards: int, tensor: int
 ) -> None:
-    """Of parameters, and twice of AdamW's state; 17 rows over two ranks are 9 and 8."""
+    """The elements of parameters, and twice as many of AdamW's state; 17 rows over two ranks are 9 and 8."""
     inside, around = _shapes(tensor)
     for rank, (kept, state) in enumerate(
         ranks(size, split_models.kept, "gpt", {**settings, "optimizer": ADAMW})

@@ -1,4 +1,4 @@
-"""What travels in closed form: worked out by hand, and against what steps hand to the process group."""
+"""Messages in closed form: worked out by hand, and against what steps hand to the process group."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def third_step(
 def test_what_is_counted_is_the_closed_form(
     ranks: Ranks, size: int, strategy: str, model: str, settings: dict[str, Any]
 ) -> None:
-    """Of the rank that sends most."""
+    """The messages of the rank that sends most."""
     terms = terms_of(strategy, size, parts_for(model), **{"micro_batch": 4} | settings)
     expected = (sum(term.payload_bytes for term in terms), sum(term.operations for term in terms))
     assert max(ranks(size, traffic_of_a_step, strategy, model, settings)) == expected
@@ -351,9 +351,9 @@ BY_OPERATION = {"all_reduce": "sum", "reduce_scatter": "sum", "all-reduce": "sum
     ],
 )
 def test_the_closed_form_holds_at_every_size(size: int, strategy: str, settings: dict[str, Any]) -> None:
-    """By operation and ranks of the group: of the first rank and, of a large launch, of the last one, where
-    groups note what they are handed and move nothing. The GPT has a head for each rank of `tp`, and more
-    parameters than 256, so that `zero1` leaves no rank without.
+    """The bytes by operation and ranks of the group: for the first rank and, of a large launch, of the last
+    one, where groups note what they are handed and move nothing. The GPT has a head for each rank of `tp`,
+    and more parameters than 256, so that `zero1` leaves no rank without.
 
     Beside these: `scratch-fsdp` in test_scratch_fsdp.py, pipelines in test_pipeline.py;
     `scratch-ddp` agrees on its buckets, which needs ranks that answer."""

@@ -313,7 +313,7 @@ def test_channels_last_gives_the_same_losses_within_rounding(net: Net) -> None:
 
 
 class Recorder:
-    """Writes down what an observer is told."""
+    """Records the calls to an observer."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

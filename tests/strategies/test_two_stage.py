@@ -97,8 +97,8 @@ def test_a_block_of_zeros_has_a_step() -> None:
 
 
 def hoeffding(draws: int, width: float, tests: int) -> float:
-    """What the mean of `draws` independent numbers of mean zero, each in an interval of `width`, exceeds
-    in any of `tests` cases (Bonferroni) with a probability of at most FALSE_ALARM (Hoeffding 1963,
+    """The bound that the mean of `draws` independent numbers of mean zero, each in an interval of `width`,
+    exceeds in any of `tests` cases (Bonferroni) with a probability of at most FALSE_ALARM (Hoeffding 1963,
     theorem 2)."""
     return width * math.sqrt(math.log(2 * tests / FALSE_ALARM) / (2 * draws))
 
