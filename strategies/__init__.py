@@ -40,28 +40,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckpointWarning": "strategies.saving.checkpoints",
-    "Resumed": "strategies.saving.checkpoints",
-    "Saving": "strategies.saving.checkpoints",
-    "BatchLoss": "strategies.training.loss",
-    "ExchangeSettings": "strategies.gradient_exchange",
-    "GradientExchange": "strategies.gradient_exchange",
-    "ParallelModel": "strategies.training.parallel",
-    "Phase": "strategies.training.observer",
-    "ScaledFeedback": "strategies.training.precision",
-    "SilentObserver": "strategies.training.observer",
-    "StepObserver": "strategies.training.observer",
-    "TrainSettings": "strategies.training.parallel",
-    "Trainer": "strategies.trainer",
-    "evaluate": "strategies.evaluation",
-    "parallelize": "strategies.build",
+    "strategies.build": ("parallelize",),
+    "strategies.evaluation": ("evaluate",),
+    "strategies.gradient_exchange": ("ExchangeSettings", "GradientExchange"),
+    "strategies.saving.checkpoints": ("CheckpointWarning", "Resumed", "Saving"),
+    "strategies.trainer": ("Trainer",),
+    "strategies.training.loss": ("BatchLoss",),
+    "strategies.training.observer": ("Phase", "SilentObserver", "StepObserver"),
+    "strategies.training.parallel": ("ParallelModel", "TrainSettings"),
+    "strategies.training.precision": ("ScaledFeedback",),
 }
 
 
 def __getattr__(name: str) -> object:
     # Lazy: planning imports strategies.catalog, and must not pay for torch.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'strategies' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'strategies' has no attribute {name!r}")

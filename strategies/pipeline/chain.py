@@ -48,7 +48,11 @@ def _layout(module: nn.Module, inputs: object) -> ModelLayout:
         raise _Broken("no like blocks of parts of their own are in an nn.ModuleList or nn.Sequential of it")
     twin, units = Twin(module), list(_units(module, blocks))
     order = _order(twin, units, inputs, training=True)
-    if _evaluated(twin, units, inputs) != order:
+    try:
+        evaluated = _order(twin, units, inputs, training=False)
+    except _Broken as broken:
+        raise _Broken(f"in evaluation mode {broken}") from broken
+    if evaluated != order:
         raise _Broken("its forward pass calls other modules in evaluation mode than in training")
     stem, run, head = _divided(order, blocks)
     return ModelLayout(
@@ -69,13 +73,6 @@ def _units(module: nn.Module, blocks: Collection[str], path: str = "") -> Iterat
             yield from _units(part, blocks, f"{full}.")
         else:
             yield full
-
-
-def _evaluated(twin: Twin, units: Sequence[str], inputs: Tensor) -> list[str]:
-    try:
-        return _order(twin, units, inputs, training=False)
-    except _Broken as broken:
-        raise _Broken(f"in evaluation mode {broken}") from broken
 
 
 def _order(twin: Twin, units: Sequence[str], inputs: Tensor, *, training: bool) -> list[str]:

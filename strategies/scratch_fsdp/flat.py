@@ -123,7 +123,7 @@ class FlatParameters:
         return [piece.name for piece, parameter in places if parameter.grad is None]
 
     @torch.no_grad()
-    def start_average(self) -> Averaging:
+    def start_average(self) -> Scattering:
         """Begin to average the gradients of the parameters, which give them up; one that is missing is zero.
 
         The average is in single precision at least, whatever the gradients are in. Collective.
@@ -139,7 +139,7 @@ class FlatParameters:
         for gap in self._gaps:
             values[gap].zero_()
         self._sharding.link.announce_bucket()
-        return Averaging(self, start_reduce_scatter(self._sharding.link, values))
+        return start_reduce_scatter(self._sharding.link, values)
 
     @torch.no_grad()
     def add_gradient(self, summed: Tensor) -> None:
@@ -184,22 +184,6 @@ class FlatParameters:
 
 def _range(place: int, sizes: tuple[int, ...]) -> View:
     return lambda values: values[place : place + math.prod(sizes)].view(sizes)
-
-
-class Averaging:
-    """The gradients of one flat vector on their way into its shard."""
-
-    def __init__(self, flat: FlatParameters, scattering: Scattering) -> None:
-        self._flat = flat
-        self._scattering = scattering
-
-    def finish(self) -> None:
-        """Wait for them, and add them to the shard's gradient."""
-        self._flat.add_gradient(self._scattering.wait())
-
-    def drop(self) -> None:
-        """Wait for them, and discard them."""
-        self._scattering.wait()
 
 
 def _aligned(named: Mapping[str, nn.Parameter], step: int) -> tuple[BucketRange, ...]:

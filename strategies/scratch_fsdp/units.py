@@ -25,7 +25,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from results.errors import UsageError
 from strategies.exchange.lane import Pending
 from strategies.scratch_fsdp.facts import MOST_UNDER_WAY
-from strategies.scratch_fsdp.flat import Averaging, FlatParameters, Sharding
+from strategies.scratch_fsdp.flat import FlatParameters, Scattering, Sharding
 from strategies.training.missing_gradients import MissingGradients
 
 
@@ -103,7 +103,8 @@ class UnitSchedule:
         self._prefetch = prefetch
         self._adds_up_whole = stage == 1
         self._gives_up = stage == 3
-        self._pending: deque[Averaging] = deque()
+        self._pending: deque[tuple[FlatParameters, Scattering]] = deque()
+        """Vectors whose gradients are being averaged."""
         self._averages = False
         """Whether gradients that come now are averaged."""
         self._backward: Unit | None = None
@@ -140,7 +141,7 @@ class UnitSchedule:
         try:
             yield
             while self._pending:
-                self._pending.popleft().finish()
+                self._finish_first()
             self._refusal.refuse(sorted(self._missing or ()))
             self._sharding.settle()
         except BaseException:
@@ -180,9 +181,9 @@ class UnitSchedule:
         self._averages, self._backward, self._lacking = False, None, set()
 
     def _abandon(self) -> None:
-        for averaging in self._pending:
+        for _, averaging in self._pending:
             with suppress(Exception):
-                averaging.drop()
+                averaging.wait()
         self._pending.clear()
         for unit in self._units:
             unit.abandon()
@@ -253,8 +254,13 @@ class UnitSchedule:
         for flat in unit.trained:
             self._lacking.update(flat.without_gradient())
             if len(self._pending) == MOST_UNDER_WAY:
-                self._pending.popleft().finish()
-            self._pending.append(flat.start_average())
+                self._finish_first()
+            self._pending.append((flat, flat.start_average()))
+
+    def _finish_first(self) -> None:
+        """Wait for the average that was begun first, and add it to its shard's gradient."""
+        flat, averaging = self._pending.popleft()
+        flat.add_gradient(averaging.wait())
 
 
 Schedule = weakref.ref[UnitSchedule]

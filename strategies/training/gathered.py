@@ -53,7 +53,9 @@ def gathered(
     outlines = _outlines(own, link, device, copied)
     for name in names:
         if name in copied:
-            _require_equal(name, [known[name] for known in outlines if name in known])
+            copies = [known[name] for known in outlines if name in known]
+            if any(copy != copies[0] for copy in copies[1:]):
+                raise CopiesDifferError(f"{name} is not the same on the ranks that have a copy of it")
         owner = next((rank for rank, known in enumerate(outlines) if name in known), None)
         if owner is not None:
             mine = own[name] if owner == link.rank else {}
@@ -103,11 +105,6 @@ def _outline(value: object, *, digested: bool) -> object:
 def _digest(value: Tensor) -> bytes:
     bits = value.detach().cpu().contiguous().flatten().view(torch.uint8)
     return hashlib.blake2b(bits.numpy().data, digest_size=16).digest()
-
-
-def _require_equal(name: str, copies: Sequence[Values]) -> None:
-    if any(copy != copies[0] for copy in copies[1:]):
-        raise CopiesDifferError(f"{name} is not the same on the ranks that have a copy of it")
 
 
 def _tensor(own: object, outline: _Outline, owner: int, link: Link, device: torch.device) -> Tensor:
