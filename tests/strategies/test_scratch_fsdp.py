@@ -53,7 +53,7 @@ def test_micro_batches_are_averaged_one_by_one(ranks: Ranks, stage: int) -> None
     for step in range(replicas.STEPS):
         serial = replicas.Serial("tied", SIZE, settings)
         serial.module.load_state_dict(results[0][step]["start"], strict=False)
-        sizes = sizes_of_terms(replicas, replicas.copy.deepcopy(serial.module), step)
+        sizes = sizes_of_terms(replicas.copy.deepcopy(serial.module), step)
         gradients, _ = serial.gradients(step)
         for result in results:
             assert result[step]["gradients"].keys() == gradients.keys()
