@@ -205,7 +205,7 @@ def test_with_feedback_it_arrives(threads: Threads) -> None:
 
 
 def test_ranks_look_at_different_samples(threads: Threads) -> None:
-    """One sample in 20 finds too few candidates (see test_sparse.py), but not on all ranks at once: with
+    """One sample in 20 finds too few candidates (see below), but not on all ranks at once: with
     equal values, what two ranks select is not always the same."""
 
     def run(group: Any) -> list[Tensor]:
