@@ -38,8 +38,7 @@ class Sharding:
     computed_in: torch.dtype | None
     """The data type in which single-precision parameters are gathered; None: their own."""
     host: HostShards | None
-    """Keeps shards, and with them gradients and the optimizer's state, lie in host memory; None: they are on
-    the device."""
+    """Keeps shards, gradients and the optimizer's state in host memory; None: they are on the device."""
     fill: Callable[[Tensor], None]
     """Gives a parameter its initial values, if it was built without."""
 
