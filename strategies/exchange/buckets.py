@@ -59,13 +59,13 @@ def own_stride(parameter: Tensor) -> tuple[int, ...]:
     return stride if stride == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()
 
 
-def pieces_of(named: Iterator[tuple[str, torch.Size]]) -> tuple[BucketRange, ...]:
-    """Pieces that lie one after another."""
+def pieces_of(named: Iterator[tuple[str, torch.Size]], step: int = 1) -> tuple[BucketRange, ...]:
+    """Pieces that lie one after another, each at a multiple of `step` elements."""
     pieces: list[BucketRange] = []
     offset = 0
     for name, shape in named:
         pieces.append(BucketRange(name=name, offset=offset, shape=shape))
-        offset += shape.numel()
+        offset += -(-shape.numel() // step) * step
     return tuple(pieces)
 
 

@@ -21,7 +21,7 @@ from torch.distributed import Work
 from results.parts import ALIGNED_BYTES
 from strategies.collectives.link import Link
 from strategies.devices import device_of
-from strategies.exchange.buckets import BucketRange
+from strategies.exchange.buckets import BucketRange, pieces_of
 from strategies.exchange.lane import Pending
 from strategies.scratch_fsdp.host_shards import HostShards
 from strategies.training.boxes import Box, Owned, View, rectangles
@@ -62,7 +62,8 @@ class FlatParameters:
         link, kept_in = sharding.link, self.parameters[0].dtype
         dtype = sharding.computed_in if kept_in == torch.float32 else None
         dtype = dtype or kept_in
-        self.pieces = _aligned(named, ALIGNED_BYTES // dtype.itemsize)
+        shapes = ((name, parameter.shape) for name, parameter in named.items())
+        self.pieces = pieces_of(shapes, ALIGNED_BYTES // dtype.itemsize)
         last = self.pieces[-1]
         shard = math.ceil((last.offset + last.numel) / link.size)
         # What a parameter is while the values are given up: reading one must not end the process. It has the
@@ -183,16 +184,6 @@ class FlatParameters:
 
 def _range(place: int, sizes: tuple[int, ...]) -> View:
     return lambda values: values[place : place + math.prod(sizes)].view(sizes)
-
-
-def _aligned(named: Mapping[str, nn.Parameter], step: int) -> tuple[BucketRange, ...]:
-    """Pieces one after another, each at a multiple of `step` elements."""
-    pieces: list[BucketRange] = []
-    offset = 0
-    for name, parameter in named.items():
-        pieces.append(BucketRange(name=name, offset=offset, shape=parameter.shape))
-        offset += math.ceil(parameter.numel() / step) * step
-    return tuple(pieces)
 
 
 def _gaps(pieces: Sequence[BucketRange], numel: int) -> list[slice]:
