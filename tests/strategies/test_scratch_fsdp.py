@@ -12,6 +12,7 @@ from typing import Any
 import data_parallel as replicas
 import pytest
 import torch
+from recorded_world import RecordingGroup
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -122,7 +123,6 @@ def test_each_rank_gets_its_part_of_the_sum(threads: Threads, size: int, by_back
 
 # `scratch-fsdp` where a rank lacks a gradient: all ranks issue the same, and all say so.
 
-Recording = Callable[[int, int], Any]
 LAYOUT = ModelLayout(blocks=("1", "2", "3"))
 
 
@@ -179,10 +179,10 @@ def test_a_parameter_without_gradient_is_refused_on_all_ranks(ranks: Ranks, stag
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_rank_issues_the_same_whether_its_gradients_come_or_not(recording: Recording, stage: int) -> None:
+def test_a_rank_issues_the_same_whether_its_gradients_come_or_not(stage: int) -> None:
     seen, told = [], []
     for sign in (1.0, -1.0):
-        group = recording(0, 4)
+        group = RecordingGroup(0, 4)
         told.append(complaint(trainer_of(group, f"scratch-fsdp:stage={stage}"), sign))
         seen.append(group.seen)
     assert [bool(text) for text in told] == [False, True]
@@ -341,14 +341,14 @@ def test_what_travels_and_what_is_kept_are_the_closed_forms(
 
 @pytest.mark.parametrize("rank", [0, 100, 255])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_256_ranks_hand_over_what_the_closed_forms_say(recording: Recording, rank: int, stage: int) -> None:
-    found = traffic_of_a_step(recording(rank, 256), f"scratch-fsdp:stage={stage}", 2)
+def test_256_ranks_hand_over_what_the_closed_forms_say(rank: int, stage: int) -> None:
+    found = traffic_of_a_step(RecordingGroup(rank, 256), f"scratch-fsdp:stage={stage}", 2)
     assert found == closed_form(256, stage, 2)
 
 
-def test_the_order_of_a_step_at_256_ranks(recording: Recording) -> None:
+def test_the_order_of_a_step_at_256_ranks() -> None:
     """Each unit is gathered one ahead of its turn; an average begins before the next block's gathering."""
-    group = recording(3, 256)
+    group = RecordingGroup(3, 256)
     _, trainer = build(group, "scratch-fsdp")
     trainer.step(batches(3))
     del group.seen[:]
@@ -359,8 +359,8 @@ def test_the_order_of_a_step_at_256_ranks(recording: Recording) -> None:
     assert group.seen == gather * 5 + backward
 
 
-def test_what_is_gathered_in_bfloat16_is_averaged_in_single_precision(recording: Recording) -> None:
-    found = traffic_of_a_step(recording(0, 256), "scratch-fsdp:params=bf16", 1, "bf16")
+def test_what_is_gathered_in_bfloat16_is_averaged_in_single_precision() -> None:
+    found = traffic_of_a_step(RecordingGroup(0, 256), "scratch-fsdp:params=bf16", 1, "bf16")
     # 8 bfloat16 are 16 bytes: 30 elements again begin anew at 32.
     assert found == closed_form(256, 3, 1, shard_bytes=2)
 
@@ -403,8 +403,8 @@ WHOLE: dict[int, list[tuple[str, tuple[int, int], int]]] = {
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_is_whole_between_the_phases_of_a_step(recording: Recording, stage: int) -> None:
-    module, trainer = build(recording(1, 4), f"scratch-fsdp:stage={stage}", accumulation=2)
+def test_what_is_whole_between_the_phases_of_a_step(stage: int) -> None:
+    module, trainer = build(RecordingGroup(1, 4), f"scratch-fsdp:stage={stage}", accumulation=2)
     assert module.whole() == (0, 0)
     trainer.step(batches(1))
     trainer.observer = watch = Watch(module)
@@ -414,9 +414,9 @@ def test_what_is_whole_between_the_phases_of_a_step(recording: Recording, stage:
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_no_more_blocks_are_whole_than_the_one_in_use_and_those_ahead(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch, ahead: int
+    monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
-    module, trainer = build(recording(1, 4), f"scratch-fsdp:prefetch={ahead}")
+    module, trainer = build(RecordingGroup(1, 4), f"scratch-fsdp:prefetch={ahead}")
     seen: list[int] = []
     monkeypatch.setattr(Probed, "watching", staticmethod(lambda: seen.append(module.whole()[1])))
     trainer.step(batches(1))
@@ -427,9 +427,9 @@ def test_no_more_blocks_are_whole_than_the_one_in_use_and_those_ahead(
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_a_block_that_is_called_again_in_backward_gathers_none_ahead(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch, ahead: int
+    monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
-    group = recording(1, 4)
+    group = RecordingGroup(1, 4)
     module, trainer = build(group, f"scratch-fsdp:prefetch={ahead}", Recomputing)
     seen: list[int] = []
     monkeypatch.setattr(Probed, "watching", staticmethod(lambda: seen.append(module.whole()[1])))
@@ -517,8 +517,8 @@ def test_a_step_that_fails_leaves_nothing_behind(ranks: Ranks, stage: int, where
     assert found == [(["broken"], (0, 0), True)] * 2
 
 
-def test_dropping_the_trainer_drops_the_model(recording: Recording) -> None:
-    module, trainer = build(recording(1, 4), "scratch-fsdp")
+def test_dropping_the_trainer_drops_the_model() -> None:
+    module, trainer = build(RecordingGroup(1, 4), "scratch-fsdp")
     trainer.step(batches(1))
     gone = weakref.ref(module)
     gc.disable()
