@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from itertools import pairwise
 
 import pytest
 from generated_study import Trouble, large_study
@@ -53,7 +52,6 @@ def test_every_numeric_column_of_every_table_says_what_it_is(small, new_timing) 
     page = page_of(small)
     # The best of each size, a map, memory, failures, and the full table: no more.
     assert page.tags.count("table") == 5
-    assert page.tags.count("caption") == page.tags.count("table")
     assert page.bare == []
 
 
@@ -69,21 +67,6 @@ def test_a_definition_is_on_hover_where_a_heading_links_to_it(small) -> None:
     assert head is not None
     # The first sentence of the definition, without its markup, and no more of it.
     assert head[1] == "Work of a step on all ranks / step time: total work over total time."
-
-
-def test_headings_descend_one_level_at_a_time(small) -> None:
-    levels = [int(tag[1]) for tag in page_of(small).tags if re.fullmatch("h[1-6]", tag)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in pairwise(levels))
-
-
-def test_ids_are_unique_and_every_inner_link_leads_somewhere(small) -> None:
-    page = page_of(small)
-    assert len(page.ids) == len(set(page.ids))
-    inner = {href[1:] for href in page.hrefs if href.startswith("#")}
-    assert inner - set(page.ids) == set()
-    assert "method-exposed" in inner
 
 
 def test_the_page_loads_nothing_and_runs_its_own_script_alone(small) -> None:
@@ -188,35 +171,20 @@ def test_hostile_texts_are_only_texts(tmp_path, new_study, new_timing, new_envir
     assert page.text.count(bad) >= 6
 
 
-def test_names_that_matplotlib_would_hide_or_typeset_are_drawn(planted) -> None:
-    cells = planted.series("weak", "_hidden$x^2$", [2, 4], batch=8)
-    planted.plan(repeats=1)
-    for cell in cells:
-        planted.runs(cell, [10.0])
-    html = planted.page()
-    drawings = "".join(re.findall(r"<svg .*?</svg>", html, flags=re.DOTALL))
-    assert re.search(r"<text[^>]*>_hidden\$x\^2\$</text>", drawings)
-
-
-def test_when_nothing_succeeded_the_page_says_so_and_why(planted, new_timing) -> None:
-    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+@pytest.mark.parametrize("sizes", [[], [2, 4]])
+def test_when_nothing_succeeded_the_page_says_so_and_why(planted, new_timing, sizes) -> None:
+    """Of skips alone, and of a run that failed."""
+    cells = planted.series("weak", "ddp", sizes, batch=8) if sizes else []
     planted.skip("ddp", 8, "8 devices asked for, 2 here", batch=8)
     planted.plan()
-    planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="no room for 2 GiB"))
+    for cell in cells[:1]:
+        planted.run(cell, new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="no room for 2 GiB"))
     page = page_of(planted)
     assert page.sections == [name for name in SECTIONS if name in page.sections]
     assert "Nothing succeeded" in page.text
-    assert "no room for 2 GiB" in page.text
+    assert ("no room for 2 GiB" in page.text) == bool(sizes)
     assert "8 devices asked for, 2 here" in page.text
     assert "svg" not in page.tags
-
-
-def test_a_study_of_skips_alone_renders(planted) -> None:
-    planted.skip("ddp", 8, "8 devices asked for, 2 here", batch=8)
-    planted.plan()
-    page = page_of(planted)
-    assert "Nothing succeeded" in page.text
-    assert "8 devices asked for, 2 here" in page.text
 
 
 def test_sizes_that_failed_are_marked_and_named_at_the_foot(small) -> None:

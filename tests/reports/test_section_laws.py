@@ -142,6 +142,8 @@ def test_the_whole_page_has_no_id_twice_and_no_broken_link(study: StudyFigures) 
     with patch.object(page, "contents", lambda study: (*ours(study), *added)):
         shown = Page(page.render_figures(study))
     assert len(shown.ids) == len(set(shown.ids))
+    levels = [int(tag[1]) for tag in shown.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels.count(1) == 1
     # A column may be explained by the definition of another section.
     assert shown.bare == []
     assert {link[1:] for link in shown.hrefs if link.startswith("#")} <= set(shown.ids)
