@@ -135,23 +135,19 @@ def _figures(row: CellRow) -> Json | None:
         **declared(row, "step_ns", "samples_per_s", "units_per_s"),
         "phase_ns": figures.phase_ns,
         **declared(row, "exposed_ns", "exposed_share", "exposed_absent"),
-        "budget": _budget(row),
+        "budget": None
+        if row.budget is None
+        else {
+            "method": row.budget.method,
+            "part_ns": dict(row.budget.part_ns),
+            "transfer_ns": row.budget.transfer_ns,
+            "wait_ns": row.budget.wait_ns,
+        },
         "efficiency": {"weak": _point(row.weak), "strong": _point(row.strong)},
         "exchange": _exchange(row),
         "cost": _cost(row),
         "mfu": row.mean("mfu"),
         **declared(row, "energy_j", "rss_peak_bytes", "rss_over_idle_bytes", "device_allocated_peak_bytes"),
-    }
-
-
-def _budget(row: CellRow) -> Json | None:
-    if row.budget is None:
-        return None
-    return {
-        "method": row.budget.method,
-        "part_ns": dict(row.budget.part_ns),
-        "transfer_ns": row.budget.transfer_ns,
-        "wait_ns": row.budget.wait_ns,
     }
 
 

@@ -11,6 +11,8 @@ from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.figures import CellFigures
 from reports.analysis.outcomes import NOT_RUN, outcome_words
 from reports.analysis.size_to_buy import UNPROVEN, Purchase, SizeToBuy
+from reports.analysis.pick import UNPROVEN
+from reports.analysis.size_to_buy import SizeToBuy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.scalability import Configuration, Scalability, scalability
 from reports.page.section import Tile
@@ -135,7 +137,12 @@ def _efficiency(all_shown: Sequence[Shown]) -> Tile:
             said = metric(value)
             told = f"{where}: {said.value} ({said.note})"
             if not figure:
-                figure, note = _at_both_ends(one.bought.choice, value)
+                figure, note, choice = said.value, said.note, one.bought.choice
+                if choice is not None and choice.shown_efficiency is not None:
+                    # The choice is from one size to another.
+                    least = metric(choice.shown_efficiency)
+                    note = f"on {choice.shown_to:,}: {least.note}; on {choice.gpus:,}: {said.note}"
+                    figure = f"{least.value} to {said.value}"
                 told = f"{note}; {where}, against {against}"
         lines.append(told)
     return Tile(
@@ -144,16 +151,6 @@ def _efficiency(all_shown: Sequence[Shown]) -> Tile:
         lines=tuple(lines) or ("no cell has a figure",),
         anchor="method-efficiency",
     )
-
-
-def _at_both_ends(choice: Purchase | None, value: Metric) -> tuple[str, str]:
-    """The efficiency and its note, of both sizes where the choice is from one to another."""
-    said = metric(value)
-    if choice is None or choice.shown_efficiency is None:
-        return said.value, said.note
-    first = metric(choice.shown_efficiency)
-    note = f"on {choice.shown_to:,}: {first.note}; on {choice.gpus:,}: {said.note}"
-    return f"{first.value} to {said.value}", note
 
 
 def _claim(one: Shown) -> tuple[Metric | None, str, str]:
@@ -175,34 +172,39 @@ def _epoch(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
     if not found:
         return Tile(title="An epoch", figure="unknown", lines=("no measured cell",), anchor="method-epoch")
     first = found[0][1]
-    lines = [
-        *_price(study, first),
-        *(f"{_where(one, cost)}: {_took(cost)}" for one, cost in found[1:4]),
-    ]
-    title = "An epoch" if first.epoch_ns else "A million samples"
+    time, usd = _basis(first)
+    ends = [] if time.low is None or time.high is None else [f"{_time(time.low)} to {_time(time.high)}"]
+    ends += [f"{metric(usd).ends} USD"] if usd and metric(usd).ends else []
+    interval = f" ({', '.join(ends)})" if ends else ""
     samples = first.epoch_samples if first.epoch_ns and first.epoch_samples else 1_000_000
-    lines.insert(0, f"{samples:,} samples by {_where(found[0][0], first)}{_interval(first)}")
-    return Tile(title=title, figure=_took(first), lines=tuple(lines), anchor="method-epoch")
+    return Tile(
+        title="An epoch" if first.epoch_ns else "A million samples",
+        figure=_took(first),
+        lines=(
+            f"{samples:,} samples by {_where(found[0][0], first)}{interval}",
+            _price(study, first),
+            *(f"{_where(one, cost)}: {_took(cost)}" for one, cost in found[1:4]),
+        ),
+        anchor="method-epoch",
+    )
+
+
+def _basis(cost: CellCost) -> tuple[Metric, Metric | None]:
+    """Return the time and the cost of an epoch, or of a million samples if its size is unknown."""
+    if cost.epoch_ns:
+        return cost.epoch_ns, cost.usd_per_epoch
+    return cost.million_samples_ns, cost.usd_per_million_samples
 
 
 def _took(cost: CellCost) -> str:
     """`3 h 20 min, 434 USD`."""
-    time = cost.epoch_ns or cost.million_samples_ns
-    usd = cost.usd_per_epoch if cost.epoch_ns else cost.usd_per_million_samples
+    time, usd = _basis(cost)
     return _time(time.value) + (f", {metric(usd).value}" if usd else "")
 
 
 def _time(ns: float) -> str:
     """`21.2 h`, and below an hour as a duration."""
     return f"{number(ns / 3.6e12)} h" if ns >= 3.6e12 else duration(ns)
-
-
-def _interval(cost: CellCost) -> str:
-    time = cost.epoch_ns or cost.million_samples_ns
-    usd = cost.usd_per_epoch if cost.epoch_ns else cost.usd_per_million_samples
-    ends = [] if time.low is None or time.high is None else [f"{_time(time.low)} to {_time(time.high)}"]
-    ends += [f"{metric(usd).ends} USD"] if usd and metric(usd).ends else []
-    return f" ({', '.join(ends)})" if ends else ""
 
 
 def _where(one: Shown, cost: CellCost) -> str:
@@ -212,12 +214,11 @@ def _where(one: Shown, cost: CellCost) -> str:
     return f"{name} on {cost.cell.gpus:,}, {one.short}"
 
 
-def _price(study: StudyFigures, cost: CellCost) -> Iterator[str]:
+def _price(study: StudyFigures, cost: CellCost) -> str:
     """Describe the price with its date and range, or the reason why it is missing."""
     quote = cost.quote
     if quote is None:
-        yield f"no cost: {cost.absent}"
-        return
+        return f"no cost: {cost.absent}"
     price, day = quote.price, study_day(study.runs)
     dated = f", of {price.date}" if price.date else ""
     unit = f"USD a {device_word(cost.cell.device)} and hour"
@@ -226,7 +227,7 @@ def _price(study: StudyFigures, cost: CellCost) -> Iterator[str]:
         dollars = [other.usd_per_gpu_hour for other in quote.alternatives]
         told += f"; others {min(dollars):,.2f} to {max(dollars):,.2f}"
     warning = quote.warning(day)
-    yield f"{told}{f'; {warning}' if warning else ''})"
+    return f"{told}{f'; {warning}' if warning else ''})"
 
 
 def _trust(study: StudyFigures) -> Tile:
