@@ -111,7 +111,11 @@ def metric(figure: Metric) -> MetricText:
     if low is None or high is None:
         decimals = _metric_decimals(figure, value)
         return MetricText(value=f"{_clean(value, decimals)} {unit}", ends=None, label=_label(figure))
-    decimals = _telling_decimals(figure, value, low, high)
+    # Decimals at which the two ends differ, within reason.
+    decimals = _metric_decimals(figure, value)
+    most = max(decimals, _decimals(value, MOST_DIGITS))
+    while decimals < most and _clean(low, decimals) == _clean(high, decimals) and low != high:
+        decimals += 1
     return MetricText(
         value=f"{_clean(value, decimals)} {unit}",
         ends=f"{_clean(low, decimals)} to {_clean(high, decimals)}",
@@ -183,15 +187,6 @@ def _rate_scale(per_s: float) -> tuple[float, str]:
 
 def _metric_decimals(figure: Metric, value: float) -> int:
     return 1 if figure.unit == "ratio" else _decimals(value, DIGITS)
-
-
-def _telling_decimals(figure: Metric, value: float, low: float, high: float) -> int:
-    """Decimals at which the two ends of an interval differ, within reason."""
-    decimals = _metric_decimals(figure, value)
-    most = max(decimals, _decimals(value, MOST_DIGITS))
-    while decimals < most and _clean(low, decimals) == _clean(high, decimals) and low != high:
-        decimals += 1
-    return decimals
 
 
 def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> str:

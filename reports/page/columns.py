@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from reports.analysis.budget import BudgetPart
 from reports.analysis.cost import energy_per_sample
@@ -113,13 +113,22 @@ def _told(name: str, row: RunRow) -> float | None:
     return row.run.telemetry.get(name)
 
 
-def _efficiency(kind: Scaling, against: Literal["single", "own"]) -> tuple[Column[CellRow], ...]:
-    name, path = f"efficiency_{kind}_{against}", f"{kind}.{against}"
-    return (
-        *metric(name, f"{path}.metric"),
-        text(f"{name}_baseline", f"{path}.baseline.figures.cell.id"),
-        text(f"{name}_absent", f"{path}.reason"),
-    )
+def _efficiencies() -> Iterator[Column[CellRow]]:
+    for kind in ("weak", "strong"):
+        for against in ("single", "own"):
+            name, path = f"efficiency_{kind}_{against}", f"{kind}.{against}"
+            yield from metric(name, f"{path}.metric")
+            yield text(f"{name}_baseline", f"{path}.baseline.figures.cell.id")
+            yield text(f"{name}_absent", f"{path}.reason")
+
+
+def _budget(part_path: str, metric_path: str) -> Iterator[Column[Any]]:
+    for part in ("input", "compute", "transfer", "wait", "bubble", "other"):
+        name = f"budget_{part}_ns"
+        if part in ("transfer", "wait"):
+            yield from metric(name, metric_path.format(part))
+        else:
+            yield real(name, part_path.format(part))
 
 
 def _own(name: str) -> Callable[[RankRow], object]:
@@ -207,10 +216,7 @@ CELLS = (
         anchor="method-budget",
         hint="how transfer and wait were found",
     ),
-    *(real(f"budget_{part}_ns", f"budget.part_ns.{part}") for part in ("input", "compute")),
-    *metric("budget_transfer_ns", "budget.transfer_ns"),
-    *metric("budget_wait_ns", "budget.wait_ns"),
-    *(real(f"budget_{part}_ns", f"budget.part_ns.{part}") for part in ("bubble", "other")),
+    *_budget("budget.part_ns.{}", "budget.{}_ns"),
     real(
         "bubble_ideal",
         "figures.newest.bubble_ideal",
@@ -244,10 +250,7 @@ CELLS = (
         for one in metric(name, f"cost.{name}", title, USD, "method-cost", ends=False)
     ),
     text("usd_absent", "cost.absent"),
-    *_efficiency("weak", "single"),
-    *_efficiency("weak", "own"),
-    *_efficiency("strong", "single"),
-    *_efficiency("strong", "own"),
+    *_efficiencies(),
     text("dense_cell_id", "exchange.dense.cell.id"),
     *metric("speed_up", "exchange.speed_up", "speed-up over dense", PLAIN, "method-speed-up", ends=False),
     text("speed_up_verdict", "exchange.verdict", title="verdict", anchor="method-speed-up"),
@@ -447,10 +450,7 @@ RUNS = (
     *(real(f"{phase}_ns", f"run.phase_ns.{phase}") for phase in (*PHASES, "other")),
     *metric("exposed_ns", "run.exposed_ns"),
     text("budget_method", "run.budget.method"),
-    *(real(f"budget_{part}_ns", f"run.budget.{part}_ns") for part in ("input", "compute")),
-    *metric("budget_transfer_ns", "run.budget.transfer_ns"),
-    *metric("budget_wait_ns", "run.budget.wait_ns"),
-    *(real(f"budget_{part}_ns", f"run.budget.{part}_ns") for part in ("bubble", "other")),
+    *_budget("run.budget.{}_ns", "run.budget.{}_ns"),
     real("bubble_ideal", "run.bubble_ideal"),
     whole("communication_steps", "run.communication.steps"),
     real("communication_step_ns", "run.communication.step_ns"),

@@ -166,10 +166,9 @@ def definitions(sections: Iterable[Section], *, cpu: bool) -> tuple[Definition, 
 
 def hints(defined: Iterable[Definition]) -> Mapping[str, str]:
     """Return the first sentence of each definition by its anchor: heads of columns show it on hover."""
-    return {one.anchor: first_sentence(one.text) for one in defined}
-
-
-def first_sentence(text: str) -> str:
-    """Up to the first full stop before a capital letter, without markup."""
-    plain = text.striptags() if isinstance(text, Markup) else text
-    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", plain, maxsplit=1)[0]
+    found = {}
+    for one in defined:
+        plain = one.text.striptags() if isinstance(one.text, Markup) else one.text
+        # Up to the first full stop before a capital letter.
+        found[one.anchor] = re.split(r"(?<=[.!?])\s+(?=[A-Z])", plain, maxsplit=1)[0]
+    return found

@@ -20,7 +20,6 @@ from reports.text import count, duration, listed, percent
 from results.cell import REFERENCE_STRATEGY
 from results.outcome import Evidence
 
-_TITLE = "Where a step's time goes"
 _SYNTHETIC = (
     "the data are synthetic, made before the first step, so that however slow a loader of real data is, it "
     "does not show."
@@ -33,20 +32,17 @@ def anatomy_section(study: StudyFigures) -> Section | None:
     """None where no cell has a figure."""
     if not study.cells:
         return None
-    return Section(anchor="anatomy", title=_TITLE, blocks=tuple(_blocks(study)), definitions=DEFINITIONS)
-
-
-def _blocks(study: StudyFigures) -> Iterator[Block]:
-    drawings = []
-    for place, (title, curves) in enumerate(works(study)):
-        rows = _rows(curves)
-        if rows:
-            drawings.append(budget_bars(f"budget-{place}", f"{title}, {curves[0].key.kind}", rows))
-    if drawings:
-        yield Drawings(tuple(drawings))
-    remarks = tuple(_remarks(study))
-    if remarks:
-        yield Bullets(remarks, "plain")
+    drawings = [
+        budget_bars(f"budget-{place}", f"{title}, {curves[0].key.kind}", rows)
+        for place, (title, curves) in enumerate(works(study))
+        if (rows := _rows(curves))
+    ]
+    blocks: list[Block] = [Drawings(tuple(drawings))] if drawings else []
+    if remarks := tuple(_remarks(study)):
+        blocks.append(Bullets(remarks, "plain"))
+    return Section(
+        anchor="anatomy", title="Where a step's time goes", blocks=tuple(blocks), definitions=DEFINITIONS
+    )
 
 
 def _rows(curves: Sequence[Curve]) -> Labelled:
@@ -77,7 +73,18 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
         worst = max(warned, key=lambda one: abs(one.part_ns["other"]) / one.step_ns)
         more = f"; {count(len(warned) - 1, 'other cell')} by more than 5 % too" if len(warned) > 1 else ""
         yield f"{cell_label(study, worst.cell)}: {worst.warning}{more}."
-    yield from _encoding(study, list(budgets.values()))
+    # How much of compute is encoding: blocks without the exchange encode and decode too. The recorder takes
+    # waiting for it off compute, so that only the method on-off has it there.
+    encoding = [
+        f"{cell_label(study, one.cell)}: {duration(cpu_ns)}"
+        for one in budgets.values()
+        if one.method == "on-off"
+        and one.cell.compresses
+        and (cpu_ns := communication(one.figures).mean("exchange_cpu_ns"))
+    ]
+    if encoding:
+        named = listed(encoding, most=_NAMED, last="; ")
+        yield f"Compute contains encoding and decoding (CPU time): {named}."
     reasons: dict[str, list[CellFigures]] = {}
     for cell in cells:
         if (reason := why_no_budget(cell)) is not None:
@@ -85,22 +92,6 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
     for reason, those in reasons.items():
         named = listed([cell_label(study, one.cell) for one in those], most=_NAMED)
         yield f"No budget of {named}: {reason}."
-
-
-def _encoding(study: StudyFigures, budgets: Sequence[CellBudget]) -> Iterator[str]:
-    """Say how much of compute is encoding: blocks without the exchange encode and decode too.
-
-    The recorder takes waiting for it off compute, so that only the method on-off has it there.
-    """
-    texts = [
-        f"{cell_label(study, one.cell)}: {duration(cpu_ns)}"
-        for one in budgets
-        if one.method == "on-off"
-        and one.cell.compresses
-        and (cpu_ns := communication(one.figures).mean("exchange_cpu_ns"))
-    ]
-    if texts:
-        yield f"Compute contains encoding and decoding (CPU time): {listed(texts, most=_NAMED, last='; ')}."
 
 
 DEFINITIONS = (
@@ -155,7 +146,13 @@ def budget_bars(name: str, title: str, rows: Labelled) -> Drawing:
     scale = (_WIDTH - _LEFT - (_RIGHT_OF_TWO if longer else _RIGHT)) / 100
     height = _TOP + _ROW * len(rows) + _FOOT
     shown = [part for part in PARTS if any(one.part_ns.get(part, 0.0) > 0 for _, one in rows)]
-    parts = [*_legend(shown), *_axis(scale, height)]
+    parts = [*_legend(shown)]
+    for share in (0, 25, 50, 75, 100):
+        x = _LEFT + share * scale
+        parts.append(
+            f'<g class="tick"><path d="M{x:.1f} {_TOP - 4:.0f}V{height - _FOOT:.0f}"/>'
+            f'<text x="{x:.1f}" y="{height - 8:.0f}" text-anchor="middle">{share}</text></g>\n'
+        )
     for place, (label, one) in enumerate(rows):
         parts += _bar(label, one, _TOP + place * _ROW, scale)
     full = f"{title}: where a step's time goes, %"
@@ -187,15 +184,6 @@ def _legend(shown: Sequence[BudgetPart]) -> Iterator[str]:
             f'<text x="{x + 14:.0f}" y="13">{PART_NAMES[part]}</text>\n'
         )
         x += 26 + 6.2 * len(PART_NAMES[part])
-
-
-def _axis(scale: float, height: float) -> Iterator[str]:
-    for share in (0, 25, 50, 75, 100):
-        x = _LEFT + share * scale
-        yield (
-            f'<g class="tick"><path d="M{x:.1f} {_TOP - 4:.0f}V{height - _FOOT:.0f}"/>'
-            f'<text x="{x:.1f}" y="{height - 8:.0f}" text-anchor="middle">{share}</text></g>\n'
-        )
 
 
 def _bar(label: str, one: CellBudget, top: float, scale: float) -> Iterator[str]:

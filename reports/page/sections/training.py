@@ -94,9 +94,7 @@ def _overview(runs: Sequence[Named]) -> TextTable:
 
 
 def _end(one: TrainedCell) -> str:
-    if one.log.ended is not None:
-        return one.log.ended.words
-    return "diverged" if one.over else "has not ended"
+    return one.log.ended.words if one.log.ended else "diverged" if one.over else "has not ended"
 
 
 def _last(one: TrainedCell, name: str) -> float | None:
