@@ -23,10 +23,21 @@ import pandas as pd
 
 from reports.analysis.assumptions import Assumptions, site_price
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.columns import CELLS, LOSSES, RANKS, RUNS, SKIPS, telemetry
+from reports.page.columns import (
+    CELLS,
+    LOSSES,
+    RANKS,
+    RUNS,
+    SKIPS,
+    cell_rows,
+    loss_rows,
+    rank_rows,
+    run_rows,
+    skip_rows,
+    telemetry,
+)
 from reports.page.json_document import json_document
 from reports.page.markup import latex, markdown
-from reports.page.rows import cell_rows, loss_rows, rank_rows, run_rows, skip_rows
 from reports.table import Column
 from results.catalogue.prices import Price, checked_usd
 from results.errors import MachineError, SchemaError, UsageError

@@ -14,8 +14,7 @@ from reports.analysis.scaling import CurvePoint, Efficiency
 from reports.analysis.side_by_side import SideBySide, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
-from reports.page.columns import declared
-from reports.page.rows import CellRow, cell_rows
+from reports.page.columns import CellRow, cell_rows, declared
 from results.schema import WRITER, Json
 
 SCHEMA = "bench/export"

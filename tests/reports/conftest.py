@@ -14,8 +14,8 @@ from builders import a_cell, an_environment
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
 from reports.gate.reduce import subject_key
+from reports.page.columns import cell_rows
 from reports.page.render import render_figures
-from reports.page.rows import cell_rows
 from reports.page.sections.table import full_table
 from results import schemas
 from results.baseline import Baseline, Subject

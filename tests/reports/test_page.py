@@ -13,7 +13,7 @@ from html_page import Page
 from reports.analysis.study import analyse
 from reports.page.chart import log_ticks, nice_ticks
 from reports.page.render import render_figures
-from reports.page.tiles import tiles
+from reports.page.sections.summary import tiles
 from results.outcome import Evidence, Outcome
 
 SECTIONS = [

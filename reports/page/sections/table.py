@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reports.analysis.study import StudyFigures
-from reports.page.columns import PRESETS, cell_columns
+from reports.page.columns import PRESETS, CellRow, cell_columns, cell_rows
 from reports.page.export import export_table
 from reports.page.looks import ROW
-from reports.page.rows import CellRow, cell_rows
 from reports.page.section import Downloads, Paragraph, Section, Table
 from reports.page.sections import anatomy, correctness, cost, memory
 from reports.page.sections import communication as network
