@@ -120,12 +120,7 @@ def _per_s(one: TrainedCell) -> Field:
 
 def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
     kinds: tuple[tuple[str, str, str, Values], ...] = (
-        (
-            "training-loss",
-            "Training loss",
-            "loss",
-            _losses,
-        ),
+        ("training-loss", "Training loss", "loss", _losses),
         *(
             (f"training-{name.replace('_', '-')}", title, name, partial(_metric, metric=name))
             for name, title in (
