@@ -11,6 +11,7 @@ import pytest
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
+from reports.page.columns import CELLS, PRESETS, SHOWN, cell_columns
 from reports.page.export import TABLES, csv_text, frame_of
 from results.catalogue.prices import Price
 from results.outcome import Outcome
@@ -278,3 +279,10 @@ def test_the_figures_of_a_row_agree_with_each_other(small, table) -> None:
         for name in ("step_ns", "samples_per_s"):
             if low := row.get(f"{name}_low"):
                 assert float(low) <= figures[name] <= float(row[f"{name}_high"])
+
+
+def test_a_column_is_declared_once() -> None:
+    names = [column.name for column in (*CELLS, *SHOWN)]
+    assert len(names) == len(set(names))
+    shown = {column.name for preset in PRESETS for column in cell_columns(preset)}
+    assert shown == {column.name for column in (*CELLS, *SHOWN) if column.title}
