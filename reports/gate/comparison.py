@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from itertools import zip_longest
 from typing import Any
 
@@ -15,9 +14,9 @@ from reports.gate.effect import (
     FEWEST_RUNS,
     LOOKS,
     PAIRS_A_LOOK,
-    Change,
     Effect,
     PairedSample,
+    Verdict,
     difference_effect,
     judge,
     judge_pairs,
@@ -28,26 +27,6 @@ from reports.gate.effect import (
 from reports.gate.metrics import EXACT, TIMED, ExactMetric, TimedMetric
 from reports.text import count
 from results.baseline import Baseline, Exact, Subject
-
-
-class Verdict(StrEnum):
-    """The result of comparing one metric of a subject, or the subject as a whole."""
-
-    REGRESSED = "regressed"
-    IMPROVED = "improved"
-    UNCHANGED = "unchanged"
-    CHANGED = "changed"
-    """An exact counter differs, and neither side is better."""
-    ACCEPTED = "accepted"
-    """It would fail, and a tracked file accepts it with a reason."""
-    INCONCLUSIVE = "inconclusive"
-    SHOWN = "shown"
-    """The metric has no margin: its figures are shown without a judgement."""
-    INCOMPARABLE = "incomparable"
-    MISSING = "missing"
-    FAILED = "failed"
-    NEW = "new"
-
 
 FAILING = (Verdict.REGRESSED, Verdict.MISSING, Verdict.FAILED, Verdict.CHANGED)
 ORDER = (
@@ -371,7 +350,7 @@ def _paired(
     effect = paired_effect(sample.logs, alpha)
     verdict, reason = Verdict.INCONCLUSIVE, f"an interval needs {FEWEST_PAIRS} pairs"
     if effect is not None:
-        verdict, reason = Verdict(judge_pairs(effect, margin).value), ""
+        verdict, reason = judge_pairs(effect, margin), ""
         if verdict is Verdict.INCONCLUSIVE:
             reason = f"{len(sample.logs)} pairs do not tell; {_wanted_pairs(effect, margin, alpha)}"
     if sample.spoiled:
@@ -418,8 +397,8 @@ def _timed_verdict(
     if effect is None:
         return Verdict.INCONCLUSIVE, ""
     change = (judge_pairs if paired else judge)(effect, margin, lower_is_better=metric.better == "lower")
-    if change is not Change.INCONCLUSIVE:
-        return Verdict(change.value), ""
+    if change is not Verdict.INCONCLUSIVE:
+        return change, ""
     runs = runs_that_tell(effect, margin, alpha)
     if runs is None:
         return (

@@ -38,13 +38,23 @@ QUIET = 0.4
 MOST_RUNS = 1000
 
 
-class Change(StrEnum):
-    """The verdict on a change between the runs of two sides."""
+class Verdict(StrEnum):
+    """The result of comparing one metric of a subject, or the subject as a whole."""
 
     REGRESSED = "regressed"
     IMPROVED = "improved"
     UNCHANGED = "unchanged"
+    CHANGED = "changed"
+    """An exact counter differs, and neither side is better."""
+    ACCEPTED = "accepted"
+    """It would fail, and a tracked file accepts it with a reason."""
     INCONCLUSIVE = "inconclusive"
+    SHOWN = "shown"
+    """The metric has no margin: its figures are shown without a judgement."""
+    INCOMPARABLE = "incomparable"
+    MISSING = "missing"
+    FAILED = "failed"
+    NEW = "new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +89,7 @@ def difference_effect(
     )
 
 
-def judge(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Change:
+def judge(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Verdict:
     """Judge an effect by the smallest change that matters.
 
     unchanged: the whole interval is within the margin. regressed, improved: the whole interval is beyond
@@ -87,12 +97,12 @@ def judge(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Cha
     """
     low, high = (effect.low, effect.high) if lower_is_better else (-effect.high, -effect.low)
     if -margin < low and high < margin:
-        return Change.UNCHANGED
+        return Verdict.UNCHANGED
     if low > QUIET * margin:
-        return Change.REGRESSED
+        return Verdict.REGRESSED
     if high < -QUIET * margin:
-        return Change.IMPROVED
-    return Change.INCONCLUSIVE
+        return Verdict.IMPROVED
+    return Verdict.INCONCLUSIVE
 
 
 def runs_that_tell(effect: Effect, margin: float, alpha: float, *, paired: bool = False) -> int | None:
@@ -216,12 +226,12 @@ def paired_effect(logs: Sequence[float], alpha: float) -> Effect | None:
     return _ratio_effect(centre, half, error, (len(logs), len(logs)))
 
 
-def judge_pairs(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Change:
+def judge_pairs(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Verdict:
     """Judge as `judge` does, except that an effect that is certainly not worse needs no further pair."""
     change = judge(effect, margin, lower_is_better=lower_is_better)
     worst = effect.high if lower_is_better else -effect.low
-    if change is Change.INCONCLUSIVE and worst < margin:
-        return Change.UNCHANGED
+    if change is Verdict.INCONCLUSIVE and worst < margin:
+        return Verdict.UNCHANGED
     return change
 
 

@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import msgspec
 
 from reports.fields import Field, whole
-from reports.gate.comparison import FAILING, ORDER, Comparison, Finding, Verdict
+from reports.gate.comparison import FAILING, ORDER, Comparison, Finding
+from reports.gate.effect import Verdict
 from reports.gate.metrics import EXACT, TIMED, TimedMetric
 from reports.gate.trends import Step, Trend
 from reports.table import TextTable, figures, table, words

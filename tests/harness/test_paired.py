@@ -43,8 +43,8 @@ from harness.gate.paired.sources import Repository, Source
 from harness.machine.processes import temporary_folder
 from harness.terminal.console import Console
 from harness.worker.turns import Turns
-from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict
-from reports.gate.effect import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK, Effect, PairedSample
+from reports.gate.comparison import FAILING, Comparison, Finding, Rules
+from reports.gate.effect import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK, Effect, PairedSample, Verdict
 from results import files, schemas
 from results.errors import UsageError
 from results.outcome import Evidence, Outcome

@@ -55,7 +55,7 @@ from reports.gate.effect import (
     LOOKS,
     PAIRS_A_LOOK,
     SPOILED_ABOVE,
-    Change,
+    Verdict,
     judge,
     judge_pairs,
     paired_effect,
@@ -378,7 +378,7 @@ class Recorded:
         )
 
 
-def drawn(rng: np.random.Generator, recorded: Recorded, shift: float, *, cells: int = 1) -> Change:
+def drawn(rng: np.random.Generator, recorded: Recorded, shift: float, *, cells: int = 1) -> Verdict:
     """A call with the offset of one recorded call and the rests of any; `shift`: log(NEW / BASE).
 
     BASE and NEW of the same code may be exchanged, and with them the signs. A call of several cells looks on
@@ -388,17 +388,17 @@ def drawn(rng: np.random.Generator, recorded: Recorded, shift: float, *, cells: 
     signs = rng.choice([-1, 1], shape)
     offsets = rng.choice(recorded.offsets, (cells, 1)) * signs[:, :1]
     samples = offsets + rng.choice(recorded.rests, shape) * signs + shift
-    found: set[Change] = set()
+    found: set[Verdict] = set()
     for look in range(1, LOOKS + 1):
         effects = [paired_effect(s[: look * PAIRS_A_LOOK], ALPHA / LOOKS / JUDGED / cells) for s in samples]
         found = {judge_pairs(effect, MARGIN) for effect in effects if effect is not None}
-        if Change.INCONCLUSIVE not in found:
+        if Verdict.INCONCLUSIVE not in found:
             break
-    order = (Change.REGRESSED, Change.INCONCLUSIVE, Change.UNCHANGED, Change.IMPROVED)
+    order = (Verdict.REGRESSED, Verdict.INCONCLUSIVE, Verdict.UNCHANGED, Verdict.IMPROVED)
     return next(change for change in order if change in found)
 
 
-def unpaired(rng: np.random.Generator, calls: Sequence[Call], runs: int = 5) -> Change:
+def unpaired(rng: np.random.Generator, calls: Sequence[Call], runs: int = 5) -> Verdict:
     """An unpaired comparison of runs of two recorded calls, as if one had been measured before the other.
 
     Both are of machines with the same CPU model, cores and torch; whether of one machine is not recorded.
@@ -471,20 +471,20 @@ def simulate(calls: int, pairs_a_look: int, quads_s: float) -> None:
         for shift in (0.0, math.log1p(0.05)):
             made = [_simulated(rng, quad, shift, pairs_a_look, quads_s) for _ in range(calls)]
             found = Counter(change for change, _, _ in made)
-            row += f"| {found[Change.REGRESSED] / calls:.1%} "
-            row += "" if shift else f"| {found[Change.INCONCLUSIVE] / calls:.1%} "
+            row += f"| {found[Verdict.REGRESSED] / calls:.1%} "
+            row += "" if shift else f"| {found[Verdict.INCONCLUSIVE] / calls:.1%} "
             row += f"| {mean(pairs for _, pairs, _ in made):.1f} | {mean(s for *_, s in made):.0f} "
         print(f"{row}|")
 
 
 def _simulated(
     rng: np.random.Generator, quad: float, shift: float, pairs_a_look: int, quads_s: float
-) -> tuple[Change, int, float]:
+) -> tuple[Verdict, int, float]:
     """One call: what it says, its pairs, and its seconds."""
     logs: list[float] = []
-    change, seconds = Change.INCONCLUSIVE, LAUNCH_S
+    change, seconds = Verdict.INCONCLUSIVE, LAUNCH_S
     most = int(quads_s / (4 * BLOCK_S))
-    while change is Change.INCONCLUSIVE and len(logs) < LOOKS * pairs_a_look:
+    while change is Verdict.INCONCLUSIVE and len(logs) < LOOKS * pairs_a_look:
         for _ in range(pairs_a_look):
             values = rng.normal(rng.normal(shift, PAIR), quad, most)
             # As `harness.gate.paired.pair` ends a pair.

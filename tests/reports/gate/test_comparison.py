@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from reports.gate.comparison import Comparison, Finding, Rules, Verdict, compare
-from reports.gate.effect import Effect
+from reports.gate.comparison import Comparison, Finding, Rules, compare
+from reports.gate.effect import Effect, Verdict
 from reports.gate.metrics import read_margins
 from reports.gate.reduce import reduce_study, subject_key
 from reports.gate.text import finding_sentence

@@ -10,8 +10,8 @@ from scipy.stats import ttest_ind
 
 from reports.gate.effect import (
     ALPHA,
-    Change,
     Effect,
+    Verdict,
     difference_effect,
     judge,
     relative_effect,
@@ -55,18 +55,18 @@ def test_runs_that_are_all_alike_have_an_effect_without_width() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "change"),
     [
-        (-0.04, 0.04, Change.UNCHANGED),
-        (0.021, 0.049, Change.UNCHANGED),
-        (0.021, 0.06, Change.REGRESSED),
-        (0.019, 0.06, Change.INCONCLUSIVE),
-        (-0.06, -0.021, Change.IMPROVED),
-        (-0.06, -0.019, Change.INCONCLUSIVE),
-        (-0.3, 0.3, Change.INCONCLUSIVE),
+        (-0.04, 0.04, Verdict.UNCHANGED),
+        (0.021, 0.049, Verdict.UNCHANGED),
+        (0.021, 0.06, Verdict.REGRESSED),
+        (0.019, 0.06, Verdict.INCONCLUSIVE),
+        (-0.06, -0.021, Verdict.IMPROVED),
+        (-0.06, -0.019, Verdict.INCONCLUSIVE),
+        (-0.3, 0.3, Verdict.INCONCLUSIVE),
     ],
 )
-def test_three_states_and_the_margin(low: float, high: float, change: Change) -> None:
+def test_three_states_and_the_margin(low: float, high: float, change: Verdict) -> None:
     assert judge(effect(low, high), 0.05) is change
-    opposite = {Change.REGRESSED: Change.IMPROVED, Change.IMPROVED: Change.REGRESSED}
+    opposite = {Verdict.REGRESSED: Verdict.IMPROVED, Verdict.IMPROVED: Verdict.REGRESSED}
     assert judge(effect(low, high), 0.05, lower_is_better=False) is opposite.get(change, change)
 
 
@@ -85,7 +85,7 @@ def test_so_many_runs_tell_whatever_the_effect() -> None:
             new = np.exp(rng.normal(math.log1p(change), 0.02, runs))
             found = relative_effect(list(base), list(new), 0.01)
             assert found is not None
-            undecided += judge(found, 0.05) is Change.INCONCLUSIVE
+            undecided += judge(found, 0.05) is Verdict.INCONCLUSIVE
         # The number is for the spread that was seen; half of later spreads are larger.
         assert undecided <= 120
 
@@ -100,7 +100,7 @@ def test_a_comparison_without_a_change_calls_one_in_at_most_one_of_a_hundred(row
             relative_effect(*map(list, np.exp(rng.normal(0, 0.03, (2, runs)))), ALPHA / rows)
             for _ in range(rows)
         ]
-        alarms += any(one is not None and judge(one, 0.05) is Change.REGRESSED for one in found)
+        alarms += any(one is not None and judge(one, 0.05) is Verdict.REGRESSED for one in found)
     # 1 % of 1,500 is 15; more than 27 would be seen in 2 of 1,000 such tests of a gate with exactly 1 %.
     assert alarms <= 27
 
@@ -113,5 +113,5 @@ def test_a_slow_down_as_large_as_the_margin_is_found() -> None:
             list(np.exp(rng.normal(0, 0.01, 10))), list(np.exp(rng.normal(math.log(1.05), 0.01, 10))), ALPHA
         )
         assert one is not None
-        found += judge(one, 0.05) is Change.REGRESSED
+        found += judge(one, 0.05) is Verdict.REGRESSED
     assert found >= 380

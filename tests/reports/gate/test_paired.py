@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reports.gate.comparison import Rules, Verdict, compare
+from reports.gate.comparison import Rules, compare
 from reports.gate.effect import (
     ALPHA,
     FEWEST_PAIRS,
     FEWEST_QUADS,
     LOOKS,
     PAIRS_A_LOOK,
-    Change,
     Effect,
     PairedSample,
+    Verdict,
     judge_pairs,
     pair_log,
     paired_effect,
@@ -104,17 +104,17 @@ def test_the_interval_is_that_of_a_paired_t_test() -> None:
 
 
 def test_what_is_certainly_not_slower_needs_no_further_pair() -> None:
-    def found(low: float, high: float) -> Change:
+    def found(low: float, high: float) -> Verdict:
         middle = (low + high) / 2
         return judge_pairs(Effect(value=middle, low=low, high=high, error=0.01, runs=(4, 4)), MARGIN)
 
-    assert found(-0.07, -0.01) is Change.UNCHANGED
-    assert found(-0.07, -0.03) is Change.IMPROVED
+    assert found(-0.07, -0.01) is Verdict.UNCHANGED
+    assert found(-0.07, -0.03) is Verdict.IMPROVED
     # A throughput is worse where it is lower.
     more = Effect(value=0.04, low=0.01, high=0.07, error=0.01, runs=(4, 4))
-    assert judge_pairs(more, MARGIN, lower_is_better=False) is Change.UNCHANGED
-    assert found(0.01, 0.07) is Change.INCONCLUSIVE
-    assert found(0.03, 0.07) is Change.REGRESSED
+    assert judge_pairs(more, MARGIN, lower_is_better=False) is Verdict.UNCHANGED
+    assert found(0.01, 0.07) is Verdict.INCONCLUSIVE
+    assert found(0.03, 0.07) is Verdict.REGRESSED
 
 
 def test_an_open_comparison_says_how_many_pairs_would_tell() -> None:
@@ -134,7 +134,7 @@ def test_an_open_comparison_says_how_many_pairs_would_tell() -> None:
     assert runs_that_tell(lost, MARGIN, 0.0025, paired=True) is None
 
 
-def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float) -> tuple[Change, int]:
+def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float) -> tuple[Verdict, int]:
     """What a comparison of one cell comes to, and after how many pairs."""
     scale = sd * math.sqrt((freedom - 2) / freedom)
     logs = math.log1p(effect) + scale * draw.standard_t(freedom, LOOKS * PAIRS_A_LOOK)
@@ -143,9 +143,9 @@ def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float
         found = paired_effect(list(seen), ALPHA / LOOKS)
         assert found is not None
         change = judge_pairs(found, MARGIN)
-        if change is not Change.INCONCLUSIVE:
+        if change is not Verdict.INCONCLUSIVE:
             return change, len(seen)
-    return Change.INCONCLUSIVE, len(logs)
+    return Verdict.INCONCLUSIVE, len(logs)
 
 
 @pytest.mark.parametrize("freedom", [200.0, 3.0], ids=["normal", "heavy tails"])
@@ -155,9 +155,9 @@ def test_four_looks_seldom_cry_wolf_and_find_five_percent(freedom: float) -> Non
     quiet = [decision(draw, 0.0, PAIR_SD, freedom)[0] for _ in range(trials)]
     slowed = [decision(draw, 0.05, PAIR_SD, freedom)[0] for _ in range(trials)]
     # One-sided bound of 95 % for no alarm in 1,000: 0.3 %.
-    assert quiet.count(Change.REGRESSED) == 0
-    assert slowed.count(Change.REGRESSED) >= 0.95 * trials
-    assert slowed.count(Change.UNCHANGED) <= 0.01 * trials
+    assert quiet.count(Verdict.REGRESSED) == 0
+    assert slowed.count(Verdict.REGRESSED) >= 0.95 * trials
+    assert slowed.count(Verdict.UNCHANGED) <= 0.01 * trials
 
 
 def test_each_look_rejects_at_its_share_of_the_error_rate() -> None:

@@ -107,7 +107,7 @@ def test_unpaired_calls_are_drawn_from_one_machine() -> None:
     slow = [{"quads": [0.0], "base_ns": 18e6, "new_ns": 18e6}] * 8
     calls = [call(1), call(2, machine="Slow, 2 cores, torch 2.13", pairs=slow)]
     rng = np.random.default_rng(1)
-    assert {quality.unpaired(rng, calls) for _ in range(50)} == {quality.Change.UNCHANGED}
+    assert {quality.unpaired(rng, calls) for _ in range(50)} == {quality.Verdict.UNCHANGED}
 
 
 def test_what_is_planted_still_has_its_place_in_the_code() -> None:
