@@ -32,7 +32,7 @@ def machine_model(facts: Mapping[str, str]) -> str | None:
 
 
 def file_word(model: str, longest: int) -> str:
-    """A model as a part of a file's name, of so many characters at most: `nvidia-h200`."""
+    """Slug of a model for a file's name, at most `longest` characters: `nvidia-h200`."""
     return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:longest].strip("-")
 
 
@@ -51,20 +51,20 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     """Equal for equal work: the cell's id without how long is measured and without the code under test."""
     label: str
-    """What a reader calls it."""
+    """The name for a reader."""
     facts: dict[str, Fact] = {}
-    """What must be equal on both sides for figures to be compared: device, versions, placement, data."""
+    """Facts that must be equal on both sides of a comparison: device, versions, placement, data."""
     timed: dict[str, Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]] = {}
-    """By metric, one value a run; runs are the independent samples."""
+    """The values of each metric, one a run; runs are the independent samples."""
     exact: dict[str, tuple[Exact, ...]] = {}
-    """By counter, its different values over the runs: one, where it is what it should be."""
+    """The different values of each counter over the runs: one, where it is what it should be."""
     collectives: tuple[str, ...] = ()
-    """What rank 0 handed to the exchange in one step, in order: `allreduce 0-1 4096 B`."""
+    """Operations that rank 0 handed to the exchange in one step, in order: `allreduce 0-1 4096 B`."""
     runs: int = 0
     run_ids: tuple[str, ...] = ()
     """The runs that its figures are of; empty for files of pytest-benchmark."""
     disturbed: int = 0
-    """Of the runs, how many had to share the machine with others."""
+    """The number of runs that had to share the machine with others."""
     failed: str | None = None
     """Why there is no figure; None where there is one."""
 
@@ -77,11 +77,11 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     commit: str | None = None
     changes: dict[str, str] = {}
-    """What differs, by name: `4,096 to 8,192`; facts, counters, and the means of metrics with a margin."""
+    """Differences by name: `4,096 to 8,192`; facts, counters, and the means of metrics with a margin."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What was accepted, on which machine, at which commit."""
+    """The accepted figures of a machine at a commit."""
 
     name: str
     measured_at: str
@@ -114,7 +114,7 @@ class MetricNoise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """What is tolerated on one machine."""
+    """The noise and the margins of one machine."""
 
     machine: str
     """Model of the device, or else of the CPU."""
@@ -123,13 +123,13 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """How long the measurement took."""
     cell: str
-    """What was measured."""
+    """The label of the measured cell."""
     noise: dict[str, MetricNoise]
-    """By metric."""
+    """The noise of each metric."""
     fail_above: dict[str, float]
     """Margins by metric, as shares: 0.05 is 5 %."""
 
 
 def thresholds_path(machine: str, baselines: Path) -> Path:
-    """Where the thresholds of a machine are kept: `baselines/thresholds/nvidia-h200.json`."""
+    """The path of a machine's thresholds: `baselines/thresholds/nvidia-h200.json`."""
     return baselines / FOLDER / f"{file_word(machine, 80)}.json"

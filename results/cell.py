@@ -246,7 +246,7 @@ def pruning_reason(cause: str) -> str:
 
 
 class Named(Protocol):
-    """What has the four axes that a label is made of."""
+    """Anything with the four axes of a label."""
 
     @property
     def strategy(self) -> str: ...
@@ -259,7 +259,7 @@ class Named(Protocol):
 
 
 def label(named: Named) -> str:
-    """What it does, and over which link: `ddp + topk:0.01, ring, 1gbit`; what is default is left out."""
+    """Label of the exchange and its link: `ddp + topk:0.01, ring, 1gbit`; defaults are left out."""
     return exchange_label(named) if named.link == NO_LINK else f"{exchange_label(named)}, {named.link}"
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, in the last of its files: where this is there, all of it is."""
+"""The description of a checkpoint, its last file to be written: a checkpoint that has it is complete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class FileSum(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file of a checkpoint must be, byte for byte."""
+    """Size and hash of a file of a checkpoint."""
 
     bytes: int
     sha256: str
@@ -29,7 +29,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     """Updates so far."""
     session: str
-    """Of the trainer that has written it: a random text, new for each start."""
+    """A random text of the trainer that wrote it, new for each start."""
     laid_out: LaidOut
     optimizer: str
     """The name of its class."""
@@ -39,8 +39,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Version of torch, kind of CPU, threads, settings of the step, ...: where one differs, training need not
     go on bit for bit. Where ranks differ, the text has all of theirs."""
     files: dict[str, FileSum]
-    """By name."""
+    """Sizes and hashes of the files, by name."""
     metric: float | None = None
-    """What the best is told by: less is better."""
+    """The metric by which the best checkpoint is chosen: less is better."""
     metric_name: str | None = None
     """Which figure it is: values of one name alone are compared."""

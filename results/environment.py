@@ -1,4 +1,4 @@
-"""What a run ran on: an allow-list of facts, and the fingerprint that says which runs may be pooled."""
+"""The environment of a run: an allow-list of facts, and the fingerprint by which runs may be pooled."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(name for name in self.transports if "(NET/" in name)
 
     def machine(self) -> dict[str, object]:
-        """What the nodes of one run should share: the facts of pooling that are of a node."""
+        """The facts that all nodes of one run should share: those of pooling that a node has."""
         facts = self.pooling_facts() | {"device_memory_bytes": self.device_memory_bytes, "cores": self.cores}
         for of_the_run in ("placement", "network", "program"):
             facts.pop(of_the_run, None)
@@ -192,7 +192,7 @@ def unlike_devices(environments: Sequence[Environment]) -> list[str]:
 
 
 def unlike_nodes(environments: Sequence[Environment]) -> list[str]:
-    """What the nodes of one run do not share: `the nodes differ in cores: 8 (node-a), 4 (node-b)`."""
+    """Facts in which the nodes of one run differ: `the nodes differ in cores: 8 (node-a), 4 (node-b)`."""
     of_hosts = {environment.host: environment for environment in environments}
     machines = {host: environment.machine() for host, environment in of_hosts.items()}
     sentences = []

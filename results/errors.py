@@ -70,7 +70,7 @@ class MachineError(BenchError):
 
 
 class ExtensionError(BenchError):
-    """What another package adds cannot be imported, or is not what it must be."""
+    """An extension of another package cannot be imported, or is of the wrong kind."""
 
 
 class SchedulerError(BenchError):

@@ -51,7 +51,7 @@ class Extension:
         return f"{GROUPS[self.group]} {self.name!r} of the package {self.package} {self.version}"
 
     def load(self) -> Any:
-        """What the entry point names, imported now.
+        """Import the object that the entry point names.
 
         Raises ExtensionError if it cannot be imported, or if its import brings torch into a process that
         had done without: planning and reporting do.
@@ -106,7 +106,7 @@ class Extension:
 
 
 def extensions(group: str, built_in: Collection[str] = ()) -> Mapping[str, Extension]:
-    """What other packages add to a group, by name; none of it is imported.
+    """The extensions that other packages add to a group, by name; they are not imported.
 
     Raises ExtensionError for a name of two packages, and for one that is `built_in`.
     """

@@ -28,7 +28,7 @@ _TEMPORARY = re.compile(r"\..*\.(?:(?P<where>[0-9a-f]+)-)?(?P<pid>\d{1,9})\.[0-9
 """The names that `_beside` gives. Names without `where` were given by an older program."""
 DAY_S = 86_400
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What the system says of a full disk, and of a used-up share of it."""
+"""Error numbers of a full disk, and of a used-up quota."""
 MOST_BYTES = 2**30
 """A larger file of a study is not read: it was not written by bench, and would fill the memory."""
 
@@ -121,7 +121,7 @@ def _stream(path: Path) -> BinaryIO:
 
 
 def _descriptor(path: Path) -> int | None:
-    """What this process has open under a name such as /dev/stdout."""
+    """The descriptor of this process behind a name such as /dev/stdout."""
     found = _OPEN.fullmatch(str(path.absolute()))
     if found is None:
         return None

@@ -13,9 +13,9 @@ import re
 import sys
 
 MESSAGE_CHARACTERS = 400
-"""Of an exception's message, as records keep it."""
+"""Longest message of an exception in a record."""
 REASON_CHARACTERS = 2000
-"""Of the reason of an outcome, which may have messages of several ranks in it."""
+"""Longest reason of an outcome, which may have messages of several ranks in it."""
 
 _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tabs and line ends; marks that turn the direction of text; halves of characters."""

@@ -49,7 +49,7 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
         return self.pipeline * self.tensor
 
     def place(self, rank: int) -> dict[Dimension, int]:
-        """Where a rank stands in each dimension."""
+        """The place of a rank in each dimension."""
         found: dict[Dimension, int] = {}
         for dimension, degree in zip(reversed(DIMENSIONS), reversed(self.shape), strict=True):
             rank, found[dimension] = divmod(rank, degree)

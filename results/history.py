@@ -34,7 +34,7 @@ def machine(subject: Subject) -> str:
 
 
 def _digest(folder: str) -> str:
-    """Of the name of a machine's folder, the end that tells machines apart."""
+    """The end of a folder's name, which identifies the machine."""
     return folder.rpartition("-")[2]
 
 
@@ -102,7 +102,7 @@ def _holds(path: Path, subjects: list[Subject]) -> bool:
 
 
 def _file_name(night: Baseline) -> str:
-    """By when it was measured: `20260102T030405Z.json`."""
+    """The name of a night's file, its time of measurement: `20260102T030405Z.json`."""
     return f"{re.sub(r'[.][0-9]+|[-:]', '', night.measured_at)}.json"
 
 

@@ -43,7 +43,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose = "run"
     """`run`: its cells; `feed`: to submit what there was no room for; `report`: to write the page."""
     name: str
-    """As the scheduler shows it; no other job of the user has it."""
+    """The name that the scheduler shows, unique among the user's jobs."""
     launcher: str
     """The name of the launcher that has made it."""
     placement: Placement
@@ -63,7 +63,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """That a scheduler has taken a job."""
+    """A scheduler has accepted a job."""
 
     job_id: str
     scheduler_id: str

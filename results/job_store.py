@@ -58,6 +58,6 @@ class JobStore:
         return schemas.JOB_END.read(path) if path.exists() else None
 
     def starts(self, job_id: str) -> list[JobEnd]:
-        """What the job said at the end of each of its starts."""
+        """The ends of the job's starts, as the job wrote them."""
         paths = sorted(self.folder(job_id).glob("end-[0-9][0-9][0-9][0-9].json"))
         return [schemas.JOB_END.read(path) for path in paths]

@@ -65,13 +65,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     link_mbit_per_s: float | None = None
     """Rate at which each virtual node sends and receives; None: the network is what it is."""
     source_folder: str | None = None
-    """Where `py:` workloads are imported from."""
+    """The folder from which `py:` workloads are imported."""
     supervisor_pid: int | None = None
     """The bench that supervises it on this host; None: it was started by hand or in a job."""
     warnings: tuple[str, ...] = ()
-    """What the preflight found: kept on every record of the launch."""
+    """Findings of the preflight, kept on every record of the launch."""
     job_variables: tuple[JobVariables, ...] = ()
-    """Of every scheduler in whose jobs its ranks may run, whoever starts them: a rank records its job."""
+    """Variables of every scheduler in whose jobs its ranks may run: a rank records its job."""
     forks: bool = False
     """Whether each slot is run by a process of its own, forked from the rank, which ends with the run."""
     training: TrainOrder | None = None
@@ -88,7 +88,7 @@ class RankExit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor saw of a launch: written once, when it has ended."""
+    """The end of a launch, as its supervisor saw it. Written once."""
 
     launch_id: str
     command: tuple[str, ...]
@@ -120,7 +120,7 @@ RUN_MARK = "--- run "
 
 
 def torchrun_log_path(folder: Path) -> Path:
-    """What the process that starts the workers prints: torchrun, or srun."""
+    """The output of the process that starts the workers: torchrun, or srun."""
     return folder / "torchrun.log"
 
 
@@ -140,12 +140,12 @@ def torchrun_folder(folder: Path, node: int | str | None) -> Path:
 
 
 def rank_output_paths(folder: Path) -> list[Path]:
-    """What ranks print: stdout.log and stderr.log in a folder that has the rank's number on its node."""
+    """The output of ranks: stdout.log and stderr.log in a folder that has the rank's number on its node."""
     return sorted(folder.glob("torchrun/**/attempt_0/*/std*.log"))
 
 
 def nccl_log_path(folder: Path, rank: int) -> Path:
-    """What NCCL says of how it connects."""
+    """The log of NCCL, which says how it connects."""
     return folder / f"nccl-{rank:05d}.log"
 
 

@@ -1,4 +1,4 @@
-"""What a strategy may know of a model without importing the workload it came from."""
+"""The layout of a model, for strategies that do not import its workload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class LinearSplit(msgspec.Struct, frozen=True, kw_only=True):
     """A linear layer that tensor parallelism splits (Shoeybi et al. 2019, arXiv:1909.08053, section 3)."""
 
     name: str
-    """Of the module."""
+    """The name of the module."""
     by: Literal["outputs", "inputs"]
     """Which features are split over the ranks: `outputs` gives split results, `inputs` takes split inputs."""
     parts: int = 1
@@ -43,7 +43,7 @@ class ModelLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Shape of one sample's inputs: what the blocks cost is counted with it."""
     sample_type: Literal["float32", "int64"] = "float32"
     splits: tuple[LinearSplit, ...] = ()
-    """What tensor parallelism splits; everything else is whole on every rank."""
+    """Layers that tensor parallelism splits; every rank has all of the others."""
     heads: tuple[str, ...] = ()
     """Attributes of modules (`h.0.attn.heads`) that count what is then split, and are divided with it."""
 

@@ -39,7 +39,7 @@ _INTERRUPTED = {
 
 
 class Evidence(StrEnum):
-    """What kind of number a figure is; the kinds are never mixed silently."""
+    """The kind of number that a figure is; kinds are never mixed silently."""
 
     MEASURED = "measured"
     EMULATED = "emulated"

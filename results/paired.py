@@ -14,7 +14,7 @@ CALL = "call.json"
 """In the folder of a comparison: what is compared (`PairedCall`)."""
 Side = Literal["base", "new"]
 Alternation = Literal["blocks", "launches"]
-"""What alternates: blocks of two runs that live at the same time, or whole launches."""
+"""The unit that alternates: blocks of two runs that live at the same time, or launches."""
 
 
 class PairedBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,31 +56,31 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     launched_with: int | None = None
     """The pair whose folder has the studies with this one's runs; None: this one."""
     repeat: int = 1
-    """Of its runs in these studies."""
+    """The repeat of its runs in these studies."""
     forked: bool = False
     """Whether each rank is a process of its own, forked from one that has imported what it needs."""
 
 
 class PairedSide(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side is."""
+    """One side of a comparison: its code and its options."""
 
     revision: str
-    """As it was given; `.` is the working tree."""
+    """The revision as the user gave it; `.` is the working tree."""
     commit: str | None
     python: str
     options: tuple[str, ...]
-    """Of its `bench matrix`."""
+    """Options of its `bench matrix`."""
     files: str | None = None
-    """Of the working tree: a hash of its files; None for a commit, and where it was not kept."""
+    """A hash of the files of a working tree; None for a commit, and where it was not kept."""
 
 
 class PairedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared, and how the last call judged it; all pairs of a folder are of the same sides."""
+    """The sides of a comparison, which all pairs of a folder share, and how the last call judged them."""
 
     base: PairedSide
     new: PairedSide
     changes: dict[str, str] = {}
-    """By metric, why its change is accepted."""
+    """The reason why the change of a metric is accepted."""
     fail_above: dict[str, float] = {}
     """Margins by metric, as shares, that differ from the metric's own."""
     across: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What planning knows of a model without building it: parameters, and what autograd keeps, by parts.
+"""A model in parts, as planning knows it without building it: parameters, and what autograd keeps.
 
 A fact that nobody has stated is `Unknown` with its reason: never 0, empty or a guess."""
 
@@ -12,17 +12,17 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Stands where a value would be; `str` of it goes on behind the name of what is not known."""
+    """Takes the place of a value; `str` of it continues a sentence that begins with the name of the value."""
 
     reason: str
-    """A clause: what goes on behind "because"."""
+    """A clause that follows "because"."""
 
     def __str__(self) -> str:
         return f"unknown, because {self.reason}"
 
 
 VALUE_BYTES = 4
-"""Of a parameter, a gradient and an activation in full precision."""
+"""Bytes of a parameter, a gradient and an activation in full precision."""
 ALIGNED_BYTES = 16
 """Parameters begin at multiples of it in a flat vector: elsewhere a kernel may be another, which rounds
 otherwise (oneDNN's 1x1 convolution, for one)."""
@@ -36,7 +36,7 @@ class Weight:
     columns: int = 1
     """Values of a row."""
     split: Literal["rows", "columns"] | None = None
-    """What of it tensor parallelism splits; None: every rank has all of it."""
+    """The dimension that tensor parallelism splits; None: every rank has all of it."""
     trained: bool = True
     """Whether it gets gradients, and so optimizer state; False: it is frozen."""
 
@@ -53,7 +53,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """Bytes of one sample, those in whole layers beside those that tensor parallelism splits."""
+    """Bytes of one sample: in layers that are not split, and in those that tensor parallelism splits."""
 
     whole: int = 0
     split: int = 0
@@ -70,15 +70,15 @@ class Part:
     weights: tuple[Weight, ...]
     """In the order of registration; one that is shared stands where it is registered first."""
     saved: Saved
-    """What autograd keeps of its forward pass, each storage once; the part's input is in it."""
+    """Storages that autograd keeps of its forward pass, each once; the part's input is one of them."""
     products: Saved = Saved()
-    """What selective checkpointing keeps beside the input: results of matrix products and attention."""
+    """Results of matrix products and attention, which selective checkpointing keeps with the input."""
     saved_once: int = 0
     """Kept whatever the batch: statistics of BatchNorm, angles of rotary positions."""
     input: int = 0
-    """What the part takes from the one before it."""
+    """Bytes that the part takes from the one before it."""
     flops: int = 0
-    """Of one sample's forward pass, as `workloads.shape` counts them."""
+    """FLOPs of one sample's forward pass, as `workloads.shape` counts them."""
 
     @cached_property
     def values(self) -> int:
@@ -161,12 +161,12 @@ class ModelParts:
 
     @cached_property
     def flops(self) -> int:
-        """Of one sample's forward pass."""
+        """FLOPs of one sample's forward pass."""
         return sum(part.flops for part in self.parts)
 
     @cached_property
     def around(self) -> Part:
-        """Stem and head as one part: what FSDP2 shards beside the blocks."""
+        """Stem and head as one part, which FSDP2 shards in addition to the blocks."""
         return Part(weights=self.stem.weights + self.head.weights, saved=Saved())
 
     @cached_property

@@ -92,7 +92,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpu_model: str | None = None
     """The catalogue's name of the GPUs that `auto` chooses for; None: those of this machine."""
     network_gbit_per_s: float | None = None
-    """Of one of its nodes, all adapters together; None: not known."""
+    """Rate of a node, all adapters together; None: not known."""
     node_size: int | None = None
     """Ranks of one virtual node; None: nodes are real hosts, and under a link one rank each."""
     include: tuple[Pattern, ...] = ()
@@ -124,7 +124,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesId:
-    """What a series is known by in its plan: what its points, run or skipped, have in common."""
+    """The key of a series in its plan: the fields that its points, run or skipped, have in common."""
 
     workload: str
     strategy: str
@@ -171,7 +171,7 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Scaling
     reason: str
     rule: Rule | None = None
-    """What left it out; None in plans that were made before rules were kept."""
+    """The rule that left it out; None in plans that were made before rules were kept."""
     predicate: str | None = None
     """The reason after the name of the strategy that is its subject, the same for all strategies that one
     rule refuses; None where the reason has another subject, and in plans from before it was kept."""
@@ -200,7 +200,7 @@ def _series_id(of: Series | Skip, scaling: Scaling) -> SeriesId:
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """Where the workers of a launch are: equal nodes, one device a worker."""
+    """The placement of the workers of a launch: equal nodes, one device a worker."""
 
     nodes: int
     gpus_per_node: int

@@ -96,7 +96,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
-    """What was exchanged at once, in a period of steps after the timed blocks: counted, not timed.
+    """The buckets of a period of steps after the timed blocks: counted, not timed.
 
     One value a step in each list; what is counted as a bucket: `harness/worker/exchange/buckets.py`.
     """
@@ -112,11 +112,11 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkPeak(msgspec.Struct, frozen=True, kw_only=True):
-    """What the network reached when it did nothing else: plain all-reduces over all ranks of the launch."""
+    """The peak of the network: plain all-reduces over all ranks of the launch with nothing else running."""
 
     payload_bytes: int
     duration_ns: list[int]
-    """Of each of a few all-reduces in a row on this rank, each after a barrier."""
+    """Times of a few all-reduces in a row on this rank, each after a barrier."""
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """What the facts of a strategy and of a collective say, for those who compare throughputs."""
+    """The facts of a strategy and of a collective on how they train, for comparisons of throughputs."""
 
     differences: tuple[str, ...] = ()
     """From plain data parallelism, as verbs: `averages every 4 steps`."""
@@ -149,7 +149,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_before(strategy: str) -> Training:
-    """Of a run from before runs recorded it: by the names that there were (results 0.1)."""
+    """How a run trained that did not record it, by the strategies that there were (results 0.1)."""
     name, period, options = split(strategy)
     gathered = options.get("params", "fp32")
     differences = (f"gathers parameters in {gathered}",) if gathered != "fp32" else ()
@@ -160,7 +160,7 @@ def training_before(strategy: str) -> Training:
 
 
 def by_nodes_before(collective: str) -> bool:
-    """Of a run from before runs recorded it: by the only such collective that there was (results 0.1)."""
+    """Whether a run that did not record it exchanged by nodes: one collective did (results 0.1)."""
     return split(collective)[0] == "hierarchical"
 
 
@@ -226,7 +226,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step of this rank's replica is, counted, not timed."""
+    """The work of one step of this rank's replica, counted, not timed."""
 
     samples: int
     units: int
@@ -238,7 +238,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     exchange_payload_bytes: int
     """Bytes of the buffers that this rank handed to collectives and sends in one step; 0 for none."""
     exchange_operations: float
-    """Of one step, the mean: a strategy that exchanges in some steps alone has a fraction."""
+    """Operations of the mean step: a strategy that exchanges only in some steps has a fraction."""
     updates: int | None = None
     """Of the optimizer in all measured steps, counted; fewer than steps where a loss scaler left some out."""
     bubble_ideal: float | None = None
@@ -251,7 +251,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     method: ProofMethod
     passed: bool
     detail: str
-    """What was compared and by which bound, in words; the run id for `earlier-run`."""
+    """The comparison and its bound, in words; the run id for `earlier-run`."""
     max_difference: float | None = None
     """Largest difference of a gradient element from the reference."""
     max_bound: float | None = None
@@ -295,7 +295,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     period: int = 1
     """Steps from one exchange to the next."""
     training: Training | None = None
-    """What the strategy says of its training; None in records from before it was recorded."""
+    """How the strategy trains; None in records from before it was recorded."""
     trained_steps: int | None = None
     """Updates of a training run so far, those of earlier launches among them; None: the run was measured."""
     warmup: StepColumns = StepColumns()
@@ -346,4 +346,4 @@ SHARED_COPIES = 5
 """The same of a rank that simulates one replica and compares nothing: what it gathers of the start, its model
 and gradients with their sizes, and what it sends."""
 SUMMED_BYTES_PER_S = 1e9
-"""Of gradients that ranks have simulated, summed over Gloo in host memory. Assumed."""
+"""Rate at which Gloo sums simulated gradients in host memory. Assumed."""

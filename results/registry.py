@@ -13,7 +13,7 @@ from results.spec import Catalog, Entry, Option, Spec, require_options
 
 
 class CatalogFacts:
-    """What is known of one name of a catalog without running it; an instance is of one spec.
+    """Facts of one name of a catalog, known without running it; an instance is of one spec.
 
     A subclass declares the name; modules with such classes import no torch.
     """
@@ -32,7 +32,7 @@ class CatalogFacts:
 
     @classmethod
     def missing(cls) -> list[str]:
-        """What a class of its kind must declare, and this one does not: attributes, and methods."""
+        """Attributes and methods that a class of its kind must declare, and this one does not."""
         declared = {name for base in cls.__mro__ for name in vars(base).get("__annotations__", {})}
         methods = [name for name in dir(cls) if getattr(getattr(cls, name), "__isabstractmethod__", False)]
         return sorted([*(name for name in declared if not hasattr(cls, name)), *methods])
@@ -122,6 +122,6 @@ class Registry(Catalog, Generic[F]):
 
 
 def load(place: str) -> Any:
-    """What `package.module:name` names. The module is imported now, which may import torch."""
+    """Import the object that `package.module:name` names, which may import torch."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)

@@ -47,7 +47,7 @@ class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int
     count: float
     payload_bytes: float
-    """Of one rank."""
+    """Bytes of one rank."""
     duration_ns: float
     transfer_ns: float | None
     """The shortest duration of each collective over its ranks; None for point-to-point operations."""
@@ -56,7 +56,7 @@ class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Communication(msgspec.Struct, frozen=True, kw_only=True):
-    """What the recorder saw, per step, the mean over recorded steps and ranks."""
+    """The recorded communication of a step, the mean over recorded steps and ranks."""
 
     steps: int
     step_ns: float
@@ -144,17 +144,17 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: dict[str, float] = {}
     """Means over ranks and samples by name, and `NAME_max`, the largest; units stand in the names."""
     energy_j: float | None = None
-    """Of all devices for one step, by their counters."""
+    """Energy of all devices for one step, by their counters."""
     bubble_ideal: float | None = None
     exchange_payload_bytes: int | None = None
     exchange_operations: float | None = None
     exchange_buckets: float | None = None
-    """Of a step; the largest rank's."""
+    """Buckets of a step, of the rank that has most."""
     exchange_buckets_early: float | None = None
     """Of them, how many began while gradients were still to come; the smallest rank's."""
     parameters: int | None = None
     flops_per_step: int | None = None
-    """Of all ranks."""
+    """FLOPs of a step of all ranks."""
     rss_peak_bytes: int | None = None
     """The largest rank's."""
     rss_over_idle_bytes: int | None = None
@@ -177,7 +177,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | None = None
     proof: Proof | None = None
     training: Training | None = None
-    """What the strategy says of its training; None where no rank recorded it."""
+    """How the strategy trains; None where no rank recorded it."""
     replicas_agree: bool | None = None
     """Whether the parameters of all ranks were bit for bit equal at the end."""
     foreign_cpu_cores: float | None = None

@@ -52,7 +52,7 @@ class Schema(Generic[T]):
     upgrades: dict[int, Callable[[Json], Json]] = field(default_factory=dict)
     """From version k to k + 1; a step that is not listed changes nothing."""
     advice: str = "move it away and run the same command again"
-    """What to do about a damaged file."""
+    """Advice on a damaged file."""
     measured: bool = False
     """Whether its integers are all measured or counted, and thus below `MOST_INTEGER`."""
 

@@ -1,4 +1,4 @@
-"""What the profile of any cluster says: how an estimate becomes a time limit, and what a GPU costs."""
+"""The profile of any cluster: how an estimate becomes a time limit, and the price of a GPU."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SitePrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a GPU costs here."""
+    """The price of a GPU here."""
 
     usd_per_gpu_hour: Annotated[float, msgspec.Meta(ge=0)]
     source: str
-    """Where the figure is from: a price list and its date."""
+    """The source of the figure: a price list and its date."""

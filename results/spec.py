@@ -139,7 +139,7 @@ class Spec:
 
 
 class Catalog:
-    """What exists of one kind ("strategy", "workload"), and the parser of its texts."""
+    """The entries of one kind ("strategy", "workload"), and the parser of their specs."""
 
     def __init__(self, kind: str, entries: list[Entry], *, group: str | None = None) -> None:
         """`group`: the entry points by which other packages add to it; None: they cannot."""
@@ -166,7 +166,7 @@ class Catalog:
 
     @property
     def offered(self) -> Mapping[str, Extension]:
-        """What other packages add, by name. Raises ExtensionError for a name that is taken."""
+        """Extensions of other packages, by name. Raises ExtensionError for a name that is taken."""
         if self._offered is None:
             self._offered = extensions(self.group, self.entries) if self.group else {}
         return self._offered

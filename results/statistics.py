@@ -7,7 +7,7 @@ Jones, Rigorous Benchmarking in Reasonable Time (ISMM 2013); ratios of runs by W
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -33,7 +33,17 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     """Independent samples behind it: runs, or the batches or quads of one run."""
     interval: IntervalKind | None
-    """What `low` and `high` are; None if there is one sample, and so neither."""
+    """The kind of `low` and `high`; None if there is one sample, and so neither."""
+
+    def mapped(self, of: Callable[[float], float], unit: str | None = None) -> Metric:
+        """Map the value and both ends by an increasing function."""
+        low = None if self.low is None else of(self.low)
+        high = None if self.high is None else of(self.high)
+        return msgspec.structs.replace(self, value=of(self.value), unit=unit or self.unit, low=low, high=high)
+
+    def times(self, factor: float, unit: str | None = None) -> Metric:
+        """Multiply the metric by a known positive factor."""
+        return self.mapped(lambda end: end * factor, unit)
 
 
 def t_quantile(freedom: float, confidence: float = 0.95) -> float:

@@ -45,7 +45,7 @@ from results.training_log import TrainingLog
 
 T = TypeVar("T")
 TRAINING = "training"
-"""The folder beside those of a cell's runs."""
+"""The folder of a cell's training, among the folders of its runs."""
 _RANK_NAME = re.compile(r"rank-[0-9]{5}\.json")
 
 
@@ -109,7 +109,7 @@ class Study:
         return list(self.numbered_plans().values())
 
     def numbered_plans(self) -> dict[int, Plan]:
-        """Those by their numbers, from 1."""
+        """The plans that can be read, by their numbers from 1."""
         found = {_number(path): _readable(schemas.PLAN, path) for path in self.plan_paths()}
         return {number: plan for number, plan in found.items() if plan is not None}
 
@@ -237,7 +237,7 @@ class Study:
     # Training
 
     def training_folder(self, cell_id: str) -> Path:
-        """What `bench train` keeps of a cell, whatever launch has written it."""
+        """The folder in which `bench train` keeps files of a cell, of all its launches."""
         return self.cell_folder(cell_id) / TRAINING
 
     def checkpoints_folder(self, cell_id: str) -> Path:
@@ -285,14 +285,14 @@ class Study:
     # Traces and scalars
 
     def trace_path(self, cell_id: str, run_id: str, rank: int) -> Path:
-        """Where a rank keeps the trace of a few steps, JSON packed by gzip."""
+        """The file of a rank with the trace of a few steps, JSON packed by gzip."""
         return self.run_folder(cell_id, run_id) / f"trace-{rank:05d}.json.gz"
 
     def trace_paths(self, cell_id: str, run_id: str) -> list[Path]:
         return sorted(self.run_folder(cell_id, run_id).glob("trace-[0-9][0-9][0-9][0-9][0-9].json.gz"))
 
     def scalars_folder(self, launch_id: str, rank: int, cell_id: str) -> Path:
-        """Where a rank keeps the scalars of one cell; TensorBoard calls each such folder a run."""
+        """The folder of a rank with the scalars of one cell; TensorBoard calls each such folder a run."""
         return self.launch_folder(launch_id) / "tensorboard" / f"rank-{rank:05d}" / cell_id
 
     # Launches
@@ -453,7 +453,7 @@ def _damage(schema: Schema[T], path: Path) -> str | None:
 
 
 def _readable(schema: Schema[T], path: Path) -> T | None:
-    """What a file holds; None if it is damaged. Raises NewerSchemaError."""
+    """The value of a file; None if it is damaged. Raises NewerSchemaError."""
     try:
         return schema.read(path)
     except NewerSchemaError:

@@ -42,11 +42,11 @@ class FileKind(Generic[T]):
 
     type: type[T]
     name: str
-    """Such as `site profile`."""
+    """The name in errors, such as `site profile`."""
     example: str
     """A line of one."""
     advice: str
-    """What to do if there is no such file."""
+    """Advice where the file is missing."""
     check: Callable[[T, Where], None] = lambda value, where: None
     """Rules beyond the types. Raises UsageError."""
 
@@ -130,7 +130,7 @@ def _struct(hint: Any) -> type[msgspec.Struct]:
 
 
 def _element(hint: Any) -> Any:
-    """What a list or a mapping holds."""
+    """The type of the elements of a list or a mapping."""
     holder = next(kind for kind in alternatives(hint) if get_origin(kind) in (list, tuple, dict))
     return next(part for part in reversed(get_args(holder)) if part is not ...)
 
@@ -162,7 +162,7 @@ def _misfit(mapping: Mapping[str, object], hint: Any) -> str:
 
 
 def _advice(hint: Any, given: object, text: str) -> str:
-    """What to type where YAML, or its writer, took a text for a number or the other way round."""
+    """Advice where YAML, or its writer, took a text for a number or the other way round."""
     kinds = set(alternatives(hint))
     # Beside a list a text holds several values: one of a switch is no text.
     switches = bool in kinds and any(get_origin(kind) is list for kind in kinds)
@@ -179,7 +179,7 @@ def _advice(hint: Any, given: object, text: str) -> str:
 
 
 class _Source:
-    """Where data comes from: a file's nodes, or a name alone."""
+    """The source of data: a file with its nodes, or only a name."""
 
     def __init__(self, name: str, root: yaml.Node | None) -> None:
         self._name = name
@@ -240,7 +240,7 @@ def _parsed(text: str, path: Path) -> tuple[object, yaml.Node | None]:
 
 
 def _colon_advice(line: str) -> str:
-    """What to type for `compression: topk: 0.01`, which is a mapping in a mapping to YAML."""
+    """Advice on `compression: topk: 0.01`, which is a mapping in a mapping to YAML."""
     match = _NESTED.fullmatch(line)
     return "" if match is None else "; quote it: " + _quoted(re.sub(r":\s+", ":", match["value"]))
 

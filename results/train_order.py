@@ -1,4 +1,4 @@
-"""What `bench train` was asked for: how long a cell is trained, what is kept, and when it ends early."""
+"""The order of `bench train`: how long a cell is trained, what is kept, and when it ends early."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     keep: int = KEEP
     """The last checkpoints that stay; the best one stays beside them."""
     best: MetricName | None = None
-    """The metric by which the best checkpoint is told; None: only the last ones are kept."""
+    """The metric by which the best checkpoint is chosen; None: only the last ones are kept."""
     patience: int | None = None
     """Validations in a row without a better value after which training ends; None: it does not."""
     target: str | None = None
-    """Such as `val_accuracy>=0.97`: training ends when a validation reaches it."""
+    """A bound such as `val_accuracy>=0.97`: training ends when a validation reaches it."""
     validate_every: int | None = None
     """Steps; None: each epoch, or where data have no epochs `checkpoint_every`."""
     schedule: Schedule = "none"
-    """Of the rate, over the ordered steps."""
+    """The schedule of the rate, over the ordered steps."""
     warmup_steps: int = 0
     """Steps in which a schedule raises the rate linearly from 0."""
     restarts: int = RESTARTS

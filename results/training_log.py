@@ -42,10 +42,10 @@ class Started(_Dated, frozen=True, kw_only=True, tag="started"):
     gpus: int
     replicas: int
     resumed_step: int | None
-    """The step of the checkpoint that it goes on from; None: from the beginning."""
+    """The step of the checkpoint that it resumes; None: it starts from the beginning."""
     order: TrainOrder
     total_steps: int
-    """Updates that the order comes to."""
+    """Updates of the complete order."""
     unit: str = "samples"
     """The workload's unit of throughput."""
     units_per_sample: int = 1
@@ -59,15 +59,15 @@ class Steps(_Dated, frozen=True, kw_only=True, tag="steps"):
     epoch: float
     """Epochs so far; 0 where the data have none."""
     samples: int
-    """Of all replicas, so far."""
+    """Samples of all replicas, so far."""
     loss: float
     """Mean over the replicas and over the steps since the last row."""
     seconds: float
-    """Of these steps, without validation and without what a checkpoint blocked."""
+    """Time of these steps, without validation and without what a checkpoint blocked."""
     learning_rate: float
-    """Of the first group of parameters, at the last step."""
+    """Rate of the first group of parameters, at the last step."""
     gradient_norm: float | None = None
-    """Of the last step; None unless it is clipped."""
+    """Norm of the last step; None unless it is clipped."""
 
 
 class Validated(_Dated, frozen=True, kw_only=True, tag="validated"):
@@ -86,14 +86,14 @@ class SavedCheckpoint(_Dated, frozen=True, kw_only=True, tag="saved"):
 
     step: int
     seconds: float
-    """For which training was blocked."""
+    """The time for which training was blocked."""
     failed: str | None = None
     best: bool = False
     """Whether its metric is the best one so far."""
 
 
 class Ended(_Dated, frozen=True, kw_only=True, tag="ended"):
-    """Training came to its end by itself."""
+    """Training ended by itself."""
 
     step: int
     why: EndReason
@@ -173,7 +173,7 @@ class TrainingLog:
 
     @property
     def ended(self) -> Ended | None:
-        """The end by itself, unless a later launch goes on from there."""
+        """The end by itself, unless a later launch resumes the training."""
         last = next((row for row in reversed(self.rows) if isinstance(row, Started | Ended)), None)
         return last if isinstance(last, Ended) else None
 
@@ -188,7 +188,7 @@ class TrainingLog:
 
     @property
     def restarts(self) -> int:
-        """Launches that went on with training that had not ended."""
+        """Launches that resumed training that had not ended."""
         return sum(
             isinstance(row, Started) and index > 0 and not isinstance(self.rows[index - 1], Ended)
             for index, row in enumerate(self.rows)
@@ -271,7 +271,7 @@ class TrainingLogWriter:
         """Raises StoreError if the file cannot be written."""
         self._path = path
         self._left = b""
-        """What there was no room for."""
+        """Bytes for which the disk had no room."""
         self._told = False
         """Whether a warning has said that rows wait."""
         try:

@@ -1,4 +1,4 @@
-"""What an annotated type says of its values: in words for errors, and as bounds."""
+"""Annotated types: their values in words for errors, and their bounds."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def within(limits: Mapping[str, float], number: float) -> bool:
 
 
 def literal_texts(hint: Any) -> tuple[str, ...]:
-    """The texts of a type's Literal; empty if it has none."""
+    """The values of a type's Literal; empty if it lacks one."""
     return tuple(
         text for kind in alternatives(hint) if get_origin(kind) is Literal for text in get_args(kind)
     )
 
 
 def notes(hint: Any) -> Iterator[Any]:
-    """What Annotated says of a type, and of the members of a union."""
+    """The annotations of a type, and of the members of a union."""
     if get_origin(hint) is Annotated:
         yield from notes(hint.__origin__)
         yield from hint.__metadata__

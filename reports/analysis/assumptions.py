@@ -1,5 +1,5 @@
-"""What a report assumes in addition to what was measured: prices, the size of an epoch, the time for it, and
-the goal by which it chooses a size to buy (`--goal`).
+"""Assumptions of a report in addition to what was measured: prices, the size of an epoch, the time for it,
+and the goal by which it chooses a size to buy (`--goal`).
 
 They are no part of a study's records: the call that writes the report gives them. Equal assumptions give
 an equal page.
@@ -61,14 +61,14 @@ Origin = Literal["flag", "file", "site", "catalogue"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What a report is told; all of it may be left out."""
+    """Assumptions of a report; each of them may be left out."""
 
     price: Price | None = None
-    """Of every device, whatever it is: `--price`."""
+    """The price of every device: `--price`."""
     prices: Prices = field(default_factory=dict)
-    """Of the user's own file, by device: `--prices`."""
+    """Prices of the user's file, by device: `--prices`."""
     site: Price | None = None
-    """Of the site profile, for runs in a scheduler's allocation."""
+    """The price in the site profile, for runs in a scheduler's allocation."""
     epoch_samples: int | None = None
     """Samples of one epoch, of any data set."""
     dataset_samples: Mapping[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Assumptions:
     within_s: float | None = None
     """Time in which an epoch is to be finished."""
     goal: Goal = KNEE
-    """What the size to buy is chosen by."""
+    """The goal by which the size to buy is chosen."""
     smallest_effect: float = SMALLEST_EFFECT
     """Share from which on a difference between cells matters."""
 
@@ -96,7 +96,7 @@ class Quote:
     """All prices of the device in the same catalogue or file, the chosen one among them."""
 
     def warning(self, day: datetime.date | None) -> str | None:
-        """What a reader must know of the price's age on the `day` of the study; None for nothing."""
+        """Return a warning if the price is old on the `day` of the study, else None."""
         if self.origin in ("flag", "site"):
             return None
         if self.price.date is None:

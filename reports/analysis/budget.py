@@ -26,12 +26,12 @@ NO_BUDGET = "its runs have no budget"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellBudget:
-    """Where the time of a cell's step goes. The parts add up to the step time."""
+    """The step time of a cell in parts that add up to it."""
 
     figures: CellFigures
     method: BudgetMethod
     part_ns: Mapping[BudgetPart, float]
-    """By part; without `bubble` for a strategy that has no stages."""
+    """The time of each part; `bubble` is missing for a strategy without stages."""
     run_part_ns: tuple[Mapping[BudgetPart, float], ...]
     """The same of each run."""
     transfer_ns: Metric
@@ -51,13 +51,13 @@ class CellBudget:
         return any(run.exchange_payload_bytes != 0 for run in self.figures.runs)
 
     def known_ns(self, part: BudgetPart) -> float | None:
-        """What is shown of a part; None for one that the cell does not have: no stages, or no exchange."""
+        """The time of a part as it is shown; None if the cell has no stages or no exchange."""
         if part in ("transfer", "wait") and not self.exchanges:
             return None
         return self.part_ns.get(part)
 
     def share(self, part: BudgetPart) -> float | None:
-        """Of the step time; None for a part that the cell does not have."""
+        """The share of a part in the step time; None if the cell does not have the part."""
         ns = self.known_ns(part)
         return None if ns is None else ns / self.step_ns
 
@@ -68,7 +68,7 @@ class CellBudget:
 
     @property
     def warning(self) -> str | None:
-        """What a reader must know of the residual, if it is large."""
+        """A warning if `other` is a large share of the step."""
         other_ns = self.part_ns["other"]
         if abs(other_ns) <= RESIDUAL_ABOVE * self.step_ns:
             return None
@@ -96,7 +96,7 @@ class Lost:
 
     @property
     def share(self) -> float:
-        """Of the step time."""
+        """The share of the step time that is lost."""
         return self.total_ns / self.budget.step_ns
 
     @property
@@ -155,7 +155,7 @@ class Lost:
 
 
 def budget(figures: CellFigures) -> CellBudget | None:
-    """The budget over the counted runs of a cell; None if one of them has none, or another method."""
+    """The budget over the counted runs of a cell; None if one of them lacks it or has another method."""
     budgets = _budgets(figures)
     if why_no_budget(figures) is not None:
         return None
@@ -174,7 +174,7 @@ def budget(figures: CellFigures) -> CellBudget | None:
 
 
 def _parts(one: StepBudget, step_ns: float) -> dict[BudgetPart, float]:
-    """Of one run; what its parts miss its step by is `other`."""
+    """The parts of one run; `other` is the rest of its step."""
     parts: dict[BudgetPart, float] = {
         "input": one.input_ns,
         "compute": one.compute_ns,
@@ -206,7 +206,7 @@ def why_no_budget(figures: CellFigures) -> str | None:
 
 
 def lost(budget: CellBudget, baseline: CellBudget) -> Lost:
-    """What the step loses against the computation of a baseline of the same work."""
+    """Compare a step with the computation of a baseline of the same work."""
     work = budget.cell.global_batch / baseline.cell.global_batch
     per_device = work * baseline.cell.gpus / budget.cell.gpus
     return Lost(
@@ -225,7 +225,7 @@ def _reason(run: RunResult) -> str:
 
 
 def _pooled(metrics: list[Metric]) -> Metric:
-    """Over the runs; of one run with the interval of its own quads."""
+    """Pool the runs; a single run keeps the interval of its quads."""
     if len(metrics) == 1:
         return metrics[0]
     return differences([one.value for one in metrics], "ns")

@@ -1,4 +1,4 @@
-"""What communication a cell has, how much of it a step sees, and whether the network is what limits.
+"""The communication of a cell: how much of it a step sees, and whether the network limits it.
 
 The peak bandwidth of a study's networks is that of plain all-reduces with nothing else running, and how
 far it varied.
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-
-import msgspec
 
 from reports.analysis.budget import CellBudget, budget
 from reports.analysis.figures import CellFigures
@@ -97,7 +95,7 @@ ON_LESS_OFF = (
     "what a step takes longer with the exchange than without it, to the last rank: it holds some random "
     "wait, so it is not the sum of exposed transfer and exposed wait, which are of the mean rank"
 )
-"""What "on less off" is, beside the parts of the budget."""
+"""Explains why "on less off" is not the sum of two parts of the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +105,9 @@ class CellCommunication:
     figures: CellFigures
     budget: CellBudget | None
     recorded: tuple[Communication, ...]
-    """Of each run; empty if one of them has none."""
+    """One entry a run; empty if a run recorded nothing."""
     peak: PooledLinkPeak | None
-    """Of its network at its size, over all cells that it was found with."""
+    """The peak of its network at its size, over all cells that measured it."""
 
     @property
     def cell(self) -> Cell:
@@ -124,7 +122,7 @@ class CellCommunication:
 
     @property
     def exposed_ns(self) -> Metric | None:
-        """What on-off blocks are apart, over the runs; of one run with its quads' interval.
+        """The difference of on-off blocks over the runs; a single run has the interval of its quads.
 
         A block without exchange evens out the skew of its steps: that part of it is wait, not transfer.
         """
@@ -143,18 +141,14 @@ class CellCommunication:
     @property
     def transfer_text(self) -> str:
         """Exposed transfer over the step, with the ends of its interval: `34.0 % (27.6 to 42.2)`."""
-        transfer, step = self.transfer_ns, self.figures.step_ns.value
-        if transfer is None or transfer.low is None or transfer.high is None:
+        if self.transfer_ns is None or self.transfer_ns.low is None:
             return percent(self.transfer_share or 0.0)
-        low, high = transfer.low / step, transfer.high / step
-        share = msgspec.structs.replace(
-            transfer, value=transfer.value / step, unit="ratio", low=low, high=high
-        )
+        share = self.transfer_ns.mapped(lambda ns: ns / self.figures.step_ns.value, "ratio")
         return f"{metric(share).value} ({metric(share).ends})"
 
     @property
     def wait_ns(self) -> Metric | None:
-        """What the mean rank loses because another is slower."""
+        """Time that the mean rank loses because another is slower."""
         return self.budget.wait_ns if self.budget else None
 
     @property
@@ -163,7 +157,7 @@ class CellCommunication:
 
     @property
     def seen_ns(self) -> float | None:
-        """What the mean rank sees of communication: exposed transfer and, where it is known, exposed wait."""
+        """Communication that the mean rank sees: exposed transfer and, where it is known, exposed wait."""
         if self.transfer_ns is None:
             return None
         return self.transfer_ns.value + (self.wait_ns.value if self.wait_ns else 0.0)
@@ -207,7 +201,7 @@ class CellCommunication:
 
     @property
     def peak_bytes_per_s(self) -> float | None:
-        """What plain all-reduces reached alone, the median over launches."""
+        """Bandwidth of plain all-reduces with nothing else running, the median over launches."""
         return None if self.peak is None else self.peak.bytes_per_s
 
     @property
@@ -225,7 +219,7 @@ class CellCommunication:
 
     @property
     def operations(self) -> tuple[OperationSummary, ...]:
-        """By kind and size of group, the mean over the runs that have it."""
+        """The operations by kind and size of group, each the mean over the runs that have it."""
         kinds: dict[tuple[str, int], list[OperationSummary]] = {}
         for one in self.recorded:
             for operation in one.operations:
@@ -233,7 +227,7 @@ class CellCommunication:
         return tuple(_merged(found) for found in kinds.values())
 
     def mean(self, name: str) -> float | None:
-        """Of a field of `Communication` over the runs; None if one of them does not have it."""
+        """The mean of a field of `Communication` over the runs; None if a run lacks it."""
         values = [getattr(one, name) for one in self.recorded]
         return fmean(values) if values and None not in values else None
 
@@ -252,7 +246,7 @@ def communication(figures: CellFigures, peaks: LinkPeaks | None = None) -> CellC
 
 
 def communication_finding(figures: CellFigures, peaks: LinkPeaks | None = None) -> str | None:
-    """What the network does to this cell, if it limits the step or is slower than its rate; else None."""
+    """A sentence if the network limits the step of this cell or is slower than its rate; else None."""
     one = communication(figures, peaks)
     found = [text for text in (_limit(one), _below_nominal(one)) if text is not None]
     return " ".join(found) or None
@@ -366,7 +360,7 @@ def _why_far(one: CellCommunication) -> str:
 
 
 def _below_nominal(one: CellCommunication) -> str | None:
-    """That not even plain all-reduces reach the rate: a ring puts the bus bandwidth on its busiest link."""
+    """A sentence if plain all-reduces miss the rate: a ring puts the bus bandwidth on its busiest link."""
     rate, peak = one.cell.link_mbit_per_s, one.peak_bytes_per_s
     if rate is None or peak is None or (one.peak and not one.peak.steady):
         return None

@@ -1,4 +1,4 @@
-"""What a measured cell costs, in dollars and joules, and which cells no other beats in time and cost.
+"""The cost of a measured cell in dollars and joules, and the cells that no other beats in time and cost.
 
 All of it is step time multiplied by what does not vary: a cell's devices, its work, a price. So the ends of
 an interval are multiplied alike, and where a rate stood in the denominator they change places.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import msgspec
 
 from reports.analysis.assumptions import Assumptions, Quote, quote
 from reports.analysis.figures import CellFigures
@@ -31,12 +29,12 @@ NO_EPOCH = "the size of its epoch is not known: give --epoch-samples N"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellCost:
-    """What a cell costs while it trains. Without a price only the times are there."""
+    """The cost of training a cell. Without a price it has only times."""
 
     figures: CellFigures
     quote: Quote | None
     usd_per_hour: float | None
-    """Of all devices that it uses."""
+    """The price of all devices that it uses."""
     million_samples_ns: Metric
     epoch_samples: int | None
     epoch_ns: Metric | None
@@ -122,10 +120,10 @@ def _cost(one: CellFigures, assumptions: Assumptions, gpus_per_node: int) -> Cel
     rate = found.price.usd_per_gpu_hour * one.cell.gpus if found else None
     samples = one.cell.global_batch
     epoch = assumptions.epoch_of(one.cell)
-    million = _scaled(one.step_ns, MILLION / samples, "ns")
-    epoch_ns = _scaled(one.step_ns, epoch / samples, "ns") if epoch else None
+    million = one.step_ns.times(MILLION / samples)
+    epoch_ns = one.step_ns.times(epoch / samples) if epoch else None
     tokens = _tokens_per_step(one)
-    billion_ns = _scaled(one.step_ns, BILLION / tokens, "ns") if tokens else None
+    billion_ns = one.step_ns.times(BILLION / tokens) if tokens else None
     return CellCost(
         figures=one,
         quote=found,
@@ -133,7 +131,7 @@ def _cost(one: CellFigures, assumptions: Assumptions, gpus_per_node: int) -> Cel
         million_samples_ns=million,
         epoch_samples=epoch,
         epoch_ns=epoch_ns,
-        usd_per_1000_steps=_dollars(_scaled(one.step_ns, 1000, "ns"), rate),
+        usd_per_1000_steps=_dollars(one.step_ns.times(1000), rate),
         usd_per_million_samples=_dollars(million, rate),
         usd_per_billion_tokens=_dollars(billion_ns, rate),
         usd_per_epoch=_dollars(epoch_ns, rate),
@@ -142,19 +140,9 @@ def _cost(one: CellFigures, assumptions: Assumptions, gpus_per_node: int) -> Cel
 
 
 def _dollars(time_ns: Metric | None, usd_per_hour: float | None) -> Metric | None:
-    return (
-        None if time_ns is None or usd_per_hour is None else _scaled(time_ns, usd_per_hour / HOUR_NS, "USD")
-    )
-
-
-def _scaled(metric: Metric, factor: float, unit: str) -> Metric:
-    return msgspec.structs.replace(
-        metric,
-        value=metric.value * factor,
-        unit=unit,
-        low=None if metric.low is None else metric.low * factor,
-        high=None if metric.high is None else metric.high * factor,
-    )
+    if time_ns is None or usd_per_hour is None:
+        return None
+    return time_ns.times(usd_per_hour / HOUR_NS, "USD")
 
 
 def _tokens_per_step(one: CellFigures) -> int | None:
@@ -191,19 +179,19 @@ def _nodes(study: StudyFigures) -> dict[str, int]:
 
 
 def _work(cell: Cell) -> tuple[str, ...]:
-    """What two cells share before their time and cost may be compared."""
+    """The fields in which two cells must agree before their time and cost may be compared."""
     return cell.workload, cell.dataset, cell.precision, cell.source_hash or "", cell.dataset_hash or ""
 
 
 def _title(work: tuple[str, ...], all_works: Sequence[tuple[str, ...]]) -> str:
-    """The workload, and what tells it from others of its name."""
+    """The workload, with the fields in which others of its name differ."""
     named = [other for other in all_works if other[0] == work[0]]
     told = [part for place, part in enumerate(work) if place == 0 or any(o[place] != part for o in named)]
     return ", ".join(part[:16] if place else part for place, part in enumerate(told))
 
 
 def _undominated(costs: Sequence[CellCost]) -> Iterator[CellCost]:
-    """Those that no other matches in both time and cost and beats in one; equals stay together."""
+    """The costs that no other matches in both time and cost and beats in one; equals stay together."""
     lowest = float("inf")
     previous: tuple[float, float] | None = None
     for cost in sorted(costs, key=_time_and_usd):

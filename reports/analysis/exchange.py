@@ -1,4 +1,4 @@
-"""What each way to exchange gradients gains or loses against the dense one, on the same work and network:
+"""Gains and losses of each way to exchange gradients against the dense one, on the same work and network:
 bytes, loss, and the bandwidth at which it breaks even.
 """
 
@@ -90,7 +90,7 @@ def loss_guard(figures: CellFigures, dense: CellFigures) -> LossGuard | None:
 
 
 def break_even(figures: CellFigures, dense: CellFigures) -> BreakEven:
-    """From measured parts, with nothing of the transfer hidden:
+    """The break-even from measured parts, as if the transfer were not hidden:
 
     T - transfer + bytes / B < T_d - transfer_d + bytes_d / B, so that
     B < (bytes_d - bytes) / ((T - transfer) - (T_d - transfer_d)),
@@ -165,14 +165,14 @@ def _losses(run: RunResult) -> dict[Window, float]:
 
 NO_DENSE = "no dense exchange has a figure here"
 GRADIENT_BYTES = 4
-"""Of one parameter: gradients are in single precision, whatever they are sent as."""
+"""Bytes of a parameter's gradient: it has single precision, whatever it is sent as."""
 ALONE = "every strategy has its dense exchange alone"
 _GAINS: dict[Side | None, Gain] = {"above": "faster", "below": "slower", None: "no gain"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeRow:
-    """One cell beside the dense exchange of the same point."""
+    """One cell compared with the dense exchange of the same point."""
 
     figures: CellFigures
     dense: CellFigures | None
@@ -209,7 +209,8 @@ class ExchangeRow:
 
     @property
     def exchange_cpu_ns(self) -> float | None:
-        """CPU time a step beside the training thread: encoding, decoding and adding up, hidden or not."""
+        """CPU time a step of other threads than the training thread: encoding, decoding and adding up, hidden
+        or not."""
         return communication(self.figures).mean("exchange_cpu_ns")
 
     @property
@@ -237,9 +238,9 @@ class ExchangePart:
     workload: str
     link: str
     rows: tuple[ExchangeRow, ...]
-    """By size and batch; at each point the dense exchange first."""
+    """The rows by size and batch, at each point the dense exchange first."""
     smallest_effect: float
-    """Share from which on a difference is told."""
+    """Share from which on a difference is reported."""
 
     @property
     def finding(self) -> str:
@@ -281,7 +282,7 @@ def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
 
 
 def _verdicts(rows: Sequence[ExchangeRow], smallest: float) -> Mapping[str, Gain]:
-    """Of the rows of a study that can be judged, all of them together, by the ids of their cells."""
+    """Judge all comparable rows of a study together; the keys are ids of cells."""
     pairs = [(row, row.dense) for row in rows if row.dense is not None and row.reason is None]
     found = sides([(dense.run_step_ns, row.figures.run_step_ns) for row, dense in pairs], smallest)
     return {row.cell.id: _GAINS[one] for (row, _), one in zip(pairs, found, strict=True)}
@@ -289,7 +290,7 @@ def _verdicts(rows: Sequence[ExchangeRow], smallest: float) -> Mapping[str, Gain
 
 Names = Mapping[str, str]
 WorkAtSize = tuple[SeriesSetting, int, int]
-"""What cells must share before their exchanges are compared: setting, size and batch per replica."""
+"""The key of cells whose exchanges are compared: setting, size and batch per replica."""
 
 
 def _rows(cells: Iterable[CellFigures]) -> Iterator[ExchangeRow]:
@@ -333,7 +334,7 @@ def _incomparable(figures: CellFigures, dense: CellFigures) -> str | None:
 
 
 def _gains(rows: Sequence[ExchangeRow], names: Names) -> str:
-    """What was faster at some point, and what became of the others."""
+    """Name the exchanges that were faster at some point, and how the others compared."""
     turning = [name for name in names if _turns([row for row in rows if row.name == name])]
     one_way = [row for row in rows if row.name not in turning]
     moved = {row.name for row in rows if row.verdict != "no gain"}
@@ -350,7 +351,7 @@ def _gains(rows: Sequence[ExchangeRow], names: Names) -> str:
 
 
 def _no_gain(rows: Sequence[ExchangeRow], names: Names, smallest: float) -> str:
-    """That nothing was faster, and what came nearest to it."""
+    """Say that no exchange was faster, and which came nearest."""
     noun = "other exchange" if any(not row.cell.compresses for row in rows) else "compressor"
     nothing = f"no {noun} was faster than the dense exchange"
     even = dict.fromkeys(names[row.name] for row in rows if row.verdict == "no gain")
@@ -437,7 +438,7 @@ def _factor(row: ExchangeRow) -> float:
 
 
 def _names(rows: Sequence[ExchangeRow]) -> Names:
-    """What each exchange is called in a sentence, where commas part a list: `topk:0.01 over ring`."""
+    """The name of each exchange in a sentence, without commas: `topk:0.01 over ring`."""
     several = len({row.cell.strategy for row in rows}) > 1
     return {row.name: _name(row.cell, several=several) for row in rows}
 

@@ -25,7 +25,7 @@ NOT_CHECKED = "not checked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFigures:
-    """What a cell came to over the runs of its pool (one at least)."""
+    """The figures of a cell over the runs of its pool (one at least)."""
 
     pool: Pool
     evidence: Evidence
@@ -41,7 +41,7 @@ class CellFigures:
     exposed_share: Metric | None
     """The same over step time."""
     exposed_absent: str | None
-    """Why there is none."""
+    """The reason why there is no exposed time."""
     proof: Proof | None
     """The strongest proof that a counted run carries."""
 
@@ -180,7 +180,7 @@ _BITS: dict[Precision, int] = {"fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16}
 
 
 def training_of(figures: CellFigures) -> Training:
-    """What the newest run recorded of its strategy."""
+    """How the newest run trained, as its strategy recorded it."""
     return figures.newest.training or training_before(figures.cell.strategy)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from reports import fields
 from reports.analysis.communication import ON_LESS_OFF
 from reports.analysis.figures import CellFigures
-from reports.analysis.scaling import Curve, CurvePoint, Efficiency
+from reports.analysis.scaling import Efficiency
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
 from reports.table import Column, TextTable, figures, table, words
@@ -23,7 +23,7 @@ class HeadlineRow:
     strategy: str
     """With what else says how gradients travel: `ddp + topk:0.01, ring`."""
     setting: str
-    """What sets the cell apart from others of the study beyond the columns of the table."""
+    """The settings that distinguish the cell from others of the study and have no column."""
     kinds: tuple[Scaling, ...]
     figures: CellFigures
     efficiency: Efficiency
@@ -38,10 +38,17 @@ def headline(study: StudyFigures) -> list[HeadlineRow]:
     rows: dict[tuple[object, ...], HeadlineRow] = {}
     for curve in study.curves:
         for point in curve.points:
-            row = _row(study, curve, point)
+            row = HeadlineRow(
+                workload=curve.key.workload,
+                strategy=curve.key.label,
+                setting=study.settings[curve.key.setting],
+                kinds=(curve.key.kind,),
+                figures=point.figures,
+                efficiency=point.efficiency,
+            )
             key = (point.figures.cell.id, row.strategy, _claim(row.efficiency))
-            seen = rows.get(key)
-            rows[key] = row if seen is None else _joined(seen, row)
+            seen = rows.get(key, row)
+            rows[key] = replace(seen, kinds=tuple(dict.fromkeys((*seen.kinds, *row.kinds))))
     return list(rows.values())
 
 
@@ -104,35 +111,12 @@ def against(efficiency: Efficiency) -> str:
 
 
 def on_less_off(row: HeadlineRow) -> Field:
-    """What a step takes longer with the exchange than without it, as a share of the step."""
+    """The time that the exchange adds to a step, as a share of the step."""
     share = row.figures.exposed_share
     return fields.percent(share.value if share else None)
 
 
-def _row(study: StudyFigures, curve: Curve, point: CurvePoint) -> HeadlineRow:
-    return HeadlineRow(
-        workload=curve.key.workload,
-        strategy=curve.key.label,
-        setting=study.settings[curve.key.setting],
-        kinds=(curve.key.kind,),
-        figures=point.figures,
-        efficiency=point.efficiency,
-    )
-
-
-def _joined(seen: HeadlineRow, other: HeadlineRow) -> HeadlineRow:
-    kinds = tuple(dict.fromkeys((*seen.kinds, *other.kinds)))
-    return HeadlineRow(
-        workload=seen.workload,
-        strategy=seen.strategy,
-        setting=seen.setting,
-        kinds=kinds,
-        figures=seen.figures,
-        efficiency=seen.efficiency,
-    )
-
-
 def _claim(efficiency: Efficiency) -> tuple[object, ...]:
-    """What must be equal for two series' rows of one cell to be one row."""
+    """The key by which rows of one cell in two series become one row."""
     baseline = efficiency.baseline.figures.cell.id if efficiency.baseline else None
     return efficiency.is_baseline, baseline, efficiency.reason

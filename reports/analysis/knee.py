@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import msgspec
-
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import BaselineCell, Curve, efficiency
 from results.outcome import Evidence
@@ -61,7 +59,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
-    """Where a curve stops paying, as far as it was measured."""
+    """The size at which a curve stops paying, as far as it was measured."""
 
     growths: tuple[Growth, ...]
     """Between measured sizes, ascending; it ends where no claim is made."""
@@ -140,17 +138,5 @@ def _cells(curve: Curve) -> Sequence[CellFigures]:
 def _growth(smaller: int, larger: int, efficiency: Metric) -> Growth:
     """With r = m / n and E the efficiency from n to m: (E r - 1) / (r - 1)."""
     times = larger / smaller
-
-    def marginal(end: float) -> float:
-        return (end * times - 1) / (times - 1)
-
-    return Growth(
-        smaller=smaller,
-        larger=larger,
-        marginal=msgspec.structs.replace(
-            efficiency,
-            value=marginal(efficiency.value),
-            low=None if efficiency.low is None else marginal(efficiency.low),
-            high=None if efficiency.high is None else marginal(efficiency.high),
-        ),
-    )
+    marginal = efficiency.mapped(lambda end: (end * times - 1) / (times - 1))
+    return Growth(smaller=smaller, larger=larger, marginal=marginal)

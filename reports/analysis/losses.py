@@ -1,4 +1,4 @@
-"""What training came to where the data is real: loss curves, and the time to a loss that all of them reach.
+"""Results of training on real data: loss curves, and the time to a loss that all of them reach.
 
 Synthetic samples are noise with random targets: a model can only learn them by heart, and its loss says
 nothing.
@@ -76,7 +76,7 @@ class LossGroup:
 
     @property
     def samples(self) -> int:
-        """What every curve was trained on."""
+        """The samples that every curve was trained on."""
         return min(curve.samples for curve in self.curves)
 
     @property
@@ -156,6 +156,6 @@ def loss_curve(label: str, figures: CellFigures, run: RunResult) -> LossCurve | 
 
 
 def _newest_curve(label: str, figures: CellFigures) -> LossCurve | None:
-    """Of the newest run that kept its losses."""
+    """The loss curve of the newest run that kept its losses."""
     curves = (loss_curve(label, figures, run) for run in reversed(figures.runs))
     return next((curve for curve in curves if curve is not None), None)

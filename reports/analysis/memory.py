@@ -17,7 +17,7 @@ class CellMemory:
 
     figures: CellFigures
     device_peak_bytes: int | None
-    """What the allocator gave out on a GPU."""
+    """The peak of the allocator on a GPU."""
     device_bytes: int | None
     """Memory of one GPU."""
     rss_peak_bytes: int | None
@@ -26,7 +26,7 @@ class CellMemory:
     """Memory of one host; recorded of runs on CPU."""
     ranks_per_host: int
     predicted_bytes: int | None
-    """Of the fullest rank in closed form."""
+    """The prediction for the fullest rank, in closed form."""
 
     @property
     def cell(self) -> Cell:
@@ -43,7 +43,7 @@ class CellMemory:
 
     @property
     def share(self) -> float | None:
-        """Of what fills up first: the GPU, or the host of CPU ranks."""
+        """The share of the memory that fills up first: of the GPU, or of the host of CPU ranks."""
         return self.host_share if self.cell.device == "cpu" else self.device_share
 
     @property

@@ -31,12 +31,12 @@ from results.statistics import FEWEST_FOR_INTERVAL
 
 NextKind = Literal["first", "failed", "repeats", "size"]
 _SETTLED = (None, Outcome.OUT_OF_MEMORY, Outcome.SKIPPED)
-"""Outcomes of sizes that have no figure and would have none after another run."""
+"""Outcomes of sizes without a figure that another run would not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """What to run next."""
+    """The next run of a study."""
 
     kind: NextKind
     """`first`: planned, not run yet; `failed`: run again; more `repeats`; another `size`."""
@@ -241,7 +241,7 @@ def joins(curve: Curve) -> bool:
 
 
 def _request(study: StudyFigures, key: SeriesKey) -> Request:
-    """That of the newest plan with cells of the same settings."""
+    """The request of the newest plan with cells of the same settings."""
     plans = [plan for plan in study.plans if any(setting_of(cell) == key.setting for cell in plan.cells)]
     return plans[-1].request
 
@@ -258,7 +258,7 @@ def _travel(key: SeriesKey) -> Iterator[object]:
 
 
 def _settings(request: Request) -> Iterator[object]:
-    """What the whole matrix has in common, as far as it differs from the defaults of the options."""
+    """Options of the whole matrix, as far as they differ from their defaults."""
     for name in _VALUES:
         value = getattr(request, name)
         if value != getattr(_DEFAULTS, name):

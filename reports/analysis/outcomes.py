@@ -1,4 +1,4 @@
-"""What has no figure and why: absence is a result, with a reason."""
+"""Cells without a figure, and why: absence is a result, with a reason."""
 
 from __future__ import annotations
 

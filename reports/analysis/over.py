@@ -47,7 +47,7 @@ class OverGroup:
     """Cells that differ in the axis alone, at one size; two values at least."""
 
     rows: tuple[OverRow, ...]
-    """In the order of the study; the first is what the others are held against."""
+    """In the order of the study; the others are compared with the first."""
     samples: int | None
     """After which losses are compared; None where no losses can be."""
     setting: str = ""
@@ -55,7 +55,7 @@ class OverGroup:
 
     @property
     def cell(self) -> Cell:
-        """What the rows share, but for the axis."""
+        """A cell with the fields that the rows share, which are all but the axis."""
         return self.rows[0].figures.cell
 
 
@@ -107,7 +107,7 @@ def _told_apart(groups: Sequence[OverGroup], axis: str) -> list[OverGroup]:
 
 
 def _way(study: StudyFigures, cell: Cell, axis: str) -> tuple[object, ...]:
-    """What cells of one group share, but for the size; under strong scaling it changes the batch."""
+    """The fields that cells of one group share: all but the size and what follows from it."""
     but = {axis, *_FOLLOWS.get(axis, ()), *_SIZED}
     kinds = study.scalings.get(cell.id, ())
     batch = ("strong", cell.global_batch) if kinds == ("strong",) else ("weak", cell.batch_per_replica)

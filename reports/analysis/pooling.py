@@ -1,4 +1,4 @@
-"""Which runs of a cell stand together: those of one environment and one kind of evidence.
+"""Pools: the runs of a cell in one environment, with one kind of evidence.
 
 The newest environment with a successful run counts; every other run is named with the facts that differ.
 """
@@ -79,7 +79,7 @@ def _unlike_programs(first: Any, second: Any) -> tuple[str, str]:
 
 
 def machine_facts(environment: Environment) -> dict[str, object]:
-    """What two cells of different sizes must share before one is divided by the other.
+    """Facts that two cells of different sizes must share before one is divided by the other.
 
     The facts of pooling without the placement, which a scaling study changes on purpose, and the network,
     which follows from it, and without the code of other packages and of the workload, which is not of the

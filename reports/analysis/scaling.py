@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from reports.analysis.effect import side
 from reports.analysis.figures import CellFigures
 from reports.analysis.outcomes import Failure
@@ -173,7 +171,7 @@ def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: 
     work = figures.cell.global_batch / baseline.figures.cell.global_batch
     scale = work * baseline.gpus / figures.cell.gpus
     ratio = ratio_of_runs(baseline.figures.run_step_ns, figures.run_step_ns, "ratio")
-    return Efficiency(metric=scaled(ratio, scale), baseline=baseline)
+    return Efficiency(metric=ratio.times(scale), baseline=baseline)
 
 
 def speed_up(point: CurvePoint) -> Metric | None:
@@ -181,17 +179,7 @@ def speed_up(point: CurvePoint) -> Metric | None:
     claim = point.efficiency
     if claim.metric is None or claim.baseline is None:
         return None
-    return scaled(claim.metric, point.gpus / claim.baseline.gpus)
-
-
-def scaled(metric: Metric, factor: float) -> Metric:
-    """A metric times a known positive factor."""
-    return msgspec.structs.replace(
-        metric,
-        value=metric.value * factor,
-        low=None if metric.low is None else metric.low * factor,
-        high=None if metric.high is None else metric.high * factor,
-    )
+    return claim.metric.times(point.gpus / claim.baseline.gpus)
 
 
 def _curve(
@@ -283,16 +271,16 @@ Named = tuple[Curve, CurvePoint]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What a workload is judged by under one rule: of its pieces the one with most measured sizes."""
+    """The curves of a workload under one rule: of its pieces the one with most measured sizes."""
 
     curves: tuple[Curve, ...]
-    """Those with a figure; one at least."""
+    """The curves with a figure; one at least."""
     others: int
     """Pieces of the same workload and rule (other batches, settings, links)."""
 
     @property
     def work(self) -> tuple[object, ...]:
-        """What is done, by which rule and over which network: the same in two studies of equal work."""
+        """The work, its rule and its network: the same in two studies of equal work."""
         key = self.curves[0].key
         setting = tuple(pair for pair in key.setting if pair[0] not in StepPolicy.__struct_fields__)
         return key.workload, key.kind, key.constant_batch, setting, key.link
@@ -346,5 +334,5 @@ def ties(best: CellFigures, other: CellFigures, smallest: float) -> bool:
     """Whether the runs of two cells leave open which has the higher throughput, or it is not higher by the
     share `smallest`."""
     work = best.cell.global_batch / other.cell.global_batch
-    faster = scaled(ratio_of_runs(other.run_step_ns, best.run_step_ns, "ratio"), work)
+    faster = ratio_of_runs(other.run_step_ns, best.run_step_ns, "ratio").times(work)
     return faster.value <= 1 + SINGLE_RUN_NOISE if faster.low is None else side(faster, smallest) != "above"

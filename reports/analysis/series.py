@@ -29,7 +29,7 @@ _Asked = tuple[bytes, SeriesId, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesKey:
-    """What makes two series the same one."""
+    """The key of a series: two series with equal keys are one."""
 
     workload: str
     kind: Scaling
@@ -44,7 +44,7 @@ class SeriesKey:
 
     @property
     def work(self) -> tuple[object, ...]:
-        """What the cells of the series compute, however their gradients travel."""
+        """The work of the cells, however their gradients travel."""
         return self.workload, self.kind, self.constant_batch, self.setting
 
     @property
@@ -63,7 +63,7 @@ class MergedSeries:
 
     key: SeriesKey
     cells: dict[int, Cell] = field(default_factory=dict)
-    """By gpus, ascending."""
+    """The cells by gpus, ascending."""
     skips: dict[int, str] = field(default_factory=dict)
     """The sizes that were not run, and why."""
 
@@ -119,7 +119,7 @@ def setting_labels(cells: Iterable[Cell]) -> Mapping[SeriesSetting, str]:
 
 
 def told_settings(plans: Iterable[Plan]) -> list[str]:
-    """What cells have of an option that is not its default, and was not left out: `accumulation=1,4`."""
+    """Values of options that differ from their defaults in some cell or request: `accumulation=1,4`."""
     known = list(plans)
     told = []
     for name in _TOLD:

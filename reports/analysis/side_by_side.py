@@ -1,4 +1,4 @@
-"""Several studies beside each other: the cells that do the same work in more than one of them.
+"""Comparison of several studies: the cells that do the same work in more than one of them.
 
 Two cells do the same work if all their fields are equal but for how long is measured (`steps`). Others are
 not compared, and the fields that differ are named. Conditions may differ, since that is what studies are made
@@ -57,7 +57,7 @@ class CellInStudy:
     differs: Mapping[str, tuple[str, str]]
     """The conditions that differ from the first study's: there and here, by name."""
     disturbed: tuple[Disturbed, Disturbed]
-    """Of the runs of the first study and of its own."""
+    """How many runs were disturbed in the first study, and in this one."""
     change: Change | None = None
     """Whether its runs are apart from the first study's, and on which side; None: not judged."""
 
@@ -84,7 +84,7 @@ class StudyPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide:
-    """What several studies have in common, and what they do not."""
+    """The cells that several studies have in common, and those that they do not."""
 
     studies: tuple[str, ...]
     cells: tuple[SharedCell, ...]
@@ -94,10 +94,10 @@ class SideBySide:
     pieces: tuple[tuple[StudyPiece, ...], ...] = ()
     """Pieces of equal work that several studies have curves of, which may share axes: one of each study."""
     smallest_effect: float = SMALLEST_EFFECT
-    """Share from which on a difference is told."""
+    """Share from which on a difference is reported."""
 
     def ratio(self, study: str, cell_id: str) -> CellInStudy | None:
-        """What a study's cell comes to against the first study that has it; None if that is the only one."""
+        """A cell compared with the first study that has it; None if no other study has it."""
         return next(
             (
                 entry
@@ -110,7 +110,7 @@ class SideBySide:
 
 
 def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
-    """The studies beside each other; the first that has a cell is what others are compared with."""
+    """Compare studies. For each cell the first study that has it is the one that others are compared with."""
     works: dict[WorkKey, dict[str, tuple[StudyFigures, CellFigures]]] = {}
     for study in studies:
         for one in study.cells.values():

@@ -62,9 +62,9 @@ class Picked:
     candidate: Candidate
     why: str
     deciding: tuple[CellFigures, ...]
-    """Beside the candidate."""
+    """The other cells whose runs decide the choice."""
     open: tuple[str, ...] = ()
-    """What the runs leave open, clauses."""
+    """Clauses on what the runs leave open."""
     shown_to: int | None = None
     """The last size up to which every growth is shown to pay, where that is smaller than the candidate."""
     or_more: bool = False
@@ -100,7 +100,7 @@ def _refused(figures: CellFigures, differences: Sequence[str]) -> str | None:
 
 
 def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picked | str:
-    """Of the knees of all curves the fastest; of those that are not shown to be slower the smallest."""
+    """Pick the fastest knee of all curves, or the smallest that is not shown to be slower."""
     ends = {}
     reasons: dict[str, None] = {}
     for curve in piece.curves:
@@ -267,17 +267,17 @@ ALL_EMULATED = EMULATED.partition(":")[0] + ": stand-ins say nothing of devices 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
-    """What to buy."""
+    """The recommended configuration."""
 
     cell_id: str
     strategy: str
     gpus: int
     device: Device
     shown_to: int | None
-    """Where the runs leave open whether growing pays: the last size up to which every growth is shown to pay,
-    smaller than `gpus` (by the knee alone)."""
+    """The last size up to which every growth is shown to pay, if that is smaller than `gpus` because the runs
+    leave a growth open. Only the knee has it."""
     or_more: bool
-    """Whether it is the largest measured size, so that growing may pay beyond it (by the knee alone)."""
+    """Whether it is the largest measured size, so that growing may pay beyond it. Only the knee has it."""
     throughput: Metric
     efficiency: Metric | None
     """None for the baseline itself, and where none is claimed."""
@@ -307,11 +307,11 @@ class RestsOn:
     cells: tuple[str, ...]
     """Ids of all cells that it was chosen from."""
     deciding: tuple[str, ...]
-    """Those whose runs decide it: the choice, and the sizes that it is compared with."""
+    """Ids of the cells that decide it: the choice, and the sizes that it is compared with."""
     runs: int
     """Counted runs of all cells."""
     fewest_runs: int
-    """Of a deciding cell."""
+    """The fewest runs of a deciding cell."""
     disturbed: int
     """Runs, of all, that other processes disturbed."""
     dirty: int
@@ -320,22 +320,22 @@ class RestsOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeToBuy:
-    """What a study says of one workload under one rule of scaling."""
+    """The recommendation of a study for one workload under one rule of scaling."""
 
     workload: str
     scaling: Scaling
     batch: int
-    """Of a replica under weak scaling, else of all replicas."""
+    """The batch of a replica under weak scaling, else of all replicas."""
     goal: str
-    """What it is chosen by, a clause."""
+    """The goal that it is chosen by, a clause."""
     choice: Purchase | None
     absent: str | None
-    """Why there is none; None if there is."""
+    """The reason why there is no choice; None if there is one."""
     why: str | None
     """Why this size, a clause."""
     confidence: Confidence | None
     doubts: tuple[str, ...]
-    """What lowers the confidence, clauses."""
+    """Clauses on what lowers the confidence."""
     rests_on: RestsOn | None
     left_out: tuple[str, ...]
     """Points that were not chosen from: `topk on 8 (compresses its gradients)`."""
@@ -359,7 +359,7 @@ class SizeToBuy:
 
 
 def sizes_to_buy(study: StudyFigures) -> tuple[SizeToBuy, ...]:
-    """Of each workload under each rule that has a figure; those with a size first."""
+    """The sizes of each workload under each rule that has a figure; workloads with a size come first."""
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
     names = dict.fromkeys(one.cell.workload for one in study.cells.values())
     found = [

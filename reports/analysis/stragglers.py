@@ -1,4 +1,4 @@
-"""Which ranks are slow, whether they always are, and what it costs: node, rank and step told apart.
+"""Slow ranks, whether they always are slow, and the cost, with node, rank and step distinguished.
 
 Ranks are compared by their compute, the step without any exchange, in which nobody waits for anybody. The
 wait that follows from it is split into what a lasting imbalance costs and what random skew costs.
@@ -18,11 +18,11 @@ from reports.text import capital, count, duration, percent
 from results.run import RankColumns
 
 SLOW_ABOVE = 0.03
-"""Of the median rank: what a rank's compute must exceed it by to be called slow."""
+"""Share by which a rank's compute must exceed the median rank's for it to be called slow."""
 FALSE_ALARM = 0.001
 """Chance that of equal ranks, whose steps are independent and normal, any passes the test in a run."""
 LISTED = 8
-"""Slow ranks beyond so many are counted in a sentence, not named."""
+"""Largest number of slow ranks that a sentence names; of more it gives the number."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,7 +33,7 @@ class Component:
 
     sd_ns: float
     share: float
-    """Of the sum of the components; 0 where nothing varies."""
+    """The share in the sum of the components; 0 if all are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class VarianceSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """The ranks of a cell beside each other, over the runs that recorded them."""
+    """The ranks of a cell compared with each other, over the runs that recorded them."""
 
     runs: int
     steps: int
@@ -58,9 +58,9 @@ class Stragglers:
     nodes: tuple[int, ...]
     """The node of each rank, in the newest run."""
     excess: tuple[float, ...]
-    """By rank: compute over the median of the ranks, less 1; the mean over runs."""
+    """The excess of each rank: compute over the median of the ranks, less 1; the mean over runs."""
     slowest_share: tuple[float, ...]
-    """By rank: share of the steps in which it was the slowest; 1 / ranks by chance."""
+    """The share of the steps in which each rank was the slowest; 1 / ranks by chance."""
     persistent: tuple[int, ...]
     """Ranks that are slow in every run, and by more than the spread of their steps explains."""
     slow_nodes: tuple[int, ...]
@@ -68,8 +68,8 @@ class Stragglers:
     than the median."""
     variance: VarianceSplit
     persistent_wait_ns: float
-    """What the mean rank loses a step because one is slower on the mean; 0 where none is persistently slow,
-    since of equal ranks one is the slowest by chance."""
+    """Time that the mean rank loses a step because one is slower on the mean; 0 where none is persistently
+    slow, since of equal ranks one is the slowest by chance."""
     random_wait_ns: float | None
     """The rest of the exposed wait: in each step another one is the slowest. None: no wait is known."""
 
@@ -86,16 +86,17 @@ class Stragglers:
         excess = sum(self.excess[rank] for rank in self.persistent) / len(self.persistent)
         share = sum(self.slowest_share[rank] for rank in self.persistent)
         mean = "on the mean " if len(self.persistent) > 1 else ""
+        where = f"each of {count(self.runs, 'run')}" if self.runs > 1 else "the one run"
         return (
             f"{who} {'are' if several else 'is'} persistently slow: {mean}{percent(excess)} above the median "
-            f"rank{_in_each(self.runs)}, and the slowest of all in {percent(share)} of the steps "
+            f"rank in {where}, and the slowest of all in {percent(share)} of the steps "
             f"({percent(len(self.persistent) / self.ranks)} by chance). "
             f"The mean rank loses {duration(self.persistent_wait_ns)} a step to that."
         )
 
     @property
     def _slow(self) -> tuple[str, bool]:
-        """What is slow, as the beginning of a sentence, and whether it is several."""
+        """The slow nodes and ranks, as the beginning of a sentence, and whether they are several."""
         of_nodes = [rank for rank in self.persistent if self.nodes[rank] in self.slow_nodes]
         alone = [rank for rank in self.persistent if rank not in of_nodes]
         texts = []
@@ -178,10 +179,16 @@ def variance_split(runs: Sequence[RankColumns]) -> VarianceSplit:
     """
     found = [_moments(ranks) for ranks in runs]
     node, rank, step = (_mean([moments[place] for moments in found]) for place in range(3))
-    known = [value for value in (node, rank, step) if value is not None]
-    total = sum(known)
-    components = [_component(value, total) for value in (node, rank)]
-    return VarianceSplit(node=components[0], rank=components[1], step=_share_of(step or 0.0, total))
+    total = sum(value or 0.0 for value in (node, rank, step))
+
+    def component(variance: float) -> Component:
+        return Component(sd_ns=variance**0.5, share=variance / total if total else 0.0)
+
+    return VarianceSplit(
+        node=None if node is None else component(node),
+        rank=None if rank is None else component(rank),
+        step=component(step or 0.0),
+    )
 
 
 def _moments(ranks: RankColumns) -> tuple[float | None, float | None, float]:
@@ -203,14 +210,6 @@ def _moments(ranks: RankColumns) -> tuple[float | None, float | None, float]:
     return (between - inside) / ranks_a_node, inside - of_means, step
 
 
-def _component(variance: float | None, total: float) -> Component | None:
-    return None if variance is None else _share_of(variance, total)
-
-
-def _share_of(variance: float, total: float) -> Component:
-    return Component(sd_ns=variance**0.5, share=variance / total if total else 0.0)
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
     """The mean of what is known, 0 instead of less."""
     known = [value for value in values if value is not None]
@@ -220,7 +219,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def split_wait(
     runs: Sequence[RankColumns], waits_ns: Sequence[float], *, slow: bool
 ) -> tuple[float, float | None]:
-    """What the mean rank loses a step to lasting imbalance and to random skew, in ns, the mean over runs.
+    """Split the wait of the mean rank in a step into lasting imbalance and random skew, in ns: means over runs.
 
     Imbalance = max over ranks of their mean compute - the mean of them, 0 unless some rank or node is slow
     for good: of equal ranks one is the slowest by chance. random = the rest of the exposed wait (`waits_ns`,
@@ -251,10 +250,6 @@ def _slow_nodes(nodes: Sequence[int], persistent: Sequence[int]) -> tuple[int, .
         if len(ranks) > 1 and set(ranks) <= set(persistent):
             found.append(node)
     return tuple(found)
-
-
-def _in_each(runs: int) -> str:
-    return f" in each of {count(runs, 'run')}" if runs > 1 else " in the one run"
 
 
 def numbered(noun: str, numbers: Sequence[int]) -> str:

@@ -39,7 +39,7 @@ class MeasuredAllocation:
     """One job's nodes, by its baseline."""
 
     name: str
-    """Such as `slurm 17`."""
+    """The name of the allocation, such as `slurm 17`."""
     hosts: tuple[str, ...]
     runs: int
     step_ns: float
@@ -71,21 +71,13 @@ def drift(results: Sequence[RunResult]) -> Drift | None:
 
     Allocations are compared within one environment, that of most of them.
     """
-    best: Drift | None = None
-    for cell_id, runs in _by_cell(results).items():
-        found = _drift(cell_id, runs)
-        if found is not None and (best is None or len(found.allocations) > len(best.allocations)):
-            best = found
-    return best
-
-
-def _by_cell(results: Sequence[RunResult]) -> Mapping[str, list[RunResult]]:
     cells: dict[str, list[RunResult]] = {}
     for result in sorted(results, key=lambda result: (result.ranks_expected, result.cell_id, result.run_id)):
         allocated = result.environment is not None and result.environment.allocation is not None
         if allocated and result.outcome is Outcome.OK and result.step_ns is not None:
             cells.setdefault(result.cell_id, []).append(result)
-    return cells
+    drifts = [found for cell_id, runs in cells.items() if (found := _drift(cell_id, runs)) is not None]
+    return max(drifts, key=lambda found: len(found.allocations), default=None)
 
 
 def _drift(cell_id: str, runs: Sequence[RunResult]) -> Drift | None:
@@ -98,7 +90,9 @@ def _drift(cell_id: str, runs: Sequence[RunResult]) -> Drift | None:
     largest = max(by_environment.values(), key=len)
     if len(largest) < 2:
         return None
-    times = {name: fmean(_step_ns(run) for run in group) for name, group in largest.items()}
+    times = {
+        name: fmean(run.step_ns.value for run in group if run.step_ns) for name, group in largest.items()
+    }
     middle = median(times.values())
     return Drift(
         cell_id=cell_id,
@@ -116,11 +110,6 @@ def _drift(cell_id: str, runs: Sequence[RunResult]) -> Drift | None:
     )
 
 
-def _step_ns(run: RunResult) -> float:
-    assert run.step_ns is not None
-    return run.step_ns.value
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFigures:
     """A study, analysed."""
@@ -134,7 +123,7 @@ class StudyFigures:
     scalings: Mapping[str, tuple[Scaling, ...]]
     """The kinds of series that a cell is in, by its id."""
     settings: Mapping[SeriesSetting, str]
-    """What sets each setting apart from the others of this study; empty texts if there is one."""
+    """The values in which each setting differs from the others; empty strings if there is one."""
     curves: tuple[Curve, ...]
     failures: tuple[Failure, ...]
     lost: tuple[LostRun, ...]
@@ -142,11 +131,11 @@ class StudyFigures:
     drift: Drift | None
     """How the allocations differ that a scheduler gave; None without two."""
     strangers: tuple[str, ...]
-    """Ids of cells that have results but stand in no plan and are no baseline of allocations."""
+    """Ids of cells that have results, are in no plan and are not a baseline of allocations."""
     assumptions: Assumptions
-    """What was not measured, and is taken as told."""
+    """The assumptions that the caller gave."""
     nights: Mapping[str, Sequence[Baseline]] = field(default_factory=dict)
-    """Those of a history, by machine, in the order of time."""
+    """The nights of a history, by machine, in the order of time."""
     training: Mapping[str, TrainedCell] = field(default_factory=dict)
     """The cells that were trained, by id, in the order of the plans."""
     placed: tuple[str, ...] = ()
@@ -158,7 +147,7 @@ class StudyFigures:
 
     @property
     def devices_word(self) -> str:
-        """What a size counts in this study: `GPUs` or `ranks (CPU)`."""
+        """The unit of a size in this study: `GPUs` or `ranks (CPU)`."""
         return devices_word({pool.cell.device for pool in self.pools.values()} or {"cuda"})
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -51,12 +51,7 @@ def recoveries(
     `attempts` are by run, as a study gives them. `faults` are the times of faults, if they are known: of
     each interruption the last one before its next start counts.
     """
-    return tuple(_recoveries(log, attempts, faults))
-
-
-def _recoveries(
-    log: TrainingLog, attempts: Mapping[str, Attempt], faults: Sequence[str]
-) -> Iterator[Recovery]:
+    found = []
     before: Started | None = None
     step = 0
     for place, row in enumerate(log.rows):
@@ -70,18 +65,21 @@ def _recoveries(
             same = before.launch_id == row.launch_id
             fault = max(own) if own else _last_sign(last.at, None if same else ended)
             first = next((one for one in log.rows[place + 1 :] if isinstance(one, Steps | Started)), None)
-            yield Recovery(
-                fault_at=fault,
-                noticed_s=_since(fault, ended.ended_at if ended and not same else None),
-                started_s=_since(fault, next_one.started_at if next_one and not same else None),
-                ready_s=seconds_between(fault, row.at),
-                first_step_s=_since(fault, first.at if isinstance(first, Steps) else None),
-                step=step,
-                steps_lost=max(0, step - (row.resumed_step or 0)),
-                replicas=row.replicas,
-                reason=_reason(before, None if same else ended),
+            found.append(
+                Recovery(
+                    fault_at=fault,
+                    noticed_s=_since(fault, ended.ended_at if ended and not same else None),
+                    started_s=_since(fault, next_one.started_at if next_one and not same else None),
+                    ready_s=seconds_between(fault, row.at),
+                    first_step_s=_since(fault, first.at if isinstance(first, Steps) else None),
+                    step=step,
+                    steps_lost=max(0, step - (row.resumed_step or 0)),
+                    replicas=row.replicas,
+                    reason=_reason(before, None if same else ended),
+                )
             )
         before, step = row, row.resumed_step or 0
+    return tuple(found)
 
 
 def _last_sign(row_at: str, attempt: Attempt | None) -> str:
@@ -114,12 +112,12 @@ class TrainedCell:
 
     @property
     def over(self) -> bool:
-        """Whether its training has come to an end."""
+        """Whether its training is over."""
         return self.diverged or self.log.ended is not None
 
     @property
     def target(self) -> Target | None:
-        """Of the last order."""
+        """The target of the last order."""
         return self.log.launches[-1].order.goal if self.log.launches else None
 
     @property
@@ -128,7 +126,7 @@ class TrainedCell:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of the steps that count, without validation and checkpoints."""
+        """Throughput of the steps that count, without validation and checkpoints."""
         steps = self.log.steps
         return steps[-1].samples / self.log.counted_s if steps and self.log.counted_s > 0 else None
 

@@ -1,4 +1,4 @@
-"""What a device costs an hour: `prices.csv`, list prices of clouds, and files of the same columns.
+"""Prices of devices an hour: `prices.csv`, list prices of clouds, and files of the same columns.
 
 A price is of one GPU with its share of the instance (CPU, memory, network). On-demand, unless its note says
 otherwise; never a quotation for the reader.
@@ -32,7 +32,7 @@ _PRICED_AS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What one device costs an hour, and who says so."""
+    """The price of one device an hour, and its source."""
 
     usd_per_gpu_hour: float
     source: str

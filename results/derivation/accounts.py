@@ -1,4 +1,4 @@
-"""Where the time of a step goes: the budget of a run, and the columns of its ranks. Pure.
+"""The budget of a run, which divides the time of a step into parts, and the columns of its ranks. Pure.
 
 All times are in nanoseconds of one step. The ranks of a run are given in their order.
 """
@@ -81,7 +81,7 @@ def quads_of(ranks: Sequence[RankRecord]) -> list[Quads] | None:
 
 
 def off_periods(quads: Sequence[Quads], period: int) -> Floats:
-    """What each rank needs for a step when it waits for nobody: (ranks, quads, periods).
+    """The time that each rank needs for a step when it waits for nobody: (ranks, quads, periods).
 
     The mean over the steps of each whole period of an off block, because ranks meet once a period: a rank
     that is slow in one step of it can make that good in another.
@@ -109,7 +109,8 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
     own = off_periods(quads, ranks[0].period)
     compute = own.mean(axis=(0, 2))
     slowest = own.max(axis=0).mean(axis=1)
-    on = _to_the_last([q.on_first_ns for q in quads]) + _to_the_last([q.on_second_ns for q in quads])
+    rows = np.array([[q.on_first_ns, q.on_second_ns] for q in quads], dtype=np.float64)
+    on = rows.max(axis=0).sum(axis=0)
     wait_ns = _over_quads(slowest - compute)
     waited_ns = _bubble(ranks)
     bubble_ns = None if waited_ns is None else max(0.0, waited_ns - wait_ns.value)
@@ -127,13 +128,8 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
     )
 
 
-def _to_the_last(rows: Sequence[Sequence[int]]) -> Floats:
-    longest: Floats = np.array(rows, dtype=np.float64).max(axis=0)
-    return longest
-
-
 def _over_quads(values: Floats) -> Metric:
-    return differences([float(value) for value in values], "ns", of="t95-quads")
+    return differences(values.tolist(), "ns", of="t95-quads")
 
 
 def _by_the_recorder(
@@ -165,8 +161,8 @@ def _by_the_recorder(
             method="recorded",
             input_ns=data_ns,
             compute_ns=step - float(blocked.mean()) - data_ns,
-            transfer_ns=_over_steps(exposed - wait),
-            wait_ns=_over_steps(wait),
+            transfer_ns=within_run((exposed - wait).tolist(), "ns"),
+            wait_ns=within_run(wait.tolist(), "ns"),
             bubble_ns=None if bubble is None else float(bubble.mean()),
             other_ns=0.0,
         ),
@@ -178,10 +174,6 @@ def _over_ranks(values: Floats, figures: int) -> Floats:
     """Means over ranks of (ranks, steps): one a step, or one of all steps where `figures` is 1."""
     means: Floats = values.mean(axis=0)
     return means if len(means) == figures else means.mean(keepdims=True)
-
-
-def _over_steps(values: Floats) -> Metric:
-    return within_run([float(value) for value in values], "ns")
 
 
 def _bubble(ranks: Sequence[RankRecord]) -> float | None:

@@ -1,4 +1,4 @@
-"""What the recorder says of a run's communication: totals, transfer and wait, bandwidth. Pure.
+"""The communication of a run, from its recorder: totals, transfer and wait, bandwidth. Pure.
 
 Every time is the mean over recorded steps and ranks of one step, in nanoseconds.
 """
@@ -13,7 +13,7 @@ from results.cell import Backend
 from results.derivation.intervals import length_of_columns
 from results.derivation.matching import Flags, Floats, Matched, recorded_of
 from results.errors import SchemaError
-from results.record import POINT_TO_POINT, LinkPeak, RankRecord, Recorded
+from results.record import POINT_TO_POINT, RankRecord, Recorded
 from results.run import Communication, OperationSummary
 
 
@@ -106,12 +106,9 @@ def peak_bandwidth(ranks: Sequence[RankRecord]) -> float | None:
             f"the ranks of run {ranks[0].run_id} of {ranks[0].cell_id} measured different all-reduces of the "
             f"link's peak: their records were edited, move the run away"
         )
-    shortest = _shortest(peaks)
+    durations = zip(*(peak.duration_ns for peak in peaks), strict=True)
+    shortest = min(map(min, durations), default=0)
     return peaks[0].payload_bytes * factor / shortest * 1e9 if shortest else None
-
-
-def _shortest(peaks: Sequence[LinkPeak]) -> int:
-    return min((min(durations) for durations in zip(*(p.duration_ns for p in peaks), strict=True)), default=0)
 
 
 def _mean(recorded: Sequence[Recorded], field: str) -> float | None:
@@ -131,7 +128,7 @@ def _in_flight(matched: Matched) -> int:
 
 
 def _summaries(matched: Matched) -> tuple[OperationSummary, ...]:
-    """By name, in alphabetical order, and group size; per step, means over all ranks of the run."""
+    """Summaries by name, in alphabetical order, and group size; per step, means over all ranks."""
     above = matched.ranks + 1
     kinds = matched.name * above + matched.group_size
     return tuple(

@@ -69,7 +69,7 @@ class Matched(Rows):
 
 
 def recorded_of(ranks: Sequence[RankRecord]) -> list[Recorded] | None:
-    """What each rank recorded; None unless all ranks recorded steps.
+    """The recorded steps of each rank; None unless all ranks recorded some.
 
     Raises SchemaError if they did not record the same number of steps.
     """

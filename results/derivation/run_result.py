@@ -55,7 +55,7 @@ _WORST_FIRST = (
 
 
 class _Facts(TypedDict):
-    """What a result says of every run, whatever its outcome."""
+    """The fields of a result that every run has, whatever its outcome."""
 
     cell_id: str
     run_id: str
@@ -73,7 +73,7 @@ class _Facts(TypedDict):
 
 
 class _Rates(TypedDict, total=False):
-    """What follows from the work of a step; empty unless every rank has it on record."""
+    """Rates that follow from the work of a step; empty unless every rank recorded it."""
 
     samples_per_s: float
     units_per_s: float
@@ -88,7 +88,7 @@ class _Rates(TypedDict, total=False):
 
 
 class _Accounts(TypedDict):
-    """Where the time and the energy of a step went."""
+    """The time and the energy of a step in parts."""
 
     budget: StepBudget | None
     communication: Communication | None
@@ -299,7 +299,7 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
 
 
 def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[_Rates, dict[str, str]]:
-    """The rates of steps of so many seconds, and why one of them is None."""
+    """The rates of steps that take `seconds`, and why one of them is None."""
     works = [rank.work for rank in ranks if rank.work is not None]
     if len(works) < len(ranks):
         return {}, {}
@@ -372,7 +372,7 @@ def block_walls(ranks: Sequence[RankRecord]) -> Ints:
 def step_time(ranks: Sequence[RankRecord]) -> Metric:
     """Time of a step in ns: the wall time of the measured blocks to the last rank over their steps."""
     per_step = block_walls(ranks) / ranks[0].block_steps
-    return within_run([float(value) for value in per_step], "ns")
+    return within_run(per_step.tolist(), "ns")
 
 
 def exposed_time(quads: Sequence[Quads]) -> Metric | None:
@@ -384,11 +384,11 @@ def exposed_time(quads: Sequence[Quads]) -> Metric | None:
         return None
     on = _longest([q.on_first_ns for q in quads]) + _longest([q.on_second_ns for q in quads])
     off = _longest([q.off_first_ns for q in quads]) + _longest([q.off_second_ns for q in quads])
-    return differences([float(value) for value in (on - off) / (2 * quads[0].steps)], "ns", of="t95-quads")
+    return differences(((on - off) / (2 * quads[0].steps)).tolist(), "ns", of="t95-quads")
 
 
 def _largest(values: Iterable[N | None]) -> N | None:
-    """Of those that are known; None if none is."""
+    """The largest of the known values; None if all are unknown."""
     return max((value for value in values if value is not None), default=None)
 
 

@@ -1,1 +1,1 @@
-"""What a study comes to, as facts and as sentences."""
+"""The verdict of a study, as facts and as sentences."""

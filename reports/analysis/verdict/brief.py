@@ -19,12 +19,12 @@ class Clause:
     title: str
     text: str
     rank: int
-    """Where there is no room for all, the clauses with the lowest ranks stay."""
+    """Clauses with the lowest ranks stay if some do not fit."""
 
 
 def brief(found: WorkloadVerdict) -> list[Clause]:
-    """What a reader acts on, in reading order: the size to buy, how far it scales, what takes the time, how
-    good the runs are, what is missing."""
+    """The clauses to act on, in reading order: the size to buy, how far it scales, the largest loss
+    of time, how good the runs are, what is missing."""
     return [*_to_buy(found), *_scaling(found), *_trust(found), *_slow(found)]
 
 

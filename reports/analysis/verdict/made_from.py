@@ -16,7 +16,7 @@ from results.outcome import Evidence, Outcome
 from results.run import RunResult
 
 Named = tuple[str, int]
-"""What a series is called, and a size."""
+"""The label of a series, and a size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Missing:
 
 
 def missing(study: StudyFigures, workload: str) -> Missing:
-    """Of all series of one workload, and its cells with figures."""
+    """Find what is missing in all series of one workload and in its cells with figures."""
     curves = [curve for curve in study.curves if curve.key.workload == workload]
     cells = [one for one in study.cells.values() if one.cell.workload == workload]
     emulated = ((label(one.cell), one.cell.gpus) for one in cells if one.evidence is Evidence.EMULATED)
@@ -86,7 +86,7 @@ def _gaps(curves: Iterable[Curve], *, not_run: bool) -> Iterator[Named]:
 
 
 def _outcomes(curves: Iterable[Curve]) -> dict[str, str]:
-    """By strategy: how its cells failed, in a few words."""
+    """How the cells of each strategy failed, in a few words."""
     found: dict[str, dict[str, None]] = {}
     for curve in curves:
         for gap in curve.gaps:
@@ -111,7 +111,7 @@ class MadeFrom:
     """The counted runs of a workload's measured cells."""
 
     cell_runs: tuple[tuple[int, int], ...]
-    """Of each cell the counted and the planned runs."""
+    """The counted and the planned runs of each cell."""
     scalings: int
     """How many kinds of scaling the cells are of."""
     disturbed: int
@@ -119,7 +119,7 @@ class MadeFrom:
     baseline_disturbed: bool
     """Whether one of them is of a cell that others are measured against."""
     failed: tuple[str, ...]
-    """Of cells with a figure, each failed run: `ddp on 2: crashed`."""
+    """The failed runs of cells with a figure: `ddp on 2: crashed`."""
 
     @property
     def runs(self) -> int:
@@ -158,7 +158,7 @@ class MadeFrom:
 
 
 def made_from(study: StudyFigures, workload: str) -> MadeFrom:
-    """Of one workload."""
+    """Count the runs of one workload."""
     cells = [
         one
         for one in study.cells.values()

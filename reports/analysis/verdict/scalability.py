@@ -49,14 +49,14 @@ class Configuration:
     compared: int
     """Points that it was chosen from, itself among them: of one nothing leads."""
     fewest_runs: int
-    """Of it and of all that it was compared with."""
+    """The fewest runs of it and of all that it was compared with."""
     unlike: tuple[str, ...]
     """What makes it train differently: see `training.differences_in_training`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostPart:
-    """What one part takes of the time that a step loses."""
+    """The share of one part in the time that a step loses."""
 
     part: BudgetPart
     ns: float
@@ -67,7 +67,7 @@ class LostPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dominant:
-    """What takes most of the time that a step loses, where it loses most: see `budget.Lost`."""
+    """The part that takes most of the lost time, where a step loses most: see `budget.Lost`."""
 
     cell_id: str
     gpus: int
@@ -76,7 +76,7 @@ class Dominant:
     part: BudgetPart | None
     """None where little is lost."""
     part_ns: float
-    """What the part takes of the loss; 0 without a part."""
+    """The time of the part in the loss; 0 without a part."""
     shown: bool
     """Whether the part is above zero by more than its interval."""
     contenders: tuple[LostPart, ...]
@@ -89,12 +89,12 @@ class Dominant:
 
     @property
     def lost_share(self) -> float:
-        """Of the step."""
+        """The share of the step that is lost."""
         return self.lost_ns / self.step_ns
 
     @property
     def part_share(self) -> float:
-        """Of what is lost; above 1 where other parts are below the baseline's."""
+        """The share of the part in the loss; above 1 where other parts are below the baseline's."""
         return self.part_ns / self.lost_ns
 
     @property
@@ -126,7 +126,7 @@ class Scalability:
 
     kind: Scaling
     batch: int
-    """Of a replica under weak scaling, else of all replicas."""
+    """The batch of a replica under weak scaling, else of all replicas."""
     setting: str
     fastest: Configuration | None
     """None where every figure is emulated."""

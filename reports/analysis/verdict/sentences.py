@@ -1,4 +1,4 @@
-"""What is said of how a workload scales and of its cost, in words.
+"""Sentences on how a workload scales and on its cost.
 
 Of scaling: the fastest, the largest, where it stops and why. Of cost: the cheapest for a unit of work, and
 for an epoch in the time asked about.
@@ -39,7 +39,7 @@ def scaling_sentences(one: Scalability) -> Iterator[str]:
 
 
 def unlike(clauses: Sequence[str]) -> tuple[str, ...]:
-    """That something trains differently, as a clause, if it does."""
+    """A clause if something trains differently."""
     return (f"it {listed(clauses)}: compare its convergence too",) if clauses else ()
 
 
@@ -50,7 +50,7 @@ def _work(one: Scalability) -> str:
 
 
 def _best(one: Scalability) -> str:
-    """What is the fastest, and what the largest size comes to."""
+    """Name the fastest configuration, and the one at the largest size."""
     if one.fastest is None:
         return "every figure is emulated, so that nothing is claimed"
     fastest = f"{_where(one.fastest)} {_leads(one.fastest, 'the fastest')} {_rate(one.fastest)}"
@@ -102,7 +102,7 @@ def _efficiency(one: Configuration) -> str:
 
 
 def cause(one: Reach) -> str:
-    """What the time is lost to, a clause; or why that is not known."""
+    """A clause on the cause of the lost time, or why it is not known."""
     if one.dominant is None:
         return f"what the time is lost to is not known: {one.dominant_absent}"
     return _loss(one.dominant, compresses=one.configuration.compresses)
@@ -142,7 +142,7 @@ def _ends(one: LostPart) -> str:
 
 
 def cost_sentences(study: StudyFigures, workload: str) -> Iterator[str]:
-    """Of each piece of equal work of a workload; none without a price."""
+    """Sentences on each piece of equal work of a workload; none without a price."""
     found = [one for one in frontiers(cell_costs(study)) if one.cheapest.cell.workload == workload]
     for one in found:
         title = f"{one.title}: " if len(found) > 1 else ""
@@ -152,7 +152,7 @@ def cost_sentences(study: StudyFigures, workload: str) -> Iterator[str]:
 
 
 def _cheapest(frontier: Frontier) -> str:
-    """By the cost of a million samples; what a sample teaches is not compared."""
+    """Compare the cost of a million samples, whatever a sample teaches."""
     cheapest, fastest = frontier.cheapest, frontier.fastest
     told = f"The cheapest is {_named(cheapest)} at {_usd_and_time(cheapest)} a million samples"
     clauses = differences_in_training(cheapest.figures, {one.cell.precision for one in frontier.costs})

@@ -1,4 +1,4 @@
-"""The verdict: what a study comes to, as facts and in sentences made from them.
+"""The verdict of a study, as facts and in sentences made from them.
 
 For each workload: what is the fastest, how far it scales, where growing stops paying and what the time is
 lost to, which ranks and links are slow, and what was not measured. Only measured figures make a claim.
@@ -40,11 +40,11 @@ class WorkloadVerdict:
     inputs: tuple[str, ...]
     """The measured cell that waits longest for its data, if it is bound by them."""
     network: tuple[str, ...]
-    """What slow links and limits of the network there are, a sentence each."""
+    """Sentences on slow links and limits of the network."""
     exchanges: tuple[str, ...]
-    """What compressors and collectives gain or lose, a sentence for each network."""
+    """Sentences on gains and losses of compressors and collectives, one for each network."""
     costs: tuple[str, ...]
-    """What is the cheapest, and for an epoch in time, a sentence each; empty without a price."""
+    """Sentences on the cheapest cell, and on the cheapest epoch in time; empty without a price."""
     made_from: MadeFrom
     missing: Missing
     to_buy: tuple[SizeToBuy, ...]
@@ -59,7 +59,7 @@ class StudyVerdict:
     workloads: tuple[WorkloadVerdict, ...]
     """Empty if nothing has a figure."""
     next_run: NextRun | None
-    """The run that would tell most; None if no run here would."""
+    """The run that the study needs next; None if it needs none."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
