@@ -219,7 +219,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def split_wait(
     runs: Sequence[RankColumns], waits_ns: Sequence[float], *, slow: bool
 ) -> tuple[float, float | None]:
-    """Split the wait of the mean rank in a step into lasting imbalance and random skew, in ns: means over runs.
+    """Split the wait of the mean rank in a step into lasting imbalance and random skew, in ns, over runs.
 
     Imbalance = max over ranks of their mean compute - the mean of them, 0 unless some rank or node is slow
     for good: of equal ranks one is the slowest by chance. random = the rest of the exposed wait (`waits_ns`,

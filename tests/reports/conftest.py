@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from results.record import (
     Training,
     Work,
 )
+from results.run import RunResult
 from results.store import Study
 
 MS = 1_000_000
@@ -168,18 +169,26 @@ class PlantedStudy:
                 path.write_bytes(schemas.RANK_RECORD.encode(record))
         return run_id
 
+    def analysed(
+        self,
+        results: Sequence[RunResult] | None = None,
+        *,
+        name: str | None = None,
+        assumptions: Assumptions | None = None,
+        **changes: object,
+    ) -> StudyFigures:
+        """The figures of the study, from its own results or from others, with `changes` in those of
+        successful runs."""
+        found = [
+            msgspec.structs.replace(run, **changes) if run.outcome is Outcome.OK else run
+            for run in (self.study.collect() if results is None else results)
+        ]
+        return analyse(name or self.study.name, self.study.plans(), found, assumptions)
+
     def runs(self, cell: Cell, step_ms: list[float], **timing: object) -> None:
         """One run a step time, all else equal."""
         for ms in step_ms:
             self.run(cell, Timing(step_ms=ms, **timing))
-
-    def analysed(self, assumptions: Assumptions | None = None, **changes: object) -> StudyFigures:
-        """The figures of the study, with `changes` in the results of its successful runs."""
-        results = [
-            msgspec.structs.replace(run, **changes) if run.outcome is Outcome.OK else run
-            for run in self.study.collect()
-        ]
-        return analyse(self.study.name, self.study.plans(), results, assumptions)
 
     def page(self) -> str:
         """The page of the study."""

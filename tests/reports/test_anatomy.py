@@ -10,6 +10,8 @@ import pytest
 from reports.analysis.budget import CellBudget, budget
 from reports.analysis.stragglers import stragglers
 from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
+from reports.page.bars import budget_bars
 from reports.page.section import Bullets, Drawings
 from reports.page.sections.anatomy import anatomy_section, budget_bars
 from results.outcome import Evidence, Outcome
@@ -70,7 +72,7 @@ def test_a_large_residual_is_warned_of(planted, new_timing) -> None:
     # 20 = 2 + 10 + 8, until 2 of the 8 are lost on the way.
     less = msgspec.structs.replace(run.budget.transfer_ns, value=6.0 * MS)
     lacking = msgspec.structs.replace(run, budget=msgspec.structs.replace(run.budget, transfer_ns=less))
-    sound, warned = (remarks(analyse("study", planted.study.plans(), [one])) for one in (run, lacking))
+    sound, warned = (remarks(planted.analysed([one])) for one in (run, lacking))
     assert not any("the parts come from" in text for text in sound)
     assert (
         "ddp x 2, 8 / 16: the parts come from steps that took 10.0 % less time than the timed ones: the "

@@ -114,7 +114,7 @@ def test_a_training_that_never_began_is_not_told_to_be_measured(planted, new_tim
 
 def test_a_study_without_a_planned_cell_has_no_next_run(planted, new_timing) -> None:
     nothing_planned(planted, new_timing)
-    study = analyse("planted", planted.study.plans(), [])
+    study = planted.analysed([], name="planted")
     assert (verdict(study).sentences, next_run(study)) == ((NOTHING,), None)
 
 
@@ -129,7 +129,7 @@ def test_a_thousand_cells_are_analysed_in_seconds(planted, new_timing) -> None:
             planted.run(cell, new_timing(step_ms=10 + cell.gpus), sync=False)
     results = planted.study.results()
     began = time.process_time()
-    study = analyse("planted", planted.study.plans(), results)
+    study = planted.analysed(results, name="planted")
     found = verdict(study)
     # About 1 s of CPU; ten times as much on a slow machine.
     assert time.process_time() - began < 10

@@ -12,7 +12,6 @@ import pytest
 
 from reports.analysis.budget import CellBudget, Lost, budget, lost, why_no_budget
 from reports.analysis.figures import CellFigures, cell_figures
-from reports.analysis.study import analyse
 from results.run import StepBudget
 from results.statistics import Metric
 
@@ -55,7 +54,7 @@ def cell(planted) -> Callable[..., CellFigures]:
         planned = planted.series("weak", "ddp", [gpus], batch=batch)[0]
         planted.plan()
         planted.runs(planned, [ms for ms, _ in runs])
-        study = analyse("study", planted.study.plans(), planted.study.collect())
+        study = planted.analysed()
         pool = study.pools[planned.id]
         changed = [
             msgspec.structs.replace(run, budget=own, **fields)

@@ -26,7 +26,7 @@ from reports.analysis.cost import (
     frontiers,
     why_no_energy,
 )
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from reports.page.render import render_figures
 from reports.page.section import Bullets, Paragraph, Table
 from reports.page.sections.cost import cost_section, usd
@@ -45,7 +45,7 @@ CENT_OF_A_SECOND = Assumptions(price=Price(usd_per_gpu_hour=3.6, source="given b
 
 
 def analysed(planted, assumptions: Assumptions | None = None) -> StudyFigures:
-    return analyse("costs", planted.study.plans(), planted.study.collect(), assumptions)
+    return planted.analysed(name="costs", assumptions=assumptions)
 
 
 @pytest.fixture
@@ -277,31 +277,29 @@ def test_emulated_cells_have_no_cost(planted) -> None:
 def test_joules_of_a_sample_are_those_of_a_step_over_its_samples(eight, full_rows) -> None:
     results = eight.study.collect()
     told = [msgspec.structs.replace(one, energy_j=j) for one, j in zip(results, (40, 80, 120), strict=True)]
-    (figures,) = analyse("j", eight.study.plans(), told).cells.values()
+    (figures,) = eight.analysed(told).cells.values()
     # 80 samples a step.
     assert ends(energy_per_sample(figures)) == pytest.approx((0.5, 1.0, 1.5))
     assert why_no_energy(figures) is None
-    (row,) = full_rows(analyse("j", eight.study.plans(), told))
+    (row,) = full_rows(eight.analysed(told))
     assert row["energy of a sample, J"] == "1.00"
 
 
 def test_without_a_counter_in_every_run_there_are_no_joules_but_a_reason(eight) -> None:
     first, *bare = [msgspec.structs.replace(one, absent={}) for one in eight.study.collect()]
     told = [msgspec.structs.replace(first, energy_j=40.0), *bare]
-    (figures,) = analyse("j", eight.study.plans(), told).cells.values()
+    (figures,) = eight.analysed(told).cells.values()
     assert energy_per_sample(figures) is None
     assert why_no_energy(figures) == "no counter of the devices' energy was read"
     told[1] = msgspec.structs.replace(told[1], absent={"energy_j": "the driver has no such counter"})
-    assert "No energy of a sample: the driver has no such counter." in page(
-        analyse("j", eight.study.plans(), told)
-    )
+    assert "No energy of a sample: the driver has no such counter." in page(eight.analysed(told))
 
 
 def test_mfu_is_over_the_mean_step_time_of_all_runs(eight, full_rows) -> None:
     results = eight.study.collect()
     # The newest run, of 88 ms, used 20 % of the peak: over the mean of 80 ms that is 22 %.
     told = [*results[:-1], msgspec.structs.replace(results[-1], mfu=0.2)]
-    (row,) = full_rows(analyse("mfu", eight.study.plans(), told))
+    (row,) = full_rows(eight.analysed(told))
     # 6 MFLOP a sample.
     assert (row["parameters, M"], row["a step, MFLOP"], row["MFU, %"]) == ("1.00", "480", "22.0")
     assert "No MFU: no peak is known for a CPU core." in page(analysed(eight))

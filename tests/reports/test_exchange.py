@@ -14,6 +14,7 @@ from harness.cli import run
 from reports.analysis.exchange import ALONE, FEW_RUNS, NO_DENSE, ExchangePart, ExchangeRow, exchange_parts
 from reports.analysis.study import analyse
 from reports.page.export import csv_text, frame_of
+from reports.page.frames import cells_csv
 from reports.page.sections.communication import exchange_sentences
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
@@ -242,7 +243,7 @@ def test_of_one_run_the_quads_say_whether_something_is_exposed(planted, plant, l
     planted.plan(repeats=1)
     exposed = Metric(value=2 * MS, unit="ns", low=low * MS, high=3 * MS, samples=6, interval="t95-quads")
     results = [msgspec.structs.replace(run, exposed_ns=exposed) for run in planted.study.collect()]
-    (part,) = exchange_parts(analyse("study", planted.study.plans(), results))
+    (part,) = exchange_parts(planted.analysed(results))
     # 4 MB in 2 ms.
     assert [row.gradients_per_exposed_s for row in part.rows] == [rate and pytest.approx(rate)] * 2
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from reports.analysis.headline import headline
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from reports.fields import Field
 from reports.page import export
@@ -34,7 +34,7 @@ def figures_of(planted, name: str = "study") -> StudyFigures:
         else run
         for run in planted.study.collect()
     ]
-    return analyse(name, planted.study.plans(), results)
+    return planted.analysed(results, name=name)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_the_same_study_gives_the_same_json(studies) -> None:
 
 def test_what_has_no_number_in_json_is_null(small) -> None:
     results = [msgspec.structs.replace(run, mfu=float("inf")) for run in small.study.collect()]
-    output = export_text([analyse("study", small.study.plans(), results)], "json")
+    output = export_text([small.analysed(results)], "json")
     assert json.loads(output, parse_constant=no_constant)["studies"][0]["cells"][0]["figures"]["mfu"] is None
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.analysis.figures import CellFigures, share_of_runs, throughput
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from results.outcome import Evidence
 from results.record import Proof
 from results.statistics import Metric
@@ -30,7 +30,7 @@ def figures_of(study: StudyFigures, strategy: str, gpus: int, micro_batch: int) 
 
 @pytest.fixture
 def analysed(small) -> StudyFigures:
-    return analyse("small", small.study.plans(), small.study.collect())
+    return small.analysed()
 
 
 def test_step_time_is_the_mean_of_the_runs_by_the_slowest_rank(analysed: StudyFigures) -> None:
@@ -71,7 +71,7 @@ def test_throughput_counts_the_workloads_own_units(planted, new_timing) -> None:
     cell = planted.series("weak", "single", [1], batch=4)[0]
     planted.plan(repeats=1)
     planted.run(cell, new_timing(step_ms=20, units_per_sample=64, unit="tokens"))
-    figures = analyse("tokens", planted.study.plans(), planted.study.collect()).cells[cell.id]
+    figures = planted.analysed().cells[cell.id]
     # 4 samples of 64 tokens in 20 ms: 12,800 tokens a second, 200 samples a second.
     assert figures.units_per_s is not None
     assert (figures.units_per_s.value, figures.units_per_s.unit) == (pytest.approx(12_800), "tokens/s")
@@ -113,7 +113,7 @@ def test_a_run_without_quads_leaves_the_exposed_time_unknown_with_its_reason(pla
     planted.plan(repeats=2)
     planted.run(cell, new_timing(step_ms=20, exposed_ms=2))
     planted.run(cell, new_timing(step_ms=20))
-    figures = analyse("half", planted.study.plans(), planted.study.collect()).cells[cell.id]
+    figures = planted.analysed().cells[cell.id]
     assert figures.exposed_ns is None
     assert figures.exposed_absent == "quads were turned off"
 
@@ -123,7 +123,7 @@ def test_the_strongest_proof_of_the_runs_is_named(planted, new_timing) -> None:
     planted.plan(repeats=3)
     for method in ("earlier-run", "sampled-gradients", "replica-agreement"):
         planted.run(cell, new_timing(step_ms=20, proof=Proof(method=method, passed=True, detail="as said")))
-    figures = analyse("proofs", planted.study.plans(), planted.study.collect()).cells[cell.id]
+    figures = planted.analysed().cells[cell.id]
     assert figures.proof_method == "sampled-gradients"
 
 
@@ -133,7 +133,7 @@ def test_a_disturbed_run_is_kept_and_marked(planted, new_timing) -> None:
     planted.run(cell, new_timing(step_ms=20))
     # 5 % of 2 cores is 0.1: 0.5 is above.
     planted.run(cell, new_timing(step_ms=30, foreign_cpu_cores=0.5))
-    figures = analyse("disturbed", planted.study.plans(), planted.study.collect()).cells[cell.id]
+    figures = planted.analysed().cells[cell.id]
     assert figures.disturbed
     assert figures.step_ns.value == pytest.approx(25e6)
 
@@ -147,7 +147,7 @@ def test_runs_of_two_environments_are_not_pooled_and_the_difference_is_named(
     planted.run(cell, new_timing(step_ms=30, environment=old))
     planted.run(cell, new_timing(step_ms=20))
     planted.run(cell, new_timing(step_ms=22))
-    study = analyse("two", planted.study.plans(), planted.study.collect())
+    study = planted.analysed()
     assert study.cells[cell.id].step_ns.value == pytest.approx(21e6)
     assert [left.reason for left in study.left_out] == ["torch: 2.12.0 here, 2.13.0 in the runs that count"]
 
@@ -159,7 +159,7 @@ def test_runs_of_other_settings_are_not_pooled_and_those_of_unknown_ones_are(
     planted.plan()
     for step_ms, settings in [(50, {}), (20, None), (22, {"ATEN_CPU_CAPABILITY": "default"})]:
         planted.run(cell, new_timing(step_ms=step_ms, environment=new_environment(settings=settings)))
-    study = analyse("settings", planted.study.plans(), planted.study.collect())
+    study = planted.analysed()
     assert study.cells[cell.id].step_ns.value == pytest.approx(21e6)
     assert [left.reason for left in study.left_out] == [
         "settings: none here, ATEN_CPU_CAPABILITY=default in the runs that count"
@@ -174,7 +174,7 @@ def test_a_newer_environment_whose_runs_failed_does_not_take_over(
     planted.run(cell, new_timing(step_ms=20))
     broken = new_environment(torch="2.14.0")
     planted.run(cell, new_timing(step_ms=1, environment=broken, outcome="crashed", reason="no kernel"))
-    study = analyse("broken", planted.study.plans(), planted.study.collect())
+    study = planted.analysed(name="broken")
     assert study.cells[cell.id].step_ns.value == pytest.approx(20e6)
     assert [lost.run.reason for lost in study.lost] == ["rank 0: no kernel"]
 
@@ -184,7 +184,7 @@ def test_measured_and_emulated_runs_are_not_pooled(planted, new_timing) -> None:
     planted.plan()
     planted.run(cell, new_timing(step_ms=20))
     planted.run(cell, new_timing(step_ms=40, evidence=Evidence.EMULATED))
-    study = analyse("mixed", planted.study.plans(), planted.study.collect())
+    study = planted.analysed(name="mixed")
     assert study.cells[cell.id].evidence is Evidence.MEASURED
     assert study.cells[cell.id].step_ns.value == pytest.approx(20e6)
     assert [left.reason for left in study.left_out] == ["emulated, while the runs that count are measured"]

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from reports.analysis.headline import headline, headline_table
-from reports.analysis.study import StudyFigures, analyse
 from reports.table import TextTable
 from results.outcome import Evidence, Outcome
 from results.record import Proof
-
-
-def analysed(planted) -> StudyFigures:
-    return analyse("study", planted.study.plans(), planted.study.collect())
 
 
 def column(table: TextTable, title: str) -> list[str]:
@@ -19,7 +14,7 @@ def column(table: TextTable, title: str) -> list[str]:
 
 
 def test_the_headline_of_the_small_study_in_full(small) -> None:
-    table = headline_table(analysed(small))
+    table = headline_table(small.analysed())
     assert [column.title for column in table.columns] == [
         "workload",
         "strategy",
@@ -58,7 +53,7 @@ def test_a_cell_that_is_the_baseline_of_weak_and_strong_is_one_row(planted) -> N
     assert planted.series("strong", "single", [1], batch=8)[0] == weak
     planted.plan(repeats=1)
     planted.runs(weak, [10.0])
-    rows = headline(analysed(planted))
+    rows = headline(planted.analysed())
     assert [row.kinds for row in rows] == [("weak", "strong")]
 
 
@@ -67,14 +62,14 @@ def test_a_gpu_study_says_gpus(tmp_path, new_study) -> None:
     cell = study.series("weak", "single", [1], batch=8)[0]
     study.plan(repeats=1)
     study.runs(cell, [10.0])
-    assert "GPUs" in [column.title for column in headline_table(analysed(study)).columns]
+    assert "GPUs" in [column.title for column in headline_table(study.analysed()).columns]
 
 
 def test_runs_say_their_evidence_and_how_many_were_asked_for(planted) -> None:
     cell = planted.series("weak", "single", [1], batch=8)[0]
     planted.plan(repeats=3)
     planted.runs(cell, [10.0, 11.0], evidence=Evidence.EMULATED, foreign_cpu_cores=1.0)
-    table = headline_table(analysed(planted))
+    table = headline_table(planted.analysed())
     assert column(table, "runs") == ["2 of 3 emulated, disturbed"]
     assert column(table, "efficiency") == ["none: emulated"]
 
@@ -84,7 +79,7 @@ def test_without_a_single_device_the_own_smallest_size_is_the_baseline(planted) 
     planted.plan(repeats=1)
     planted.runs(cells[0], [10.0])
     planted.runs(cells[1], [12.5])
-    table = headline_table(analysed(planted))
+    table = headline_table(planted.analysed())
     # One run a cell: 10 / 12.5 without an interval.
     assert column(table, "efficiency") == ["baseline", "80.0 %"]
     assert column(table, "against") == ["-", "ddp on 2"]
@@ -97,14 +92,14 @@ def test_a_super_linear_point_is_shown_and_called_so(planted) -> None:
     planted.runs(cells[0], [10.0])
     planted.runs(cells[1], [8.0])
     # 10 / 8 = 125 %.
-    assert column(headline_table(analysed(planted)), "efficiency") == ["baseline", "125.0 %, super-linear"]
+    assert column(headline_table(planted.analysed()), "efficiency") == ["baseline", "125.0 %, super-linear"]
 
 
 def test_cells_without_a_result_say_why(planted, new_timing) -> None:
     cells = planted.series("weak", "ddp", [2, 4], batch=8)
     planted.plan()
     planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="no room"))
-    study = analysed(planted)
+    study = planted.analysed()
     assert headline(study) == []
     assert [(one.outcome, one.runs) for one in study.failures] == [("out_of_memory", 1), ("not run", 0)]
     assert "run the same command again" in study.failures[1].reason
@@ -115,7 +110,7 @@ def test_a_failed_run_beside_good_ones_is_listed(planted, new_timing) -> None:
     planted.plan()
     planted.runs(cell, [10.0, 10.0])
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.HUNG, reason="silent for 60 s"))
-    study = analysed(planted)
+    study = planted.analysed()
     assert [lost.run.reason for lost in study.lost] == ["rank 0: silent for 60 s"]
     assert study.failures == ()
 
@@ -125,7 +120,7 @@ def test_a_run_whose_training_was_not_proved_has_no_figure(planted, new_timing) 
     planted.plan()
     failed = Proof(method="serial-simulation", passed=False, detail="gradients differ by 0.5")
     planted.run(cell, new_timing(step_ms=10, proof=failed))
-    study = analysed(planted)
+    study = planted.analysed()
     assert headline(study) == []
     assert study.failures[0].outcome == "unusable"
     assert "gradients differ by 0.5" in study.failures[0].reason
@@ -138,5 +133,5 @@ def test_skips_of_one_reason_are_put_together(planted) -> None:
     planted.plan()
     planted.skip("ddp", 4, "2 devices here", batch=8)
     planted.plan()
-    study = analysed(planted)
+    study = planted.analysed()
     assert [one.gpus for one in study.skipped] == [(4, 8, 16)]

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.analysis.knee import Growth, Knee, _growth, knee
-from reports.analysis.study import analyse
 from results.outcome import Evidence
 from results.statistics import Metric
 
@@ -27,7 +26,7 @@ def found(planted) -> Callable[..., Knee]:
         for cell in cells:
             evidence = Evidence.EMULATED if cell.gpus in emulated else Evidence.MEASURED
             planted.runs(cell, times[cell.gpus], evidence=evidence)
-        return knee(analyse("study", planted.study.plans(), planted.study.collect()).curves[0])
+        return knee(planted.analysed().curves[0])
 
     return made
 
@@ -152,7 +151,7 @@ def test_the_single_device_stands_in_front(planted) -> None:
     planted.plan()
     for cell, ms in ((single, 10.0), (ddp[0], 20.0), (ddp[1], 20.0)):
         planted.runs(cell, [ms])
-    curve = analyse("study", planted.study.plans(), planted.study.collect()).curves[1]
+    curve = planted.analysed().curves[1]
     assert curve.key.strategy == "ddp"
     one = knee(curve)
     assert [(growth.smaller, growth.larger) for growth in one.growths] == [(1, 2), (2, 4)]
@@ -165,7 +164,7 @@ def test_sizes_of_unlike_machines_are_not_divided(planted, new_timing, new_envir
     # From 8 to 16 nothing is gained either, but what is beyond an unknown growth is unknown.
     for cell, device, ms in zip(cells, ("A", "A", "B", "B"), (10.0, 10.0, 90.0, 180.0), strict=True):
         planted.run(cell, new_timing(step_ms=ms, environment=new_environment(device_name=device)))
-    one = knee(analyse("study", planted.study.plans(), planted.study.collect()).curves[0])
+    one = knee(planted.analysed().curves[0])
     assert one.text == "no knee seen up to 4 (single runs)"
     assert one.unclaimed == (8, 16)
     assert one.reason is not None

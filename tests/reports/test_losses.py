@@ -23,7 +23,7 @@ def analysed(
         changed = {"losses": kept, "losses_every": every, "first_steps": first_steps}
         steps = {"warmup_steps": 4, "steps": len(kept) * every - 4} if kept else {}
         results.append(msgspec.structs.replace(run, **changed, **steps))
-    return analyse("study", planted.study.plans(), results)
+    return planted.analysed(results)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def hosts(planted) -> object:
 
 def analysed(planted, **changes: object) -> StudyFigures:
     results = [msgspec.structs.replace(one, **changes) for one in planted.study.collect()]
-    return analyse("memory", planted.study.plans(), results)
+    return planted.analysed(results)
 
 
 def only(study: StudyFigures) -> CellMemory:
@@ -57,7 +57,7 @@ def test_ranks_on_more_hosts_share_less(hosts) -> None:
 def test_the_largest_of_all_counted_runs_is_taken(hosts) -> None:
     first, second = hosts.study.collect()
     told = [msgspec.structs.replace(first, rss_peak_bytes=GIB), second]
-    assert only(analyse("memory", hosts.study.plans(), told)).rss_peak_bytes == GIB
+    assert only(hosts.analysed(told)).rss_peak_bytes == GIB
 
 
 def test_what_was_not_recorded_has_no_share(hosts) -> None:
@@ -100,14 +100,14 @@ def test_cells_that_ran_out_of_memory_are_named_also_where_nothing_else_is(plant
     planted.plan(repeats=1)
     planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="allocating 2 GiB"))
     planted.run(cells[1], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="no kernel"))
-    study = analyse("memory", planted.study.plans(), planted.study.collect())
+    study = planted.analysed()
     assert _texts(study) == ["1 cell ran out of memory: ddp x 2, 8 / 16."]
 
 
 def test_without_figures_and_failures_of_memory_there_is_nothing_to_show(planted) -> None:
     planted.series("weak", "ddp", [2], batch=8)
     planted.plan(repeats=1)
-    assert memory_section(analyse("memory", planted.study.plans(), [])) is None
+    assert memory_section(planted.analysed([])) is None
 
 
 def test_the_page_has_a_row_a_way_to_train_and_the_full_table_one_a_cell(hosts, gpus, full_rows) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.cli import run
 from reports.analysis.over import comparing_over, over_groups
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from reports.page.export import export_text
 from reports.page.render import render_figures
 from reports.page.sections.over import over_table
@@ -39,7 +39,7 @@ def analysed(planted) -> StudyFigures:
         losses = FALLING.get(cells[one.cell_id].precision, ())
         steps = {"warmup_steps": 0, "steps": len(losses)} if losses else {}
         results.append(msgspec.structs.replace(one, losses=losses, first_steps=0, **steps))
-    return analyse("study", planted.study.plans(), results)
+    return planted.analysed(results)
 
 
 def test_most_values_decide_the_size_and_losses_are_those_after_equal_samples(planted_two) -> None:

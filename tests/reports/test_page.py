@@ -10,7 +10,6 @@ import pytest
 from generated_study import Trouble, large_study
 from html_page import Page
 
-from reports.analysis.study import analyse
 from reports.page.chart import log_ticks, nice_ticks
 from reports.page.render import render_figures
 from reports.page.sections.summary import tiles
@@ -264,7 +263,7 @@ def test_one_or_two_reasons_of_skips_are_named_and_more_are_counted(planted) -> 
     for gpus, reason in enumerate(("too few ranks", "too many ranks", "no link"), start=1):
         planted.skip("ddp", gpus, reason, batch=8)
         planted.plan()
-        trust = tiles(analyse("study", planted.study.plans(), []), ())[-1]
+        trust = tiles(planted.analysed([]), ())[-1]
         told.append(trust.lines[-1])
     assert told == [
         "skipped: 1 point (too few ranks)",

@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.analysis.scaling import Curve, CurvePoint, Efficiency, scaled
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from results.outcome import Evidence
 from results.statistics import ratio_of_runs
-
-
-def analysed(planted) -> StudyFigures:
-    return analyse("study", planted.study.plans(), planted.study.collect())
 
 
 def curve(study: StudyFigures, kind: str, label: str) -> Curve:
@@ -34,14 +30,14 @@ def value(efficiency: Efficiency) -> float:
 
 
 def test_weak_efficiency_against_the_single_device(small) -> None:
-    study = analysed(small)
+    study = small.analysed()
     # X(1) = 8 / 10 ms = 800, X(2) = 16 / 12.5 ms = 1280, X(4) = 32 / 16 ms = 2000 samples a second.
     assert value(point(study, "weak", "ddp", 2).single) == pytest.approx(1280 * 1 / (800 * 2))  # 0.80
     assert value(point(study, "weak", "ddp", 4).single) == pytest.approx(2000 * 1 / (800 * 4))  # 0.625
 
 
 def test_weak_efficiency_against_the_own_smallest_size(small) -> None:
-    study = analysed(small)
+    study = small.analysed()
     four = point(study, "weak", "ddp", 4).own
     assert value(four) == pytest.approx(2000 * 2 / (1280 * 4))  # 0.78125
     assert four.baseline is not None
@@ -56,18 +52,18 @@ def test_ranks_that_hold_a_replica_together_are_held_against_the_single_device(p
     planted.runs(one, [10.0])
     planted.runs(two, [8.0])
     # One replica of 8 samples on 1 device and on 2: 800 and 1000 a second, half of 1.25.
-    assert value(point(analysed(planted), "weak", "pipeline:1f1b", 2).single) == pytest.approx(0.625)
+    assert value(point(planted.analysed(), "weak", "pipeline:1f1b", 2).single) == pytest.approx(0.625)
 
 
 def test_strong_efficiency_counts_the_shrinking_share_of_the_batch(small) -> None:
-    study = analysed(small)
+    study = small.analysed()
     # 32 samples in 40, 25 and 16 ms: X = 800, 1280, 2000.
     assert value(point(study, "strong", "ddp", 2).single) == pytest.approx(0.80)
     assert value(point(study, "strong", "ddp", 4).single) == pytest.approx(0.625)
 
 
 def test_the_interval_of_an_efficiency_spans_the_ratios_of_single_runs(small) -> None:
-    metric = point(analysed(small), "weak", "ddp", 2).single.metric
+    metric = point(small.analysed(), "weak", "ddp", 2).single.metric
     assert metric is not None
     # Worst: 9 ms against 13 ms; best: 11 ms against 12 ms.
     assert (metric.low, metric.high) == (pytest.approx(9 / 13), pytest.approx(11 / 12))
@@ -75,7 +71,7 @@ def test_the_interval_of_an_efficiency_spans_the_ratios_of_single_runs(small) ->
 
 
 def test_the_single_device_is_named_with_its_absolute_step_time(small) -> None:
-    single = curve(analysed(small), "weak", "ddp").single
+    single = curve(small.analysed(), "weak", "ddp").single
     assert single is not None
     assert single.label == "single on 1 rank (CPU), 10.0 ms a step"
 
@@ -89,7 +85,7 @@ def test_the_best_single_device_is_the_fastest_uncompressed_one(planted) -> None
     planted.runs(fast[0], [8.0])
     planted.runs(fast[1], [16.0])
     planted.runs(squeezed, [4.0])
-    study = analysed(planted)
+    study = planted.analysed()
     assert value(point(study, "weak", "fsdp", 2).single) == pytest.approx(8 / 16)
     # Weak scaling with one batch a replica: 8 ms / 10 ms, the slower one is 80 % of the best.
     assert value(point(study, "weak", "single", 1).single) == pytest.approx(0.8)
@@ -113,7 +109,7 @@ def test_every_way_to_exchange_is_measured_against_the_one_single_device(planted
     planted.runs(single, [10.0])
     planted.runs(other[0], [16.0])
     planted.runs(other[1], [20.0])
-    study = analysed(planted)
+    study = planted.analysed()
     # 10 / 16 and 10 / 20: weak scaling, one batch a rank.
     assert value(point(study, "weak", label, 2).single) == pytest.approx(0.625)
     assert value(point(study, "weak", label, 4).single) == pytest.approx(0.5)
@@ -130,7 +126,7 @@ def test_a_device_under_a_collective_or_a_link_is_never_the_best_single_one(plan
     planted.plan()
     for cell, ms in ((single, 10.0), (other[0], 5.0), (other[1], 20.0)):
         planted.runs(cell, [ms])
-    (found,) = [one for one in analysed(planted).curves if one.key.strategy == "fsdp"]
+    (found,) = [one for one in planted.analysed().curves if one.key.strategy == "fsdp"]
     assert [value(one.single) for one in found.points] == [pytest.approx(2.0), pytest.approx(0.5)]
 
 
@@ -138,7 +134,7 @@ def test_virtual_nodes_are_a_setting_of_their_own(planted) -> None:
     for size in (None, 2):
         planted.runs(planted.series("weak", "ddp", [4], batch=8, node_size=size)[0], [10.0])
     planted.plan()
-    study = analysed(planted)
+    study = planted.analysed()
     assert sorted(study.settings[one.key.setting] for one in study.curves) == [
         "node_size=2",
         "node_size=none",
@@ -158,7 +154,7 @@ def test_series_differ_by_collective_and_link_and_skips_find_theirs(planted) -> 
     planted.skip("ddp", 4, "on ring", batch=8, collective="ring")
     planted.skip("ddp", 8, "at 1gbit", batch=8, link="1gbit")
     planted.plan()
-    study = analysed(planted)
+    study = planted.analysed()
     # The open network first, then by rate.
     gaps = {
         one.key.label: [(gap.gpus, gap.reason) for gap in one.gaps if gap.skipped] for one in study.curves
@@ -182,7 +178,7 @@ def test_skips_that_another_plan_ran_over_another_link_stand(planted) -> None:
     planted.series("weak", "ddp", [4], batch=8)
     planted.plan()
     # Two rows: they differ in more than the size.
-    assert [(one.skip.collective, one.skip.link, one.gpus) for one in analysed(planted).skipped] == [
+    assert [(one.skip.collective, one.skip.link, one.gpus) for one in planted.analysed().skipped] == [
         ("default", "1gbit", (4,)),
         ("ring", "none", (4,)),
     ]
@@ -195,7 +191,7 @@ def test_a_single_device_of_other_work_is_no_baseline(planted) -> None:
     planted.plan()
     for cell in (other_batch, other_precision, ddp):
         planted.runs(cell, [10.0])
-    claim = point(analysed(planted), "weak", "ddp", 2).single
+    claim = point(planted.analysed(), "weak", "ddp", 2).single
     assert claim.metric is None
     assert claim.reason == "no single device ran the same work"
 
@@ -207,7 +203,7 @@ def test_emulated_points_make_no_claim(planted) -> None:
     planted.runs(single, [10.0])
     planted.runs(ddp[0], [11.0])
     planted.runs(ddp[1], [20.0], evidence=Evidence.EMULATED)
-    four = point(analysed(planted), "weak", "ddp", 4)
+    four = point(planted.analysed(), "weak", "ddp", 4)
     assert four.single.metric is None
     assert four.own.metric is None
     assert four.single.reason is not None
@@ -220,7 +216,7 @@ def test_nothing_is_claimed_against_an_emulated_baseline(planted) -> None:
     planted.plan()
     planted.runs(single, [10.0], evidence=Evidence.EMULATED)
     planted.runs(ddp, [11.0])
-    assert point(analysed(planted), "weak", "ddp", 2).single.reason == "the baseline is emulated"
+    assert point(planted.analysed(), "weak", "ddp", 2).single.reason == "the baseline is emulated"
 
 
 def test_cells_of_unlike_software_are_not_divided(planted, new_environment) -> None:
@@ -229,7 +225,7 @@ def test_cells_of_unlike_software_are_not_divided(planted, new_environment) -> N
     planted.plan()
     planted.runs(single, [10.0], environment=new_environment(torch="2.12.0"))
     planted.runs(ddp, [11.0])
-    claim = point(analysed(planted), "weak", "ddp", 2).single
+    claim = point(planted.analysed(), "weak", "ddp", 2).single
     assert claim.metric is None
     assert claim.reason == "not comparable with the baseline: torch: 2.13.0 here, 2.12.0 there"
 
@@ -249,7 +245,7 @@ def test_a_point_above_the_noise_is_super_linear_and_shown(planted, single_ms, d
     planted.plan()
     planted.runs(single, single_ms)
     planted.runs(ddp, ddp_ms)
-    claim = point(analysed(planted), "weak", "ddp", 2).single
+    claim = point(planted.analysed(), "weak", "ddp", 2).single
     assert value(claim) > 1
     assert claim.super_linear is expected
 
@@ -262,7 +258,7 @@ def test_the_same_series_of_two_plans_is_one_curve(planted) -> None:
     planted.plan()
     for cell, ms in ((first, 10.0), (second[1], 11.0)):
         planted.runs(cell, [ms])
-    study = analysed(planted)
+    study = planted.analysed()
     found = curve(study, "weak", "ddp")
     assert [one.gpus for one in found.points] == [2, 4]
     assert [(gap.gpus, gap.skipped) for gap in found.gaps] == [(8, False)]
@@ -274,7 +270,7 @@ def test_unlike_settings_are_separate_curves_that_say_what_differs(planted) -> N
         cell = planted.series("weak", "ddp", [2], batch=8, precision=precision)[0]
         planted.runs(cell, [10.0])
     planted.plan()
-    study = analysed(planted)
+    study = planted.analysed()
     assert sorted(study.settings[one.key.setting] for one in study.curves) == [
         "precision=bf16",
         "precision=fp32",
@@ -282,7 +278,7 @@ def test_unlike_settings_are_separate_curves_that_say_what_differs(planted) -> N
 
 
 def test_failed_and_skipped_sizes_are_gaps_with_reasons(small) -> None:
-    gaps = curve(analysed(small), "weak", "ddp").gaps
+    gaps = curve(small.analysed(), "weak", "ddp").gaps
     assert [(gap.gpus, gap.skipped, gap.reason) for gap in gaps] == [
         (1, True, "ddp needs at least 2"),
         (8, False, "out of memory: rank 0: allocating 2 GiB"),

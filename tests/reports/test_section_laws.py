@@ -18,6 +18,10 @@ from packages import install
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures, analyse
+from harness.console import Console
+from harness.costs import CostFlags
+from harness.studies import read_figures
+from reports.analysis.study import StudyFigures
 from reports.page import render as page
 from reports.page.contents import APPENDIX, SECTIONS, TAKEN, Maker
 from results.extensions import forget_packages
@@ -35,7 +39,7 @@ each = pytest.mark.parametrize("name", EVERY)
 
 @pytest.fixture
 def measured(small, twenty_nights) -> StudyFigures:
-    found = analyse(HOSTILE, small.study.plans(), small.study.collect())
+    found = small.analysed(name=HOSTILE)
     return replace(found, nights={HOSTILE: twenty_nights(next(iter(found.pools.values())).cell, HOSTILE)})
 
 
@@ -44,7 +48,7 @@ def empty(planted) -> StudyFigures:
     """Planned, and nothing was run."""
     planted.series("weak", "ddp", [1, 2], batch=8)
     planted.plan()
-    return analyse("empty", planted.study.plans(), [])
+    return planted.analysed([], name="empty")
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def failed(planted, new_timing, new_environment) -> StudyFigures:
                 step_ms=1, outcome=Outcome.CRASHED, reason=HOSTILE, warnings=[HOSTILE], environment=there
             ),
         )
-    return analyse("failed", planted.study.plans(), planted.study.collect())
+    return planted.analysed(name="failed")
 
 
 _MADE: dict[str, StudyFigures] = {}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from reports.analysis.side_by_side import NO_ENVIRONMENT, side_by_side
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from reports.page.render import render_figures, render_studies
 from reports.page.sections.comparison import comparison_table
 from results.cell import StepPolicy
@@ -16,7 +16,7 @@ from results.outcome import Evidence
 
 
 def figures_of(planted, name: str) -> StudyFigures:
-    return analyse(name, planted.study.plans(), planted.study.collect())
+    return planted.analysed(name=name)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_without_an_environment_nothing_is_divided(plant, tmp_path, new_study) -
     study.plan()
     study.runs(cell, [5.0, 5.5, 6.0])
     results = [msgspec.structs.replace(run, environment=None) for run in study.study.collect()]
-    bare = analyse("bare", study.study.plans(), results)
+    bare = study.analysed(results, name="bare")
     entry = side_by_side([plant("old", [10.0]), bare]).cells[0].entries[1]
     assert (entry.ratio, entry.absent, entry.differs) == (None, NO_ENVIRONMENT, {})
 

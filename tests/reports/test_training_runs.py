@@ -13,6 +13,9 @@ from builders import a_cell
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.analysis.study import analyse
+from harness.console import Console
+from harness.costs import CostFlags
+from harness.studies import read_figures
 from reports.analysis.trained import Recovery, Spread, TrainedCell, races, reach, recoveries, spread
 from reports.page.render import render_figures
 from reports.page.section import Table
@@ -250,7 +253,7 @@ def test_throughput_is_in_the_unit_of_the_workload(planted: Any) -> None:
     # 16 samples in 2 s, each of 32 tokens.
     begun = msgspec.structs.replace(started(0, "only"), unit="tokens", units_per_sample=32)
     one = TrainedCell(cell=a_cell(), log=TrainingLog((begun, steps(2, 2, seconds=2.0))))
-    section = training_section(replace(analyse("study", planted.study.plans(), []), training={"0": one}))
+    section = training_section(replace(planted.analysed([]), training={"0": one}))
     assert section is not None
     overview = next(block for block in section.blocks if isinstance(block, Table))
     assert "256 tokens/s" in overview.data.texts[0]
@@ -262,7 +265,7 @@ def test_a_median_over_seeds_is_said_where_there_are_several(
 ) -> None:
     planted.plan()
     ways = [trained(seed, 0.95, compression=name) for name in ("none", "int8") for seed in seeds]
-    study = analyse("study", planted.study.plans(), [])
+    study = planted.analysed([])
     section = accuracy_section(replace(study, training={str(n): way for n, way in enumerate(ways)}))
     assert section is not None
     [table] = [block for block in section.blocks if isinstance(block, Table)]

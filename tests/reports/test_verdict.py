@@ -11,6 +11,8 @@ import pytest
 from harness.reporting.report import print_verdict
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures, analyse
+from harness.console import Console
+from harness.report import print_verdict
 from reports.analysis.verdict.scalability import LostPart
 from reports.analysis.verdict.sentences import scaling_sentences
 from reports.analysis.verdict.verdict import NOTHING, StudyVerdict, verdict
@@ -21,12 +23,8 @@ from results.run import RunResult
 MS = 1_000_000
 
 
-def analysed(planted) -> StudyFigures:
-    return analyse("study", planted.study.plans(), planted.study.collect())
-
-
 def said(planted) -> tuple[str, ...]:
-    return verdict(analysed(planted)).sentences
+    return verdict(planted.analysed()).sentences
 
 
 def steps(rank_ms: Sequence[float]) -> Callable[[int], list[int]]:
@@ -83,7 +81,7 @@ def test_a_cell_that_waits_for_its_data_is_bound_by_its_input(planted, new_timin
 def test_beyond_a_knee_it_names_what_takes_the_time(pair) -> None:
     # 2 (10 / 10) - 1 = 1 and 2 (10 / 20) - 1 = 0. On 4: 20 - 9.5 lost, 20 - 0.5 - 9.5 of it transfer.
     # 2 and 4 have the same throughput.
-    found = verdict(analysed(pair(step_ms=(10.0, 20.0))))
+    found = verdict(pair(step_ms=(10.0, 20.0)).analysed())
     assert "; no difference is shown to ddp on 4;" in found.sentences[0]
     assert found.sentences[1] == (
         "Knee between 2 and 4: going from 2 to 4 changes throughput by +0 % (100 % would be ideal); at 4 a "
@@ -110,7 +108,7 @@ def test_the_largest_part_of_several_is_not_called_most(pair) -> None:
 
 
 def test_a_cause_that_is_not_told_apart_from_another_is_named_with_it_and_their_ranges(pair) -> None:
-    study = analysed(pair(step_ms=(16.0, 16.0), slowest_ms=12.5))
+    study = pair(step_ms=(16.0, 16.0), slowest_ms=12.5).analysed()
     [weak] = verdict(study).workloads[0].scalings
     assert weak.largest is not None
     assert weak.largest.dominant is not None
@@ -169,7 +167,7 @@ def test_a_loss_that_would_be_printed_as_zero_is_nothing(pair) -> None:
 def test_parts_that_miss_the_step_by_much_blame_nothing(pair, transfer_ms, said_of_it) -> None:
     planted = pair(step_ms=(10.0, 20.0))
     changed = [_with_transfer(run, transfer_ms) for run in planted.study.collect()]
-    assert verdict(analyse("study", planted.study.plans(), changed)).sentences[1].endswith(said_of_it)
+    assert verdict(planted.analysed(changed)).sentences[1].endswith(said_of_it)
 
 
 def _with_transfer(run: RunResult, ms: float) -> RunResult:
@@ -334,7 +332,7 @@ def test_sentences_of_several_workloads_begin_with_its_name(planted) -> None:
         cell = planted.series("weak", "single", [1], batch=8, workload=workload)[0]
         planted.runs(cell, [10.0])
     planted.plan(repeats=1)
-    found = verdict(analysed(planted))
+    found = verdict(planted.analysed())
     assert [one.workload for one in found.workloads] == ["gpt-nano", "resnet8"]
     assert found.sentences[0].startswith("gpt-nano: Weak scaling")
 
@@ -342,13 +340,13 @@ def test_sentences_of_several_workloads_begin_with_its_name(planted) -> None:
 def test_when_nothing_succeeded_it_says_where_the_reasons_are(planted) -> None:
     planted.series("weak", "ddp", [2], batch=8)
     planted.plan()
-    told = verdict(analysed(planted))
+    told = verdict(planted.analysed())
     assert told == StudyVerdict(workloads=(), next_run=told.next_run)
     assert said(planted) == (NOTHING,)
 
 
 def test_the_verdict_is_data(pair) -> None:
-    found = msgspec.json.decode(msgspec.json.encode(verdict(analysed(pair(step_ms=(10.0, 20.0))))))
+    found = msgspec.json.decode(msgspec.json.encode(verdict(pair(step_ms=(10.0, 20.0)).analysed())))
     [weak] = found["workloads"][0]["scalings"]
     assert weak["fastest"]["strategy"] == "ddp"
     assert weak["largest"]["dominant"]["part"] == "transfer"
@@ -357,7 +355,7 @@ def test_the_verdict_is_data(pair) -> None:
 
 def test_the_terminal_shows_it_in_six_lines_with_the_next_run(pair, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    print_verdict(analysed(pair(step_ms=(10.1, 10.2))), Console())
+    print_verdict(pair(step_ms=(10.1, 10.2)).analysed(), Console())
     assert capsys.readouterr().out.splitlines() == [
         "",
         "to buy  none: ranks on CPU share the cores of a machine",
@@ -373,7 +371,7 @@ def test_the_terminal_shows_it_in_six_lines_with_the_next_run(pair, capsys, monk
 def test_where_nothing_has_a_figure_the_next_run_is_all_there_is_to_say(planted, capsys) -> None:
     planted.series("weak", "ddp", [2], batch=8)
     planted.plan()
-    print_verdict(analysed(planted), Console())
+    print_verdict(planted.analysed(), Console())
     assert capsys.readouterr().out.splitlines()[1] == "next: ddp on 2, since it was planned and not run:"
 
 

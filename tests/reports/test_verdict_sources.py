@@ -12,7 +12,7 @@ from results.outcome import Evidence, Outcome
 
 
 def said(planted) -> tuple[str, ...]:
-    return verdict(analyse("study", planted.study.plans(), planted.study.collect())).sentences
+    return verdict(planted.analysed()).sentences
 
 
 def made(planted) -> str:

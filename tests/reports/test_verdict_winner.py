@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from reports.analysis.study import analyse
 from reports.analysis.verdict.scalability import Dominant
 from reports.analysis.verdict.verdict import verdict
 from results.record import Training
@@ -16,7 +15,7 @@ MS = 1_000_000
 
 
 def said(planted) -> tuple[str, ...]:
-    return verdict(analyse("study", planted.study.plans(), planted.study.collect())).sentences
+    return verdict(planted.analysed()).sentences
 
 
 @pytest.fixture
