@@ -224,7 +224,7 @@ def _slug(text: str) -> str:
 
 
 def inferred_out_of_memory(cells: Iterable[Cell], failed: Set[str]) -> dict[str, str]:
-    """By the id of each cell with a larger micro-batch than a cell in `failed`: the id of that one.
+    """Map each cell with a larger micro-batch than a cell in `failed` to the id of that cell.
 
     The two are the same in everything else. Of several, the smallest that failed is named.
     """

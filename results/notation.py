@@ -5,8 +5,6 @@ A link is the network of a virtual node, written `none`, `100mbit` or `2.5gbit`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 
 from results.errors import GpuCountsError, UsageError
@@ -79,24 +77,13 @@ _GRAMMAR = "write counts like 8, ranges like 1..256 (doubling) or 8..64:8 (steps
 LARGEST = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCounts:
-    """The numbers of workers of a study, ascending and distinct."""
+def gpu_counts(text: str) -> tuple[int, ...]:
+    """Read `"1..256"` (doubling, both ends included), `"8..64:8"` (steps) and `"1,2,96"`.
 
-    counts: tuple[int, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> GpuCounts:
-        """Read `"1..256"` (doubling, both ends included), `"8..64:8"` (steps) and `"1,2,96"`.
-
-        Raises GpuCountsError, quoting the text and the rule it breaks.
-        """
-        items = [item.strip() for item in text.split(",")]
-        counts = {count for item in items for count in _expand(item, text)}
-        return cls(tuple(sorted(counts)))
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.counts)
+    Returns the numbers of workers of a study, ascending and distinct. Raises GpuCountsError, quoting the text
+    and the rule it breaks.
+    """
+    return tuple(sorted({count for item in text.split(",") for count in _expand(item.strip(), text)}))
 
 
 def _expand(item: str, text: str) -> list[int]:
@@ -114,20 +101,9 @@ def _expand(item: str, text: str) -> list[int]:
     if last > LARGEST:
         raise GpuCountsError(f"--gpus {text!r}: {last} is more than {LARGEST}, the most that is planned")
     if match["step"] is None:
-        return _doubling(first, last)
-    return _stepping(first, last, int(match["step"]), text)
-
-
-def _doubling(first: int, last: int) -> list[int]:
-    counts = []
-    count = first
-    while count < last:
-        counts.append(count)
-        count *= 2
-    return [*counts, last]
-
-
-def _stepping(first: int, last: int, step: int, text: str) -> list[int]:
+        doublings = (first << power for power in range(last.bit_length()))
+        return [*(count for count in doublings if count < last), last]
+    step = int(match["step"])
     if step < 1:
         raise GpuCountsError(f"--gpus {text!r}: a step is at least 1, not {step}")
     reached = last - (last - first) % step

@@ -21,7 +21,7 @@ from results.spec import split
 from results.value_types import require_times
 
 POINT_TO_POINT = ("send", "recv")
-"""Operations between two ranks: they are no collective, and not matched over the ranks."""
+"""Operations between two ranks, which are not matched over the ranks."""
 RECORDED_STEPS = 20
 """About so many, in whole periods, after one period that is not kept."""
 MOST_OPERATIONS = 4000
@@ -338,7 +338,7 @@ LONGEST_S = 60.0
 LATE_STEPS = 10
 """After the timed blocks, at most: a defect of every tenth step, or more often, is then met for certain."""
 LATE_SHARE = 0.05
-"""Of the time that warm-up and timed blocks took: what the check after them may take."""
+"""Largest share of the time of warm-up and timed blocks that the check after them may take."""
 COPIES = 6
 """Of its parameters, in host memory: about what a rank that simulates a step holds beside the model. They are
 parameters and gradients as the strategy has them, those of the simulation, and the state of an optimizer."""

@@ -124,8 +124,15 @@ class Study:
 
     def damaged_plans(self) -> list[str]:
         """Why plans cannot be read, in words that name each file."""
-        found = (_damage(schemas.PLAN, path) for path in self.plan_paths())
-        return [why for why in found if why is not None]
+        damaged = []
+        for path in self.plan_paths():
+            try:
+                schemas.PLAN.read(path)
+            except NewerSchemaError:
+                raise
+            except SchemaError as error:
+                damaged.append(str(error))
+        return damaged
 
     def told_plans(self) -> list[Plan]:
         """The plans that can be read and, for cells that are in none of them, one that is rebuilt.
@@ -439,17 +446,6 @@ def _kept(path: Path) -> RunResult | None:
 def _number(path: Path) -> int:
     """The number in plan-0012.json."""
     return int(path.stem.removeprefix("plan-"))
-
-
-def _damage(schema: Schema[T], path: Path) -> str | None:
-    """Why a file is damaged; None if it is not. Raises NewerSchemaError."""
-    try:
-        schema.read(path)
-    except NewerSchemaError:
-        raise
-    except SchemaError as error:
-        return str(error)
-    return None
 
 
 def _readable(schema: Schema[T], path: Path) -> T | None:

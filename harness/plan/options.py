@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from results.cell import Checkpointing, MemoryFormat, Precision
 from results.errors import GpuCountsError, UsageError, nearest
-from results.notation import GpuCounts, seconds_of
+from results.notation import gpu_counts, seconds_of
 from results.plan import Scaling
 from results.value_types import Written, bounds, literal_texts, notes, takes, within
 
@@ -42,7 +42,7 @@ def read_gpus(value: int | str | list[int | str], where: str) -> tuple[int, ...]
     """The counts of a number, a `1..256` text or a list of either. Raises GpuCountsError."""
     text = ",".join(str(item) for item in value) if isinstance(value, list) else str(value)
     try:
-        return GpuCounts.parse(text).counts
+        return gpu_counts(text)
     except GpuCountsError as error:
         raise GpuCountsError(str(error).replace("--gpus", where, 1)) from error
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from reports.analysis.figures import CellFigures
 from reports.text import percent
 from results.cell import Cell
-from results.run import BudgetMethod, RunResult, StepBudget
+from results.run import BudgetMethod, StepBudget
 from results.statistics import Metric, differences, t_quantile
 
 BudgetPart = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
@@ -197,8 +197,8 @@ def why_no_budget(figures: CellFigures) -> str | None:
     """Why a cell has no budget; None if it has one."""
     budgets = _budgets(figures)
     if len(budgets) < len(figures.runs):
-        reasons = [_reason(run) for run in figures.runs if run.budget is None]
-        return reasons[0]
+        absent = next(run.absent for run in figures.runs if run.budget is None)
+        return absent.get("budget") or absent.get("quads") or NO_BUDGET
     methods = sorted({one.method for one in budgets})
     if len(methods) > 1:
         return f"its runs were taken apart by unlike methods: {', '.join(methods)}"
@@ -218,10 +218,6 @@ def lost(budget: CellBudget, baseline: CellBudget) -> Lost:
 
 def _budgets(figures: CellFigures) -> list[StepBudget]:
     return [run.budget for run in figures.runs if run.budget is not None]
-
-
-def _reason(run: RunResult) -> str:
-    return next((run.absent[key] for key in ("budget", "quads") if key in run.absent), NO_BUDGET)
 
 
 def _pooled(metrics: list[Metric]) -> Metric:

@@ -333,12 +333,9 @@ def _limit(one: CellCommunication) -> str | None:
         told = "consistent with a link that is most of what limits"
     else:
         told = f"consistent with {_why_far(one)}"
-    disturbed = " Other processes disturbed every run of it." if _all_disturbed(one) else ""
+    every = all(run.disturbed for run in one.figures.runs)
+    disturbed = " Other processes disturbed every run of it." if every else ""
     return f"{seen}, and {reach}: {told}.{disturbed}"
-
-
-def _all_disturbed(one: CellCommunication) -> bool:
-    return all(run.disturbed for run in one.figures.runs)
 
 
 def _exposed(one: CellCommunication) -> bool:

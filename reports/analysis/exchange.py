@@ -27,8 +27,8 @@ from results.statistics import Metric, ratio_of_runs
 Gain = Literal["faster", "no gain", "slower"]
 
 FEWEST_RUNS = 3
-"""Of each side for a verdict: n runs of two equal exchanges are apart by chance 2 n! n! / (2n)! of the times,
-one in three with two runs, one in ten with three."""
+"""Runs of each side that a verdict needs: n runs of two equal exchanges are apart by chance 2 n! n! / (2n)!
+of the times, one in three with two runs, one in ten with three."""
 FEW_RUNS = f"a verdict needs {FEWEST_RUNS} runs of each"
 NOT_RECORDED = "operations not recorded"
 NOT_EXPOSED = "exposed transfer not measured"
@@ -71,7 +71,7 @@ class BreakEven:
 
 
 def payload_ratio(figures: CellFigures, dense: CellFigures) -> float | None:
-    """Payload over that of the dense exchange, both of one step and rank; None where that has none."""
+    """Payload over the dense payload, both of one step and rank; None if the dense exchange sends nothing."""
     own, other = figures.newest.exchange_payload_bytes, dense.newest.exchange_payload_bytes
     return own / other if own is not None and other else None
 

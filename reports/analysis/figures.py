@@ -191,7 +191,7 @@ def exchanges_by_nodes(figures: CellFigures) -> bool:
 
 
 def differences_in_training(figures: CellFigures, precisions: Iterable[Precision]) -> tuple[str, ...]:
-    """As verbs: `averages every 4 steps`. `precisions` are those of what it is compared with."""
+    """Clauses such as `averages every 4 steps`. `precisions` are those that the cell is compared with."""
     cell = figures.cell
     clauses = [*training_of(figures).differences]
     if cell.compresses:

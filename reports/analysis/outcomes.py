@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from reports.analysis.pooling import Pool
 from results.cell import Cell, inferred_out_of_memory, pruning_reason
 from results.outcome import Outcome
-from results.plan import Plan, Skip
+from results.plan import Plan, SeriesId, Skip
 from results.run import RunResult
 
 NOT_RUN = "not run"
@@ -83,19 +83,9 @@ def lost_runs(pools: Iterable[Pool]) -> list[LostRun]:
 
 def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:
     """Skips put together where only the size differs, sizes ascending."""
-    groups: dict[tuple[object, ...], list[Skip]] = {}
+    groups: dict[tuple[SeriesId, str], list[Skip]] = {}
     for skip in skips:
-        key = (
-            skip.workload,
-            skip.strategy,
-            skip.compression,
-            skip.collective,
-            skip.link,
-            skip.scaling,
-            skip.batch_size,
-            skip.reason,
-        )
-        groups.setdefault(key, []).append(skip)
+        groups.setdefault((skip.series_id, skip.reason), []).append(skip)
     return [
         SkippedSizes(skip=group[0], gpus=tuple(sorted(skip.gpus for skip in group)))
         for group in groups.values()

@@ -74,7 +74,9 @@ def merged_series(plans: Sequence[Plan]) -> list[MergedSeries]:
     skips: dict[SeriesKey, dict[int, str]] = {}
     for plan in plans:
         by_id = {cell.id: cell for cell in plan.cells}
-        asked = _skips_by_series(plan)
+        asked: dict[SeriesId, dict[int, str]] = {}
+        for skip in plan.skips:
+            asked.setdefault(skip.series_id, {})[skip.gpus] = skip.reason
         for series in plan.series:
             members = [by_id[cell_id] for cell_id in series.cells]
             if members:
@@ -171,13 +173,6 @@ def _key(series: Series, member: Cell) -> SeriesKey:
         collective=series.collective,
         link=series.link,
     )
-
-
-def _skips_by_series(plan: Plan) -> dict[SeriesId, dict[int, str]]:
-    skips: dict[SeriesId, dict[int, str]] = {}
-    for skip in plan.skips:
-        skips.setdefault(skip.series_id, {})[skip.gpus] = skip.reason
-    return skips
 
 
 def _planned_points(plan: Plan) -> Iterable[_Asked]:

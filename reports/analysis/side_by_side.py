@@ -8,6 +8,7 @@ that others on the machine disturbed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -111,7 +112,7 @@ class SideBySide:
 
 def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
     """Compare studies. For each cell the first study that has it is the one that others are compared with."""
-    works: dict[WorkKey, dict[str, tuple[StudyFigures, CellFigures]]] = {}
+    works: dict[tuple[object, ...], dict[str, tuple[StudyFigures, CellFigures]]] = {}
     for study in studies:
         for one in study.cells.values():
             works.setdefault(_work(one.cell), {}).setdefault(study.name, (study, one))
@@ -154,10 +155,7 @@ def _pieces(studies: Sequence[StudyFigures]) -> Iterator[tuple[StudyPiece, ...]]
     yield from (tuple(those) for those in found.values() if len(those) > 1)
 
 
-WorkKey = tuple[object, ...]
-
-
-def _work(cell: Cell) -> WorkKey:
+def _work(cell: Cell) -> tuple[object, ...]:
     return tuple(getattr(cell, name) for name in cell.__struct_fields__ if name != "steps")
 
 
@@ -249,14 +247,11 @@ def _findings(studies: Sequence[StudyFigures], shared: Sequence[SharedCell]) -> 
     for (first, other), entries in pairs.items():
         told = _told(entries, first, other)
         yield f"{other} against {first}, {count(len(entries), 'shared cell')}: {told}."
-    alone = {study.name: len(study.cells) - _shared_cells(study.name, shared) for study in studies}
+    in_several = Counter(entry.study for cell in shared for entry in cell.entries)
+    alone = {study.name: len(study.cells) - in_several[study.name] for study in studies}
     texts = [f"{cells:,} of {name}" for name, cells in alone.items() if cells]
     if texts:
         yield f"Cells that no other study has: {', '.join(texts)}."
-
-
-def _shared_cells(study: str, shared: Sequence[SharedCell]) -> int:
-    return sum(entry.study == study for cell in shared for entry in cell.entries)
 
 
 def _told(entries: Sequence[CellInStudy], first: str, other: str) -> str:

@@ -350,12 +350,9 @@ class SizeToBuy:
         """The answer, why, and how sure it is."""
         if self.choice is None:
             return f"No size to buy: {self.absent}."
+        because = f": {'; '.join(self.doubts)}" if self.doubts else ""
         told = f"To buy: {self.choice.text}, {self.goal}"
-        return f"{told} ({self.confidence} confidence{self._because}): {self.why}."
-
-    @property
-    def _because(self) -> str:
-        return f": {'; '.join(self.doubts)}" if self.doubts else ""
+        return f"{told} ({self.confidence} confidence{because}): {self.why}."
 
 
 def sizes_to_buy(study: StudyFigures) -> tuple[SizeToBuy, ...]:

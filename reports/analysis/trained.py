@@ -24,9 +24,9 @@ class Recovery:
     """One interruption. Times are in seconds after the fault; None where nothing says."""
 
     fault_at: str
-    """As it was told; else when a rank of the launch was last heard of, or the last row before it."""
+    """The given time of the fault; else the last sign of a rank of the launch, or the last row before it."""
     noticed_s: float | None
-    """Until the interrupted launch had been ended."""
+    """Time until the interrupted launch had been ended."""
     started_s: float | None
     """Until the next launch was started."""
     ready_s: float
@@ -36,7 +36,7 @@ class Recovery:
     step: int
     """The last one that the log has of the interrupted launch."""
     steps_lost: int
-    """Of those in the log, the ones done again."""
+    """Steps in the log that were done again."""
     replicas: int
     """After it."""
     reason: str | None
@@ -278,11 +278,7 @@ def races(cells: Iterable[TrainedCell]) -> tuple[Race, ...]:
         if one.target is not None:
             ways = groups.setdefault((_shared(one.cell), one.log.launches[-1].order.target), {})
             ways.setdefault(exchange_label(one.cell), []).append(one)
-    return tuple(_race(list(ways.values())) for ways in groups.values() if _runs(ways) > 1)
-
-
-def _runs(ways: Mapping[str, Sequence[TrainedCell]]) -> int:
-    return sum(len(runs) for runs in ways.values())
+    return tuple(_race(list(ways.values())) for ways in groups.values() if sum(map(len, ways.values())) > 1)
 
 
 def _shared(cell: Cell) -> tuple[object, ...]:

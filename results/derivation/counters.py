@@ -71,7 +71,7 @@ BIT_MASKS = ("throttle_reasons",)
 
 
 def telemetry_means(ranks: Sequence[RankRecord]) -> dict[str, float]:
-    """By name of the series: the mean over ranks of each one's mean over its samples, and `NAME_max`.
+    """The mean over ranks of each one's mean over its samples, by name of the series, and `NAME_max`.
 
     Samples that are unknown do not count; a series of which nothing is known is left out. Of a bit mask the
     bits that were ever set.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import TypedDict, TypeVar
 
@@ -291,8 +291,7 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
         spent_ns={part: max(rank.spent_ns.get(part, 0) for rank in ranks) for part in first.spent_ns},
         warnings=(
             *_warnings(ranks),
-            *_residual_warning(phases["other"], step_ns.value),
-            *_throttling_warning(accounts["telemetry"]),
+            *_warnings_of_figures(phases["other"] / step_ns.value, accounts["telemetry"]),
         ),
         absent=absent | no_rates | no_accounts,
     )
@@ -411,16 +410,12 @@ def _warnings(ranks: Sequence[RankRecord]) -> tuple[str, ...]:
     return (*own, *unlike_devices(environments), *unlike_nodes(environments))
 
 
-def _residual_warning(other_ns: float, step_ns: float) -> tuple[str, ...]:
-    share = other_ns / step_ns
-    if abs(share) <= RESIDUAL_ABOVE:
-        return ()
-    return (f"{share:.1%} of the step is outside of its phases: ranks waited for each other or the host",)
-
-
-def _throttling_warning(telemetry: Mapping[str, float]) -> tuple[str, ...]:
-    share = telemetry.get("throttled", 0.0)
-    return (f"a device was throttled in {share:.0%} of the samples",) if share > 0 else ()
+def _warnings_of_figures(outside: float, telemetry: Mapping[str, float]) -> Iterator[str]:
+    """Warn if a large share of the step is `outside` of its phases, and if a device was throttled."""
+    if abs(outside) > RESIDUAL_ABOVE:
+        yield f"{outside:.1%} of the step is outside of its phases: ranks waited for each other or the host"
+    if (share := telemetry.get("throttled", 0.0)) > 0:
+        yield f"a device was throttled in {share:.0%} of the samples"
 
 
 def _mean_loss(losses: Sequence[float | None]) -> float | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.analysis.scaling import Curve, CurvePoint, Efficiency, scaled
+from reports.analysis.scaling import Curve, CurvePoint, Efficiency
 from reports.analysis.study import StudyFigures
 from results.outcome import Evidence
 from results.statistics import ratio_of_runs
@@ -292,7 +292,7 @@ def test_failed_and_skipped_sizes_are_gaps_with_reasons(small) -> None:
 )
 def test_scaling_a_ratio_keeps_its_relative_interval(above, below, factor) -> None:
     ratio = ratio_of_runs(above, below, "ratio")
-    times = scaled(ratio, factor)
+    times = ratio.times(factor)
     assert times.value == pytest.approx(ratio.value * factor)
     if ratio.low is not None:
         assert times.low is not None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.errors import BenchError, GpuCountsError
-from results.notation import GpuCounts
+from results.notation import gpu_counts
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from results.notation import GpuCounts
     ],
 )
 def test_counts_are_ascending_and_distinct(text: str, counts: tuple[int, ...]) -> None:
-    assert tuple(GpuCounts.parse(text)) == counts
+    assert gpu_counts(text) == counts
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_counts_are_ascending_and_distinct(text: str, counts: tuple[int, ...]) -
 )
 def test_a_refusal_quotes_the_text_and_the_rule(text: str, message: str) -> None:
     with pytest.raises(GpuCountsError) as error:
-        GpuCounts.parse(text)
+        gpu_counts(text)
     assert str(error.value).startswith(f"--gpus {text!r}: ")
     assert message in str(error.value)
 
 
 @given(st.integers(1, 5000), st.integers(0, 5000))
 def test_a_doubling_range_has_both_ends_and_doubles_between(first: int, more: int) -> None:
-    counts = GpuCounts.parse(f"{first}..{first + more}").counts
+    counts = gpu_counts(f"{first}..{first + more}")
     assert counts[0] == first
     assert counts[-1] == first + more
     assert all(second == 2 * one for one, second in pairwise(counts[:-1]))
@@ -69,18 +69,18 @@ def test_a_doubling_range_has_both_ends_and_doubles_between(first: int, more: in
 @given(st.integers(1, 500), st.integers(1, 50), st.integers(0, 100))
 def test_a_stepped_range_is_the_range_of_python(first: int, step: int, steps: int) -> None:
     last = first + step * steps
-    assert GpuCounts.parse(f"{first}..{last}:{step}").counts == tuple(range(first, last + 1, step))
+    assert gpu_counts(f"{first}..{last}:{step}") == tuple(range(first, last + 1, step))
 
 
 @given(st.lists(st.integers(1, 1_000_000), min_size=1))
 def test_a_list_is_sorted_and_without_doubles(counts: list[int]) -> None:
-    assert GpuCounts.parse(",".join(map(str, counts))).counts == tuple(sorted(set(counts)))
+    assert gpu_counts(",".join(map(str, counts))) == tuple(sorted(set(counts)))
 
 
 @given(st.text(alphabet="0123456789.:,- x", max_size=12))
 def test_no_text_fails_without_a_message(text: str) -> None:
     try:
-        counts = GpuCounts.parse(text).counts
+        counts = gpu_counts(text)
     except BenchError as error:
         if repr(text) not in str(error):
             pytest.fail(f"the message does not quote {text!r}: {error}")

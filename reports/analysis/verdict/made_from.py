@@ -130,31 +130,21 @@ class MadeFrom:
         """`Made from 18 runs, 14 disturbed.`; None if there is none."""
         if not self.runs:
             return None
-        both = " of weak and strong scaling" if self.scalings > 1 else ""
-        return f"Made from {self._counted}{both}{self._disturbed}{self._failed}."
-
-    @property
-    def _counted(self) -> str:
         planned = sum(max(pair) for pair in self.cell_runs)
         if self.runs == planned:
-            return count(self.runs, "run")
-        if len(set(self.cell_runs)) == 1:
+            counted = count(self.runs, "run")
+        elif len(set(self.cell_runs)) == 1:
             there, asked = self.cell_runs[0]
-            return f"{count(self.runs, 'run')} ({there} of {count(asked, 'run')} a cell)"
-        return f"{self.runs:,} of {count(planned, 'planned run')}"
-
-    @property
-    def _disturbed(self) -> str:
-        if not self.disturbed:
-            return ""
+            counted = f"{count(self.runs, 'run')} ({there} of {count(asked, 'run')} a cell)"
+        else:
+            counted = f"{self.runs:,} of {count(planned, 'planned run')}"
+        both = " of weak and strong scaling" if self.scalings > 1 else ""
         which = " (some of the baseline)" if self.baseline_disturbed else ""
-        return f", {self.disturbed:,} disturbed{which}"
-
-    @property
-    def _failed(self) -> str:
-        if not self.failed:
-            return ""
-        return f"; not counted: {count(len(self.failed), 'failed run')} ({listed(self.failed)})"
+        disturbed = f", {self.disturbed:,} disturbed{which}" if self.disturbed else ""
+        failed = ""
+        if self.failed:
+            failed = f"; not counted: {count(len(self.failed), 'failed run')} ({listed(self.failed)})"
+        return f"Made from {counted}{both}{disturbed}{failed}."
 
 
 def made_from(study: StudyFigures, workload: str) -> MadeFrom:

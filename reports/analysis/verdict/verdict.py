@@ -192,7 +192,8 @@ def _sentences(facts: WorkloadVerdict) -> Iterator[str]:
 def _left_out(facts: WorkloadVerdict) -> Iterator[str]:
     gone, others = facts.missing, sum(one.others for one in facts.scalings)
     if others:
-        yield f"{_other_pieces(others)} (see the curves)"
+        noun = "other batches, settings or links"
+        yield f"{'another batch, setting or link' if others == 1 else f'{others:,} {noun}'} (see the curves)"
     states = ("failed", gone.failed), ("not run yet", gone.not_run), ("skipped", gone.skipped)
     for state, points in (*states, ("emulated", gone.emulated)):
         if points:
@@ -201,7 +202,3 @@ def _left_out(facts: WorkloadVerdict) -> Iterator[str]:
         yield f"{gone.unproved:,} of {count(gone.cells, 'cell')} without a check that it trained"
     if not facts.costs:
         yield "cost, for want of a price"
-
-
-def _other_pieces(others: int) -> str:
-    return "another batch, setting or link" if others == 1 else f"{others:,} other batches, settings or links"
