@@ -12,8 +12,6 @@ from typing import Annotated
 
 import msgspec
 
-from harness.code import checkout
-from harness.console import Console
 from harness.launch.campaign import Campaign, CampaignContext, LaunchMaker
 from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.machine import Machine
@@ -23,6 +21,7 @@ from harness.launchers.campaign_call import show_plan
 from harness.launchers.launcher import Launcher, LauncherCall, MatrixCall, WorkerHosts
 from harness.machine.code import checkout
 from harness.plan.schedule import PlannedLaunch
+from harness.terminal.console import Console
 from results.catalogue.gpus import require_known
 from results.environment import CodeVersion
 from results.errors import bench_call

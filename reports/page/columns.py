@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from reports.analysis.budget import BudgetPart, CellBudget, budget
-from reports.analysis.communication import CellCommunication, communication
+from reports.analysis.communication import CellCommunication, LinkPeaks, communication, link_peaks
 from reports.analysis.cost import CellCost, cell_costs, energy_per_sample
 from reports.analysis.exchange import ExchangeRow, exchange_parts
 from reports.analysis.figures import CellFigures
@@ -23,17 +23,13 @@ from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.losses import loss_steps, trained_samples
 from reports.analysis.memory import CellMemory, cell_memories
 from reports.analysis.outcomes import Failure, outcome_words
-from reports.analysis.peaks import LinkPeaks, link_peaks
 from reports.analysis.pooling import Pool
 from reports.analysis.scaling import CurvePoint
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
 from reports.table import Column, Dtype, Unit
-from results.cell import label
-from results.plan import Scaling
-from results.cell import Cell
-from results.label import label
+from results.cell import Cell, label
 from results.outcome import Outcome
 from results.plan import Scaling, Skip
 from results.run import PHASES, RunResult

@@ -11,15 +11,10 @@ import pytest
 
 from harness import matrix
 from harness.cli import run
-from harness.launch.campaign import CampaignContext, LaunchMaker
-from harness.launch.machine import Machine
-from harness.launch.starter import LocalStarter
-from harness.launch.tally import Conditions, tally
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.manual import ManualLauncher
-from harness.plan.expand import expand
-from harness.launchers.manual.launches import write_launches
 from harness.plan.schedule import PlannedLaunch, schedule
+from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
 from results.environment import CodeVersion
 from results.job import RunOptions

@@ -20,15 +20,9 @@ from harness import matrix
 from harness.cli import run
 from harness.jobs.documents import JobMaker
 from harness.jobs.planned import planned_jobs
-from harness.launch.campaign import CampaignContext, LaunchMaker
-from harness.launch.machine import Machine
-from harness.launch.starter import LocalStarter
-from harness.launch.tally import Conditions, tally
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.manual import ManualLauncher
 from harness.launchers.slurm.call import run_document
-from harness.launchers.manual.launches import write_launches
-from harness.launchers.slurm.documents import SlurmDocuments
 from harness.plan.estimate import Hardware
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, STUDY_FILE, StudyFile

@@ -11,23 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import a_request
+from builders import plan_of
 from launching import a_launch, an_attempt
 
 from harness.cli import logs, run
 from harness.launch.rank_output import LEFT_OUT, OutputFile, OutputTail
-from harness.plan.expand import expand
-from harness.plan.study_file import StudyFile
 from results.launch import Launch, Slot
 from results.outcome import Outcome
-from builders import plan_of
-
-from harness.cli import logs, run
-from harness.launch.rank_output import LEFT_OUT, OutputFile, OutputTail
-from results.environment import CodeVersion
-from results.launch import Attempt, Launch, Slot
-from results.outcome import Evidence, Outcome
-from results.plan import Placement
 from results.store import Study
 
 

@@ -13,10 +13,8 @@ from harness.plan.estimate import (
     run_seconds,
 )
 from harness.plan.schedule import schedule
-from results.cell import Cell, StepPolicy
-from results.parts import Unknown
 from results.cell import StepPolicy
-from results.unknown import Unknown
+from results.parts import Unknown
 
 MLP_STEP_S = 0.016_436_428_8
 """256 samples x 3 x 2 x (784 x 512 + 512 x 256 + 256 x 10) FLOP at 50 GFLOP/s:

@@ -21,8 +21,6 @@ from results.plan import Request
 from strategies.catalog import group_layout
 from strategies.closed_form.terms import Term
 from strategies.predictions import traffic
-from workloads.catalog import WORKLOADS, facts
-from strategies.closed_form.traffic import traffic
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 GPU = {"device": "cuda", "backend": "nccl"}

@@ -9,9 +9,7 @@ import pytest
 
 from reports.analysis.budget import CellBudget, budget
 from reports.analysis.stragglers import stragglers
-from reports.analysis.study import StudyFigures, analyse
 from reports.analysis.study import StudyFigures
-from reports.page.bars import budget_bars
 from reports.page.section import Bullets, Drawings
 from reports.page.sections.anatomy import anatomy_section, budget_bars
 from results.outcome import Evidence, Outcome

@@ -12,9 +12,7 @@ import pytest
 
 from harness.cli import run
 from reports.analysis.exchange import ALONE, FEW_RUNS, NO_DENSE, ExchangePart, ExchangeRow, exchange_parts
-from reports.analysis.study import analyse
 from reports.page.export import csv_text, frame_of
-from reports.page.frames import cells_csv
 from reports.page.sections.communication import exchange_sentences
 from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs

@@ -17,8 +17,6 @@ from harness.cli import run
 from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures, analyse
 from reports.page.export import TABLES, frame_of
-from reports.analysis.study import StudyFigures
-from reports.page.frames import FRAMES
 from reports.page.json_document import json_document
 from reports.page.looks import COLOURS, ON_PAPER, looks
 from reports.page.markup import escaped, latex

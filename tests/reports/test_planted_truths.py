@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import pytest
 
+from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import StudyVerdict, verdict
 from reports.page.render import render_figures
 from results.record import LinkPeak, Operations, Recorded

@@ -17,10 +17,6 @@ from packages import install
 
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
-from reports.analysis.study import StudyFigures, analyse
-from harness.console import Console
-from harness.costs import CostFlags
-from harness.studies import read_figures
 from reports.analysis.study import StudyFigures
 from reports.page import render as page
 from reports.page.contents import APPENDIX, SECTIONS, TAKEN, Maker

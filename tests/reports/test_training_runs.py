@@ -12,10 +12,6 @@ from builders import a_cell
 
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
-from reports.analysis.study import analyse
-from harness.console import Console
-from harness.costs import CostFlags
-from harness.studies import read_figures
 from reports.analysis.trained import Recovery, Spread, TrainedCell, races, reach, recoveries, spread
 from reports.page.render import render_figures
 from reports.page.section import Table

@@ -10,9 +10,6 @@ import pytest
 
 from harness.reporting.report import print_verdict
 from harness.terminal.console import Console
-from reports.analysis.study import StudyFigures, analyse
-from harness.console import Console
-from harness.report import print_verdict
 from reports.analysis.verdict.scalability import LostPart
 from reports.analysis.verdict.sentences import scaling_sentences
 from reports.analysis.verdict.verdict import NOTHING, StudyVerdict, verdict

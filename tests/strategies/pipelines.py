@@ -18,7 +18,6 @@ from strategies import Phase, Trainer, TrainSettings
 from strategies.catalog import group_layout
 from strategies.pipeline.chain import chained_layout
 from strategies.snapshot import Snapshot
-from strategies.training.snapshot import Snapshot
 from workloads.gpt import GPTShape
 from workloads.gpt.model import GPT, build_gpt, token_loss
 

@@ -18,7 +18,6 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
 from strategies.catalog import group_layout
 from strategies.snapshot import Snapshot
-from strategies.training.snapshot import Snapshot
 from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
 from workloads.llama import LlamaShape

@@ -18,9 +18,8 @@ from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.fsdp import model as fsdp
-from strategies.fsdp.block_choices import BlockChoice, blocks_of, canonical, read_choices
-from workloads.gpt import GPTShape
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
+from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
 
 Ranks = Callable[..., list[Any]]

@@ -17,7 +17,7 @@ from builders import a_cell
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
 from results.errors import UsageError
 from results.layout import ModelLayout
 from results.parts import ModelParts

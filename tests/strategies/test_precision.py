@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import ExchangeGroup, open_exchange
-from harness.worker.findings import ProofFinding
-from harness.worker.promised import Exchanged, Witness, compare_promises
+from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.proof.comparison import ProofFinding
+from harness.worker.proof.compressor_promises import Exchanged, Witness, compare_promises
 from results.errors import UsageError
 from strategies import Trainer, TrainSettings
 from strategies.catalog import COMPRESSIONS

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.worker.exchange import open_exchange
+from harness.worker.exchange.group import open_exchange
 from strategies import Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]

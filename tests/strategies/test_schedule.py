@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.worker.exchange import ExchangeGroup
+from harness.worker.exchange.group import ExchangeGroup
 from strategies.collectives.link import Link
 from strategies.collectives.ring import Ring
 from strategies.collectives.schedule import Receive, Schedule, ScheduledWire, Send, chunks

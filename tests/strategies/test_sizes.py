@@ -18,8 +18,6 @@ from strategies.collectives.link import Link
 from strategies.optimizers import build_optimizer
 from strategies.predictions import footprint
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
-from workloads.resnet.shape import ResNetShape
-from strategies.training.optimizer import build_optimizer
 from workloads.resnet import ResNetShape
 
 Threads = Callable[..., list[Any]]

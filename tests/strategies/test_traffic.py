@@ -20,8 +20,6 @@ from results.parts import ModelParts, Part, Saved, Weight
 from strategies import Trainer, TrainSettings
 from strategies.closed_form.terms import Term
 from strategies.predictions import traffic
-from strategies.closed_form.traffic import traffic
-from strategies.training.trainer import Trainer, TrainSettings
 from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
 from workloads.llama import LlamaShape

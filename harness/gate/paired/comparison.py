@@ -24,13 +24,6 @@ from harness.machine.processes import temporary_folder
 from harness.matrix import RUNS, signals_are_ctrl_c
 from harness.reporting.studies import read_results
 from harness.terminal.console import Console
-from reports.gate.comparison import FAILING, Comparison, Finding, Rules, Verdict, compare
-from reports.gate.effect import LOOKS, PAIRS_A_LOOK, SPOILED_ABOVE, PairedSample, pair_log, paired_sample
-from harness.paired.accepted import is_accepted_file, resolve_base
-from harness.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
-from harness.paired.sources import WORKING_TREE, IncomparableError, Repository
-from harness.studies import read_results
-from harness.temporary import temporary_folder
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules, compare
 from reports.gate.effect import (
     LOOKS,

@@ -15,26 +15,19 @@ from markupsafe import Markup
 
 from reports.analysis.assumptions import study_day
 from reports.analysis.budget import RESIDUAL_ABOVE
-from reports.analysis.exchange import FEWEST_RUNS
-from reports.analysis.knee import PAYS_FROM
-from reports.analysis.next_run import next_run
-from reports.analysis.scaling import piece_of
-from reports.analysis.compression import FEWEST_RUNS
 from reports.analysis.cost import CellCost, cell_costs
+from reports.analysis.exchange import FEWEST_RUNS
 from reports.analysis.figures import CellFigures
 from reports.analysis.knee import PAYS_FROM
 from reports.analysis.next_run import next_run
 from reports.analysis.outcomes import NOT_RUN, outcome_words
-from reports.analysis.pick import UNPROVEN
-from reports.analysis.pieces import piece_of
+from reports.analysis.scaling import piece_of
 from reports.analysis.series import told_settings
-from reports.analysis.size_to_buy import SizeToBuy, sizes_to_buy
+from reports.analysis.size_to_buy import UNPROVEN, SizeToBuy, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.made_from import made_from
-from reports.analysis.verdict.scalability import LITTLE, reach_of
-from reports.analysis.verdict.sentences import cause
 from reports.analysis.verdict.scalability import LITTLE, Configuration, Scalability, reach_of, scalability
-from reports.analysis.verdict.scaling_sentences import cause
+from reports.analysis.verdict.sentences import cause
 from reports.analysis.verdict.verdict import verdict
 from reports.page.looks import looks
 from reports.page.section import (
@@ -51,10 +44,8 @@ from reports.page.section import (
 )
 from reports.page.sections.scaling import efficiency_chart
 from reports.text import capital, count, device_word, duration, listed, metric, number, percent
-from results.cell import DEFAULT_COLLECTIVE, SYNTHETIC, UNCOMPRESSED
+from results.cell import DEFAULT_COLLECTIVE, SYNTHETIC, UNCOMPRESSED, label
 from results.notation import NO_LINK
-from results.label import label
-from results.link import NO_LINK
 from results.statistics import Metric
 from results.version import VERSION
 
@@ -277,7 +268,11 @@ def _best_id(study: StudyFigures, scaling: Scalability | None) -> str | None:
     if best is None or scaling is None:
         return None
     for curve in study.curves:
-        if (curve.key.kind, curve.key.constant_batch, curve.key.label) == (scaling.kind, scaling.batch, best.strategy):
+        if (curve.key.kind, curve.key.constant_batch, curve.key.label) == (
+            scaling.kind,
+            scaling.batch,
+            best.strategy,
+        ):
             for point in curve.points:
                 if point.gpus == best.gpus and point.figures.throughput == best.throughput:
                     return point.figures.cell.id
