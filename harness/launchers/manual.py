@@ -21,7 +21,6 @@ from harness.launchers.campaign_call import show_plan
 from harness.launchers.launcher import Launcher, LauncherCall, MatrixCall, WorkerHosts
 from harness.machine.code import checkout
 from harness.plan.schedule import PlannedLaunch
-from harness.terminal.console import Console
 from results.catalogue.gpus import require_known
 from results.environment import CodeVersion
 from results.errors import bench_call
@@ -84,41 +83,36 @@ class ManualCall(LauncherCall):
         show_plan(self._call, study, plan, Conditions.here(code), line=typed_line, hosts=self._machine)
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
-        write_launches(study, plan, self._call.run_options, code, self._call.console)
+        """Write a launch file for everything that is left of the plan, and print how to start each.
+
+        On every host of a launch the same line is run with that host's NODE_RANK (0, 1, ...), and HOST:PORT
+        the address of the host whose NODE_RANK is 0. A launch that was written before and not started is
+        printed again.
+        """
+        options, console = self._call.run_options, self._call.console
+        so_far = Campaign(study, plan, options, console).tally(study.collect(), Conditions.here(code))
+        context = CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code)
+        maker = LaunchMaker(plan, options, Machine.here(), context)
+        waiting = [launch for launch in study.launches() if _waits(study, launch, code, options)]
+        for planned in so_far.planned(options.isolation):
+            launch = _written_before(planned, waiting)
+            if launch is None:
+                launch = msgspec.structs.replace(
+                    maker.launch(planned, planned.cells, so_far),
+                    # Which hosts will run it is not known here, nor watched.
+                    evidence=Evidence.EMULATED if planned.virtual else Evidence.MEASURED,
+                    pin=True,
+                    supervisor_pid=None,
+                )
+                study.add_launch(launch)
+            path = study.launch_folder(launch.launch_id).resolve() / "launch.json"
+            console.result(f"# repeat {planned.repeat}, {planned.placement.gpus} workers")
+            console.result(typed_line(launch, path))
+        console.note(
+            f"run each line on every host of its launch, NODE_RANK 0, 1, ... and HOST:PORT that of node 0, "
+            f"in the environment where bench is installed; then: {bench_call('report', study.root)}"
+        )
         return 0
-
-
-def write_launches(
-    study: Study, plan: Plan, options: RunOptions, code: CodeVersion, console: Console
-) -> None:
-    """Write a launch file for everything that is left of the plan, and print how to start each.
-
-    On every host of a launch the same line is run with that host's NODE_RANK (0, 1, ...), and HOST:PORT
-    the address of the host whose NODE_RANK is 0. A launch that was written before and not started is
-    printed again.
-    """
-    so_far = Campaign(study, plan, options, console).tally(study.collect(), Conditions.here(code))
-    context = CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code)
-    maker = LaunchMaker(plan, options, Machine.here(), context)
-    waiting = [launch for launch in study.launches() if _waits(study, launch, code, options)]
-    for planned in so_far.planned(options.isolation):
-        launch = _written_before(planned, waiting)
-        if launch is None:
-            launch = msgspec.structs.replace(
-                maker.launch(planned, planned.cells, so_far),
-                # Which hosts will run it is not known here, nor watched.
-                evidence=Evidence.EMULATED if planned.virtual else Evidence.MEASURED,
-                pin=True,
-                supervisor_pid=None,
-            )
-            study.add_launch(launch)
-        path = study.launch_folder(launch.launch_id).resolve() / "launch.json"
-        console.result(f"# repeat {planned.repeat}, {planned.placement.gpus} workers")
-        console.result(typed_line(launch, path))
-    console.note(
-        f"run each line on every host of its launch, NODE_RANK 0, 1, ... and HOST:PORT that of node 0, "
-        f"in the environment where bench is installed; then: {bench_call('report', study.root)}"
-    )
 
 
 def typed_line(launch: Launch, path: Path) -> str:

@@ -21,7 +21,8 @@ import msgspec
 
 from harness.terminal.console import Console
 from harness.worker.turns import PROTOCOL
-from reports.gate.effect import Rules, Verdict
+from reports.gate.comparison import Rules
+from reports.gate.effect import Verdict
 from reports.gate.metrics import EXACT, TIMED, read_share
 from results.errors import UsageError, nearest
 from results.strict_yaml import FileKind, Where
