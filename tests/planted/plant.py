@@ -1,6 +1,6 @@
 """Plants each defect of `defects.toml` in a copy of the checkout: the tests named beside it must fail.
 
-    python tests/planted/plant.py [WORD ...]      all defects, or those with a WORD in their name or place
+    python tests/planted/plant.py [WORD ...]      all defects, or those with a WORD in their name or function
 
 Run by `make planted`. Ends with 1 if a named test fails without its defect, or passes with it.
 """
@@ -8,6 +8,7 @@ Run by `make planted`. Ends with 1 if a named test fails without its defect, or 
 from __future__ import annotations
 
 import argparse
+import ast
 import compileall
 import os
 import shutil
@@ -15,11 +16,11 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from queue import SimpleQueue
@@ -29,6 +30,7 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("harness", "reports", "results", "slurm", "strategies", "workloads")
 DEFECTS = Path(__file__).with_name("defects.toml")
 NAMES = "PLANTED_TESTS"
 """The environment variable with the names of the tests that pytest is to run, a line each."""
@@ -41,26 +43,53 @@ class Defect:
     """One mistake in our code, and the tests that must fail with it."""
 
     name: str
-    file: str
+    function: str
+    """Qualified name of a function or class, such as `Lane.start`, or of a module, such as `terms.py`."""
     place: str
-    """Text that occurs exactly once in `file`."""
+    """Text that occurs exactly once in the function, and in no other function of that name."""
     becomes: str
     tests: tuple[str, ...]
     """Ids of tests, FILE::NAME or FILE::NAME[PARAMETERS]: see `is_named`."""
 
-    @property
-    def package(self) -> str:
-        return self.file.partition("/")[0]
+    def locate(self, root: Path) -> tuple[Path, int]:
+        """The file below `root`, and the offset of the place in its text. Raises ValueError unless there is
+        exactly one."""
+        found = [
+            (path, text.index(self.place, begin))
+            for package in PACKAGES
+            for path in sorted((root / package).rglob("*.py"))
+            if self.place in (text := path.read_text())
+            for name, begin, end in _bodies(path.stem, text)
+            if name == self.function and text.count(self.place, begin, end) == 1
+        ]
+        if len(found) != 1:
+            raise ValueError(f"{self.name}: {len(found)} places in {self.function}, not one")
+        return found[0]
+
+    def package(self, root: Path = ROOT) -> str:
+        return self.locate(root)[0].relative_to(root).parts[0]
 
     def plant(self, root: Path) -> None:
-        """Replace the place. Raises ValueError unless it occurs exactly once."""
-        path = root / self.file
+        """Replace the place. Raises ValueError unless there is exactly one."""
+        path, offset = self.locate(root)
         text = path.read_text()
-        if text.count(self.place) != 1:
-            raise ValueError(
-                f"{self.name}: the place occurs {text.count(self.place)} times in {self.file}, not once"
-            )
-        path.write_text(text.replace(self.place, self.becomes))
+        path.write_text(text[:offset] + self.becomes + text[offset + len(self.place) :])
+
+
+def _bodies(module: str, text: str) -> Iterator[tuple[str, int, int]]:
+    """The module (`terms.py`), and its functions and classes by qualified name, each with its first and last
+    offset."""
+    lines = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
+    yield f"{module}.py", 0, len(text)
+    nodes: list[tuple[str, ast.AST]] = [("", ast.parse(text))]
+    while nodes:
+        prefix, parent = nodes.pop()
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                first = min(one.lineno for one in (node, *node.decorator_list))
+                assert node.end_lineno is not None
+                yield f"{prefix}{node.name}", lines[first - 1], lines[node.end_lineno]
+                nodes.append((f"{prefix}{node.name}.", node))
 
 
 def defects(path: Path = DEFECTS) -> list[Defect]:
@@ -123,7 +152,7 @@ class Copy:
         compileall.compile_dir(self.folder, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
 
     def with_defect(self, defect: Defect) -> Outcome:
-        path = self.folder / defect.file
+        path, _ = defect.locate(self.folder)
         whole = path.read_bytes()
         try:
             defect.plant(self.folder)
@@ -203,7 +232,7 @@ def _is_caught(copy: Copy, defect: Defect) -> bool:
     start = time.monotonic()
     wrong = copy.with_defect(defect).other_than("failed")
     verdict = "caught " if not wrong else "ESCAPED"
-    print(f"{verdict} {time.monotonic() - start:5.1f} s  {defect.file}: {defect.name}", flush=True)
+    print(f"{verdict} {time.monotonic() - start:5.1f} s  {defect.function}: {defect.name}", flush=True)
     if wrong:
         print(f"        {wrong}", flush=True)
     return not wrong
@@ -213,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("words", nargs="*", help="plant those with one of these in their name or file")
+    parser.add_argument("words", nargs="*", help="plant those with one of these in their name or function")
     # One more than cores: tests of ranks and of launches mostly wait.
     parser.add_argument(
         "--jobs", type=int, default=(os.cpu_count() or 1) + 1, help="defects at once (cores and one)"
@@ -222,10 +251,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [
         defect
         for defect in defects()
-        if not given.words or any(word in f"{defect.file} {defect.name}" for word in given.words)
+        if not given.words or any(word in f"{defect.function} {defect.name}" for word in given.words)
     ]
     if not chosen:
-        print(f"no defect has {' or '.join(given.words)} in its name or file")
+        print(f"no defect has {' or '.join(given.words)} in its name or function")
         return 2
     start = time.monotonic()
     with TemporaryDirectory(prefix="planted-") as folder:
@@ -234,9 +263,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for text in said:
             print(f"without a defect: {text}")
         caught = copies.each(_is_caught, chosen)
-    for package, number in Counter(defect.package for defect in chosen).items():
-        good = sum(found for found, defect in zip(caught, chosen, strict=True) if defect.package == package)
-        print(f"{package:12} {good:3} of {number:3} caught")
     print(f"{sum(caught)} of {len(chosen)} defects caught, in {time.monotonic() - start:.0f} s")
     return 0 if all(caught) and not said else 1
 
