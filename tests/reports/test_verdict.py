@@ -359,7 +359,7 @@ def test_the_terminal_shows_it_in_six_lines_with_the_next_run(pair, capsys, monk
         "weak    ddp on 4, 3,137 images/s, 98.0 %; no knee seen up to 4 (single runs)",
         "runs    3, none disturbed",
         "next: 6 runs each of ddp on 2 and 4, since the answer rests on 1 run a size:",
-        "  bench matrix --name study --workload gpt-nano --strategy ddp --gpus 2,4 \\",
+        "  bench matrix --name planted --workload gpt-nano --strategy ddp --gpus 2,4 \\",
         "      --batch-size 8 --repeats 6 --device cpu",
         "",
     ]

@@ -284,7 +284,7 @@ def _blocks_send_their_first(rank: int, size: int) -> Planted:
     def wrong(values: Tensor, k: int, generator: object) -> Tensor:
         return torch.cat([run.starts(values.device) for run in selection.equal_blocks(len(values), k)])
 
-    return patch.dict(topk.__dict__, SELECTIONS={"block": wrong})
+    return patch.object(selection, "SELECTIONS", {"block": wrong})
 
 
 def _rounded_down(rank: int, size: int) -> Planted:
