@@ -107,7 +107,7 @@ class MetricNoise(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: int
     between: float
-    """Standard deviation of one run: each run is a launch of its own."""
+    """Standard deviation of one run, where each run has its own launch."""
     within: float | None = None
     """Standard error that the steps of one run alone give its mean, the median over runs; None if unknown.
     Where `between` is much larger, a test over steps would report changes of identical code."""

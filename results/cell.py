@@ -272,5 +272,5 @@ def exchange_label(named: Named) -> str:
 
 
 def point(cell: Cell) -> str:
-    """A cell among those of its workload: `ddp on 8, batch 32`."""
+    """The label of a cell among the cells of its workload: `ddp on 8, batch 32`."""
     return f"{label(cell)} on {cell.gpus:,}, batch {cell.batch_per_replica:,}"

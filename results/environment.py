@@ -159,7 +159,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(name for name in self.transports if "(NET/" in name)
 
     def machine(self) -> dict[str, object]:
-        """The facts that all nodes of one run should share: those of pooling that a node has."""
+        """The facts that all nodes of one run should share: a node's facts of pooling."""
         facts = self.pooling_facts() | {"device_memory_bytes": self.device_memory_bytes, "cores": self.cores}
         for of_the_run in ("placement", "network", "program"):
             facts.pop(of_the_run, None)

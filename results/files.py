@@ -1,4 +1,4 @@
-"""Write files so that nothing is lost: whole or not at all, and never over something.
+"""Write files without loss: completely or not at all, and never over an existing file.
 
 The lock of a study is here too: one process at a time plans and runs in it.
 """
@@ -264,7 +264,7 @@ def study_lock(root: Path) -> Iterator[int]:
     """Hold the study's lock; yields its descriptor.
 
     A child that inherits the descriptor keeps the lock alive if this process is killed, so that no
-    second process starts beside workers that still run. Raises StudyBusyError.
+    second process starts while workers still run. Raises StudyBusyError.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)

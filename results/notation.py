@@ -38,7 +38,7 @@ def read_link(text: str) -> float | None:
 
 
 def link_text(mbit_per_s: float | None) -> str:
-    """The canonical text of a rate: equal rates have equal texts, and `read_link` gives it back."""
+    """The canonical string of a rate: equal rates have equal strings, and `read_link` reads them."""
     if mbit_per_s is None:
         return NO_LINK
     rate, unit = (mbit_per_s / 1000, "gbit") if mbit_per_s >= 1000 else (mbit_per_s, "mbit")

@@ -23,7 +23,7 @@ from results.value_types import require_times
 POINT_TO_POINT = ("send", "recv")
 """Operations between two ranks, which are not matched over the ranks."""
 RECORDED_STEPS = 20
-"""About so many, in whole periods, after one period that is not kept."""
+"""The approximate number of recorded steps, in whole periods, after one period that is not kept."""
 MOST_OPERATIONS = 4000
 """Rows of `Operations` in one record: about 120 KiB. A step with more than this is not recorded."""
 
@@ -31,8 +31,8 @@ MOST_OPERATIONS = 4000
 class Operations(msgspec.Struct, frozen=True, kw_only=True):
     """One row an operation, in the order in which this rank issued them.
 
-    The k-th row of a group that is no point-to-point operation is the k-th collective of that group on every
-    rank of it: so rows are matched over ranks, never by time.
+    The k-th row of a group, without point-to-point operations, is the k-th collective of that group on each
+    of its ranks: rows are matched over ranks by this number, never by time.
     """
 
     names: list[str] = []
@@ -60,7 +60,7 @@ class Operations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """The device's time in a few profiled steps, by the union of its kernels' intervals. CUDA alone."""
+    """The device's time in a few profiled steps, by the union of its kernels' intervals. Only on CUDA."""
 
     steps: int
     compute_ns: int
@@ -77,12 +77,12 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: list[int] = []
     blocked_ns: list[int] | None = None
     """Time in which the training thread waited instead of computing: wall time less its own CPU time,
-    without the data phase. CPU alone."""
+    without the data phase. Only on CPU."""
     dispatch_ns: list[int] | None = None
-    """Host time of the step: what it takes to queue it on the device. CUDA alone."""
+    """Host time of the step: what it takes to queue it on the device. Only on CUDA."""
     exchange_cpu_ns: list[int] | None = None
-    """CPU time of the threads beside the training thread that issued operations: encoding, decoding and
-    adding up. None where the exchange has no thread of its own."""
+    """CPU time of threads other than the training thread that issued operations: encoding, decoding and
+    adding up. None where the exchange uses the training thread."""
     bubble_ns: list[int] | None = None
     """Time in which a pipeline's stage had nothing to do. None for strategies without stages."""
     operations: Operations = Operations()
@@ -103,8 +103,8 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
     started: list[int]
     early: list[int] | None = None
-    """Those of `started` that began while gradients of their backward pass were still to come: what may hide
-    behind computation. None where that is not known."""
+    """The number of `started` that began while gradients of their backward pass were still to come, and may
+    hide behind computation. None where it is unknown."""
 
     def __post_init__(self) -> None:
         if self.early is not None and len(self.early) != len(self.started):
@@ -120,16 +120,16 @@ class LinkPeak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples of the device or the host while the timed blocks ran, by a thread of their own."""
+    """Samples of the device or the host that a separate thread took while the timed blocks ran."""
 
     at_ms: list[int] = []
     """From the start of measuring."""
     series: dict[str, list[float | None]] = {}
-    """One value a sample, by name; units stand in the names (`power_w`, `rss_bytes`)."""
+    """One value a sample, by name; the names contain units (`power_w`, `rss_bytes`)."""
     window_ns: int | None = None
     """From the first to the last reading of the energy counter."""
     energy_j: float | None = None
-    """Of the whole device over the window, by its own counter; None where it has none."""
+    """The energy of the device over the window, by its counter; None for a device without a counter."""
 
     def __post_init__(self) -> None:
         lengths = {name: len(values) for name, values in self.series.items()}
@@ -340,8 +340,8 @@ LATE_STEPS = 10
 LATE_SHARE = 0.05
 """Largest share of the time of warm-up and timed blocks that the check after them may take."""
 COPIES = 6
-"""Of its parameters, in host memory: about what a rank that simulates a step holds beside the model. They are
-parameters and gradients as the strategy has them, those of the simulation, and the state of an optimizer."""
+"""Approximate copies of its parameters, in host memory, that a rank holds while it simulates a step:
+parameters and gradients of the strategy and of the simulation, and the state of an optimizer."""
 SHARED_COPIES = 5
 """The same of a rank that simulates one replica and compares nothing: what it gathers of the start, its model
 and gradients with their sizes, and what it sends."""

@@ -25,7 +25,7 @@ class StepBudget(msgspec.Struct, frozen=True, kw_only=True):
 
     method: BudgetMethod
     """`on-off`: blocks with and without the exchange; `recorded`: time blocked, by the recorder; `one rank`:
-    nothing is exchanged."""
+    there is no exchange."""
     input_ns: float
     """Waiting for data and moving it, on the slowest rank of each period."""
     compute_ns: float
@@ -60,7 +60,7 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     step_ns: float
-    """With the recorder on; beside the step time it says how far the recorder disturbs."""
+    """With the recorder on; compared with the step time it shows how far the recorder disturbs."""
     total_ns: float
     """Union of the intervals in which an operation was in flight."""
     blocked_ns: float | None
@@ -70,7 +70,7 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
     wait_ns: float | None
     """Sum of what the durations are above them: waiting for the last rank to arrive, exposed or not."""
     exchange_cpu_ns: float | None
-    """Encoding, decoding and adding up beside the training thread."""
+    """Encoding, decoding and adding up on threads other than the training thread."""
     dispatch_ns: float | None
     bubble_ns: float | None
     operations: tuple[OperationSummary, ...]
@@ -78,7 +78,7 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
     """Bus bandwidth of the collectives: payload times the factor of the operation over transfer time
     (all-reduce 2(p-1)/p, all-gather p-1 and reduce-scatter (p-1)/p of what a rank hands over)."""
     peak_bus_bytes_per_s: float | None
-    """The same of the best of a few plain all-reduces that nothing else ran beside."""
+    """The bus bandwidth of the best of a few plain all-reduces while nothing else ran."""
 
 
 class RankColumns(msgspec.Struct, frozen=True, kw_only=True):

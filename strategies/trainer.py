@@ -277,7 +277,7 @@ class Trainer:
         on CPU; what differs is reported in a CheckpointWarning. On others parameters and the optimizer's
         state are equal, and residuals and random states start anew; a trainer that has trained resumes only
         from its own layout. What was attached when it was saved is to be attached before. Raises UsageError
-        for a checkpoint of another model or optimizer, StoreError where none is whole.
+        for a checkpoint of another model or optimizer, StoreError where no checkpoint is complete.
         """
         return self._saved().resume(Path(folder), step)
 

@@ -230,5 +230,5 @@ def _into(
     func: OpOverload, *rest: object, generator: object = None, **others: Any
 ) -> Callable[[Tensor], object]:
     if generator is not None:
-        raise BenchError(f"a model that is built unit by unit has a generator of its own for {func}")
+        raise BenchError(f"a model that is built unit by unit has its own generator for {func}")
     return lambda values: func(values, *rest, **others)

@@ -112,7 +112,7 @@ def _show(name: str, folder: Path) -> int:
 def _promote(
     name: str, side: str, folder: Path, *, reason: str, cells: tuple[str, ...], remove: tuple[str, ...]
 ) -> int:
-    """Accept the figures of STUDY: they replace those of the baseline.
+    """Accept the figures of STUDY: they replace the figures of the baseline.
 
     Cells of the baseline that STUDY does not have stay, unless --remove names them.
     """

@@ -152,8 +152,8 @@ def promote(
     remove: Iterable[str] = (),
     folder: Path = FOLDER,
 ) -> tuple[Path, tuple[Acceptance, ...]]:
-    """Replace the figures of the baseline by those of `side`, and record the reason. Returns what was
-    accepted.
+    """Replace the figures of the baseline by the figures of `side`, and record the reason. Returns the
+    accepted subjects.
 
     `only` are words of which a subject's label must contain at least one; without words, all subjects are
     meant. Subjects of the baseline that `side` lacks stay, except those with one of the words `remove` in

@@ -193,6 +193,7 @@ def cost_lines(documents: Sequence[Document], price: SitePrice | None, *, gpus: 
     short = [document for document in documents if document.job.time_limit_s < document.job.estimate_s]
     if short:
         lines.append(
-            f"{count(len(short), 'job')} may not end within the time limit; the same command goes on after it"
+            f"{count(len(short), 'job')} may not end within the time limit; the same command "
+            f"continues after it"
         )
     return lines

@@ -64,7 +64,7 @@ def progress(
             state = "skipped"
         others = so_far.closed[cell] if cell in so_far.inferred else _others(runs, so_far)
         if not others and job is not None and job.state != "running" and job.runs:
-            others = f"job {job.job_id} runs and has not come to it"
+            others = f"job {job.job_id} runs and has not reached it"
         if not others:
             others = next((run.absent["proof"] for run in reversed(runs) if "proof" in run.absent), "")
         rows.append(CellProgress(cell=cell, state=state, ok=ok, planned=repeats, others=others))

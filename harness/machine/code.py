@@ -180,8 +180,8 @@ def with_packages(code: CodeVersion, cells: Collection[Cell]) -> CodeVersion:
 def planned_code(plans: Sequence[Plan]) -> CodeVersion:
     """The version of the code that would run the cells of these plans now.
 
-    The user's commit is that of the folder from which the plans read the user's files, else of the working
-    folder.
+    The user's commit is the commit of the folder from which the plans read the user's files, else of the
+    working folder.
     """
     folders = (plan.request.source_folder for plan in plans)
     folder = next((Path(folder) for folder in folders if folder is not None), None)

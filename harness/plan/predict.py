@@ -125,7 +125,7 @@ def _offloading(cell: Cell, parts: ModelParts) -> float:
 def _exposed(
     cell: Cell, terms: Sequence[Term], computation: tuple[float, float], around: Surroundings
 ) -> float:
-    """Seconds of messages that do not overlap with `computation`: that of forward passes, and all of it."""
+    """Seconds of messages that do not overlap with `computation` (of forward passes, and of a whole step)."""
     forward, compute = computation
     groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
     spent: dict[Overlap, float] = defaultdict(float)

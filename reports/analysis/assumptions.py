@@ -1,7 +1,7 @@
 """Assumptions of a report in addition to what was measured: prices, the size of an epoch, the time for it,
 and the goal by which it chooses a size to buy (`--goal`).
 
-They are no part of a study's records: the call that writes the report gives them. Equal assumptions give
+A study's records do not contain them: the call that writes the report gives them. Equal assumptions give
 an equal page.
 """
 
@@ -30,7 +30,7 @@ class Goal:
     limit: float | None = None
     """Seconds of an epoch (`time`), or an efficiency as a fraction of 1 (`efficiency`); else None."""
     smallest: float = SMALLEST_EFFECT
-    """Share by which two points must differ to be told apart."""
+    """Share by which two points must differ to count as different."""
 
     @property
     def text(self) -> str:

@@ -1,7 +1,7 @@
 """The communication of a cell: how much of it a step sees, and whether the network limits it.
 
-The peak bandwidth of a study's networks is that of plain all-reduces with nothing else running, and how
-far it varied.
+The peak bandwidth of a study's networks is the bandwidth of plain all-reduces while nothing else runs, with
+its variation.
 """
 
 from __future__ import annotations

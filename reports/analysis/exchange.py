@@ -60,7 +60,7 @@ class BreakEven:
 
     mbit_per_s: float | None
     reason: str | None
-    """Why there is no bandwidth; `ANY_RATE` if it costs no time apart from its transfer."""
+    """The reason for a missing bandwidth; `ANY_RATE` if it costs no time apart from its transfer."""
 
     def __str__(self) -> str:
         if self.mbit_per_s is None:
@@ -117,9 +117,9 @@ def break_even(figures: CellFigures, dense: CellFigures) -> BreakEven:
 
 
 def judged(found: BreakEven, verdict: Gain | None) -> BreakEven:
-    """A break-even as far as the runs bear it out; without a verdict for want of runs there is none.
+    """The break-even that the runs support, or the reason why too few runs support one.
 
-    That no fewer bytes are sent, or that they are not known, needs no runs.
+    Whether fewer bytes are sent is known without runs.
     """
     if found.mbit_per_s is None and found.reason != ANY_RATE:
         return found

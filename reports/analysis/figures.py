@@ -41,7 +41,7 @@ class CellFigures:
     exposed_share: Metric | None
     """The same over step time."""
     exposed_absent: str | None
-    """The reason why there is no exposed time."""
+    """The reason for a missing exposed time."""
     proof: Proof | None
     """The strongest proof that a counted run carries."""
 

@@ -2,7 +2,7 @@
 
 Two cells do the same work if all their fields are equal but for how long is measured (`steps`). Others are
 not compared, and the fields that differ are named. Conditions may differ, since that is what studies are made
-for: they are named beside the ratio, which is then of all of them together. So are the runs of either side
+for: they are named with the ratio, which then has all of them as its cause. So are the runs of either side
 that others on the machine disturbed.
 """
 

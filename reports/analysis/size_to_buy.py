@@ -330,7 +330,7 @@ class SizeToBuy:
     """The goal that it is chosen by, a clause."""
     choice: Purchase | None
     absent: str | None
-    """The reason why there is no choice; None if there is one."""
+    """The reason for a missing choice; None if there is a choice."""
     why: str | None
     """Why this size, a clause."""
     confidence: Confidence | None

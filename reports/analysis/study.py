@@ -69,7 +69,7 @@ class Drift:
 def drift(results: Sequence[RunResult]) -> Drift | None:
     """The cell that most allocations timed, and how they differ in it; None without two to compare.
 
-    Allocations are compared within one environment, that of most of them.
+    Allocations are compared within the environment that most of them have.
     """
     cells: dict[str, list[RunResult]] = {}
     for result in sorted(results, key=lambda result: (result.ranks_expected, result.cell_id, result.run_id)):

@@ -46,7 +46,7 @@ class Recovery:
 def recoveries(
     log: TrainingLog, attempts: Mapping[str, Attempt], faults: Sequence[str] = ()
 ) -> tuple[Recovery, ...]:
-    """The interruptions of a run, oldest first; what follows an end by itself is none.
+    """The interruptions of a run, oldest first; a start after a run that ended by itself does not count.
 
     `attempts` are by run, as a study gives them. `faults` are the times of faults, if they are known: of
     each interruption the last one before its next start counts.

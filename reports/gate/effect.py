@@ -1,7 +1,7 @@
 """The size of a change, its verdict, and the number of runs or pairs that a verdict needs.
 
 An effect is a difference of logarithms of runs by Welch's t (the run is the sample: Kalibera & Jones, ISMM
-2013), or, for figures that may be near 0, a difference over BASE's step time. Confidence is that of the whole
+2013), or, for figures that may be near 0, a difference over BASE's step time. Confidence refers to the whole
 comparison: with `rows` intervals each leaves out alpha / rows on either side (Bonferroni).
 
 Of launches that alternated, the pair is the independent sample: with identical code the quads of one pair

@@ -192,7 +192,7 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
         ]
         if unlike:
             raise UsageError(
-                f"{name} holds runs of several machines ({'; '.join(unlike)}): give each a folder of its own"
+                f"{name} holds runs of several machines ({'; '.join(unlike)}): give each its own folder"
             )
     moments = {path: _moment(file, path) for path, file in read.items()}
     files = [read[path] for path in sorted(read, key=lambda path: moments[path])]

@@ -1,7 +1,7 @@
 """A history as series: the figure of each night for a metric and a cell, and the nights of its changes.
 
 The test for a change is made again every night, and never takes an answer back. Each night the median of the
-last 5 to 20 nights is compared with that of up to 30 nights before them, on logarithms, in units of the
+last 5 to 20 nights is compared with the median of up to 30 nights before them, on logarithms, in units of the
 series' own noise (window-limited tests: Lai, Sequential changepoint detection in quality control and
 dynamical systems, JRSS B 1995). After a change the series begins anew there. An answer for a night uses only
 that night and those before, so that looking again every night changes no earlier answer. How often it errs is

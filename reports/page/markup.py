@@ -141,8 +141,8 @@ def _caption(study: StudyFigures) -> str:
     several = len(made) > 1
     told = " ".join(f"{name}: {text}" if several else text for name, text in made.items() if text is not None)
     ends = (
-        "Interval: of the step time over runs (below six runs their range); in parentheses: that of the "
-        "efficiency."
+        "Interval: of the step time over runs (below six runs their range); in parentheses: the "
+        "interval of the efficiency."
     )
     return " ".join(part for part in (f"Scaling of {escaped(study.name)}.", escaped(told), ends) if part)
 

@@ -73,7 +73,7 @@ BIT_MASKS = ("throttle_reasons",)
 def telemetry_means(ranks: Sequence[RankRecord]) -> dict[str, float]:
     """The mean over ranks of each one's mean over its samples, by name of the series, and `NAME_max`.
 
-    Samples that are unknown do not count; a series of which nothing is known is left out. Of a bit mask the
+    Unknown samples do not count, and a series without a known sample is left out. A bit mask becomes the
     bits that were ever set.
     """
     own = [rank.telemetry.series for rank in ranks if rank.telemetry is not None]

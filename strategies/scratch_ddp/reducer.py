@@ -175,7 +175,7 @@ class GradientReducer:
         one.
 
         The host then waits for the device: the optimizer must know whether there is a gradient. A rank that
-        has all of them only tells the others, and waits for nothing (as torch's reducer does).
+        has all of them only informs the others, and does not wait (as torch's reducer does).
         """
         used = [parameter.grad is not None for parameter in self._parameters]
         device = self._parameters[0].device

@@ -22,7 +22,7 @@ def layout_module(module: nn.Module, name: str) -> nn.Module:
         return module.get_submodule(name)
     except AttributeError:
         if any(name == known for known, _ in module.named_parameters()):
-            found = "a parameter: put it into a module of its own, and name that"
+            found = "a parameter: put it into its own module, and name that"
         else:
             found = f"no module of the model{nearest(name, (known for known, _ in module.named_modules()))}"
         raise UsageError(f"the layout names {name!r}, which is {found}") from None
@@ -53,11 +53,11 @@ def homes_of(module: nn.Module, layout: ModelLayout) -> dict[nn.Parameter, set[s
 
 
 def found_layout(module: nn.Module) -> ModelLayout:
-    """The layout of a model with no other parts named than its blocks; none where it has no like ones.
+    """The layout of a model that names only its blocks; without blocks where the model has no like ones.
 
     Blocks are children of one class that contain modules and parameters, in an `nn.ModuleList` or an
     `nn.Sequential`, at least two of them, in the order in which they are registered. A block within a block
-    is none. Where a parameter occurs in several blocks, or in one and around them, no block is taken.
+    does not count. Where a parameter occurs in several blocks, or in one and around them, no block is taken.
     """
     layout = ModelLayout(blocks=tuple(_blocks(module, "")))
     shared = any(len(homes) > 1 for homes in homes_of(module, layout).values())

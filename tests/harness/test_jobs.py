@@ -174,7 +174,7 @@ def test_a_limit_below_the_estimate_is_told(tmp_path: Path) -> None:
     short = replace(
         document, job=msgspec.structs.replace(document.job, estimate_s=7200.0, time_limit_s=3600.0)
     )
-    assert "1 job may not end within the time limit; the same command goes on after it" in cost_lines(
+    assert "1 job may not end within the time limit; the same command continues after it" in cost_lines(
         [short], SITE.price, gpus=True
     )
 
@@ -534,7 +534,7 @@ def test_the_cell_that_a_running_job_is_at_runs_from_the_start_of_its_launch_on(
         rows = progress(study, [plan], Conditions(code_hash="c0de"), jobs)
         return {row.cell: (row.state, row.others) for row in rows}
 
-    later = ("waiting", "job 0001-1x1 runs and has not come to it")
+    later = ("waiting", "job 0001-1x1 runs and has not reached it")
     queued = JobStatus(job=status.job, submission=status.submission, ended=None)
     assert found([queued]) == dict.fromkeys((first, second), ("waiting", ""))
     assert found([status]) == dict.fromkeys((first, second), later)

@@ -30,7 +30,7 @@ HOMES = {
     for facts in catalog.all_facts
     for entry in facts.entries()
 } | {one.name: home_of(type(one)) for one in launchers()}
-"""By name, the folder or the file that may have it."""
+"""The folder or the file that may contain each name."""
 COMMON = {
     *("auto", "default", "local", "manual", "none", "pipeline", "ring", "single", "tree"),
     # What a text is, and what it says of data.

@@ -177,8 +177,8 @@ class PlantedStudy:
         assumptions: Assumptions | None = None,
         **changes: object,
     ) -> StudyFigures:
-        """The figures of the study, from its own results or from others, with `changes` in those of
-        successful runs."""
+        """The figures of the study, from its own results or from others, with `changes` in the
+        results of successful runs."""
         found = [
             msgspec.structs.replace(run, **changes) if run.outcome is Outcome.OK else run
             for run in (self.study.collect() if results is None else results)

@@ -172,7 +172,7 @@ def test_hostile_texts_are_only_texts(tmp_path, new_study, new_timing, new_envir
 
 @pytest.mark.parametrize("sizes", [[], [2, 4]])
 def test_when_nothing_succeeded_the_page_says_so_and_why(planted, new_timing, sizes) -> None:
-    """Of skips alone, and of a run that failed."""
+    """A study with only skips, and one with a run that failed."""
     cells = planted.series("weak", "ddp", sizes, batch=8) if sizes else []
     planted.skip("ddp", 8, "8 devices asked for, 2 here", batch=8)
     planted.plan()

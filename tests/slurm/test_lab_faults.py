@@ -56,7 +56,7 @@ def started(lab: Any, tmp_path: Path) -> Started:
 
 
 def lines(log: Path) -> list[str]:
-    """The lines of the program, without those of Slurm between them."""
+    """The lines of the program, without the lines of Slurm between them."""
     return [line for line in log.read_text().splitlines() if line.startswith(("start", "SIG"))]
 
 

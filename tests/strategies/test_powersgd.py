@@ -327,7 +327,7 @@ def kept(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def units(rank: int) -> tuple[bool, bool]:
-    """On a rank: whether a sent bias keeps (g_r - mean) / p, and whether nothing is kept while dense."""
+    """On a rank: whether a sent bias keeps (g_r - mean) / p, and the residual is empty while dense."""
     trainer, data, size = trainer_of(), batches(rank), dist.get_world_size()
     for _ in range(2):
         trainer.step(data)

@@ -182,7 +182,7 @@ def open_trainer(strategy: str, compression: str) -> Trainer:
 
 
 def differing(rank: int, cases: list[tuple[str, str]]) -> list[str]:
-    """On a rank: the cases in which a fresh trainer that loads the state of another goes on differently."""
+    """On a rank: the cases in which a fresh trainer that loads the state of another continues differently."""
     found = []
     for case, saved in itertools.product(cases, (1, 3)):
         first, fresh = open_trainer(*case), open_trainer(*case)

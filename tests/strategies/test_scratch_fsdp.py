@@ -215,7 +215,7 @@ AROUND = 62
 
 
 class Probed(nn.Linear):
-    """A block of one parameter that notes, forward and backward, how many blocks are whole."""
+    """A block of one parameter that notes, forward and backward, the number of gathered blocks."""
 
     watching: Callable[[], None] = staticmethod(lambda: None)
     failing = ""
@@ -269,7 +269,7 @@ class Recomputing(Blocks):
 
 
 def holds(parameter: Tensor) -> bool:
-    """Whether it has memory of its own for its values; one that is given up shows a single NaN."""
+    """Whether it owns memory for its values; a released parameter shows a single NaN."""
     return parameter.untyped_storage().nbytes() >= parameter.nbytes
 
 

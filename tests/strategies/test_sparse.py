@@ -727,7 +727,7 @@ def test_the_few_that_matter_are_found(others: float) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("count", [1, 900, 15_000])
 def test_what_is_not_finite_is_selected_first(kind: str, bad: float, count: int) -> None:
-    """As many are found as are there, but no more than `k`; a block selects only one of its values."""
+    """The selection finds all bad values, but at most `k`; a block selects only one of its values."""
     n, k = 20_000, 1000
     values = normal(n)
     places = torch.randperm(n, generator=torch.Generator().manual_seed(2))[:count]

@@ -294,7 +294,7 @@ UNFIT: list[tuple[Callable[[], nn.Module], ModelLayout, str]] = [
     (
         stray,
         msgspec.structs.replace(LAYOUT, stem=("scale",)),
-        "the layout names 'scale', which is a parameter: put it into a module of its own, and name that",
+        "the layout names 'scale', which is a parameter: put it into its own module, and name that",
     ),
     (
         tied,

@@ -285,8 +285,8 @@ def test_where_every_step_overflows_the_proof_is_the_weaker_one_and_says_why(pro
             r"to recompute a step takes about [\d.e-]+ GiB of host memory \(ranks on the host: 1\), and "
             r"3.1e-05 GiB are available",
         ),
-        (_no_room, "a serial simulation does not fit in memory beside the model"),
-        (_no_room_for_the_update, "a serial simulation does not fit in memory beside the model"),
+        (_no_room, "a serial simulation does not fit in memory in addition to the model"),
+        (_no_room_for_the_update, "a serial simulation does not fit in memory in addition to the model"),
     ],
 )
 def test_where_the_reference_does_not_fit_the_gradients_are_sampled_and_the_reason_is_named(
@@ -347,7 +347,7 @@ def test_a_rank_without_room_for_its_share_gathers_with_the_others_all_the_same(
     fields = GPT | {"strategy": "fsdp"}
     found = proofs(2, fields, broken=_slow_replicas_and_no_room_for_the_second_parameter)[0]
     assert (found["passed"], found["method"]) == (True, "sampled-gradients"), found["detail"]
-    assert "a serial simulation does not fit in memory beside the model" in found["detail"]
+    assert "a serial simulation does not fit in memory in addition to the model" in found["detail"]
 
 
 def test_a_forward_pass_that_a_step_computes_again_is_not_what_a_simulation_takes(proofs: Runs) -> None:

@@ -132,7 +132,7 @@ def halves() -> Tensor:
 
 
 REFUSED = {
-    "a generator of its own for aten.normal_": lambda: torch.empty(4).normal_(generator=torch.Generator()),
+    "its own generator for aten.normal_": lambda: torch.empty(4).normal_(generator=torch.Generator()),
     "gives weight no values of its own": lambda: torch.empty(4),
     "weight no values of its own": lambda: torch.empty(2, 3).normal_().t(),
     "by aten.mul_": lambda: torch.ones(4).mul_(2),

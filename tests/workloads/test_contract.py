@@ -1,4 +1,4 @@
-"""Every workload keeps its contract: facts that it states without being built are those of the built model.
+"""Every workload keeps its contract: facts that it states unbuilt equal the facts of the built model.
 
 A line in `SHAPES` checks all of it for a new family; a new member of the catalog is checked by itself.
 """

@@ -52,7 +52,7 @@ class Source:
     revision: str
     commit: str | None
     folder: Path
-    """The folder in which its `bench` is called: that of the user's working folder in its tree."""
+    """The folder in which its `bench` is called: the user's working folder, in its tree."""
     tree: Path
     python: str
     files: str | None = None

@@ -67,7 +67,7 @@ def apply(text: str, *, timeout_s: float = TIMEOUT_S) -> tuple[str, ...]:
         ) from error
     except FileNotFoundError as error:
         raise KubectlError(
-            "there is no kubectl here: leave out --apply, and apply the manifest on a machine with one"
+            "kubectl is not installed here: leave out --apply, and apply the manifest on a machine with one"
         ) from error
     except OSError as error:
         raise KubectlError(f"cannot run kubectl: {error.strerror}") from error

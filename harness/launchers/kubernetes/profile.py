@@ -1,7 +1,7 @@
 """A profile of a Kubernetes cluster: what its jobs ask for, written once by its users.
 
 Names are as Kubernetes takes them. The rules are its own (documentation, "Object Names and IDs" and "Labels
-and Selectors"), which quotes RFC 1123 for most names and RFC 1035 for those of services.
+and Selectors"), which quotes RFC 1123 for most names and RFC 1035 for names of services.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class SlurmEnvironment(JobEnvironment):
     def __init__(self, job: Job, store: JobStore) -> None:
         allocation = Allocation.here()
         if allocation is None:
-            raise MachineError(f"{job.name} is for an allocation of Slurm, and this is none")
+            raise MachineError(f"{job.name} is for an allocation of Slurm, and runs outside of one")
         site = SITE_FILE.converted(job.site, f"the profile of {job.name}")
         self._allocation = allocation
         self._in_container = site.container is not None

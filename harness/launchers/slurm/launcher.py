@@ -131,7 +131,7 @@ def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> Sl
     if view is not None and view.name != status.job.name:
         raise SlurmError(
             f"job {view.job_id} is {view.name!r} here, and was {status.job.name!r}: the scheduler has "
-            f"begun its numbers again, or is that of another cluster; run the same command on the cluster of "
+            f"begun its numbers again, or is another cluster's; run the same command on the cluster of "
             f"the job, or close the study's jobs: bench cancel --forget"
         )
     seen = replace(status, view=view)

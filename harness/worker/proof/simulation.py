@@ -55,7 +55,7 @@ HALVINGS = 4
 """How often the scale of the loss is halved if a simulated fp16 step overflows and the trainer's did not."""
 ONCE_S = 5.0
 """Seconds of a step's computation that may be spent on work that is done once."""
-NO_MEMORY = "a serial simulation does not fit in memory beside the model"
+NO_MEMORY = "a serial simulation does not fit in memory in addition to the model"
 OWN_COLLECTIVES = "the model or its loss calls torch.distributed, which one rank cannot recompute by itself"
 
 
@@ -80,8 +80,8 @@ def memory_shortage(control: Control, parameter_bytes: int, *, copies: int) -> s
     on_device, least = COPIES_ON_DEVICE * parameter_bytes, min(row[3] for row in rows)
     if on_device > least:
         return (
-            f"to recompute a step takes at least {on_device / GIB:.2g} GiB of a device beside the cell's own "
-            f"memory, and {least / GIB:.2g} GiB are free"
+            f"to recompute a step takes at least {on_device / GIB:.2g} GiB of a device in addition to "
+            f"the cell's own memory, and {least / GIB:.2g} GiB are free"
         )
     return None
 

@@ -141,11 +141,11 @@ def own_code_cause(setup: CellSetup) -> str:
         if setup.cell.synthetic:
             return (
                 "; the batches of synthetic(generator, samples) do not follow the generator that it is "
-                "given: draw them from that generator alone"
+                "given: draw them only from that generator"
             )
         return "; data= gives other samples when it is read again: seed what is random in them by their index"
     return (
-        "; a model that draws from another generator than those of torch, numpy and random, "
+        "; a model that draws from a generator other than torch's, numpy's and random's, "
         "or keeps state outside of its parameters and buffers, cannot be checked"
     )
 

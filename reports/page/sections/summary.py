@@ -106,7 +106,10 @@ def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
         who = reach.configuration.strategy
         yield "Where it stops paying", f"{capital(bought.scaling)} scaling with {who}: {reach.knee_text}."
         yield "Why", f"{capital(cause(reach))}."
-    made = made_from(study, bought.workload).sentence or "Every figure is emulated: nothing is claimed."
+    made = (
+        made_from(study, bought.workload).sentence
+        or "Every figure is emulated, so the report claims no size."
+    )
     if bought.confidence is not None:
         because = f": {'; '.join(bought.doubts)}" if bought.doubts else ""
         made = f"{capital(bought.confidence)} confidence in the size{because}. {made}"
@@ -361,7 +364,7 @@ def _claim(one: Shown) -> tuple[Metric | None, str, str]:
     if best is None:
         return None, "every figure is emulated", ""
     where = f"{best.strategy} on {best.gpus:,}, {one.short}"
-    return best.efficiency, best.against or f"{where} has no baseline to be held against", where
+    return best.efficiency, best.against or f"{where} has no baseline to compare with", where
 
 
 def _epoch_tile(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
