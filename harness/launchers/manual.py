@@ -109,8 +109,8 @@ class ManualCall(LauncherCall):
             console.result(f"# repeat {planned.repeat}, {planned.placement.gpus} workers")
             console.result(typed_line(launch, path))
         console.note(
-            "run each line on every host of its launch, NODE_RANK 0, 1, ... and HOST:PORT the address "
-            f"of node 0, in the environment where bench is installed; then: {bench_call('report', study.root)}"
+            "run each line on every host of its launch, NODE_RANK 0, 1, ... and HOST:PORT the address of "
+            f"node 0, in the environment where bench is installed; then: {bench_call('report', study.root)}"
         )
         return 0
 

@@ -54,5 +54,5 @@ def test_a_kubectl_that_does_not_answer(kubectl: Callable[[str], None]) -> None:
 
 @pytest.mark.usefixtures("kubectl")
 def test_no_kubectl() -> None:
-    with pytest.raises(KubectlError, match="there is no kubectl here"):
+    with pytest.raises(KubectlError, match="kubectl is not installed here"):
         apply(MANIFEST)
