@@ -150,8 +150,8 @@ def scenes(
         _disturb(lab, found)
         lab.wait(found["requeued"].is_put_back, "Slurm puts it back: requeued")
         found["requeued"].go_on()
-        # At once: Slurm starts it again two minutes later.
         assert "nothing to submit: 1 job of it" in found["requeued"].again().stderr
+        lab.command("scontrol", "release", str(found["requeued"].job_id))
         lab.wait(found["preempted"].is_put_back, "Slurm puts it back: preempted")
     for name in ("preempted", "copied"):
         found[name].go_on()
@@ -161,7 +161,8 @@ def scenes(
 
 def _disturb(lab: Any, found: dict[str, Scene]) -> None:
     assert found["cancelled"].bench("cancel", "study").code == 0
-    lab.command("scontrol", "requeue", str(found["requeued"].job_id))
+    # Held, so that Slurm does not start it before the same command has asked for it.
+    lab.command("scontrol", "requeuehold", str(found["requeued"].job_id))
     urgent = ("--partition=urgent", "--nodelist=n4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     lab.command("sbatch", *urgent)
     # The controller looks every 30 seconds, and gives a notice up to 30 seconds early.
