@@ -415,7 +415,7 @@ class Examination:
     def _gathered(
         self,
         named: Iterable[tuple[str, Tensor]],
-        take: Callable[[Tensor], Tensor] = Tensor.cpu,
+        take: Callable[[Tensor], Tensor] = lambda value: value.cpu(),
         *,
         kept: bool = True,
     ) -> dict[str, Tensor]:
