@@ -368,7 +368,7 @@ def test_the_weaker_proof_too_can_fail(proofs: Runs) -> None:
     ("model", "cause"),
     [
         ("data_of_its_own", "do not follow the generator that it is given"),
-        ("noise_of_its_own", "a model that draws from another generator"),
+        ("noise_of_its_own", "a model that draws from a generator other than torch's"),
     ],
 )
 def test_data_that_do_not_follow_their_generator_are_told_from_a_model_that_draws_its_own(
