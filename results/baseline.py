@@ -1,8 +1,7 @@
 """A baseline, and the noise of one machine: files that a gate reads, reviewed and tracked with the code.
 
-A baseline has what a gate compares of a study. A study, a run of pytest-benchmark and a kept file become
-the same nouns, so that any two can be compared. Among the facts of a subject are those that name its
-machine.
+A baseline has what a gate compares of a study. A study, a run of pytest-benchmark and a saved baseline are
+all read as a `Baseline`, so that any two can be compared. The facts of a subject also identify its machine.
 
 The noise of a machine, and the margins that follow from it, are in a file in the folder of the baselines::
 
@@ -41,7 +40,7 @@ Exact = int | float | str
 
 
 def exact_text(values: tuple[Exact, ...]) -> str:
-    """`4,096`; several values of one counter beside each other; `none` without one."""
+    """Values of one counter as text: `4,096`, several joined by commas, or `none`."""
     return ", ".join(v if isinstance(v, str) else f"{v:,.10g}" for v in values) or "none"
 
 
@@ -57,7 +56,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     timed: dict[str, Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]] = {}
     """The values of each metric, one a run; runs are the independent samples."""
     exact: dict[str, tuple[Exact, ...]] = {}
-    """The different values of each counter over the runs: one, where it is what it should be."""
+    """The different values of each counter over the runs; a counter that works has one."""
     collectives: tuple[str, ...] = ()
     """Operations that rank 0 handed to the exchange in one step, in order: `allreduce 0-1 4096 B`."""
     runs: int = 0
@@ -66,7 +65,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     disturbed: int = 0
     """The number of runs that had to share the machine with others."""
     failed: str | None = None
-    """Why there is no figure; None where there is one."""
+    """Why it lacks figures; None if it has them."""
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +108,7 @@ class MetricNoise(msgspec.Struct, frozen=True, kw_only=True):
     between: float
     """Standard deviation of one run, where each run has its own launch."""
     within: float | None = None
-    """Standard error that the steps of one run alone give its mean, the median over runs; None if unknown.
+    """Standard error of one run's mean, estimated from its steps: the median over runs; None if unknown.
     Where `between` is much larger, a test over steps would report changes of identical code."""
 
 

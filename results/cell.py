@@ -20,8 +20,8 @@ from results.notation import NO_LINK, link_text
 BASELINE_STRATEGY = "single"
 """The strategy of one device, from which curves start."""
 REFERENCE_STRATEGY = "ddp"
-"""Plain data parallelism: what a study takes beside the baseline if it names no strategy, and whose dense
-exchange others are compared with."""
+"""Plain data parallelism. A study that names no strategy measures it and the baseline, and the exchanges of
+other strategies are compared with its dense one."""
 UNCOMPRESSED = "none"
 SYNTHETIC = "synthetic"
 """The data that each workload draws for itself."""
@@ -32,8 +32,8 @@ Backend = Literal["gloo", "nccl"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Checkpointing = bool | Literal["selective"]
-"""False: all activations are kept; True: a block's are computed again in backward; selective: those alone
-that are computed again soon, while the results of matrix products are kept."""
+"""False: all activations are kept; True: a block's are computed again in backward; selective: results of
+matrix products are kept, and only activations that take little time are computed again."""
 GPU_BLOCK_S = 0.5
 """A block on a GPU lasts at least this long: the skew of its start and end is then a small share of it."""
 GPU_WARM_UP_S = 10.0
@@ -62,8 +62,8 @@ class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     block_steps: int = 5
     """Steps between two barriers, at least (`steps_of_block`); a block is what is timed."""
     warmup_max_steps: int = 40
-    """Warm-up ends when the step time is steady, or here. On a GPU it ends by time, and 0 alone counts: no
-    warm-up."""
+    """Warm-up ends when the step time is steady, or here. On a GPU it ends by time, and only 0 has a
+    meaning: no warm-up."""
     min_blocks: int = 6
     """Measured whatever the budget says."""
     max_blocks: int = 200
@@ -95,7 +95,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     """One point of the matrix. Immutable and content-addressed: equal work has an equal `id`.
 
     Fields are only ever added, each with a default that means what was done before it existed, so that
-    the ids of old cells stay. Specs are canonical texts.
+    the ids of old cells stay. Specs are canonical strings.
     """
 
     workload: str
@@ -196,7 +196,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
             parts.append(self.collective)
         if self.link_mbit_per_s is not None:
             parts.append(self.link)
-        prefix = "-".join(_slug(part) for part in parts)[:60].strip("-.")
+        prefix = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.") for part in parts)[:60].strip("-.")
         return f"{prefix}-g{self.gpus:03d}-b{self.micro_batch}-{digest}"
 
 
@@ -217,10 +217,6 @@ def differing_fields(struct: msgspec.Struct) -> dict[str, object]:
 @cache
 def _defaults(kind: type[msgspec.Struct]) -> tuple[tuple[str, object], ...]:
     return tuple((info.name, info.default) for info in msgspec.structs.fields(kind))
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")
 
 
 def inferred_out_of_memory(cells: Iterable[Cell], failed: Set[str]) -> dict[str, str]:

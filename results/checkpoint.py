@@ -13,7 +13,7 @@ class FileSum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaidOut(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model was distributed: what is each rank's own is loaded where all of it is equal."""
+    """How a model was distributed: state of single ranks is only loaded where all of this is equal."""
 
     strategy: str
     """Its canonical text; so are the two below."""
@@ -34,13 +34,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str
     """The name of its class."""
     own_replicas: bool
-    """Whether each rank's parameters are in it, as replicas differ between two averages."""
+    """Whether it has the parameters of each rank, because replicas differ between two averages."""
     conditions: dict[str, str]
-    """Version of torch, kind of CPU, threads, settings of the step, ...: where one differs, training need not
-    go on bit for bit. Where ranks differ, the text has all of theirs."""
+    """Version of torch, kind of CPU, threads, settings of the step, ...: if one differs, resumed training may
+    differ in bits. Where ranks differ, the string has the values of all."""
     files: dict[str, FileSum]
     """Sizes and hashes of the files, by name."""
     metric: float | None = None
     """The metric by which the best checkpoint is chosen: less is better."""
     metric_name: str | None = None
-    """Which figure it is: values of one name alone are compared."""
+    """The metric's name: only values of the same name are compared."""

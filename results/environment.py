@@ -15,7 +15,7 @@ class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
     """Hash over the source of the packages that run inside the measured process."""
     commit: str | None = None
     dirty: bool | None = None
-    """Whether the checkout differs from the commit; None where there is no git."""
+    """Whether the checkout differs from the commit; None without git."""
     user_commit: str | None = None
     """Commit of the repository that holds the user's code, or the value of BENCH_COMMIT; None in older
     records, and without both. `commit` names bench's own."""
@@ -48,16 +48,16 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     names_hash: str
     """Over names, shapes and types of all parameters and buffers."""
     tensors: dict[str, int]
-    """How many parameters and buffers there are of a type and shape, such as `float32 64x16`."""
+    """The number of parameters and buffers of each type and shape, such as `float32 64x16`."""
     modules: dict[str, int]
-    """How many modules there are of each class."""
+    """The number of modules of each class."""
     distributions: dict[str, str] = {}
     """Versions of what the source of a `py:` workload imports."""
     files: dict[str, str] = {}
     """Hashes of the files that it opened in its own folder while it was built, by path from there."""
 
     def facts(self) -> dict[str, str]:
-        """One flat mapping, in the order in which a reader wants to know of differences."""
+        """The facts as one flat mapping, in the order in which a report names differences."""
         return {
             **{f"file {name}": found for name, found in self.files.items()},
             **{f"tensors {name}": str(found) for name, found in self.tensors.items()},
@@ -115,7 +115,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     process_group: str = ""
     """torch's class that moved the exchange, such as ProcessGroupNCCL; empty in records that lack it."""
     transports: tuple[str, ...] = ()
-    """What NCCL moves data by, over all ranks of the launch so far, as its log has it; empty: not known."""
+    """Transports in the NCCL logs of all ranks of the launch so far; empty: not known."""
     attention: tuple[str, ...] = ()
     """torch's kernels of scaled dot-product attention that are switched on, the preferred one first; empty in
     records from before it was recorded."""
@@ -123,7 +123,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The model that was built; None in older records."""
 
     def pooling_facts(self) -> dict[str, object]:
-        """Facts that must be equal before figures of two runs are put together; `settings` and `program` only
+        """Facts that must be equal for figures of two runs to be pooled; `settings` and `program` only
         if both runs have them (`reports.analysis.pooling.differing`)."""
         facts: dict[str, object] = {
             "device_name": self.device_name,
@@ -138,7 +138,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
             "placement": [self.nodes, self.gpus_per_node],
             "code_hash": self.code.code_hash,
         }
-        # Left out where there is none, so that it is no other fingerprint.
+        # An empty fact is left out, so that older fingerprints stay.
         if self.code.packages:
             facts["packages"] = dict(self.code.packages)
         if self.network:
@@ -178,8 +178,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unlike_devices(environments: Sequence[Environment]) -> list[str]:
-    """A sentence where the ranks of one host have devices of different kinds; of the ranks of one run, in
-    their order."""
+    """A sentence for each host whose ranks have different devices; the ranks of one run are given in
+    order."""
     hosts: dict[str, dict[str, list[int]]] = {}
     for rank, environment in enumerate(environments):
         hosts.setdefault(environment.host, {}).setdefault(environment.device_name, []).append(rank)

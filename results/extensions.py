@@ -31,9 +31,10 @@ GROUPS = MappingProxyType(
         "bench.sections": "section",
     }
 )
-"""Groups of entry points, and what one of each is called."""
+"""Groups of entry points, each with the noun for one member."""
 CODE = frozenset((".py", ".so", ".pyd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h"))
-"""Files of a package that are its code: Python, and what is compiled beforehand or when it is used."""
+"""Suffixes of a package's code: Python, compiled modules, and sources that are compiled when they are
+used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +54,8 @@ class Extension:
     def load(self) -> Any:
         """Import the object that the entry point names.
 
-        Raises ExtensionError if it cannot be imported, or if its import brings torch into a process that
-        had done without: planning and reporting do.
+        Raises ExtensionError if it cannot be imported, or if its import is the first in this process to
+        import torch, which planning and reporting must not do.
         """
         had_torch = "torch" in sys.modules
         with self.told(f"cannot be imported from {self.point.value}"):
@@ -101,7 +102,7 @@ class Extension:
 
     @property
     def code(self) -> str:
-        """`PACKAGE VERSION HASH`: which code it is; the hash as `package_hash` makes it."""
+        """The version of its code, as `PACKAGE VERSION HASH` with the `package_hash`."""
         return f"{self.package} {self.version} {package_hash(self)}"
 
 
@@ -130,8 +131,8 @@ def extensions(group: str, built_in: Collection[str] = ()) -> Mapping[str, Exten
 
 @cache
 def _every() -> tuple[Extension, ...]:
-    """Of all groups that are called `bench.` something, sorted. Reads the metadata of every installed
-    package, which takes some milliseconds."""
+    """The members of all groups named `bench.*`, sorted. Reads the metadata of every installed package, which
+    takes some milliseconds."""
     from importlib.metadata import entry_points
 
     every = entry_points()
@@ -149,8 +150,7 @@ def _every() -> tuple[Extension, ...]:
 
 
 def stray_groups() -> Mapping[str, str]:
-    """Groups of entry points that are called `bench.` something and are none of ours, with a package that
-    has one."""
+    """Groups of entry points named `bench.*` that bench does not have, each with a package that uses it."""
     return {one.group: one.package for one in _every() if one.group not in GROUPS}
 
 
@@ -216,8 +216,8 @@ def package_hash(extension: Extension) -> str:
 
 
 def _modules(extension: Extension) -> set[str]:
-    """The top-level modules of a distribution: of its entry points, of `top_level.txt`, and of the files that
-    were installed, which of an editable install are a hook alone."""
+    """The top-level modules of a distribution: of its entry points, of `top_level.txt`, and of its installed
+    files (an editable install has only a hook)."""
     found = {one.point.module.partition(".")[0] for one in _every() if one.package == extension.package}
     if extension.point.dist is not None:
         found |= set((extension.point.dist.read_text("top_level.txt") or "").split())
@@ -227,7 +227,8 @@ def _modules(extension: Extension) -> set[str]:
 
 
 def _files(module: str) -> list[tuple[str, Path]] | None:
-    """The code of a top-level module, each file with its name inside of it; None if there is no module."""
+    """The code of a top-level module, each file with its name inside of it; None if the module does not
+    exist."""
     spec = util.find_spec(module) if module.isidentifier() else None
     if spec is None:
         return None

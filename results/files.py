@@ -78,20 +78,25 @@ def no_follow(name: str, flags: int) -> int:
 
 
 def write_once(path: Path, data: bytes) -> None:
-    """Write a new file: it appears whole or not at all, and an existing one is never replaced.
+    """Write a new file: it appears completely or not at all, and an existing one is never replaced.
 
     Raises StoreError if `path` exists or cannot be written.
     """
     with _errors(path), _temporary(path, data) as temporary:
-        _link(temporary, path)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            # An answer of NFS may get lost, and the second try then finds the first one's link (link(2)).
+            if not path.samefile(temporary):
+                raise
         sync_folder(path.parent)
 
 
 def replace(path: Path, data: bytes, *, in_study: bool = False) -> None:
-    """Write a derived file, over an older one if there is one: a reader sees the old or the new, whole.
+    """Write a derived file, over an older one if there is one: a reader sees the complete old or new file.
 
-    A device, a pipe, and what this process has open are written to (`is_stream`), but not where the name is
-    one that bench gives to a file of a study: a link of that name is replaced.
+    A device, a pipe, and what this process has open are written to (`is_stream`). A file `in_study` is always
+    replaced, also where a link has its name.
     """
     with _errors(path):
         if not in_study and is_stream(path):
@@ -103,8 +108,8 @@ def replace(path: Path, data: bytes, *, in_study: bool = False) -> None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a name that a user gives is no plain file that can be replaced, such as /dev/null, a pipe, or
-    /dev/stdout. A rename would put a file in its place, for everyone on the machine."""
+    """Whether a name that a user gives is a device, a pipe or an open file of this process, such as /dev/null
+    or /dev/stdout: a rename would replace it by a file, for everyone on the machine."""
     if _descriptor(path) is not None:
         return True
     return path.exists() and not path.is_file() and not path.is_dir()
@@ -114,7 +119,7 @@ def _stream(path: Path) -> BinaryIO:
     descriptor = _descriptor(path)
     if descriptor is None:
         return path.open("ab")
-    # What is opened anew has a place of its own in a plain file, and this process would write over it.
+    # A plain file that is opened again has a separate offset: this process would overwrite what it wrote.
     sys.stdout.flush()
     sys.stderr.flush()
     return os.fdopen(os.dup(descriptor), "wb")
@@ -131,8 +136,8 @@ def _descriptor(path: Path) -> int | None:
 def refresh(folder: Path) -> None:
     """Have this host look at a folder of a shared file system anew, if it may write there.
 
-    NFS may show what was there up to a minute ago; a change of one's own makes it ask (nfs(5), "Directory
-    entry caching").
+    NFS may show what was there up to a minute ago; a change by this host makes it ask the server (nfs(5),
+    "Directory entry caching").
     """
     probe = folder / f".look.{os.getpid()}.{secrets.token_hex(4)}.tmp"
     with suppress(OSError):
@@ -143,7 +148,7 @@ def refresh(folder: Path) -> None:
 def remove_left(paths: Iterable[Path]) -> None:
     """Remove the temporary files whose writers were killed, and leave all other files.
 
-    Whether a writer on another host lives is unknown here, so that its files stay for a day.
+    It cannot see whether a writer on another host is alive, and keeps such files for a day.
     """
     for path in paths:
         named = _TEMPORARY.fullmatch(path.name)
@@ -177,21 +182,12 @@ def _among_which_processes() -> str:
         return secrets.token_hex(8)
 
 
-def _link(temporary: Path, path: Path) -> None:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        # An answer of NFS may get lost, and the second try then finds the first one's link (link(2)).
-        if not path.samefile(temporary):
-            raise
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name for the caller to write a new file to, which then takes the place of an older one, synced.
 
-    Without an error of the caller's `path` is the new file, else the old one; the OSErrors of both pass. A
-    stream is written to, as `replace` does.
+    If the caller raises, `path` stays the old file. OSErrors of both pass. A stream is written to, as by
+    `replace`.
     """
     if is_stream(path):
         yield path
@@ -216,7 +212,7 @@ def _temporary(path: Path, data: bytes) -> Iterator[Path]:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A name that nothing else has, in the folder of `path`; what is under it at the end is removed."""
+    """A unique name in the folder of `path`; a file that has it at the end is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     owner = f"{_among_which_processes()}-{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{owner}.{secrets.token_hex(4)}.tmp")
@@ -227,7 +223,7 @@ def _beside(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have what is in a folder, by name, on the disk."""
+    """Write a folder's entries (names of files) to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""Text that others wrote, such as a model's exception, made fit to be kept and to be shown.
+"""Text that others wrote, such as a model's exception, made safe to keep and to show.
 
-Records keep what was said, but for its length (`shortened`). What could act on a terminal or a page is
-replaced where text leaves for people, in the console, the page, Markdown and CSV (`visible`). So records that
-are there already are covered as well, and JSON has the text as it was.
+Records keep what was said, but for its length (`shortened`). Characters that
+could act on a terminal or a page are replaced when text is shown, in the console, the page, Markdown and CSV
+(`visible`). This also covers existing records, and JSON has the original text.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 MESSAGE_CHARACTERS = 400
 """Longest message of an exception in a record."""
 REASON_CHARACTERS = 2000
-"""Longest reason of an outcome, which may have messages of several ranks in it."""
+"""Longest reason of an outcome, which may contain messages of several ranks."""
 
 _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tabs and line ends; marks that turn the direction of text; halves of characters."""
+"""Control characters except tabs and line ends, marks that change the direction of text, and surrogates."""
 
 
 def escape_unprintable() -> None:
@@ -33,7 +33,7 @@ def escape_unprintable() -> None:
 def _escaped(error: UnicodeError) -> tuple[bytes, int]:
     assert isinstance(error, UnicodeEncodeError)
     lacking = error.object[error.start : error.end]
-    # Python reads a byte of a name that is no text as a character from U+DC80 on (PEP 383).
+    # Python decodes a byte of a file name that is not text to a character from U+DC80 on (PEP 383).
     return b"".join(
         bytes([ord(character) - 0xDC00])
         if "\udc80" <= character <= "\udcff"
@@ -43,12 +43,12 @@ def _escaped(error: UnicodeError) -> tuple[bytes, int]:
 
 
 def visible(text: str) -> str:
-    r"""The text with `\x1b` in the place of an escape character, and so on: nothing acts on a terminal."""
+    r"""The text with its acting characters written as escapes, such as `\x1b`: it is safe in a terminal."""
     return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shortened(text: str, most: int = MESSAGE_CHARACTERS) -> str:
-    """The beginning and the end of a text of more than `most` characters, with how many were left out."""
+    """A text; of more than `most` characters only its beginning, its end, and how many were left out."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} ... ({len(text) - most:,} characters left out) ... {text[-(most // 2) :]}"

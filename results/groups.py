@@ -1,4 +1,4 @@
-"""Who works with whom: the ranks of a launch as a grid of stages, replicas, shards and tensor parts."""
+"""The groups of a launch's ranks, as a grid of stages, replicas, shards and tensor parts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ DIMENSIONS: tuple[Dimension, ...] = ("pipeline", "replicate", "shard", "tensor")
 class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The degree of each dimension; rank = ((pipeline * replicate + r) * shard + s) * tensor + t of places.
 
-    Tensor parallelism talks most and a pipeline least, so that a node holds the former first (Narayanan et
-    al. 2021, arXiv:2104.04473, section 3.1).
+    Tensor parallelism communicates most and a pipeline least, so neighbours in `tensor` share a node first
+    (Narayanan et al. 2021, arXiv:2104.04473, section 3.1).
     """
 
     pipeline: int = 1
@@ -40,7 +40,7 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def replicas(self) -> int:
-        """The data-parallel degree: who sees different data."""
+        """The data-parallel degree: the number of parts of the ranks that see different data."""
         return self.replicate * self.shard
 
     @property
@@ -61,7 +61,7 @@ class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):
         return place["replicate"] * self.shard + place["shard"]
 
     def groups(self, *dimensions: Dimension) -> list[list[int]]:
-        """All ranks in groups whose members differ in these dimensions alone, each in ascending order."""
+        """All ranks in groups whose members differ only in these dimensions, each in ascending order."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank, place in enumerate(product(*map(range, self.shape))):
             key = tuple(at for at, name in zip(place, DIMENSIONS, strict=True) if name not in dimensions)

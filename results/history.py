@@ -20,13 +20,13 @@ from results.baseline import MODEL, Baseline, Subject, file_word, machine_model
 from results.errors import SchemaError, UsageError
 
 OF_MACHINE = (*MODEL, "threads")
-"""Facts that make another machine. Versions are none: what changed among them is told beside a change."""
+"""Facts that identify a machine. Versions are not among them: a comparison of nights names changed ones."""
 
 
 def machine(subject: Subject) -> str:
     """A folder's name for the machine that a subject was measured on: `nvidia-h200-0123abcd`.
 
-    The end tells machines apart, and what is before it may be renamed.
+    The hexadecimal end identifies the machine; a user may rename what is before it.
     """
     facts = {name: subject.facts[name] for name in OF_MACHINE if name in subject.facts}
     digest = hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:8]
@@ -52,9 +52,9 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
     paths = {one: folder / one / _file_name(night) for one in machines}
     runs = {run for subject in night.subjects for run in subject.run_ids}
     known = {one: found for one in machines if (found := _same_night(runs, paths[one])) is not None}
-    # A call that was ended between two machines has kept the whole night of one of them.
-    whole = {one for one in known if _holds(paths[one], machines[one])}
-    if len(known) == len(machines) or known.keys() != whole:
+    # A call that was ended between two machines has kept the complete night of one of them.
+    complete = {one for one in known if _holds(paths[one], machines[one])}
+    if len(known) == len(machines) or known.keys() != complete:
         raise UsageError(
             f"{next(iter(known.values()))} is there already: this night was added before; "
             f"bench matrix --fresh measures another"
@@ -67,10 +67,10 @@ def add_night(night: Baseline, folder: Path) -> list[Path]:
 
 
 def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
-    """The nights of each machine in the order of time, and one sentence for each file that is left out: it is
-    damaged, or not where its night belongs, as a copy under another name.
+    """The nights of each machine in the order of time, and a sentence for each file that is left out because
+    it is damaged, or has another folder or name than its night has (a copy).
 
-    Raises UsageError where there is no history.
+    Raises UsageError for a folder without nights.
     """
     nights: dict[str, list[Baseline]] = {}
     damaged = []
@@ -95,7 +95,7 @@ def read_nights(folder: Path) -> tuple[dict[str, list[Baseline]], list[str]]:
 
 
 def _holds(path: Path, subjects: list[Subject]) -> bool:
-    """Whether a file is the night of these subjects alone."""
+    """Whether a file is a night with exactly these subjects."""
     with suppress(SchemaError):
         return path.exists() and schemas.BASELINE.read(path).subjects == tuple(subjects)
     return False
@@ -107,9 +107,9 @@ def _file_name(night: Baseline) -> str:
 
 
 def _same_night(runs: Set[str], path: Path) -> Path | None:
-    """The night of a machine that one of these runs is in, or `path` if that is there; None if neither is.
+    """The night of a machine that has one of these runs, or `path` if it exists; None if neither does.
 
-    What is damaged is told where it is read.
+    Damaged files are ignored: `read_nights` names them.
     """
     for other in sorted(path.parent.glob("*.json")):
         with suppress(SchemaError):

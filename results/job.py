@@ -19,7 +19,7 @@ RETRIES = 2
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a plan is run; none of it changes what work a cell is."""
+    """How a plan is run. No option changes the work of a cell."""
 
     isolation: Isolation = "launch"
     oversubscribe: bool = False
@@ -29,7 +29,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     prune: bool = True
     """Whether a cell is left out whose smaller batch ran out of memory."""
     retries: int = RETRIES
-    """How often a launch is tried again after the cluster failed, not the program."""
+    """How often a launch is repeated after a failure of the cluster (not of the program)."""
     trace: tuple[int, ...] = ()
     """Ranks that keep the profiler's trace of a few steps."""
     tensorboard: bool = False
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     purpose: Purpose = "run"
-    """`run`: its cells; `feed`: to submit what there was no room for; `report`: to write the page."""
+    """`run`: runs its cells; `feed`: submits jobs that exceeded the limit; `report`: writes the page."""
     name: str
     """The name that the scheduler shows, unique among the user's jobs."""
     launcher: str
@@ -57,7 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     estimate_s: float
     time_limit_s: float
     billed_gpus: int | None
-    """GPUs that are paid for while it runs; None if that is not known, 0 where there are none."""
+    """GPUs that are paid for while it runs; None if that is not known, 0 without GPUs."""
     site: dict[str, Any]
     """The profile of the cluster, as it was when the job was made."""
 
@@ -84,5 +84,5 @@ class JobEnd(msgspec.Struct, frozen=True, kw_only=True):
     started_at: str | None
     ended_at: str
     outcome: Outcome
-    """`ok`: all that was to be done was tried; its cells have outcomes of their own."""
+    """`ok`: all of its runs were tried; each of its cells has its own outcome."""
     reason: str | None

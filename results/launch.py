@@ -31,7 +31,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobVariables(msgspec.Struct, frozen=True, kw_only=True):
-    """The environment variables by which a scheduler tells a process in which of its jobs it runs."""
+    """The environment variables in which a scheduler names the job of a process."""
 
     scheduler: str
     job: str
@@ -53,13 +53,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     """Threads of one rank on CPU."""
     pin: bool = True
-    """Whether a rank is bound to cores of its own."""
+    """Whether each rank is bound to its own cores."""
     job_id: str | None = None
     """The job in whose allocation it runs; None: it was started here, or by hand."""
     silence_s: float = SILENCE_S
-    """A rank that makes no progress for so long prints its stacks, and the launch is ended."""
+    """Seconds without progress after which a rank prints its stacks and the launch is ended."""
     trace: tuple[int, ...] = ()
-    """Ranks that keep the profiler's trace of a few steps after each run; those that are not there do not."""
+    """Ranks that keep the profiler's trace of a few steps after each run; ranks that do not exist are
+    ignored."""
     tensorboard: bool = False
     """Whether each rank writes the scalars of its steps for TensorBoard, between blocks."""
     link_mbit_per_s: float | None = None
@@ -73,13 +74,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     job_variables: tuple[JobVariables, ...] = ()
     """Variables of every scheduler in whose jobs its ranks may run: a rank records its job."""
     forks: bool = False
-    """Whether each slot is run by a process of its own, forked from the rank, which ends with the run."""
+    """Whether each slot is run by a separate process, which is forked from the rank and ends with the run."""
     training: TrainOrder | None = None
     """How its cells are trained; None: they are measured."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How one worker process ended, as torchrun told."""
+    """How one worker process ended, by torchrun's report."""
 
     rank: int
     exit_code: int | None
@@ -99,24 +100,24 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     stopped_by: str | None
     """Why the supervisor ended it: a signal, silence, time, a node that left; None if it ended by itself."""
     outcomes: dict[str, Outcome]
-    """Run ids that have no complete rank records, and how the supervisor reads their end."""
+    """Outcomes that the supervisor concluded for runs without complete rank records, by run id."""
     reasons: dict[str, str]
     ranks: tuple[RankExit, ...]
     heartbeats: dict[str, str] = {}
-    """When each rank was last heard of, by rank."""
+    """The time of each rank's last heartbeat, by rank."""
     out_of_memory_kills: int | None = None
-    """Processes that kernels ended for want of memory on the launch's hosts; None: not known."""
+    """Processes that kernels on the launch's hosts killed out of memory; None: not known."""
     scheduler: str | None = None
-    """The scheduler's words for the job when the launch was ended from outside."""
+    """The scheduler's description of the job when something outside ended the launch."""
     startup_ns: int | None
-    """From the start of torchrun to the first cell of rank 0; None if it never came."""
+    """From the start of torchrun to the first cell of rank 0; None if no cell began."""
 
     def __post_init__(self) -> None:
         require_times(self.started_at, self.ended_at)
 
 
 RUN_MARK = "--- run "
-"""How a rank's stdout and stderr say that the output of a run begins; the run's id follows."""
+"""The mark in a rank's stdout and stderr where the output of a run begins; the run's id follows."""
 
 
 def torchrun_log_path(folder: Path) -> Path:

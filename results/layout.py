@@ -48,9 +48,9 @@ class ModelLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes of modules (`h.0.attn.heads`) that count what is then split, and are divided with it."""
 
     chained: bool = False
-    """Whether stem and head are the modules of these names, one after another, in place of two methods."""
+    """Whether stem and head are these modules in a row; if not, the model has a method for each."""
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether the model has a stem and a head, and it is known what they take."""
+        """Whether the model has a stem and a head, and the shape of their inputs is known."""
         return bool(self.blocks and self.stem and self.head and self.sample)

@@ -1,4 +1,4 @@
-"""How a run can end: a closed list, so that nothing ends without a name."""
+"""The outcomes of a run: a closed list, so that every end has a name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
 
     @property
     def runs_again(self) -> bool:
-        """Whether the same command runs the cell again: what broke was not the program."""
+        """Whether the same command runs the cell again, as it was not the program that failed."""
         return self in _INTERRUPTED
 
 
@@ -47,7 +47,8 @@ class Evidence(StrEnum):
 
 
 class Ending(NamedTuple):
-    """How a run, a launch or a job ended, and why: the one type of it between a process and its record."""
+    """How a run, a launch or a job ended, and why. All code between a process and its record uses this
+    type."""
 
     outcome: Outcome
     reason: str

@@ -1,7 +1,7 @@
 """A paired comparison: blocks of two runs that alternated on the same devices, as its driver kept them.
 
-A pair is two fresh process groups, and the independent sample. It is a file beside the studies of its two
-sides, so that the decision can be computed again from what is kept.
+A pair is two fresh process groups, and the independent sample. Its file is kept with the studies of its two
+sides, so that the decision can be computed again from them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 CALL = "call.json"
-"""In the folder of a comparison: what is compared (`PairedCall`)."""
+"""The file in the folder of a comparison that says what is compared (`PairedCall`)."""
 Side = Literal["base", "new"]
 Alternation = Literal["blocks", "launches"]
 """The unit that alternates: blocks of two runs that live at the same time, or launches."""
@@ -33,7 +33,7 @@ class PairedBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairedCell(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell of BASE and the one of NEW that it was held against, with their runs."""
+    """A cell of BASE and the cell of NEW that it was compared with, with their runs."""
 
     base_cell: str
     base_run: str
@@ -44,7 +44,7 @@ class PairedCell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Two fresh process groups for each cell, of launches of their own or forked from the same ones."""
+    """Two fresh process groups for each cell, from separate launches or forked from the same ones."""
 
     number: int
     first: Side
@@ -58,7 +58,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int = 1
     """The repeat of its runs in these studies."""
     forked: bool = False
-    """Whether each rank is a process of its own, forked from one that has imported what it needs."""
+    """Whether each rank is a separate process, forked from one that has imported what it needs."""
 
 
 class PairedSide(msgspec.Struct, frozen=True, kw_only=True):

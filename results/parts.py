@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Takes the place of a value; `str` of it continues a sentence that begins with the name of the value."""
+    """Replaces a value that is unknown. Its `str` continues a sentence that begins with the value's name."""
 
     reason: str
     """A clause that follows "because"."""
@@ -24,8 +24,8 @@ class Unknown:
 VALUE_BYTES = 4
 """Bytes of a parameter, a gradient and an activation in full precision."""
 ALIGNED_BYTES = 16
-"""Parameters begin at multiples of it in a flat vector: elsewhere a kernel may be another, which rounds
-otherwise (oneDNN's 1x1 convolution, for one)."""
+"""Parameters in a flat vector begin at multiples of this. At other addresses a library may choose another
+kernel, which rounds differently (such as oneDNN's 1x1 convolution)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +68,13 @@ class Part:
     """A block, or what is before or after the blocks. Bytes are of fp32 and of one sample."""
 
     weights: tuple[Weight, ...]
-    """In the order of registration; one that is shared stands where it is registered first."""
+    """Weights in the order of registration; a shared one is at its first registration."""
     saved: Saved
-    """Storages that autograd keeps of its forward pass, each once; the part's input is one of them."""
+    """Storages that autograd keeps from its forward pass, each counted once, with the part's input."""
     products: Saved = Saved()
     """Results of matrix products and attention, which selective checkpointing keeps with the input."""
     saved_once: int = 0
-    """Kept whatever the batch: statistics of BatchNorm, angles of rotary positions."""
+    """Bytes kept once for any batch: statistics of BatchNorm, angles of rotary positions."""
     input: int = 0
     """Bytes that the part takes from the one before it."""
     flops: int = 0
@@ -92,7 +92,7 @@ class Part:
 
     @cached_property
     def _kinds(self) -> tuple[tuple[Weight, int], ...]:
-        """Each weight and how often it occurs: a plan asks for every cell."""
+        """Each weight and how often it occurs, cached because a plan needs it for every cell."""
         return tuple(Counter(self.weights).items())
 
     def values_over(self, tensor: int) -> int:
@@ -100,13 +100,13 @@ class Part:
         return sum(weight.over(tensor).values for weight in self.weights)
 
     def padded_values(self, shards: int, tensor: int = 1) -> int:
-        """Parameters of one of `tensor` ranks, the first dimension of each filled up to a multiple of
+        """Parameters of one of `tensor` ranks, with the first dimension of each padded to a multiple of
         `shards`."""
         own = self._kinds if tensor == 1 else [(weight.over(tensor), many) for weight, many in self._kinds]
         return sum(-(-weight.rows // shards) * shards * weight.columns * many for weight, many in own)
 
     def flat_values(self, shards: int, value_bytes: int = VALUE_BYTES) -> int:
-        """Elements of one flat vector of all its parameters, of `value_bytes` each, filled up to equal
+        """Elements of one flat vector of all its parameters, of `value_bytes` each, padded to equal
         shards."""
         step, end = ALIGNED_BYTES // value_bytes, 0
         for weight in self.weights:
@@ -128,8 +128,8 @@ class ModelParts:
     chained: bool = True
     """Whether a pipeline can be cut between its blocks."""
     by_unit: bool = False
-    """Whether it can be built on the meta device, and given its initial values unit by unit: its builder does
-    nothing that `workloads.build` refuses."""
+    """Whether it can be built on the meta device and given its initial values unit by unit: its builder then
+    initializes parameters only in ways that `workloads.build` supports."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -145,7 +145,7 @@ class ModelParts:
             stem=self.stem.trained,
             blocks=tuple(block.trained for block in self.blocks),
             head=self.head.trained,
-            # At most: it is not stated which weights of the stem are shared.
+            # This is an upper bound: the facts do not say which weights of the stem are shared.
             shared_values=min(self.shared_values, self.stem.trained.values),
         )
 
@@ -156,7 +156,7 @@ class ModelParts:
 
     def values_over(self, tensor: int) -> int:
         """Parameters of one of `tensor` ranks that split the model."""
-        # A plan has a rank of every cell counted, and most of them split nothing.
+        # A plan needs this for a rank of every cell, and most cells do not split the model.
         return self.values if tensor == 1 else sum(part.values_over(tensor) for part in self.parts)
 
     @cached_property

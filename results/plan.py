@@ -37,11 +37,12 @@ Rule = Literal[
     "machine",
     "memory",
 ]
-"""What leaves a point out: the study file, `auto` (nothing fits or can be weighed), the groups of ranks that
-a strategy forms, the division of the batch, what does not go with the strategy, the link or the workload, the
-split of the model, whole nodes, no link here, too few devices here, too little memory of a GPU."""
+"""Reasons for leaving a point out: the study file, `auto` (no proposal fits or can be compared), the groups
+of ranks that a strategy forms, the division of the batch, settings that the strategy, the link or the
+workload does not support, the split of the model, incomplete nodes, no link here, too few devices here, too
+little memory of a GPU."""
 EXCLUDED = "excluded by the study file"
-"""How the reason of an excluded point begins."""
+"""The beginning of the reason of an excluded point."""
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -66,7 +67,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compressions: tuple[str, ...] = (UNCOMPRESSED,)
     collectives: tuple[str, ...] = (DEFAULT_COLLECTIVE,)
     links: tuple[str, ...] = (NO_LINK,)
-    """Networks between the virtual nodes, as canonical texts; `none` is the network as it is."""
+    """Networks between the virtual nodes, as canonical strings; `none` is the network as it is."""
     batch_sizes: tuple[int, ...] = ()
     """Samples per data-parallel replica and update; empty: each workload's own."""
     global_batch_sizes: tuple[int, ...] = ()
@@ -90,7 +91,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus_per_node: int | None = None
     """Devices of one node; None: all of a cell's workers are on one."""
     gpu_model: str | None = None
-    """The catalogue's name of the GPUs that `auto` chooses for; None: those of this machine."""
+    """The catalogue's name of the GPUs that `auto` chooses for; None: the GPUs of this machine."""
     network_gbit_per_s: float | None = None
     """Rate of a node, all adapters together; None: not known."""
     node_size: int | None = None
@@ -102,7 +103,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def every_strategy(self) -> frozenset[str]:
-        """All that are named, also for single points."""
+        """All strategies that are named, also for single points."""
         return frozenset(
             (*self.strategies, *(pattern.strategy for pattern in self.include if pattern.strategy))
         )
@@ -138,7 +139,7 @@ class SeriesId:
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """Cells that differ in `gpus` alone (under strong scaling also in micro-batch) by one rule."""
+    """Cells that differ by one rule in only `gpus` (under strong scaling also in micro-batch)."""
 
     kind: Scaling
     workload: str
@@ -223,7 +224,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     """The words after `bench` that asked for it; none in plans from before they were kept."""
     predicted_bytes: dict[str, int] = {}
-    """Memory of the fullest rank in closed form (docs/memory.md), by the cells of which it is known."""
+    """Memory of the fullest rank in closed form (docs/memory.md), by the ids of cells for which it is
+    known."""
     unpredicted: dict[str, str] = {}
     """Why the memory of a workload's cells is not predicted; empty in plans from before reasons were kept."""
     training: TrainOrder | None = None
@@ -237,7 +239,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def virtual_cells(self) -> frozenset[str]:
-        """Ids of the cells some of whose nodes are only made up."""
+        """Ids of the cells that have virtual nodes."""
         per_node = self.request.gpus_per_node
         return frozenset(
             cell.id for cell in self.cells if has_virtual_nodes(cell, placement_of(cell, per_node))
@@ -263,6 +265,6 @@ def _on_nodes(cell: Cell, node_size: int, noun: str) -> Placement:
 
 
 def has_virtual_nodes(cell: Cell, placement: Placement) -> bool:
-    """Whether some nodes of a cell are only made up, so that its figures are emulated wherever it runs."""
+    """Whether some nodes of a cell are virtual, so that its figures are emulated on any machine."""
     size = cell.node_size
     return cell.link_mbit_per_s is not None or (size is not None and size < placement.gpus_per_node)

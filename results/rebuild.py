@@ -1,4 +1,4 @@
-"""A plan that was lost, as far as the cells and the launches of its study tell it."""
+"""Rebuild a lost plan from the cells and the launches of its study, as far as they record it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from results.plan import Plan, Request, Scaling, Series
 def rebuilt_plan(study: str, cells: Sequence[Cell], launches: Sequence[Launch]) -> Plan:
     """A plan of these cells (at least one), with the repeats that were launched.
 
-    What was skipped is not known any more. Cells with one batch per replica are a weak series, and with one
-    global batch a strong one.
+    Skipped points are not recorded there, so the plan lacks them. Cells with one batch per replica are a weak
+    series, and with one global batch a strong one.
     """
     first = cells[0]
     own = {cell.id for cell in cells}
@@ -58,7 +58,7 @@ def _each(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def _series(cells: Sequence[Cell]) -> Iterable[Series]:
-    """The strong series of several sizes, and a weak one for all that is in none of them."""
+    """The strong series that have several sizes, and weak series of all other cells."""
     in_strong: set[str] = set()
     for group in _groups(cells, lambda cell: cell.global_batch):
         if len({cell.gpus for cell in group}) == len(group) > 1:
@@ -70,7 +70,7 @@ def _series(cells: Sequence[Cell]) -> Iterable[Series]:
 
 
 def _groups(cells: Sequence[Cell], batch: Callable[[Cell], int]) -> list[list[Cell]]:
-    """Cells that differ in size alone and have one `batch`, by ascending size."""
+    """Groups of cells that differ only in size and have the same `batch`, by ascending size."""
     found: dict[tuple[str, int], list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: cell.gpus):
         alike = msgspec.structs.replace(cell, gpus=1, model_parallel=1, micro_batch=1, accumulation=1).id

@@ -216,7 +216,7 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Peaks over the run; what the idle worker held before is `idle_*`."""
+    """Peaks over the run. The `idle` fields are what the idle worker held before it."""
 
     rss_peak_bytes: int
     rss_idle_bytes: int
@@ -240,7 +240,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     exchange_operations: float
     """Operations of the mean step: a strategy that exchanges only in some steps has a fraction."""
     updates: int | None = None
-    """Of the optimizer in all measured steps, counted; fewer than steps where a loss scaler left some out."""
+    """Updates of the optimizer in all measured steps, counted: fewer than steps if a loss scaler skipped
+    some."""
     bubble_ideal: float | None = None
     """Share of a step in which a pipeline's stages idle at best, by its schedule; None without stages."""
 
@@ -297,7 +298,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     training: Training | None = None
     """How the strategy trains; None in records from before it was recorded."""
     trained_steps: int | None = None
-    """Updates of a training run so far, those of earlier launches among them; None: the run was measured."""
+    """Updates of a training run so far, over all its launches; None: the run was measured."""
     warmup: StepColumns = StepColumns()
     warmup_steady: bool | None = None
     """Whether warm-up ended because the step time (on a GPU its clock too) was steady; None if it did not
@@ -318,7 +319,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     proof: Proof | None = None
     first_hash: str | None = None
-    """Hash of all parameters after the first steps (`first_steps`), a fixed number. CPU alone."""
+    """Hash of all parameters after the first steps (`first_steps`), a fixed number. Only on CPU."""
     parameters_hash: str | None = None
     """Hash of all parameters after the last measured step: equal on all replicas."""
     foreign_cpu_cores: float | None = None
@@ -334,16 +335,16 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 STEPS = 3
 """The first steps that are checked, of a strategy without a period."""
 LONGEST_S = 60.0
-"""For their simulations; where they would take longer, a weaker check is made."""
+"""The longest time for simulating them; if they would take longer, a weaker check is made."""
 LATE_STEPS = 10
-"""After the timed blocks, at most: a defect of every tenth step, or more often, is then met for certain."""
+"""The most steps checked after the timed blocks. A defect in every tenth step, or more, is surely found."""
 LATE_SHARE = 0.05
 """Largest share of the time of warm-up and timed blocks that the check after them may take."""
 COPIES = 6
 """Approximate copies of its parameters, in host memory, that a rank holds while it simulates a step:
 parameters and gradients of the strategy and of the simulation, and the state of an optimizer."""
 SHARED_COPIES = 5
-"""The same of a rank that simulates one replica and compares nothing: what it gathers of the start, its model
-and gradients with their sizes, and what it sends."""
+"""Copies on a rank that simulates one replica and does not compare: the gathered initial parameters, its
+model and gradients with their sizes, and what it sends."""
 SUMMED_BYTES_PER_S = 1e9
 """Rate at which Gloo sums simulated gradients in host memory. Assumed."""

@@ -1,4 +1,4 @@
-"""A catalog whose entries are declared by classes: each says in one place what is known of its name."""
+"""A catalog whose entries are declared by classes, each with all facts of one name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CatalogFacts:
 
     @classmethod
     def missing(cls) -> list[str]:
-        """Attributes and methods that a class of its kind must declare, and this one does not."""
+        """Attributes and methods that a class of its kind must declare and this one lacks."""
         declared = {name for base in cls.__mro__ for name in vars(base).get("__annotations__", {})}
         methods = [name for name in dir(cls) if getattr(getattr(cls, name), "__isabstractmethod__", False)]
         return sorted([*(name for name in declared if not hasattr(cls, name)), *methods])
@@ -114,7 +114,7 @@ class Registry(Catalog, Generic[F]):
 
     @property
     def all_facts(self) -> tuple[type[F], ...]:
-        """In the order of the catalog."""
+        """The facts of all names, in the order of the catalog."""
         return tuple(self._facts.values())
 
     def __contains__(self, name: str) -> bool:

@@ -1,8 +1,7 @@
-"""A run's result: the figures of all ranks of one run together. Derived from rank records, rebuilt at will.
+"""A run's result: the figures of all ranks of one run together, derived from rank records.
 
-Where the time of a step went has three parts: its budget, its communication and its ranks. Times are of one
-step in nanoseconds; the formulas are in `results/derivation/accounts.py` and
-`results/derivation/communication.py`.
+Its budget, its communication and its ranks describe the time of a step. Times are of one step in nanoseconds;
+the formulas are in `results/derivation/accounts.py` and `results/derivation/communication.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class StepBudget(msgspec.Struct, frozen=True, kw_only=True):
     """The step time in parts that add up to it."""
 
     method: BudgetMethod
-    """`on-off`: blocks with and without the exchange; `recorded`: time blocked, by the recorder; `one rank`:
-    there is no exchange."""
+    """`on-off`: from blocks with and without the exchange; `recorded`: from the time blocked, by the
+    recorder; `one rank`: without an exchange."""
     input_ns: float
     """Waiting for data and moving it, on the slowest rank of each period."""
     compute_ns: float
@@ -37,7 +36,7 @@ class StepBudget(msgspec.Struct, frozen=True, kw_only=True):
     bubble_ns: float | None = None
     """Idle time of pipeline stages; None for strategies without stages."""
     other_ns: float
-    """The rest: step time less all of the above. Near zero, or something is not understood."""
+    """The step time less all other parts. It should be near zero: the rest is not explained."""
 
 
 class OperationSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +141,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     communication: Communication | None = None
     ranks: RankColumns | None = None
     telemetry: dict[str, float] = {}
-    """Means over ranks and samples by name, and `NAME_max`, the largest; units stand in the names."""
+    """Means over ranks and samples by name, and `NAME_max`, the largest; the names contain units."""
     energy_j: float | None = None
     """Energy of all devices for one step, by their counters."""
     bubble_ideal: float | None = None
@@ -151,17 +150,18 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     exchange_buckets: float | None = None
     """Buckets of a step, of the rank that has most."""
     exchange_buckets_early: float | None = None
-    """Of them, how many began while gradients were still to come; the smallest rank's."""
+    """The number of buckets that began before the last gradient was ready, of the rank with the fewest."""
     parameters: int | None = None
     flops_per_step: int | None = None
     """FLOPs of a step of all ranks."""
     rss_peak_bytes: int | None = None
     """The largest rank's."""
     rss_over_idle_bytes: int | None = None
-    """The same, less what the rank's idle process held before the run."""
+    """The largest rank's peak less what its idle process held before the run."""
     device_allocated_peak_bytes: int | None = None
     first_hash: str | None = None
-    """Hash of the parameters after the first steps (`first_steps`): of the ranks' hashes, if they differ."""
+    """Hash of the parameters after the first steps (`first_steps`); if ranks differ, a hash of their
+    hashes."""
     loss_fixed: float | None = None
     """Mean over ranks of the loss in the steps 11 to 20 after the first steps, whatever was measured."""
     loss_first: float | None = None
@@ -182,7 +182,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the parameters of all ranks were bit for bit equal at the end."""
     foreign_cpu_cores: float | None = None
     disturbed: bool = False
-    """Whether others used more of the machine's CPU than a quiet run allows."""
+    """Whether other processes used more of the machine's CPU than a quiet run allows."""
     setup_ns: int | None = None
     first_step_ns: int | None = None
     startup_ns: int | None = None

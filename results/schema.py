@@ -68,8 +68,8 @@ class Schema(Generic[T]):
     def encode(self, value: T) -> bytes:
         """One JSON document with the envelope first.
 
-        What is written is read back before it counts: NaN and infinity, which become null, are refused
-        wherever null does not mean unknown.
+        The document is decoded again before it is returned. JSON writes NaN and infinity as null, so they are
+        refused in fields in which null does not mean unknown.
         """
         head = msgspec.json.encode(
             {"schema": f"bench/{self.name}", "schema_version": self.version, "writer": WRITER}
@@ -87,7 +87,11 @@ class Schema(Generic[T]):
                 _require_integers(msgspec.json.decode(data))
             if version == self.version:
                 return self._decoder.decode(data)
-            return msgspec.convert(self._upgraded(data, version), self.type)
+            value: Json = msgspec.json.decode(data)
+            for step in range(version, self.version):
+                if step in self.upgrades:
+                    value = self.upgrades[step](value)
+            return msgspec.convert(value, self.type)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SchemaError(
                 f"{path} is not a readable {self.name}: {error}; it was damaged or edited: {self.advice}"
@@ -115,13 +119,6 @@ class Schema(Generic[T]):
                 f"{self.version}: update bench to read it"
             )
         return envelope.schema_version
-
-    def _upgraded(self, data: bytes, version: int) -> Json:
-        value: Json = msgspec.json.decode(data)
-        for step in range(version, self.version):
-            if step in self.upgrades:
-                value = self.upgrades[step](value)
-        return value
 
 
 def _require_integers(value: object) -> None:

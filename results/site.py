@@ -10,7 +10,7 @@ import msgspec
 from results.notation import seconds_of
 
 _LONGEST_SIGNAL_S = 65_535
-"""The most that --signal of sbatch takes."""
+"""The maximum of sbatch's --signal."""
 
 
 def seconds(text: str) -> float:
@@ -21,36 +21,33 @@ def seconds(text: str) -> float:
     return found
 
 
-def _check(name: str, value: str | None) -> None:
-    """Refuse what is no time, as a ValueError that names its key."""
-    try:
-        if value is not None:
-            seconds(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
 class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an estimate becomes a time limit. Times are texts such as 30m or 2h."""
+    """How an estimate becomes a time limit. Times are strings such as 30m or 2h."""
 
     startup: str | None = None
-    """What a launch takes to its first step beyond 15 s, on GPUs, such as many nodes that import at once."""
+    """The time beyond 15 s that a launch on GPUs needs to its first step, such as for imports on many
+    nodes."""
     safety_factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
     minimum: str = "10m"
     maximum: str = "1d"
     round_to: str = "5m"
     fixed: str | None = None
-    """Asked for whatever the estimate is."""
+    """The limit to ask for; the estimate is then ignored."""
     signal: str = "2m"
-    """So long before the limit the job is told that its end is near."""
+    """The time before the limit at which the scheduler sends the job a signal."""
 
     def __post_init__(self) -> None:
         for name in ("startup", "minimum", "maximum", "round_to", "fixed", "signal"):
-            _check(name, getattr(self, name))
+            value = getattr(self, name)
+            try:
+                if value is not None:
+                    seconds(value)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
         if seconds(self.minimum) > seconds(self.maximum):
-            raise ValueError(f"minimum {self.minimum} is more than maximum {self.maximum}")
+            raise ValueError(f"minimum {self.minimum} exceeds maximum {self.maximum}")
         if seconds(self.signal) > _LONGEST_SIGNAL_S:
-            raise ValueError(f"signal {self.signal} is earlier than Slurm can tell: {_LONGEST_SIGNAL_S} s")
+            raise ValueError(f"signal {self.signal} exceeds Slurm's maximum of {_LONGEST_SIGNAL_S} s")
 
     @property
     def startup_s(self) -> float:
@@ -59,7 +56,7 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def limit_s(self, estimate_s: float, *, least_s: float = 0.0) -> float:
         """The limit to ask for, at least `least_s`, in whole minutes, as Slurm counts.
 
-        It can be less than both where the site allows no more.
+        The maximum of the site limits it, also below the estimate and `least_s`.
         """
         if self.fixed is not None:
             return math.ceil(seconds(self.fixed) / 60) * 60.0
@@ -68,7 +65,7 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return math.ceil(min(max(wanted, seconds(self.minimum)), seconds(self.maximum)) / 60) * 60.0
 
     def signal_s(self, limit_s: float) -> int:
-        """How long before `limit_s` the job is told: half of it, if it is that short."""
+        """Seconds before the limit at which the job gets its signal: at most half of `limit_s`."""
         return round(min(seconds(self.signal), limit_s / 2))
 
 

@@ -30,14 +30,14 @@ class Option:
     kind: Kind
     help: str
     default: Value | None = None
-    """None: it must be given (a positional), or is absent unless given (an option)."""
+    """None: a positional must be given, and an option that is not given is absent."""
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     example: str | None = None
-    """A value to show where it is missing."""
+    """A value that an error shows when it is missing."""
     canonical: Callable[[str], str] | None = None
-    """Of a text with a grammar of its own: the one way to write what it means; raises SpecError."""
+    """Converts a value with a special grammar to its one canonical form; raises SpecError."""
 
     def read(self, text: str, where: str) -> Value:
         """The typed value of `text`; raises SpecError naming `where`."""
@@ -82,11 +82,11 @@ class Entry:
     positional: Option | None = None
     options: Mapping[str, Option] = field(default_factory=lambda: MappingProxyType({}))
     alias_of: str | None = None
-    """The canonical spec text that this name stands for."""
+    """The canonical spec text that this name is an alias of."""
 
 
 def require_options(entry: Entry) -> None:
-    """Raise TypeError if an option of an entry, or its help, is of another type than it must be."""
+    """Raise TypeError if an option of an entry, or its help, has the wrong type."""
     options = {"positional": entry.positional, **entry.options}
     for name, option in options.items():
         if not (isinstance(option, Option) or (name == "positional" and option is None)):
@@ -142,7 +142,7 @@ class Catalog:
     """The entries of one kind ("strategy", "workload"), and the parser of their specs."""
 
     def __init__(self, kind: str, entries: list[Entry], *, group: str | None = None) -> None:
-        """`group`: the entry points by which other packages add to it; None: they cannot."""
+        """`group`: the entry points by which other packages add to it; None: they cannot add any."""
         self.kind = kind
         self.group = group
         self._offered: Mapping[str, Extension] | None = None
@@ -204,14 +204,8 @@ class Catalog:
         entry = self.entries.get(name)
         if entry is None:
             raise SpecError(self._unknown(name))
-        if entry.alias_of is not None:
-            return self._resolve_alias(entry, text, positional, options)
-        return self._build(entry, positional, options)
-
-    def _resolve_alias(
-        self, entry: Entry, text: str, positional: str | None, options: dict[str, str]
-    ) -> Spec:
-        assert entry.alias_of is not None
+        if entry.alias_of is None:
+            return self._build(entry, positional, options)
         if positional is not None:
             raise SpecError(f"{self.kind} {text!r}: {entry.name} takes no {positional!r}")
         name, base_positional, base_options = split(entry.alias_of)

@@ -54,15 +54,17 @@ def t_quantile(freedom: float, confidence: float = 0.95) -> float:
 def within_run(block_values: Sequence[float], unit: str) -> Metric:
     """The mean of one run's blocks, with an interval by the method of batch means.
 
-    Steps, and so blocks, are correlated: they are put together in at most ten batches whose means are
-    nearly independent. Under six blocks no interval is given. It says how well this run knows its own
-    mean, never how another run would come out.
+    Steps, and so blocks, are correlated, so the blocks are grouped in at most ten batches whose means are
+    nearly independent. Fewer than six blocks give no interval. The interval is for the mean of this run and
+    says nothing about other runs.
     """
     values = np.asarray(block_values, dtype=np.float64)
     mean = float(values.mean())
     if len(values) < FEWEST_FOR_INTERVAL:
         return Metric(value=mean, unit=unit, low=None, high=None, samples=len(values), interval=None)
-    batches = _batch_means(values)
+    batches = values
+    if len(values) >= 2 * BATCHES:
+        batches = np.array([batch.mean() for batch in np.array_split(values, BATCHES)])
     half = t_quantile(len(batches) - 1) * float(batches.std(ddof=1)) / len(batches) ** 0.5
     return Metric(
         value=mean,
@@ -74,17 +76,11 @@ def within_run(block_values: Sequence[float], unit: str) -> Metric:
     )
 
 
-def _batch_means(values: Floats) -> Floats:
-    if len(values) < 2 * BATCHES:
-        return values
-    return np.array([batch.mean() for batch in np.array_split(values, BATCHES)])
-
-
 def over_runs(run_values: Sequence[float], unit: str) -> Metric:
     """One cell's figure from the figures of its runs: their mean, and an interval or, below six, the range.
 
-    The interval is Student's t on the logarithms of the runs (times are skewed), widened where need be to
-    hold their mean; values are positive.
+    The interval is Student's t on the logarithms of the runs (times are skewed), widened if need be to
+    contain their mean. Values must be positive.
     """
     values = np.asarray(run_values, dtype=np.float64)
     mean = float(values.mean())
@@ -110,7 +106,7 @@ def differences(
 ) -> Metric:
     """The mean of differences, which may be negative, with Student's t from six on.
 
-    `of` says what each is a difference of: a run, or a quad within one run.
+    `of` names what each value is a difference of: a run, or a quad within one run.
     """
     array = np.asarray(values, dtype=np.float64)
     mean = float(array.mean())
@@ -125,9 +121,9 @@ def differences(
 def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> Metric:
     """The ratio of two cells' means, from the figures of their runs.
 
-    From six runs on each side: Welch's t on logarithms, widened where need be to hold the value. Below: the
-    range of all the ratios a reader could form, smallest over largest to largest over smallest. With one
-    run on both sides: no interval.
+    From six runs on each side, the interval is Welch's t on logarithms, widened if need be to contain the
+    value. With fewer it is the range of all ratios of two runs, from smallest over largest to largest over
+    smallest. One run on both sides gives no interval.
     """
     top, bottom = np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64)
     value = float(top.mean() / bottom.mean())
@@ -137,7 +133,8 @@ def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> 
     if fewest < FEWEST_FOR_INTERVAL:
         low, high = float(top.min() / bottom.max()), float(top.max() / bottom.min())
         return Metric(value=value, unit=unit, low=low, high=high, samples=fewest, interval="range")
-    centre, half = _welch(np.log(top), np.log(bottom))
+    centre, error, freedom = _welch_t(np.log(top), np.log(bottom))
+    half = t_quantile(freedom) * error if error else 0.0
     return Metric(
         value=value,
         unit=unit,
@@ -149,9 +146,9 @@ def ratio_of_runs(above: Sequence[float], below: Sequence[float], unit: str) -> 
 
 
 def p_equal(first: Sequence[float], second: Sequence[float]) -> float:
-    """The probability of runs at least so far apart if the cells are equal, by Welch's t on logarithms.
+    """The probability of a difference at least as large if the cells are equal, by Welch's t on logarithms.
 
-    1 where a side has one run, of which no spread is known.
+    It is 1 if a side has only one run, whose spread is unknown.
     """
     if min(len(first), len(second)) < 2:
         return 1.0
@@ -159,12 +156,6 @@ def p_equal(first: Sequence[float], second: Sequence[float]) -> float:
     if error == 0:
         return float(difference == 0)
     return 2 * float(stdtr(freedom, -abs(difference) / error))
-
-
-def _welch(first: Floats, second: Floats) -> tuple[float, float]:
-    """Difference of means and the half-width of its 95 % interval."""
-    difference, error, freedom = _welch_t(first, second)
-    return difference, t_quantile(freedom) * error if error else 0.0
 
 
 def _welch_t(first: Floats, second: Floats) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""The folder of a study, and the names of its files; `job_store` has those of jobs, `launch_files` the logs.
+"""The folder of a study, and the names of its files. Files of jobs: `job_store`; logs: `launch`.
 
 ::
 
@@ -55,7 +55,7 @@ def utc_now() -> str:
 
 
 def utc_text(moment: datetime) -> str:
-    """A moment as `utc_now` gives it; one without a time zone is of UTC."""
+    """A moment in the format of `utc_now`; one without a time zone is in UTC."""
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return aware.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -77,7 +77,7 @@ class Study:
 
     @classmethod
     def existing(cls, root: Path) -> Study:
-        """The study at `root`. Raises UsageError if there is none."""
+        """The study at `root`. Raises UsageError if the folder does not hold one."""
         study = cls(root)
         if not study.is_there:
             raise UsageError(f"{root} is not a study: it has no plan-0001.json; name a folder under runs/")
@@ -119,7 +119,7 @@ class Study:
 
     @property
     def next_plan(self) -> int:
-        """The number of the plan to come: those of damaged ones and of lost ones before it stay theirs."""
+        """The number of the next plan. It does not reuse the numbers of damaged or lost plans before it."""
         return max(map(_number, self.plan_paths()), default=0) + 1
 
     def damaged_plans(self) -> list[str]:
@@ -137,11 +137,11 @@ class Study:
     def told_plans(self) -> list[Plan]:
         """The plans that can be read and, for cells that are in none of them, one that is rebuilt.
 
-        Raises SchemaError if there is nothing of either.
+        Raises SchemaError if the study has no readable plan and no cells.
         """
         plans, cells = self.plans(), self.unplanned_cells()
         if not plans and not cells:
-            # Nothing is there to rebuild one from: the damage is all there is to say.
+            # Without cells no plan can be rebuilt: this raises the error of the damaged plan.
             return [schemas.PLAN.read(path) for path in self.plan_paths()]
         if not cells:
             return plans
@@ -151,7 +151,7 @@ class Study:
     def unplanned_cells(self) -> list[str]:
         """Ids of cells that were planned, and are in no plan that can be read."""
         jobs = [job for path in self.root.glob("jobs/*/job.json") if (job := _readable(schemas.JOB, path))]
-        # A job's baseline is a cell of its own, and in no plan.
+        # A job's baseline is a separate cell, which is in no plan.
         baselines = {job.baseline for job in jobs} - {cell for job in jobs for cell in job.cells}
         known = {*self._planned_cells(), *baselines}
         return [cell for cell in self.cell_ids() if cell not in known]
@@ -219,20 +219,16 @@ class Study:
         return sorted(self._cell_folders() - set(self.lost_cells()))
 
     def lost_cells(self) -> list[str]:
-        """The folders of runs whose cell neither its own file nor a plan tells."""
-        return sorted(
-            name for name in self._cell_folders() - self._planned_cells().keys() if not self._tells(name)
-        )
-
-    def _tells(self, cell_id: str) -> bool:
-        """Whether a cell can be read from its own file. Raises NewerSchemaError."""
-        try:
-            self._own_cell(cell_id)
-        except NewerSchemaError:
-            raise
-        except StoreError:
-            return False
-        return True
+        """The folders of cells that are known neither from their own file nor from a plan."""
+        lost = []
+        for name in sorted(self._cell_folders() - self._planned_cells().keys()):
+            try:
+                self._own_cell(name)
+            except NewerSchemaError:
+                raise
+            except StoreError:
+                lost.append(name)
+        return lost
 
     def _cell_folders(self) -> set[str]:
         return {path.name for path in self.root.glob("cells/*/")}
@@ -254,7 +250,7 @@ class Study:
         return self.training_folder(cell_id) / "log.jsonl"
 
     def training_log(self, cell_id: str) -> TrainingLog:
-        """The rows so far; none where the cell was never trained."""
+        """The rows so far; the log of a cell that was never trained is empty."""
         return TrainingLog.read(self.training_log_path(cell_id))
 
     # Rank records
@@ -320,7 +316,7 @@ class Study:
         return (self.launch_folder(launch_id) / "attempt.json").exists()
 
     def launches(self) -> list[Launch]:
-        """The launches whose files can be read; one that is damaged has runs that tell for themselves."""
+        """The launches whose files can be read. Runs of a damaged one are known from their own records."""
         paths = sorted(self.root.glob("launches/*/launch.json"))
         return [launch for path in paths if (launch := _readable(schemas.LAUNCH, path)) is not None]
 
@@ -351,7 +347,7 @@ class Study:
     def results(
         self, *, keep: bool = False, cells: Set[str] | None = None, figures: bool = True
     ) -> list[RunResult]:
-        """Every run of the study, or of these cells; writes nothing unless what is derived is to be kept.
+        """Every run of the study, or of these cells. Writes derived results only to `keep` them.
 
         Without `figures`, runs that were not derived before have only what `run_outcome` gives.
         """
@@ -372,11 +368,18 @@ class Study:
         self, cell: Cell, run_id: str, attempt: Attempt | None, *, keep: bool, figures: bool = True
     ) -> RunResult:
         path = self.run_folder(cell.id, run_id) / "run.json"
-        kept = _kept(path)
+        try:
+            kept = schemas.RUN_RESULT.read(path)
+        except StoreError:
+            # Not derived yet, by another version, or damaged.
+            kept = None
         # A folder that was copied under another name holds another run's result: it counts once.
         own = kept is not None and (kept.cell_id, kept.run_id) == (cell.id, run_id)
-        if kept is not None and own and _still_holds(kept, path) and not _lacks_startup(kept, attempt):
-            return kept
+        if kept is not None and own and _still_holds(kept, path):
+            # It may have been derived before its launch had ended, which records the time of its start-up.
+            startup_known = attempt is not None and attempt.startup_ns is not None
+            if not (startup_known and kept.outcome is Outcome.OK and kept.startup_ns is None):
+                return kept
         try:
             from_records = derive if figures else run_outcome
             result = from_records(cell, run_id, self.rank_records(cell.id, run_id), attempt)
@@ -404,7 +407,7 @@ class Study:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep the collector of cycles from looking at records, which have no cycles, again and again."""
+    """Switch the cyclic garbage collector off: it would scan records, which have no cycles, many times."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -419,7 +422,7 @@ def _rank_name(rank: int) -> str:
 
 
 def _still_holds(kept: RunResult, path: Path) -> bool:
-    """Whether a complete run's rank files are all there, and none was written after what is at `path`."""
+    """Whether all rank files of a complete run exist, and none was written after the result at `path`."""
     try:
         derived_ns = path.stat().st_mtime_ns
         with os.scandir(path.parent) as entries:
@@ -427,20 +430,6 @@ def _still_holds(kept: RunResult, path: Path) -> bool:
     except OSError:
         return False
     return kept.ranks_present == kept.ranks_expected == len(written) and max(written, default=0) <= derived_ns
-
-
-def _lacks_startup(kept: RunResult, attempt: Attempt | None) -> bool:
-    """Whether a result was derived before its launch had ended, which then told the time of its start-up."""
-    known = attempt is not None and attempt.startup_ns is not None
-    return known and kept.outcome is Outcome.OK and kept.startup_ns is None
-
-
-def _kept(path: Path) -> RunResult | None:
-    """A result that was derived before; None where there is none, or one of another version, or damage."""
-    try:
-        return schemas.RUN_RESULT.read(path)
-    except StoreError:
-        return None
 
 
 def _number(path: Path) -> int:
@@ -459,7 +448,7 @@ def _readable(schema: Schema[T], path: Path) -> T | None:
 
 
 def study_names(roots: Sequence[Path]) -> list[str]:
-    """What studies are called beside each other: their folders, with as many parents as tell them apart.
+    """Names of studies that are shown together: their folders, with the parents needed to distinguish them.
 
     Raises UsageError for a folder that is given twice.
     """

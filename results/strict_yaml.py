@@ -1,6 +1,6 @@
 """YAML files as typed values, read strictly, with errors that say where, what is allowed, and what to type.
 
-PyYAML's nodes keep the line and the source text of every value; the data that it makes of them does not.
+PyYAML's nodes have the line and the source text of every value; the data that it constructs does not.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FileKind(Generic[T]):
         return self._value(data, _Source(where, None))
 
     def overridden(self, value: T, changes: Mapping[str, object], where: str) -> T:
-        """The value with other values of its keys; None leaves one as it is. `time.fixed` is one of a part.
+        """The value with changed keys; a change to None has no effect. `time.fixed` is a key of a part.
 
         Raises UsageError that names `where`.
         """
@@ -129,12 +129,6 @@ def _struct(hint: Any) -> type[msgspec.Struct]:
     )
 
 
-def _element(hint: Any) -> Any:
-    """The type of the elements of a list or a mapping."""
-    holder = next(kind for kind in alternatives(hint) if get_origin(kind) in (list, tuple, dict))
-    return next(part for part in reversed(get_args(holder)) if part is not ...)
-
-
 def _followed(at: str, hint: Any, data: Any) -> tuple[list[str | int], Any, Any]:
     """The keys, the type and the value at a place as msgspec names it, such as `.time.maximum`."""
     keys: list[str | int] = []
@@ -144,7 +138,9 @@ def _followed(at: str, hint: Any, data: Any) -> tuple[list[str | int], Any, Any]
             key = step["field"]
             hint = next(field.type for field in msgspec.structs.fields(_struct(hint)) if field.name == key)
         else:
-            hint = _element(hint)
+            # The type of the elements of a list or a mapping.
+            holder = next(kind for kind in alternatives(hint) if get_origin(kind) in (list, tuple, dict))
+            hint = next(part for part in reversed(get_args(holder)) if part is not ...)
             key = int(step["index"]) if step["index"] else _misfit(data, hint)
         keys.append(key)
         data = data[key]
@@ -152,7 +148,7 @@ def _followed(at: str, hint: Any, data: Any) -> tuple[list[str | int], Any, Any]
 
 
 def _misfit(mapping: Mapping[str, object], hint: Any) -> str:
-    """The first key whose value is not of a type; msgspec leaves it out."""
+    """The first key whose value does not have the type: msgspec's message does not name it."""
     for key, value in mapping.items():
         try:
             msgspec.convert(value, hint)
@@ -162,9 +158,9 @@ def _misfit(mapping: Mapping[str, object], hint: Any) -> str:
 
 
 def _advice(hint: Any, given: object, text: str) -> str:
-    """Advice where YAML, or its writer, took a text for a number or the other way round."""
+    """Advice where YAML, or the author of the file, confused a string and a number."""
     kinds = set(alternatives(hint))
-    # Beside a list a text holds several values: one of a switch is no text.
+    # Where a list is allowed too, a string holds several values: a value of a switch is then not a string.
     switches = bool in kinds and any(get_origin(kind) is list for kind in kinds)
     if str in kinds and not switches and not kinds & {int, float}:
         if isinstance(given, dict) and len(given) == 1:
@@ -186,14 +182,14 @@ class _Source:
         self._root = root
 
     def place(self, keys: Keys) -> str:
-        """Such as `study.yaml, line 7: exclude[0].gpus`."""
+        """The place of a value, such as `study.yaml, line 7: exclude[0].gpus`."""
         node, line = self._found(keys)
         name = self._name if node is None or not keys else f"{self._name}, line {line}"
         path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
         return f"{name}: {_one_line(path.removeprefix('.'))}" if keys else name
 
     def text(self, keys: Keys, given: object) -> str:
-        """A value as its file has it."""
+        """The text of a value as it is in its file."""
         if isinstance(given, dict):
             return "a mapping"
         if isinstance(given, list | tuple):
@@ -208,7 +204,7 @@ class _Source:
         node, line = self._root, 1
         for key in keys:
             if isinstance(node, yaml.MappingNode):
-                # Keys of `<<` come first, and those beside it win.
+                # Keys of `<<` come first, and keys of the mapping itself override them.
                 name, node = next(pair for pair in reversed(node.value) if pair[0].value == key)
                 line = name.start_mark.line + 1
             elif isinstance(node, yaml.SequenceNode):
@@ -224,7 +220,7 @@ def _parsed(text: str, path: Path) -> tuple[object, yaml.Node | None]:
         return (None if root is None else loader.construct_document(root)), root
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        # An end that is missing is marked on the line after the last.
+        # A missing end is marked on the line after the last.
         line = 0 if mark is None else min(mark.line, text.rstrip().count("\n"))
         problem = (
             str(error.problem) if isinstance(error, _Refusal) else f"not readable as YAML: {error.problem}"
@@ -246,24 +242,24 @@ def _colon_advice(line: str) -> str:
 
 
 class _Refusal(yaml.MarkedYAMLError):
-    """Refuses what YAML would take silently."""
+    """An error for a document that YAML would accept silently."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses what PyYAML takes silently: keys given twice, 1:30 as 90, deep nesting."""
+    """A YAML loader that refuses what PyYAML accepts silently: duplicate keys, 1:30 as 90, deep nesting."""
 
     _depth = 0
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-        # Dates are texts, as in YAML 1.2.
+        # Dates are strings, as in YAML 1.2.
         return _TEXT if tag == "tag:yaml.org,2002:timestamp" else tag
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "tag", None) is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._refuse(f"the tag {tag} has no use here; leave it out, and quote texts", event)
+            self._refuse(f"the tag {tag} has no use here; leave it out, and quote strings", event)
         if self._depth > DEEPEST:
             self._refuse("nested deeper than any option is", event)
         self._depth += 1

@@ -57,7 +57,7 @@ def read_target(text: str) -> Target:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UsageError(f"--target {text!r}: {match['value']!r} is no finite number; write {metric}<=2.0")
+        raise UsageError(f"--target {text!r}: {match['value']!r} is not a finite number; write {metric}<=2.0")
     wanted = ">=" if larger_is_better(metric) else "<="
     if match["sign"] != wanted:
         raise UsageError(
@@ -83,7 +83,7 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int = CHECKPOINT_EVERY
     """Steps."""
     keep: int = KEEP
-    """The last checkpoints that stay; the best one stays beside them."""
+    """The number of last checkpoints that are kept, in addition to the best one."""
     best: MetricName | None = None
     """The metric by which the best checkpoint is chosen; None: only the last ones are kept."""
     patience: int | None = None
@@ -97,7 +97,7 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     warmup_steps: int = 0
     """Steps in which a schedule raises the rate linearly from 0."""
     restarts: int = RESTARTS
-    """Launches of a call that may follow failed ones."""
+    """How many failed launches one call may restart."""
     elastic: tuple[int, int] | None = None
     """The smallest and the largest number of nodes; None: all nodes of the cell, or none."""
     batch_rule: BatchRule = "global"
@@ -129,14 +129,14 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def watched(self) -> MetricName | None:
-        """The metric that patience counts by: that of `best`, of the target, or the validation loss."""
+        """The metric that patience counts by: `best`, the target's, or the validation loss."""
         if self.patience is None:
             return None
         return self.best or (self.goal.metric if self.goal else "val_loss")
 
     @property
     def asked(self) -> dict[str, MetricName]:
-        """The metrics that it goes by, each by the option that asks for it."""
+        """The metrics that decide something, by the option that names each."""
         asked = {
             f"--target '{self.target}'": self.goal.metric if self.goal else None,
             f"--best {self.best}": self.best,

@@ -1,6 +1,6 @@
-"""The log of a training run: a JSON object a line, by rank 0 of every launch, and what follows from it.
+"""The log of a training run, and figures derived from it. Rank 0 of every launch writes a JSON object a line.
 
-A checkpoint ends a row of steps, so that what a launch goes on from is always the end of a row.
+A checkpoint ends a row of steps, so a launch always resumes from the end of a row.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Steps(_Dated, frozen=True, kw_only=True, tag="steps"):
     step: int
     """Updates so far."""
     epoch: float
-    """Epochs so far; 0 where the data have none."""
+    """Epochs so far; 0 for data without epochs."""
     samples: int
     """Samples of all replicas, so far."""
     loss: float
@@ -82,7 +82,7 @@ class Validated(_Dated, frozen=True, kw_only=True, tag="validated"):
 
 
 class SavedCheckpoint(_Dated, frozen=True, kw_only=True, tag="saved"):
-    """A checkpoint counts, or could not be written."""
+    """A checkpoint was completed, or could not be written."""
 
     step: int
     seconds: float
@@ -120,7 +120,7 @@ class TrainingLog:
 
     @classmethod
     def read(cls, path: Path) -> TrainingLog:
-        """The rows of a file; none where there is no file. A torn line, as a kill leaves one, is left out.
+        """The rows of a file; a missing file is an empty log. A torn line, which a kill leaves, is left out.
 
         Raises StoreError if the file cannot be read.
         """
@@ -133,7 +133,7 @@ class TrainingLog:
         return cls(tuple(rows_of(lines)))
 
     def without_words(self) -> TrainingLog:
-        """The same without what a system has said of checkpoints that could not be written."""
+        """The log without the system's messages on checkpoints that could not be written."""
         return TrainingLog(
             tuple(
                 msgspec.structs.replace(row, failed="it could not be written")
@@ -149,8 +149,8 @@ class TrainingLog:
 
     @cached_property
     def counted(self) -> tuple[Row, ...]:
-        """The rows of what training consists of now: of steps that were done again the later ones, and what
-        was found at them."""
+        """The rows that training consists of now. Rows of steps that a later launch did again are left
+        out."""
         kept: list[Row] = []
         for row in self.rows:
             if isinstance(row, Started):
@@ -173,12 +173,12 @@ class TrainingLog:
 
     @property
     def ended(self) -> Ended | None:
-        """The end by itself, unless a later launch resumes the training."""
+        """The row of training's regular end; None if a later launch resumed it."""
         last = next((row for row in reversed(self.rows) if isinstance(row, Started | Ended)), None)
         return last if isinstance(last, Ended) else None
 
     def done(self, order: TrainOrder) -> bool:
-        """Whether training as `order` has it has ended by itself."""
+        """Whether training by `order` has ended regularly."""
         return self.ended is not None and bool(self.launches) and self.launches[-1].order.ends_as(order)
 
     @property
@@ -214,7 +214,7 @@ class TrainingLog:
 
     @property
     def wall_s(self) -> float:
-        """Seconds from the first row to the last, without those between an end and a later order for more."""
+        """Seconds from the first row to the last, without the time from an end to a later order."""
         return sum(
             seconds_between(row.at, after.at)
             for row, after in pairwise(self.rows)
@@ -223,11 +223,11 @@ class TrainingLog:
 
     @property
     def goodput(self) -> float | None:
-        """Time of the steps that count over all time; None before there is any."""
+        """Time of the counted steps over all time; None before the first step."""
         return min(1.0, self.counted_s / self.wall_s) if self.wall_s > 0 and self.steps else None
 
     def figures_at(self, step: int) -> dict[str, float]:
-        """Loss and metrics of one step, as far as it ended a row and was validated."""
+        """Loss and metrics of one step: the loss if it ended a row, metrics if it was validated."""
         found: dict[str, float] = {}
         for row in self.counted:
             if isinstance(row, Steps) and row.step == step:
@@ -237,8 +237,8 @@ class TrainingLog:
         return found
 
     def since_best_by(self, metric: MetricName) -> TrainingLog:
-        """What counts and was written since launches keep the best checkpoint by `metric`: those from before
-        are told by another metric, or none."""
+        """The counted rows since launches keep the best checkpoint by `metric`. Earlier launches used another
+        metric, or did not keep the best one."""
         others = (
             place
             for place, row in enumerate(self.counted)
@@ -248,7 +248,7 @@ class TrainingLog:
         return TrainingLog(tuple(dropwhile(lambda row: not isinstance(row, Started), rows)))
 
     def best(self, metric: MetricName) -> Best | None:
-        """The best value of a metric, the later of equal ones as of checkpoints; None without one."""
+        """The best value of a metric (of equal ones the latest, as for checkpoints); None without a value."""
         values = (
             [(row.step, row.loss) for row in self.steps]
             if metric == "loss"
@@ -260,7 +260,7 @@ class TrainingLog:
 
 
 def seconds_between(earlier: str, later: str) -> float:
-    """Between two times of a log."""
+    """Seconds between two times of a log."""
     return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
 
 
@@ -277,15 +277,15 @@ class TrainingLogWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and not files.read(path).endswith(b"\n") and path.stat().st_size > 0:
-                # The line that a kill has cut off stays by itself.
+                # A line that a kill has cut off stays separate.
                 self._left = b"\n"
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}; free some space there") from error
 
     def write(self, row: Row) -> None:
-        """Rows that there is no room for wait for the next call, which a warning says once.
+        """Write a row. If the disk is full, warn once and keep the row for the next call.
 
-        Raises StoreError for what else goes wrong, and where an `Ended` cannot be written.
+        Raises StoreError for any other error, and if an `Ended` cannot be written.
         """
         self._left += msgspec.json.encode(row) + b"\n"
         try:
@@ -302,14 +302,14 @@ class TrainingLogWriter:
             if not self._told:
                 self._told = True
                 warnings.warn(
-                    f"{self._path} is not written on: {error.strerror}; training goes on", stacklevel=2
+                    f"{self._path} cannot be extended: {error.strerror}; training continues", stacklevel=2
                 )
         else:
             self._told = False
 
 
 def rows_of(lines: Sequence[bytes]) -> Iterator[Row]:
-    """The rows of whole lines of a log; a line that is none is left out."""
+    """The rows of complete lines of a log; lines that are not rows are left out."""
     for line in lines:
         try:
             yield _ROW.decode(line)

@@ -64,14 +64,14 @@ def require_known(name: str) -> None:
 
 @cache
 def catalogue_name(device_name: str) -> str | None:
-    """The catalogue's row of a device, by the row's name or the driver's; None if there is none."""
+    """The catalogue's row of a device, by the row's name or the driver's; None for an unknown device."""
     if device_name in _rows():
         return device_name
     return next((row for pattern, row in _NAMES if re.search(pattern, device_name)), None)
 
 
 def peak_flops_per_s(device_name: str, precision: Precision) -> float | None:
-    """Dense peak of one device in FLOP/s (no sparsity); None where the catalogue has none."""
+    """Dense peak of one device in FLOP/s (no sparsity); None if the catalogue lacks it."""
     name = catalogue_name(device_name)
     if name is None:
         return None
@@ -80,18 +80,18 @@ def peak_flops_per_s(device_name: str, precision: Precision) -> float | None:
 
 
 def memory_bytes(device_name: str) -> int | None:
-    """Memory of one device; None where the catalogue has none."""
+    """Memory of one device; None if the catalogue lacks it."""
     return _figure(device_name, "mem_gb", 1e9)
 
 
 def memory_bytes_per_s(device_name: str) -> int | None:
-    """Peak rate of one device's memory; None where the catalogue has none."""
+    """Peak rate of one device's memory; None if the catalogue lacks it."""
     return _figure(device_name, "mem_bw_gb_s", 1e9)
 
 
 def link_bytes_per_s(device_name: str) -> int | None:
-    """Peak rate of one device's links to the others of its node, in one direction; None where the catalogue
-    has none."""
+    """Peak rate of one device's links to the others of its node, in one direction; None if the catalogue
+    lacks it."""
     return _figure(device_name, "gpu_link_bidir_gb_s", 1e9 / 2)
 
 

@@ -37,7 +37,7 @@ class Price:
     usd_per_gpu_hour: float
     source: str
     date: datetime.date | None = None
-    """When it was so; None: not known."""
+    """The date of the price; None: not known."""
     provider: str | None = None
     instance: str | None = None
     region: str | None = None
@@ -47,7 +47,7 @@ class Price:
 
     @property
     def place(self) -> str:
-        """Where it is paid: `aws p5.48xlarge, us-east-1`; empty if nothing says so."""
+        """The provider, instance and region: `aws p5.48xlarge, us-east-1`; empty if they are unknown."""
         machine = " ".join(part for part in (self.provider, self.instance) if part)
         return ", ".join(part for part in (machine, self.region) if part)
 
@@ -84,10 +84,10 @@ def device_prices(prices: Prices, device_name: str) -> Sequence[Price]:
 
 
 def chosen(prices: Sequence[Price], *, gpus_per_node: int) -> Price | None:
-    """The price to count with: the lowest of the newest date; None if there is none.
+    """The price to count with: the lowest of the newest date; None without prices.
 
-    Of instances that have `gpus_per_node` GPUs, if any does: GPUs of smaller ones can cost less, and do
-    not share a node. What has no date comes last.
+    Instances with at least `gpus_per_node` GPUs are preferred: GPUs of smaller ones can cost less, but do not
+    share a node. Prices without a date come last.
     """
     fitting = [price for price in prices if price.gpu_count is None or price.gpu_count >= gpus_per_node]
     return min(
@@ -100,7 +100,7 @@ def chosen(prices: Sequence[Price], *, gpus_per_node: int) -> Price | None:
 def checked_usd(value: float, where: str) -> float:
     """A price in USD per device and hour. Raises UsageError that names `where`."""
     if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{where} is more than 0, in USD per device and hour, not {value:g}")
+        raise UsageError(f"{where} must be > 0, in USD per device and hour, not {value:g}")
     return value
 
 
@@ -117,7 +117,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                     f"names at least {', '.join(REQUIRED)}"
                 )
             for row in reader:
-                # What stands beyond the last column has no name.
+                # Values beyond the last column have no name.
                 yield reader.line_num, {name: text.strip() for name, text in row.items() if name is not None}
     except FileNotFoundError as error:
         raise UsageError(f"there is no price file {path}") from error

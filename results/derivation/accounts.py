@@ -24,30 +24,34 @@ def step_budget(
     """The step time in parts that add up to it; None where `why_no_accounts` has the reason.
 
     input is the data phase of the timed steps on the slowest rank of each period, which the others wait
-    for. The other parts of several ranks are of blocks taken after the timed ones; what the machine changed
-    by in between is in other, the step time less all parts. One rank has the input, compute = the step less
-    its input and what it has beyond its phases, and no more.
+    for. The other parts of several ranks are measured in blocks after the timed ones. `other` is the step
+    time less all parts, and so contains what changed on the machine in between. One rank has only input and
+    compute, the step less its input and less what it has beyond its phases.
     """
     if len(ranks) == 1:
-        return _of_one_rank(step_ns, phase_ns)
+        nothing = Metric(value=0.0, unit="ns", low=None, high=None, samples=1, interval=None)
+        return StepBudget(
+            method="one rank",
+            input_ns=phase_ns["data"],
+            compute_ns=step_ns - phase_ns["data"] - phase_ns["other"],
+            transfer_ns=nothing,
+            wait_ns=nothing,
+            other_ns=phase_ns["other"],
+        )
     if _bubble_is_unknown(ranks):
         return None
-    data_ns = _slowest_input(ranks)
+    data = np.array([rank.steps.data_ns for rank in ranks], dtype=np.float64)
+    period = max(1, ranks[0].period)
+    complete = data[:, : data.shape[1] - data.shape[1] % period]
+    # The mean over periods of the largest data phase of a rank, per step.
+    data_ns = float(complete.reshape(len(ranks), -1, period).mean(axis=2).max(axis=0).mean())
     return _on_off(ranks, step_ns, data_ns) or _by_the_recorder(ranks, step_ns, data_ns, matched)
 
 
 def _bubble_is_unknown(ranks: Sequence[RankRecord]) -> bool:
-    """Whether the ranks are stages of a pipeline whose waits nobody recorded: transfer would hold them."""
+    """Whether the ranks are stages of a pipeline without a recorded bubble, which transfer would include."""
     staged = any(rank.work is not None and rank.work.bubble_ideal is not None for rank in ranks)
     return staged and _bubble(ranks) is None
-
-
-def _slowest_input(ranks: Sequence[RankRecord]) -> float:
-    """Mean over periods of the largest data phase of a rank, per step."""
-    data = np.array([rank.steps.data_ns for rank in ranks], dtype=np.float64)
-    period = max(1, ranks[0].period)
-    whole = data[:, : data.shape[1] - data.shape[1] % period]
-    return float(whole.reshape(len(ranks), -1, period).mean(axis=2).max(axis=0).mean())
 
 
 def why_no_accounts(ranks: Sequence[RankRecord]) -> str:
@@ -67,15 +71,15 @@ def why_no_accounts(ranks: Sequence[RankRecord]) -> str:
 def quads_of(ranks: Sequence[RankRecord]) -> list[Quads] | None:
     """The quads of all ranks; None unless all have them with the single steps of their off blocks.
 
-    Raises SchemaError if the off blocks are no whole periods.
+    Raises SchemaError if the off blocks do not consist of complete periods.
     """
     quads = [rank.quads for rank in ranks if rank.quads is not None and rank.quads.off_step_ns]
     if not ranks or len(quads) < len(ranks):
         return None
     if ranks[0].period < 1 or quads[0].steps % ranks[0].period:
         raise SchemaError(
-            f"the off blocks of run {ranks[0].run_id} of {ranks[0].cell_id} have {quads[0].steps} steps, no "
-            f"whole periods of {ranks[0].period}: their records were edited, move the run away"
+            f"the off blocks of run {ranks[0].run_id} of {ranks[0].cell_id} have {quads[0].steps} steps, not "
+            f"a multiple of the period {ranks[0].period}: their records were edited, move the run away"
         )
     return quads
 
@@ -83,8 +87,8 @@ def quads_of(ranks: Sequence[RankRecord]) -> list[Quads] | None:
 def off_periods(quads: Sequence[Quads], period: int) -> Floats:
     """The time that each rank needs for a step when it waits for nobody: (ranks, quads, periods).
 
-    The mean over the steps of each whole period of an off block, because ranks meet once a period: a rank
-    that is slow in one step of it can make that good in another.
+    Each value is the mean over the steps of a complete period of an off block. Ranks meet only once a period,
+    so a rank that is slow in one of its steps can catch up in another.
     """
     steps = np.array([own.off_step_ns for own in quads], dtype=np.float64)
     means: Floats = steps.reshape(len(quads), len(quads[0].on_first_ns), -1, period).mean(axis=3)
@@ -99,9 +103,9 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
     by ranks that are always slow and by random skew together;
     transfer = mean time of an on step to the last rank - expected slowest.
 
-    Their values are means over the quads. Without the exchange a pipeline's stages wait for nothing. What
-    the recorder saw them wait has two reasons: that stages take unlike times is the wait above; the rest is
-    the bubble, which is in the on steps alone and is taken off transfer.
+    Their values are means over the quads. Without the exchange the stages of a pipeline do not wait. The wait
+    that the recorder saw has two parts: the wait above, as stages take different times, and the bubble, which
+    is the rest. The bubble occurs only in on steps and is subtracted from transfer.
     """
     quads = quads_of(ranks)
     if quads is None:
@@ -182,20 +186,8 @@ def _bubble(ranks: Sequence[RankRecord]) -> float | None:
     return None if bubble is None else float(bubble.mean())
 
 
-def _of_one_rank(step_ns: float, phase_ns: Mapping[str, float]) -> StepBudget:
-    nothing = Metric(value=0.0, unit="ns", low=None, high=None, samples=1, interval=None)
-    return StepBudget(
-        method="one rank",
-        input_ns=phase_ns["data"],
-        compute_ns=step_ns - phase_ns["data"] - phase_ns["other"],
-        transfer_ns=nothing,
-        wait_ns=nothing,
-        other_ns=phase_ns["other"],
-    )
-
-
 def _adding_up(budget: StepBudget, step_ns: float) -> StepBudget:
-    """With the rest of the step as `other_ns`."""
+    """The budget with the rest of the step as `other_ns`."""
     parts = (
         budget.input_ns,
         budget.compute_ns,
@@ -209,8 +201,8 @@ def _adding_up(budget: StepBudget, step_ns: float) -> StepBudget:
 def rank_columns(ranks: Sequence[RankRecord], matched: Matched | None) -> RankColumns | None:
     """One value a rank; None for one rank, or without the single steps of off blocks.
 
-    Means and standard deviations (n - 1) are over the off steps. The slowest share is over whole periods:
-    who the others would wait for; those that are equally slow share it.
+    Means and standard deviations (n - 1) are over the off steps. The slowest share is the share of complete
+    periods in which the others would wait for this rank; ranks that are equally slow share a period.
     """
     quads = quads_of(ranks)
     if quads is None or len(ranks) == 1:

@@ -5,13 +5,13 @@ Every time is the mean over recorded steps and ranks of one step, in nanoseconds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from results.cell import Backend
 from results.derivation.intervals import length_of_columns
-from results.derivation.matching import Flags, Floats, Matched, recorded_of
+from results.derivation.matching import Floats, Matched, recorded_of
 from results.errors import SchemaError
 from results.record import POINT_TO_POINT, RankRecord, Recorded
 from results.run import Communication, OperationSummary
@@ -20,10 +20,9 @@ from results.run import Communication, OperationSummary
 def bus_factor(name: str, ranks: int, backend: Backend = "nccl") -> float | None:
     """Bytes over a rank's link, one way, for each byte that it hands over; None for other operations.
 
-    Gloo runs a reduce-scatter as an all-reduce.
-
-    The bus bandwidth of nccl-tests (doc/PERFORMANCE.md): what the slowest link moves at best, the same for
-    any number of ranks. There an all-gather has (p-1)/p of its result, and a rank hands over 1/p of that.
+    This is the factor of the bus bandwidth of nccl-tests (doc/PERFORMANCE.md): what the slowest link moves at
+    best, the same for any number of ranks. nccl-tests counts (p-1)/p of the result of an all-gather, of which
+    a rank hands over 1/p. Gloo runs a reduce-scatter as an all-reduce.
     """
     others = (ranks - 1) / ranks
     factors = {
@@ -52,7 +51,7 @@ def step_communication(
     cells = matched.ranks * matched.steps
     some = bool(matched.collective.any())
     blocked = blocked_by_step(recorded)
-    operations = _summaries(matched)
+    operations = tuple(_summaries(matched))
     return Communication(
         steps=matched.steps,
         step_ns=_mean(recorded, "step_ns") or 0.0,
@@ -70,10 +69,10 @@ def step_communication(
 
 
 def blocked_by_step(recorded: Sequence[Recorded]) -> Floats | None:
-    """Exposed communication with its wait, in ns; None where the ranks do not all say.
+    """Exposed communication with its wait, in ns; None unless all ranks recorded it.
 
-    (ranks, steps): the time that the training thread waited. On CUDA (ranks, 1), the mean of the profiled
-    steps: the union of the communication kernels less what overlaps with kernels that compute.
+    The shape is (ranks, steps): the time that the training thread waited. On CUDA (ranks, 1), the mean of the
+    profiled steps: the union of the communication kernels less what overlaps with kernels that compute.
     """
     waited = [own.blocked_ns for own in recorded if own.blocked_ns is not None]
     if len(waited) == len(recorded):
@@ -91,10 +90,10 @@ def bubble_by_step(recorded: Sequence[Recorded]) -> Floats | None:
 
 
 def peak_bandwidth(ranks: Sequence[RankRecord]) -> float | None:
-    """Bus bandwidth of the network with nothing beside it, in bytes/s, from the all-reduces of `link_peak`.
+    """Bus bandwidth of the network while nothing else runs, in bytes/s, from the all-reduces of `link_peak`.
 
-    Payload x 2(p-1)/p over the shortest of them, each as long as on the rank that had it shortest (the last
-    to arrive). None for one rank, or unless all ranks measured it. Raises SchemaError if they measured
+    Payload x 2(p-1)/p over the duration of the fastest one, on the rank that had it shortest (the last to
+    arrive). None for one rank, or unless all ranks measured it. Raises SchemaError if they measured
     different all-reduces.
     """
     peaks = [rank.link_peak for rank in ranks if rank.link_peak is not None]
@@ -112,7 +111,7 @@ def peak_bandwidth(ranks: Sequence[RankRecord]) -> float | None:
 
 
 def _mean(recorded: Sequence[Recorded], field: str) -> float | None:
-    """Over ranks and steps; None unless all ranks have it."""
+    """Mean over ranks and steps; None unless all ranks have the field."""
     columns = [values for own in recorded if (values := getattr(own, field)) is not None]
     return float(np.mean(columns)) if len(columns) == len(recorded) else None
 
@@ -122,35 +121,29 @@ def _in_flight(matched: Matched) -> int:
     if not len(matched.step):
         return 0
     done = matched.issued_ns + matched.duration_ns
-    # Each step of each rank gets a stretch of its own.
+    # Offsets keep the intervals of different steps and ranks apart.
     offset = (matched.rank * matched.steps + matched.step) * (int(done.max()) + 1)
     return length_of_columns(offset + matched.issued_ns, offset + done)
 
 
-def _summaries(matched: Matched) -> tuple[OperationSummary, ...]:
+def _summaries(matched: Matched) -> Iterator[OperationSummary]:
     """Summaries by name, in alphabetical order, and group size; per step, means over all ranks."""
-    above = matched.ranks + 1
+    cells, above = matched.ranks * matched.steps, matched.ranks + 1
     kinds = matched.name * above + matched.group_size
-    return tuple(
-        _summary(matched, matched.names[kind // above], int(kind % above), kinds == kind)
-        for kind in np.unique(kinds)
-    )
-
-
-def _summary(matched: Matched, name: str, size: int, rows: Flags) -> OperationSummary:
-    cells = matched.ranks * matched.steps
-    duration = int(matched.duration_ns[rows].sum())
-    transfer = int(matched.transfer_ns[rows].sum())
-    collective = name not in POINT_TO_POINT
-    return OperationSummary(
-        name=name,
-        group_size=size,
-        count=int(rows.sum()) / cells,
-        payload_bytes=int(matched.payload_bytes[rows].sum()) / cells,
-        duration_ns=duration / cells,
-        transfer_ns=transfer / cells if collective else None,
-        wait_ns=(duration - transfer) / cells if collective else None,
-    )
+    for kind in np.unique(kinds):
+        rows, name = kinds == kind, matched.names[kind // above]
+        duration = int(matched.duration_ns[rows].sum())
+        transfer = int(matched.transfer_ns[rows].sum())
+        collective = name not in POINT_TO_POINT
+        yield OperationSummary(
+            name=name,
+            group_size=int(kind % above),
+            count=int(rows.sum()) / cells,
+            payload_bytes=int(matched.payload_bytes[rows].sum()) / cells,
+            duration_ns=duration / cells,
+            transfer_ns=transfer / cells if collective else None,
+            wait_ns=(duration - transfer) / cells if collective else None,
+        )
 
 
 def _bus_bandwidth(operations: Sequence[OperationSummary], backend: Backend) -> float | None:

@@ -14,7 +14,7 @@ from typing import TypedDict
 from results.record import RankRecord
 
 FIXED_LOSS = slice(10, 20)
-"""Steps after the first ones whose loss tells how far a fixed number of samples has brought the model."""
+"""Steps after the first ones whose mean loss is compared between runs, after a fixed number of samples."""
 
 
 class Counters(TypedDict):
@@ -46,7 +46,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _first_hash(ranks: Sequence[RankRecord]) -> str | None:
-    """The ranks' own; where replicas are not equal, a hash of all of theirs."""
+    """The hash that all ranks recorded; a hash over all of theirs where replicas differ."""
     hashes = [rank.first_hash for rank in ranks if rank.first_hash is not None]
     if not hashes or len(hashes) < len(ranks):
         return None

@@ -1,7 +1,7 @@
 """Half-open intervals of integers `[start, end)`: their union, their length, what two sets share.
 
-One home for "how long was anything of this going on": operations in flight, kernels of a device. An interval
-whose end is not above its start holds nothing and is left out.
+They measure how long operations were in flight, or how long kernels of a device ran. An interval whose end is
+not above its start is empty and is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def union(intervals: Iterable[Span]) -> list[Span]:
 
 
 def length(intervals: Iterable[Span]) -> int:
-    """How many points the intervals hold together, each counted once."""
+    """The number of points in the union of the intervals."""
     return sum(end - start for start, end in union(intervals))
 
 
@@ -51,6 +51,6 @@ def length_of_columns(start: Ints, end: Ints) -> int:
     """`length` of the intervals `start[i], end[i]`, for the millions of a large run."""
     order = np.argsort(start)
     start, end = start[order], end[order]
-    # Up to where the intervals before each one reach: only what lies beyond is new.
+    # Of each interval, only what lies beyond the ends of all earlier ones is new.
     reached = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
     return int(np.maximum(end - np.maximum(start, reached), 0).sum())

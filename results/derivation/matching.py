@@ -2,8 +2,8 @@
 
 Ranks are matched by group and sequence number, never by time, so no two clocks are compared. In a collective
 that needs all of its ranks, the last to arrive waits for nobody: its duration, the shortest, is the transfer,
-and what the others' durations are above it is wait. Of a broadcast or a reduce that holds for the rank that
-the others wait for, so that the shortest is the least the transfer can be.
+and what the others' durations are above it is wait. In a broadcast or a reduce
+this is true only of the rank that the others wait for, so that the shortest duration is a lower bound.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched(Rows):
-    """The same after the collectives were matched."""
+    """Operations of all ranks after their collectives were matched."""
 
     group_size: Ints
     transfer_ns: Ints
@@ -57,7 +57,7 @@ class Matched(Rows):
 
     @property
     def unmatched(self) -> bool:
-        """Whether there are operations, and none that could be matched: sends between two ranks alone."""
+        """Whether all operations are sends between two ranks, which cannot be matched."""
         return len(self.step) > 0 and not self.collective.any()
 
     @cached_property
@@ -140,7 +140,7 @@ def _joined(columns: Sequence[Sequence[int]]) -> Ints:
 
 
 def _common(texts: Sequence[list[str]], columns: Sequence[list[int]]) -> tuple[tuple[str, ...], Ints]:
-    """The texts of all ranks, sorted, and all columns in one that points into them."""
+    """The strings of all ranks, sorted, and the columns of all ranks as one column of indices into them."""
     every = sorted({text for own in texts for text in own})
     place_of = {text: place for place, text in enumerate(every)}
     found = [
@@ -155,7 +155,7 @@ def _members(ranks: Sequence[RankRecord], group: str) -> list[int]:
     spans = [_SPAN.fullmatch(part) for part in group.split(",")]
     ends = [(int(span["first"]), int(span["last"] or span["first"])) for span in spans if span is not None]
     if len(ends) < len(spans) or any(not first <= last < len(ranks) for first, last in ends):
-        raise _damaged(ranks, f"{group!r} is no group of {len(ranks)} ranks")
+        raise _damaged(ranks, f"{group!r} is not a group of {len(ranks)} ranks")
     return sorted({rank for first, last in ends for rank in range(first, last + 1)})
 
 

@@ -163,13 +163,12 @@ def _absent(ranks: Sequence[RankRecord]) -> dict[str, str]:
 
 
 def _expected(cell: Cell, ranks: Sequence[RankRecord]) -> int:
-    """Ranks of a run: those of its cell, but for training that went on on another number of workers."""
+    """The number of ranks of a run: of its cell, unless its training was resumed on another number."""
     trained = [rank.gpus for rank in ranks if rank.trained_steps is not None]
     return trained[0] if trained else cell.gpus
 
 
 def _check_ranks(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
-    # Training may continue on another number of workers than the cell has.
     gpus = _expected(cell, ranks)
     for rank in ranks:
         if rank.gpus != gpus or not 0 <= rank.rank < gpus:
@@ -209,7 +208,7 @@ def _outcome(
     missing = expected - len({rank.rank for rank in ranks})
     if missing:
         if attempt is None:
-            return Outcome.UNKNOWN, "nothing tells how its launch ended; it may still be running"
+            return Outcome.UNKNOWN, "it is not recorded how its launch ended; it may still be running"
         if run_id in attempt.outcomes:
             return attempt.outcomes[run_id], attempt.reasons.get(run_id)
         return Outcome.MISSING_RANKS, f"{missing} of {expected} ranks left no record"
@@ -251,6 +250,8 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
     p10, median, p90, p99 = (float(q) for q in np.percentile(per_step, [10, 50, 90, 99]))
     losses, losses_every = mean_losses(ranks)
     foreign = _largest(rank.foreign_cpu_cores for rank in ranks)
+    ranks_of_hosts = Counter(rank.environment.host for rank in ranks)
+    cores_used = max(ranks_of_hosts.values()) * first.environment.threads
     memories = [rank.memory for rank in ranks if rank.memory is not None]
     absent = _absent(ranks)
     rates, no_rates = _rates(cell, ranks, step_ns.value / 1e9)
@@ -284,7 +285,7 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
         training=first.training,
         replicas_agree=_replicas_agree(ranks),
         foreign_cpu_cores=foreign,
-        disturbed=foreign is not None and foreign > DISTURBED_ABOVE * _cores_used(ranks),
+        disturbed=foreign is not None and foreign > DISTURBED_ABOVE * cores_used,
         setup_ns=_largest(rank.setup_ns for rank in ranks),
         first_step_ns=_largest(rank.first_step_ns for rank in ranks),
         startup_ns=startup_ns,
@@ -343,7 +344,7 @@ def _accounts(
     phases: Mapping[str, float],
     absent: Mapping[str, str],
 ) -> tuple[_Accounts, dict[str, str]]:
-    """The accounts of a step, and why one is None; formulas: `accounts` and `communication` beside this."""
+    """The accounts of a step, and why one is None; formulas are in `accounts` and `communication`."""
     matched = match(ranks)
     budget = step_budget(ranks, step_ns, phases, matched)
     found = step_communication(ranks, matched, cell.backend)
@@ -377,7 +378,7 @@ def step_time(ranks: Sequence[RankRecord]) -> Metric:
 def exposed_time(quads: Sequence[Quads]) -> Metric | None:
     """Exposed communication of a step in ns: sync-on minus sync-off of the same quad, to the last rank.
 
-    Per quad ((on1 + on2) - (off1 + off2)) / (2 steps); with compute slowed down by the exchange in it.
+    Per quad ((on1 + on2) - (off1 + off2)) / (2 steps). It includes how much the exchange slows compute down.
     """
     if not quads or not quads[0].on_first_ns:
         return None
@@ -404,7 +405,7 @@ def _phases(ranks: Sequence[RankRecord], step_ns: float) -> dict[str, float]:
 
 
 def _warnings(ranks: Sequence[RankRecord]) -> tuple[str, ...]:
-    """The ranks' own, and what their devices and nodes differ in."""
+    """The warnings of ranks, and the differences between their devices and nodes."""
     own = sorted({warning for rank in ranks for warning in rank.warnings})
     environments = [rank.environment for rank in ranks]
     return (*own, *unlike_devices(environments), *unlike_nodes(environments))
@@ -419,16 +420,16 @@ def _warnings_of_figures(outside: float, telemetry: Mapping[str, float]) -> Iter
 
 
 def _mean_loss(losses: Sequence[float | None]) -> float | None:
-    """The mean over ranks; None unless all of them know it."""
+    """The mean over ranks; None unless it is known of all ranks."""
     known = [loss for loss in losses if loss is not None]
     return sum(known) / len(known) if len(known) == len(losses) else None
 
 
 def mean_losses(ranks: Sequence[RankRecord]) -> tuple[tuple[float, ...], int]:
-    """The loss curve of a run in at most 60 points, and how many steps each is the mean of.
+    """The loss curve of a run in at most 60 points, and the number of steps of a point.
 
-    Means over ranks and that many steps in a row (the last point may have fewer), from the first step of
-    the warm-up until a loss of any rank is not finite.
+    A point is the mean over ranks and that number of steps in a row; the last one may have fewer steps. The
+    curve is from the first step of the warm-up until a loss of any rank is not finite.
     """
     rows = [rank.warmup.loss + rank.steps.loss for rank in ranks]
     known = list(takewhile(lambda losses: None not in losses, zip(*rows, strict=True)))
@@ -446,13 +447,7 @@ def _proof(ranks: Sequence[RankRecord]) -> Proof | None:
 
 
 def _replicas_agree(ranks: Sequence[RankRecord]) -> bool | None:
-    """None where the strategy does not keep all replicas equal."""
+    """Whether all replicas have equal parameters; None where the strategy does not keep them equal."""
     if any("parameters_hash" in rank.absent for rank in ranks):
         return None
     return len({rank.parameters_hash for rank in ranks}) <= 1
-
-
-def _cores_used(ranks: Sequence[RankRecord]) -> int:
-    """Cores of the busiest host's ranks."""
-    hosts = Counter(rank.environment.host for rank in ranks)
-    return max(hosts.values()) * ranks[0].environment.threads

@@ -226,7 +226,7 @@ def test_flags_win_over_the_file_and_leave_the_rest() -> None:
             "gpus: 1\nworkload: [mlp",
             ", line 2: not readable as YAML: expected ',' or ']', but got '<stream end>'",
         ),
-        ("name: !made-up a", ", line 1: the tag !made-up has no use here; leave it out, and quote texts"),
+        ("name: !made-up a", ", line 1: the tag !made-up has no use here; leave it out, and quote strings"),
         ("gpus: 1\n\x00", ", line 2: not readable as YAML: special characters are not allowed"),
         ("gpus: 1\n---\ngpus: 2", ", line 2: not readable as YAML: but found another document"),
         (f"seed: {'9' * 5000}", " has a number of too many digits; shorten it, or quote a text"),

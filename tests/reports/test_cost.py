@@ -507,8 +507,8 @@ def test_the_command_knows_the_price_of_the_site_and_the_size_of_digits(planted,
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--price", "-1"], "--price is more than 0, in USD per device and hour, not -1"),
-        (["--price", "0"], "--price is more than 0, in USD per device and hour, not 0"),
+        (["--price", "-1"], "--price must be > 0, in USD per device and hour, not -1"),
+        (["--price", "0"], "--price must be > 0, in USD per device and hour, not 0"),
         (["--epoch-samples", "0"], "--epoch-samples is at least 1, not 0"),
         (["--within", "soon"], "--within takes a time like 90s, 1h30m, 2d or 1:30:00, not 'soon'"),
         (["--within", "4"], "--within 4 has no unit: write 4h for hours or 4m for minutes"),

@@ -135,7 +135,7 @@ def test_rows_wait_for_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "log.jsonl"
     writer = TrainingLogWriter(path)
     monkeypatch.setattr(files, "no_follow", _full_disk)
-    with pytest.warns(UserWarning, match="No space left on device; training goes on"):
+    with pytest.warns(UserWarning, match="No space left on device; training continues"):
         writer.write(DONE[0])
     # A second warning would be an error.
     writer.write(DONE[1])
@@ -155,7 +155,7 @@ def test_each_disk_that_gets_full_is_told_also_behind_a_torn_line(
     for row in DONE[:2]:
         path.unlink(missing_ok=True)
         monkeypatch.setattr(files, "no_follow", _full_disk)
-        with pytest.warns(UserWarning, match="No space left on device; training goes on"):
+        with pytest.warns(UserWarning, match="No space left on device; training continues"):
             writer.write(row)
         monkeypatch.undo()
         writer.write(row)
