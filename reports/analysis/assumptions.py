@@ -24,7 +24,7 @@ GoalKind = Literal["knee", "throughput", "cost", "time", "efficiency"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A rule, and the limit that it has."""
+    """A rule with its limit."""
 
     kind: GoalKind = "knee"
     limit: float | None = None
@@ -93,7 +93,7 @@ class Quote:
     origin: Origin
     device_name: str
     alternatives: tuple[Price, ...] = ()
-    """All prices of the device in the same catalogue or file, the chosen one among them."""
+    """All prices of the device in the same catalogue or file, with the chosen one."""
 
     def warning(self, day: datetime.date | None) -> str | None:
         """Return a warning if the price is old on the `day` of the study, else None."""
@@ -113,7 +113,7 @@ class Quote:
 def quote(assumptions: Assumptions, run: RunResult, *, gpus_per_node: int) -> Quote | None:
     """The price of the device that a run used: the flag's, the file's, the site's, the catalogue's, or None.
 
-    `gpus_per_node` are as many GPUs as the rented instance has at least.
+    `gpus_per_node` is the smallest number of GPUs of the rented instance.
     """
     environment = run.environment
     if environment is None:
@@ -128,7 +128,7 @@ def quote(assumptions: Assumptions, run: RunResult, *, gpus_per_node: int) -> Qu
 
 
 def site_price(jobs: Iterable[Job]) -> Price | None:
-    """The price in the profile of the newest job that has one (0 is none); None if no job has."""
+    """The price in the profile of the newest job with a price above 0; None without such a job."""
     for job in sorted(jobs, key=lambda job: job.job_id, reverse=True):
         told = job.site.get("price") or {}
         if told.get("usd_per_gpu_hour"):
@@ -137,7 +137,7 @@ def site_price(jobs: Iterable[Job]) -> Price | None:
 
 
 def study_day(runs: Iterable[RunResult]) -> datetime.date | None:
-    """The day of the newest run, to which the ages of prices are counted; None if no run has a date."""
+    """The day of the newest run, from which the ages of prices are counted; None if no run has a date."""
     started = [run.started_at for run in runs if run.started_at is not None]
     return datetime.date.fromisoformat(max(started)[:10]) if started else None
 

@@ -1,4 +1,4 @@
-"""A cell's budget: its step time in parts, the mean over its runs, and what of it is lost against a baseline.
+"""A cell's budget: its step time in parts, as the mean over its runs, and the time lost against a baseline.
 
 The parts of a run, and their formulas, are in `results/run.py` and `results/derivation/accounts.py`.
 """
@@ -18,7 +18,7 @@ from results.statistics import Metric, differences, t_quantile
 
 BudgetPart = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
 PARTS: tuple[BudgetPart, ...] = get_args(BudgetPart)
-"""In the order in which they are drawn."""
+"""The parts in the order in which they are drawn."""
 RESIDUAL_ABOVE = 0.05
 """Share of a step by which its parts may miss it before a cell carries a warning (5 %)."""
 NO_BUDGET = "its runs have no budget"
@@ -33,7 +33,7 @@ class CellBudget:
     part_ns: Mapping[BudgetPart, float]
     """The time of each part; `bubble` is missing for a strategy without stages."""
     run_part_ns: tuple[Mapping[BudgetPart, float], ...]
-    """The same of each run."""
+    """The time of each part in each run."""
     transfer_ns: Metric
     wait_ns: Metric
 
@@ -79,16 +79,17 @@ class CellBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """What a step takes beyond the computation that it would ideally be, by part.
+    """The time by which a step exceeds its ideal computation, by part.
 
-    Ideal: the baseline's compute time at the work of one device here, C(n0) (W(n) / n) / (W(n0) / n0) with W
-    the samples of a step. Under weak scaling that is the baseline's own, under strong scaling its n0 / n.
+    The ideal is the baseline's compute time for the work of one device here, C(n0) (W(n) / n) / (W(n0) / n0)
+    with W the samples of a step: under weak scaling the baseline's compute time, under strong scaling n0 / n
+    of it.
     """
 
     budget: CellBudget
     ideal_ns: float
     run_ideal_ns: tuple[float, ...]
-    """The same by each run of the baseline."""
+    """The ideal by each run of the baseline."""
 
     @property
     def total_ns(self) -> float:
@@ -101,7 +102,7 @@ class Lost:
 
     @property
     def part_ns(self) -> Mapping[BudgetPart, float]:
-        """All of each part; of compute what lies above the ideal. They add up to the total."""
+        """The time of each part, of compute only above the ideal. They add up to the total."""
         parts = dict(self.budget.part_ns)
         parts["compute"] -= self.ideal_ns
         return parts
@@ -114,9 +115,9 @@ class Lost:
 
     @property
     def rivals(self) -> tuple[BudgetPart, ...]:
-        """The parts that are not told apart from the largest: each of them may be the largest.
+        """The parts that the runs do not distinguish from the largest: each of them may be the largest.
 
-        `other` is none of them: it is what the parts miss the step by, and judged by its size.
+        `other` is left out: it is the difference between the step and its parts, and is judged by its size.
         """
         largest = self.largest
         return tuple(
@@ -126,9 +127,9 @@ class Lost:
     def leads(self, part: BudgetPart, rival: BudgetPart) -> bool:
         """Whether `part` takes more than `rival` in every run, and its lead is more than chance.
 
-        Each run is held against each of the baseline's where one part is computation. More than chance: a
-        one-sided Student's t at 95 % on the runs' leads, with the smaller of two numbers of runs less one
-        as its freedom (Welch's test, conservatively). One run on both sides leads by its value.
+        Where one part is computation, each run is compared with each run of the baseline. More than chance
+        means a one-sided Student's t at 95 % on the runs' leads, whose degrees of freedom are the smaller
+        number of runs less one (a conservative Welch's test). One run on both sides leads by its value.
         """
         leads = [run[part] - run[rival] for run in self.budget.run_part_ns]
         sign = (rival == "compute") - (part == "compute")
@@ -143,13 +144,13 @@ class Lost:
         return bool(fmean(leads) + fmean(ideals) > t_quantile(freedom, 0.90) * error)
 
     def ends_ns(self, part: BudgetPart) -> tuple[float, float]:
-        """The smallest and the largest of the part over the runs, against the ideal."""
+        """The smallest and the largest time of the part over the runs, compared with the ideal."""
         less = self.ideal_ns if part == "compute" else 0.0
         values = [run[part] - less for run in self.budget.run_part_ns]
         return min(values), max(values)
 
     def shown(self, part: BudgetPart) -> bool:
-        """Whether the part is above zero by more than its interval; one without an interval by its value."""
+        """Whether the part's interval, or its value without an interval, is above zero."""
         figure = {"transfer": self.budget.transfer_ns, "wait": self.budget.wait_ns}.get(part)
         return (self.part_ns[part] if figure is None or figure.low is None else figure.low) > 0
 
@@ -159,35 +160,32 @@ def budget(figures: CellFigures) -> CellBudget | None:
     budgets = _budgets(figures)
     if why_no_budget(figures) is not None:
         return None
-    run_parts = tuple(_parts(one, step) for one, step in zip(budgets, figures.run_step_ns, strict=True))
+    run_parts: list[dict[BudgetPart, float]] = []
+    for one, step_ns in zip(budgets, figures.run_step_ns, strict=True):
+        own: dict[BudgetPart, float] = {
+            "input": one.input_ns,
+            "compute": one.compute_ns,
+            "transfer": one.transfer_ns.value,
+            "wait": one.wait_ns.value,
+        }
+        if one.bubble_ns is not None:
+            own["bubble"] = one.bubble_ns
+        run_parts.append({**own, "other": step_ns - sum(own.values())})
     parts = {part: fmean(run[part] for run in run_parts) for part in run_parts[0]}
-    # The mean of the runs' own residuals, but over the step time that the cell is shown with.
+    # The mean of the runs' residuals, corrected so that the parts add up to the step time that is shown.
     parts["other"] += figures.step_ns.value - sum(parts.values())
     return CellBudget(
         figures=figures,
         method=budgets[0].method,
         part_ns=parts,
-        run_part_ns=run_parts,
+        run_part_ns=tuple(run_parts),
         transfer_ns=_pooled([one.transfer_ns for one in budgets]),
         wait_ns=_pooled([one.wait_ns for one in budgets]),
     )
 
 
-def _parts(one: StepBudget, step_ns: float) -> dict[BudgetPart, float]:
-    """The parts of one run; `other` is the rest of its step."""
-    parts: dict[BudgetPart, float] = {
-        "input": one.input_ns,
-        "compute": one.compute_ns,
-        "transfer": one.transfer_ns.value,
-        "wait": one.wait_ns.value,
-    }
-    if one.bubble_ns is not None:
-        parts["bubble"] = one.bubble_ns
-    return {**parts, "other": step_ns - sum(parts.values())}
-
-
 def change(other_ns: float, step_ns: float) -> str:
-    """What a residual of several ranks means: their parts add up to the mean of the steps they come from."""
+    """A clause on the residual of several ranks, whose parts come from other steps than the timed ones."""
     share = other_ns / step_ns
     took = f"{percent(-share)} longer than" if share < 0 else f"{percent(share)} less time than"
     return f"the parts come from steps that took {took} the timed ones: the machine changed in between"
@@ -201,7 +199,7 @@ def why_no_budget(figures: CellFigures) -> str | None:
         return absent.get("budget") or absent.get("quads") or NO_BUDGET
     methods = sorted({one.method for one in budgets})
     if len(methods) > 1:
-        return f"its runs were taken apart by unlike methods: {', '.join(methods)}"
+        return f"its runs have budgets by different methods: {', '.join(methods)}"
     return None
 
 

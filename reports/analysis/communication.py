@@ -1,4 +1,4 @@
-"""The communication of a cell: how much of it a step sees, and whether the network limits it.
+"""The communication of a cell: how much of a step it takes, and whether the network limits the step.
 
 The peak bandwidth of a study's networks is the bandwidth of plain all-reduces while nothing else runs, with
 its variation.
@@ -23,7 +23,8 @@ UNSTEADY_ABOVE = 2.0
 """Factor between the peaks of launches on one network above which the link's peak counts as unknown."""
 
 Network = tuple[str, str, str, Evidence, int, int | None, int | None]
-"""Device, backend, link, evidence, ranks, ranks of a virtual node and nodes: what cells of one peak share."""
+"""Device, backend, link, evidence, ranks, ranks of a virtual node and nodes, which cells of one peak
+share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class PooledLinkPeak:
     """Bus bandwidth of plain all-reduces on one network at one size, over the launches that measured it."""
 
     bytes_per_s: float
-    """The median; each launch's is the best of a few."""
+    """The median over launches; the value of a launch is the best of a few all-reduces."""
     lowest_bytes_per_s: float
     highest_bytes_per_s: float
 
@@ -44,7 +45,7 @@ class PooledLinkPeak:
 
     @property
     def steady(self) -> bool:
-        """Whether the launches' peaks are near enough to each other to divide by."""
+        """Whether the launches' peaks agree well enough to divide by their median."""
         return self.highest_bytes_per_s <= UNSTEADY_ABOVE * self.lowest_bytes_per_s
 
 
@@ -62,7 +63,7 @@ def link_peaks(cells: Iterable[CellFigures]) -> LinkPeaks:
     """The peak of every network and size on which one was measured."""
     found: dict[Network, set[float]] = {}
     for figures in cells:
-        # A launch measures once for all of its runs: equal figures are one.
+        # A launch measures once for all of its runs, so equal figures count once.
         own = {
             run.communication.peak_bus_bytes_per_s for run in figures.runs if run.communication is not None
         }
@@ -79,28 +80,29 @@ def link_peaks(cells: Iterable[CellFigures]) -> LinkPeaks:
 LIMITS_ABOVE = 0.10
 """Share of a step that must be exposed before the network is said to limit it."""
 FULL_FROM = 0.70
-"""Share of the measured peak from which a link is called full: nothing else runs beside a peak."""
+"""Share of the measured peak from which a link is called full; it is below 1, as nothing else runs in a
+peak."""
 CONTRADICTION_ABOVE = 1.05
 """Share of the peak above which the bandwidth and the peak contradict each other."""
 FAR_BELOW = 0.50
-"""Share of the peak below which it is not the bandwidth that limits."""
+"""Share of the peak below which something other than bandwidth limits."""
 SMALL_BYTES = 2**16
-"""Payload of an operation below which it is called small: 64 KiB are half a millisecond on 1 Gbit/s, not much
-above what starting an operation takes."""
+"""Payload of an operation below which it is called small: 64 KiB take half a millisecond on 1 Gbit/s, not
+much more than starting an operation."""
 SLOW_BELOW = 0.50
-"""Share of what is expected of a link below which it is called slow."""
+"""Share of a link's expected bandwidth below which it is called slow."""
 DISAGREE_ABOVE = 0.20
-"""Share of a step by which two methods of one figure may differ before it is said."""
+"""Share of a step by which two methods of one figure may differ without a remark."""
 ON_LESS_OFF = (
-    "what a step takes longer with the exchange than without it, to the last rank: it holds some random "
-    "wait, so it is not the sum of exposed transfer and exposed wait, which are of the mean rank"
+    "how much longer a step takes with the exchange than without it, to the last rank: it contains some "
+    "random wait, so it is not the sum of exposed transfer and exposed wait, which are of the mean rank"
 )
 """Explains why "on less off" is not the sum of two parts of the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellCommunication:
-    """A cell's communication a step, the mean over its runs; None where not every run recorded it."""
+    """A cell's communication a step, as the mean over its runs; None where not every run recorded it."""
 
     figures: CellFigures
     budget: CellBudget | None
@@ -124,13 +126,14 @@ class CellCommunication:
     def exposed_ns(self) -> Metric | None:
         """The difference of on-off blocks over the runs; a single run has the interval of its quads.
 
-        A block without exchange evens out the skew of its steps: that part of it is wait, not transfer.
+        A block without exchange averages the skew of its steps, so part of the difference is wait, not
+        transfer.
         """
         return self.figures.exposed_ns if len(self.figures.runs) > 1 else self.figures.newest.exposed_ns
 
     @property
     def transfer_ns(self) -> Metric | None:
-        """Exposed transfer, by the budget; without one all that is exposed."""
+        """Exposed transfer by the budget; without a budget, all exposed communication."""
         return self.budget.transfer_ns if self.budget else self.exposed_ns
 
     @property
@@ -157,24 +160,24 @@ class CellCommunication:
 
     @property
     def seen_ns(self) -> float | None:
-        """Communication that the mean rank sees: exposed transfer and, where it is known, exposed wait."""
+        """Exposed communication of the mean rank: exposed transfer and, where it is known, exposed wait."""
         if self.transfer_ns is None:
             return None
         return self.transfer_ns.value + (self.wait_ns.value if self.wait_ns else 0.0)
 
     @property
     def overlap(self) -> float | None:
-        """Share of the time in flight that hides behind computation, 0 to 1; None: nothing is in flight."""
+        """Share of the time in flight that hides behind computation, 0 to 1; None without operations."""
         if self.seen_ns is None or not self.total_ns:
             return None
         return 1 - min(1.0, max(0.0, self.seen_ns) / self.total_ns)
 
     @property
     def disagreement_ns(self) -> float | None:
-        """What on-off blocks see beyond the time blocked, if it is more than a step's `DISAGREE_ABOVE`.
+        """Communication by on-off blocks less the time blocked, if it exceeds `DISAGREE_ABOVE` of a step.
 
-        Where a thread of its own compresses, some of the time blocked, but nobody knows how much, is spent
-        waiting for that computation, which on-off blocks call compute: anything in between agrees.
+        Where a separate thread compresses, an unknown part of the time blocked is waiting for that
+        computation, which on-off blocks count as compute. Any value in between then agrees.
         """
         blocked = self.mean("blocked_ns")
         if self.method != "on-off" or self.seen_ns is None or blocked is None:
@@ -185,7 +188,7 @@ class CellCommunication:
 
     @property
     def bus_bytes_per_s(self) -> float | None:
-        """Bus bytes of all runs over their transfer time: the runs' bandwidths, weighted by that time."""
+        """Bus bytes of all runs over their transfer time, which weights the runs' bandwidths by that time."""
         moved = spent_ns = 0.0
         for one in self.recorded:
             if one.bus_bytes_per_s is None:
@@ -206,7 +209,7 @@ class CellCommunication:
 
     @property
     def bandwidth_share(self) -> float | None:
-        """Bandwidth reached over the link's peak; None where that varied too much to divide by."""
+        """Bandwidth over the link's peak; None if the peak varied too much to divide by it."""
         if self.bus_bytes_per_s is None or self.peak is None or not self.peak.steady:
             return None
         return self.bus_bytes_per_s / self.peak.bytes_per_s
@@ -233,7 +236,7 @@ class CellCommunication:
 
 
 def communication(figures: CellFigures, peaks: LinkPeaks | None = None) -> CellCommunication:
-    """A cell's communication, as far as it was measured, with the peaks of its study; else with its own."""
+    """A cell's communication, as far as it was measured, with the given peaks, or else the cell's peak."""
     known = link_peaks([figures]) if peaks is None else peaks
     recorded = [run.communication for run in figures.runs if run.communication is not None]
     complete = len(recorded) == len(figures.runs)
@@ -254,7 +257,7 @@ def communication_finding(figures: CellFigures, peaks: LinkPeaks | None = None) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink:
-    """A network on which plain all-reduces alone are much slower at some sizes than at a smaller one."""
+    """A network on which plain all-reduces are much slower at some sizes than at a smaller one."""
 
     one: CellCommunication
     """The smallest of these sizes."""
@@ -268,7 +271,7 @@ class SlowLink:
         slow, fast = _peak(self.one), _peak(self.smaller)
         too = f"; below half at {', '.join(map(str, self.later))} too" if self.later else ""
         return (
-            f"Slow link: plain all-reduces alone reach {si(slow, 'B/s')} on {_where(self.one)}, "
+            f"Slow link: plain all-reduces reach only {si(slow, 'B/s')} on {_where(self.one)}, "
             f"{percent(slow / fast)} of the {si(fast, 'B/s')} on {_where(self.smaller)}{too}."
         )
 
@@ -276,25 +279,21 @@ class SlowLink:
 def slow_links(cells: Sequence[CellFigures], peaks: LinkPeaks | None = None) -> list[SlowLink]:
     """The networks with a size whose peak is below `SLOW_BELOW` of the best one at a smaller size.
 
-    What joins the devices of one node is a network, and what joins nodes another: that the second is slower
-    is no finding. Bus bandwidth is made so that it does not depend on the number of ranks. Emulated cells
-    are left out: there it is the cores that more ranks share; so are sizes at which the peak varied.
+    The network inside of a node and the network between nodes are compared separately, because the second is
+    expected to be slower. Bus bandwidth is defined so that it does not depend on the number of ranks.
+    Emulated cells are left out, because their ranks share cores, and so are sizes at which the peak varied.
     """
     known = link_peaks(cells) if peaks is None else peaks
     networks: dict[tuple[object, ...], dict[int, CellCommunication]] = {}
     for figures in cells:
         one = communication(figures, known)
         if figures.evidence is Evidence.MEASURED and one.peak is not None and one.peak.steady:
-            sizes = networks.setdefault(_network(figures), {})
+            environment, cell = figures.newest.environment, figures.cell
+            device, nodes = (environment.device_name, environment.nodes) if environment else (None, 1)
+            sizes = networks.setdefault((cell.device, cell.backend, cell.link, device, nodes > 1), {})
             best = sizes.setdefault(figures.cell.gpus, one)
             sizes[figures.cell.gpus] = max(best, one, key=_peak)
     return [slow for sizes in networks.values() if (slow := _slow_link(sizes)) is not None]
-
-
-def _network(figures: CellFigures) -> tuple[object, ...]:
-    environment = figures.newest.environment
-    device, several = (environment.device_name, environment.nodes > 1) if environment else (None, False)
-    return figures.cell.device, figures.cell.backend, figures.cell.link, device, several
 
 
 def _slow_link(sizes: dict[int, CellCommunication]) -> SlowLink | None:
@@ -321,16 +320,14 @@ def _limit(one: CellCommunication) -> str | None:
     used = one.bandwidth_share
     if used is None:
         ends = f"{si(one.peak.lowest_bytes_per_s, 'B/s')} to {si(one.peak.highest_bytes_per_s, 'B/s')}"
-        return f"{seen}; the link's own peak varied from {ends}: nothing is said of the bandwidth."
-    reach = f"its collectives reach {percent(used)} of the {one.peak.text} that plain all-reduces reach alone"
+        return f"{seen}; the link's own peak varied from {ends}, so the bandwidth is not judged."
+    reach = f"its collectives reach {percent(used)} of the {one.peak.text} that plain all-reduces reach"
     if used > CONTRADICTION_ABOVE:
-        told = (
-            "that is more than the link carries, so that one of the two is wrong: nothing is said of the link"
-        )
+        told = "that is more than the link carries, so one of the two is wrong and the link is not judged"
     elif used >= FULL_FROM:
         told = "consistent with a full link"
     elif used >= FAR_BELOW:
-        told = "consistent with a link that is most of what limits"
+        told = "consistent with a link that is the main limit"
     else:
         told = f"consistent with {_why_far(one)}"
     every = all(run.disturbed for run in one.figures.runs)
@@ -339,7 +336,7 @@ def _limit(one: CellCommunication) -> str | None:
 
 
 def _exposed(one: CellCommunication) -> bool:
-    """Whether so much transfer is exposed that it can be said to limit, and more than chance may be."""
+    """Whether enough transfer is exposed to limit the step, and more than by chance."""
     share, transfer = one.transfer_share, one.transfer_ns
     if share is None or share <= LIMITS_ABOVE or transfer is None:
         return False
@@ -357,7 +354,7 @@ def _why_far(one: CellCommunication) -> str:
 
 
 def _below_nominal(one: CellCommunication) -> str | None:
-    """A sentence if plain all-reduces miss the rate: a ring puts the bus bandwidth on its busiest link."""
+    """A sentence if plain all-reduces are far below the link's rate, which a ring on one link can reach."""
     rate, peak = one.cell.link_mbit_per_s, one.peak_bytes_per_s
     if rate is None or peak is None or (one.peak and not one.peak.steady):
         return None
@@ -365,7 +362,7 @@ def _below_nominal(one: CellCommunication) -> str | None:
     if peak >= SLOW_BELOW * nominal:
         return None
     return (
-        f"Slow link: plain all-reduces alone reach {si(peak, 'B/s')}, {percent(peak / nominal)} of the "
+        f"Slow link: plain all-reduces reach only {si(peak, 'B/s')}, {percent(peak / nominal)} of the "
         f"{si(nominal, 'B/s')} of a {one.cell.link} link."
     )
 

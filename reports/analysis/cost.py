@@ -1,7 +1,7 @@
 """The cost of a measured cell in dollars and joules, and the cells that no other beats in time and cost.
 
-All of it is step time multiplied by what does not vary: a cell's devices, its work, a price. So the ends of
-an interval are multiplied alike, and where a rate stood in the denominator they change places.
+Time and cost are step time multiplied by constants: a cell's devices, its work, a price. The ends of an
+interval are multiplied by the same constants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BILLION = 1_000_000_000
 HOUR_NS = 3.6e12
 
 EMULATED = (
-    "emulated: a cost is a claim about the throughput of devices of their own, which stand-ins do not make"
+    "emulated: a cost is a claim about the throughput of separate devices, which stand-ins do not support"
 )
 NO_EPOCH = "the size of its epoch is not known: give --epoch-samples N"
 
@@ -41,10 +41,10 @@ class CellCost:
     usd_per_1000_steps: Metric | None
     usd_per_million_samples: Metric | None
     usd_per_billion_tokens: Metric | None
-    """None as well where the workload does not count tokens."""
+    """The cost of a billion tokens; also None where the workload does not count tokens."""
     usd_per_epoch: Metric | None
     absent: str | None
-    """Why there are no dollars."""
+    """Why the costs in dollars are missing; None if they are known."""
 
     @property
     def cell(self) -> Cell:
@@ -53,12 +53,12 @@ class CellCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
-    """Cells that do the same work, and those of them on the frontier of time and cost."""
+    """Cells that do the same work, and the cells among them on the frontier of time and cost."""
 
     title: str
     """The work."""
     costs: tuple[CellCost, ...]
-    """All that have a cost, in reading order; one at least."""
+    """All cells with a cost, in reading order; at least one."""
     best: tuple[CellCost, ...]
     """The frontier, the fastest and most expensive first."""
 
@@ -73,7 +73,12 @@ class Frontier:
 
 def cell_costs(study: StudyFigures) -> list[CellCost]:
     """The costs of every cell with a figure, in the study's order."""
-    nodes = _nodes(study)
+    # The most devices of one node that the study used, by device: one price for all cells of a device.
+    nodes: dict[str, int] = {}
+    for one in study.cells.values():
+        environment = one.newest.environment
+        here = environment.gpus_per_node if environment else 1
+        nodes[_device(one)] = max(nodes.get(_device(one), 1), here)
     return [_cost(one, study.assumptions, nodes[_device(one)]) for one in study.cells.values()]
 
 
@@ -96,7 +101,11 @@ def frontiers(costs: Sequence[CellCost]) -> list[Frontier]:
     groups: dict[tuple[str, ...], list[CellCost]] = {}
     for cost in costs:
         if cost.usd_per_million_samples is not None:
-            groups.setdefault(_work(cost.cell), []).append(cost)
+            cell = cost.cell
+            # Time and cost are compared only where these fields agree.
+            source = (cell.source_hash or "", cell.dataset_hash or "")
+            work = (cell.workload, cell.dataset, cell.precision, *source)
+            groups.setdefault(work, []).append(cost)
     return [
         Frontier(title=_title(work, list(groups)), costs=tuple(those), best=tuple(_undominated(those)))
         for work, those in groups.items()
@@ -104,9 +113,9 @@ def frontiers(costs: Sequence[CellCost]) -> list[Frontier]:
 
 
 def cheapest_within(frontier: Frontier, within_s: float) -> CellCost | None:
-    """The cheapest cell whose epoch takes at most so many seconds; None if none does.
+    """The cheapest cell whose epoch takes at most `within_s` seconds; None if all take longer.
 
-    Of equally cheap ones the fastest. The answer is on the frontier, whatever the time.
+    Of equally cheap cells it is the fastest. The answer is on the frontier for any time.
     """
     in_time = [
         cost for cost in frontier.best if cost.epoch_ns is not None and cost.epoch_ns.value <= within_s * 1e9
@@ -122,8 +131,10 @@ def _cost(one: CellFigures, assumptions: Assumptions, gpus_per_node: int) -> Cel
     epoch = assumptions.epoch_of(one.cell)
     million = one.step_ns.times(MILLION / samples)
     epoch_ns = one.step_ns.times(epoch / samples) if epoch else None
-    tokens = _tokens_per_step(one)
-    billion_ns = one.step_ns.times(BILLION / tokens) if tokens else None
+    billion_ns = None
+    if one.units_per_s is not None and one.units_per_s.unit == "tokens/s":
+        tokens = round(one.units_per_s.value * one.step_ns.value / 1e9)
+        billion_ns = one.step_ns.times(BILLION / tokens) if tokens else None
     return CellCost(
         figures=one,
         quote=found,
@@ -145,13 +156,6 @@ def _dollars(time_ns: Metric | None, usd_per_hour: float | None) -> Metric | Non
     return time_ns.times(usd_per_hour / HOUR_NS, "USD")
 
 
-def _tokens_per_step(one: CellFigures) -> int | None:
-    """Tokens of a step on all ranks; None where throughput counts something else."""
-    if one.units_per_s is None or one.units_per_s.unit != "tokens/s":
-        return None
-    return round(one.units_per_s.value * one.step_ns.value / 1e9)
-
-
 def _why_no_cost(one: CellFigures) -> str:
     if one.evidence is not Evidence.MEASURED:
         return EMULATED
@@ -169,20 +173,6 @@ def _device(one: CellFigures) -> str:
     return environment.device_name if environment else ""
 
 
-def _nodes(study: StudyFigures) -> dict[str, int]:
-    """The most devices of one node that the study used, by device: one price for all cells of a device."""
-    most: dict[str, int] = {}
-    for one in study.cells.values():
-        environment = one.newest.environment
-        most[_device(one)] = max(most.get(_device(one), 1), environment.gpus_per_node if environment else 1)
-    return most
-
-
-def _work(cell: Cell) -> tuple[str, ...]:
-    """The fields in which two cells must agree before their time and cost may be compared."""
-    return cell.workload, cell.dataset, cell.precision, cell.source_hash or "", cell.dataset_hash or ""
-
-
 def _title(work: tuple[str, ...], all_works: Sequence[tuple[str, ...]]) -> str:
     """The workload, with the fields in which others of its name differ."""
     named = [other for other in all_works if other[0] == work[0]]
@@ -191,7 +181,7 @@ def _title(work: tuple[str, ...], all_works: Sequence[tuple[str, ...]]) -> str:
 
 
 def _undominated(costs: Sequence[CellCost]) -> Iterator[CellCost]:
-    """The costs that no other matches in both time and cost and beats in one; equals stay together."""
+    """The costs that no other matches in both time and cost and beats in one of them; equal ones all stay."""
     lowest = float("inf")
     previous: tuple[float, float] | None = None
     for cost in sorted(costs, key=_time_and_usd):
@@ -202,7 +192,7 @@ def _undominated(costs: Sequence[CellCost]) -> Iterator[CellCost]:
 
 
 def _time_and_usd(cost: CellCost) -> tuple[float, float]:
-    """To nine digits: equal figures must not differ by the last bit of a product."""
+    """Time and cost to nine digits, because the last bits of equal figures may differ."""
     assert cost.usd_per_million_samples is not None
     time_ns, usd = cost.million_samples_ns.value, cost.usd_per_million_samples.value
     return float(f"{time_ns:.9g}"), float(f"{usd:.9g}")

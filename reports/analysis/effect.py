@@ -12,13 +12,13 @@ Runs = Sequence[float]
 """The figures of a cell's runs."""
 
 SMALLEST_EFFECT = 0.02
-"""Share by which two cells must differ to be called different: less is no reason to choose (2 %)."""
+"""Share by which two cells must differ to be called different: a choice should not depend on less (2 %)."""
 FALSE_CLAIMS = 0.05
-"""Probability that equal cells lead to a claim, at most, however many pairs are compared."""
+"""Maximum probability that equal cells lead to a claim, for any number of compared pairs."""
 
 
 def side(ratio: Metric, smallest: float) -> Side | None:
-    """On which side of 1 a ratio lies: its whole interval, and its value by the share `smallest` or more.
+    """The side of 1 on which a ratio's whole interval lies, if its value is also at least `smallest` from 1.
 
     None: no difference is shown, or the ratio has no interval.
     """
@@ -30,11 +30,11 @@ def side(ratio: Metric, smallest: float) -> Side | None:
 
 
 def sides(pairs: Sequence[tuple[Runs, Runs]], smallest: float) -> list[Side | None]:
-    """On which side of 1 each pair's ratio lies, first over second, of pairs that are judged together.
+    """The side of 1 of each pair's ratio, first over second, for pairs that are judged together.
 
-    Beside `side`, Welch's t on logarithms must tell the pair apart with all of them counted: Holm's method
-    (1979), in which the k-th least probable of m pairs may have a p of `FALSE_CLAIMS` / (m - k + 1), as long
-    as those before it pass.
+    In addition to `side`, Welch's t on logarithms must distinguish the pair, corrected for the number of
+    pairs by Holm's method (1979): the k-th least probable of m pairs may have a p of `FALSE_CLAIMS` / (m - k
+    + 1), as long as all before it pass.
     """
     probable = [p_equal(first, second) for first, second in pairs]
     left, passed = len(pairs), set()
@@ -55,10 +55,10 @@ def effect_text(smallest: float) -> str:
 
 
 def claim_rule(smallest: float) -> str:
-    """When `faster` and `slower` are said, as the page defines it."""
+    """The page's definition of `faster` and `slower`."""
     return (
-        "Faster and slower say that the interval lies on one side of 1, the value by "
-        f"{effect_text(smallest)} or more (bench report --smallest-effect), and that Welch's t on the "
-        "logarithms of the runs tells the two apart at "
+        "Faster and slower mean that the interval lies on one side of 1, that the value is at least "
+        f"{effect_text(smallest)} from it (bench report --smallest-effect), and that Welch's t on the "
+        "logarithms of the runs distinguishes the two at "
         f"{effect_text(FALSE_CLAIMS)} for all such comparisons together (Holm)"
     )

@@ -1,5 +1,6 @@
-"""Gains and losses of each way to exchange gradients against the dense one, on the same work and network:
-bytes, loss, and the bandwidth at which it breaks even.
+"""Gains and losses of each way to exchange gradients, compared with the dense exchange.
+
+For the same work and network: speed-up, bytes, loss, and the bandwidth at which an exchange breaks even.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from results.derivation.communication import bus_factor
 from results.notation import NO_LINK, read_link
 from results.outcome import Evidence
 from results.record import POINT_TO_POINT
-from results.run import OperationSummary, RunResult
+from results.run import OperationSummary
 from results.statistics import Metric, ratio_of_runs
 
 Gain = Literal["faster", "no gain", "slower"]
 
 FEWEST_RUNS = 3
-"""Runs of each side that a verdict needs: n runs of two equal exchanges are apart by chance 2 n! n! / (2n)!
-of the times, one in three with two runs, one in ten with three."""
+"""Runs of each side that a verdict needs. By chance, n runs of two equal exchanges do not overlap in
+2 n! n! / (2n)! of the cases: one in three with two runs, one in ten with three."""
 FEW_RUNS = f"a verdict needs {FEWEST_RUNS} runs of each"
 NOT_RECORDED = "operations not recorded"
 NOT_EXPOSED = "exposed transfer not measured"
-BY_NODES = "bytes inside of nodes and across them are not told apart"
+BY_NODES = "bytes inside of nodes and across them cannot be distinguished"
 NO_FEWER = "sends no fewer bytes"
 ANY_RATE = "at any bandwidth"
-NOT_APART = "not told apart"
+NOT_APART = "no difference shown"
 SLOWER_TRANSFER = "slower here: its fewer bytes take longer"
 
 
@@ -44,7 +45,7 @@ class LossGuard:
     """The losses of two exchanges on the same samples after the same number of steps."""
 
     steps: int
-    """Proof, warm-up and all: from the first step of the training."""
+    """Steps from the first of the training, with proof and warm-up."""
     loss: float
     """The mean over ranks and runs of that step's own batch, or of the steps that were kept as one."""
     dense: float
@@ -78,7 +79,10 @@ def payload_ratio(figures: CellFigures, dense: CellFigures) -> float | None:
 
 def loss_guard(figures: CellFigures, dense: CellFigures) -> LossGuard | None:
     """Both losses of the last steps that every run of both kept together; None without such steps."""
-    kept = [_losses(run) for run in (*figures.runs, *dense.runs)]
+    kept: list[dict[Window, float]] = []
+    for run in (*figures.runs, *dense.runs):
+        first, every = run.first_steps or 0, run.losses_every
+        kept.append({(first + (place + 1) * every, every): loss for place, loss in enumerate(run.losses)})
     shared = set.intersection(*(set(losses) for losses in kept))
     if not shared:
         return None
@@ -117,9 +121,9 @@ def break_even(figures: CellFigures, dense: CellFigures) -> BreakEven:
 
 
 def judged(found: BreakEven, verdict: Gain | None) -> BreakEven:
-    """The break-even that the runs support, or the reason why too few runs support one.
+    """The break-even that the runs support, or the reason why they support none.
 
-    Whether fewer bytes are sent is known without runs.
+    A verdict is not needed to see whether fewer bytes are sent.
     """
     if found.mbit_per_s is None and found.reason != ANY_RATE:
         return found
@@ -135,8 +139,8 @@ def judged(found: BreakEven, verdict: Gain | None) -> BreakEven:
 def wire_bytes(operations: Sequence[OperationSummary], backend: Backend) -> float | None:
     """Bytes that a rank sends in a step; None where nothing was recorded, or the algorithm is not known.
 
-    Payload times the factor of the bus bandwidth, which is what the best algorithms send; a send is sent
-    once, and what is received was counted where it was sent.
+    It is payload times the factor of the bus bandwidth, as the best algorithms send it. A send counts once,
+    and a receive does not count, because the sender counts it.
     """
     sent = 0.0
     for operation in operations:
@@ -150,23 +154,18 @@ def wire_bytes(operations: Sequence[OperationSummary], backend: Backend) -> floa
 
 
 def _apart_from_transfer(one: CellCommunication) -> float | None:
-    """The step time less its exposed transfer, which chance can have below 0."""
+    """The step time less its exposed transfer; a transfer that chance made negative counts as 0."""
     return None if one.transfer_ns is None else one.figures.step_ns.value - max(0.0, one.transfer_ns.value)
 
 
 Window = tuple[int, int]
-"""The last of some steps, from the very first of the training, and how many they are."""
-
-
-def _losses(run: RunResult) -> dict[Window, float]:
-    first, every = run.first_steps or 0, run.losses_every
-    return {(first + (place + 1) * every, every): loss for place, loss in enumerate(run.losses)}
+"""The last of some steps, counted from the first of the training, and their number."""
 
 
 NO_DENSE = "no dense exchange has a figure here"
 GRADIENT_BYTES = 4
-"""Bytes of a parameter's gradient: it has single precision, whatever it is sent as."""
-ALONE = "every strategy has its dense exchange alone"
+"""Bytes of a parameter's gradient in single precision, which it has before it is sent."""
+ALONE = "every strategy was measured only with its dense exchange"
 _GAINS: dict[Side | None, Gain] = {"above": "faster", "below": "slower", None: "no gain"}
 
 
@@ -176,13 +175,13 @@ class ExchangeRow:
 
     figures: CellFigures
     dense: CellFigures | None
-    """The dense exchange it is compared with; None for that exchange itself, and where there is none."""
+    """The dense exchange that it is compared with; None for that exchange itself and without one."""
     speed_up: Metric | None
     """Step time of the dense exchange over its own: above 1 it is faster."""
     reason: str | None
-    """Why there is no speed-up, or none that can be judged; None for the dense exchange itself."""
+    """Why the speed-up is missing or cannot be judged; None for the dense exchange itself."""
     verdict: Gain | None = None
-    """Whether its runs are apart from those of the dense exchange, and on which side; None: not judged."""
+    """Whether its runs are faster or slower than the runs of the dense exchange; None: not judged."""
 
     @property
     def cell(self) -> Cell:
@@ -195,8 +194,8 @@ class ExchangeRow:
 
     @property
     def gradients_per_exposed_s(self) -> float | None:
-        """Bytes of the model's gradients, 4 a parameter however few are sent, over the exposed seconds; None
-        where these may be 0."""
+        """Bytes of the model's gradients, 4 a parameter even if fewer are sent, over the exposed seconds;
+        None if these may be 0."""
         exposed, parameters = communication(self.figures).exposed_ns, self.figures.newest.parameters
         if exposed is None or exposed.low is None or exposed.low <= 0 or not parameters:
             return None
@@ -204,18 +203,18 @@ class ExchangeRow:
 
     @property
     def payload_ratio(self) -> float | None:
-        """Payload over that of the dense exchange."""
+        """Payload over the payload of the dense exchange."""
         return None if self.dense is None else payload_ratio(self.figures, self.dense)
 
     @property
     def exchange_cpu_ns(self) -> float | None:
-        """CPU time a step of other threads than the training thread: encoding, decoding and adding up, hidden
-        or not."""
+        """CPU time a step of threads other than the training thread, for encoding, decoding and summing; also
+        where it is hidden."""
         return communication(self.figures).mean("exchange_cpu_ns")
 
     @property
     def loss_guard(self) -> LossGuard | None:
-        """Its loss beside that of the dense exchange; None where the two cannot be compared."""
+        """The losses of it and of the dense exchange; None where the two cannot be compared."""
         return None if self._comparable is None else loss_guard(self.figures, self._comparable)
 
     @property
@@ -233,7 +232,7 @@ class ExchangeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangePart:
-    """All that exchanged the gradients of one workload over one network."""
+    """All exchanges of the gradients of one workload over one network."""
 
     workload: str
     link: str
@@ -244,14 +243,14 @@ class ExchangePart:
 
     @property
     def finding(self) -> str:
-        """Which were faster than the dense exchange and which slower, in a sentence."""
+        """A sentence that names the exchanges that were faster or slower than the dense one."""
         where = "On this network" if self.link == NO_LINK else f"Over {self.link} links"
         if all(row.figures.evidence is Evidence.EMULATED for row in self.rows):
             where += " (emulated)"
         judged = [row for row in self.rows if row.verdict is not None]
         if not judged:
             reasons = dict.fromkeys(row.reason for row in self.rows if row.reason is not None)
-            return f"{where} nothing can be told apart: {'; '.join(reasons) or ALONE}."
+            return f"{where} no exchanges can be compared: {'; '.join(reasons) or ALONE}."
         if any(row.verdict == "faster" for row in judged):
             return f"{where} {_gains(judged, _names(self.rows))}."
         return f"{where} {_no_gain(judged, _names(self.rows), self.smallest_effect)}."
@@ -269,7 +268,10 @@ def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
         if len({exchange_label(one.cell) for one in parts[part]}) > 1
     }
     smallest = study.assumptions.smallest_effect
-    verdicts = _verdicts([row for those in rows.values() for row in those], smallest)
+    # All comparable rows of a study are judged together.
+    pairs = [(row, row.dense) for those in rows.values() for row in those if row.dense and row.reason is None]
+    found = sides([(dense.run_step_ns, row.figures.run_step_ns) for row, dense in pairs], smallest)
+    verdicts = {row.cell.id: _GAINS[one] for (row, _), one in zip(pairs, found, strict=True)}
     return [
         ExchangePart(
             workload=workload,
@@ -279,13 +281,6 @@ def exchange_parts(study: StudyFigures) -> list[ExchangePart]:
         )
         for (workload, link), those in rows.items()
     ]
-
-
-def _verdicts(rows: Sequence[ExchangeRow], smallest: float) -> Mapping[str, Gain]:
-    """Judge all comparable rows of a study together; the keys are ids of cells."""
-    pairs = [(row, row.dense) for row in rows if row.dense is not None and row.reason is None]
-    found = sides([(dense.run_step_ns, row.figures.run_step_ns) for row, dense in pairs], smallest)
-    return {row.cell.id: _GAINS[one] for (row, _), one in zip(pairs, found, strict=True)}
 
 
 Names = Mapping[str, str]
@@ -308,7 +303,7 @@ def _row(figures: CellFigures, dense: Mapping[str, CellFigures]) -> ExchangeRow:
     if against is None:
         reason = None if figures.cell.dense else NO_DENSE
         return ExchangeRow(figures=figures, dense=None, speed_up=None, reason=reason)
-    reason = _incomparable(figures, against)
+    reason = incomparable(figures, against)
     if reason is not None:
         return ExchangeRow(figures=figures, dense=against, speed_up=None, reason=reason)
     speed_up = ratio_of_runs(against.run_step_ns, figures.run_step_ns, "x")
@@ -317,7 +312,7 @@ def _row(figures: CellFigures, dense: Mapping[str, CellFigures]) -> ExchangeRow:
 
 
 def _against(cell: Cell, dense: Mapping[str, CellFigures]) -> CellFigures | None:
-    """The dense exchange of the same strategy; for that itself, and where there is none, the one of ddp."""
+    """The dense exchange of the same strategy; the one of ddp for that exchange itself and without one."""
     own = dense.get(cell.strategy)
     if own is not None and not cell.dense:
         return own
@@ -326,7 +321,8 @@ def _against(cell: Cell, dense: Mapping[str, CellFigures]) -> CellFigures | None
     return None if reference is not None and reference.cell.id == cell.id else reference
 
 
-def _incomparable(figures: CellFigures, dense: CellFigures) -> str | None:
+def incomparable(figures: CellFigures, dense: CellFigures) -> str | None:
+    """Why the step times of two cells cannot be compared; None if they can."""
     if figures.evidence is not dense.evidence:
         return f"{figures.evidence} here, {dense.evidence} there"
     unlike = unlike_conditions(figures, dense)
@@ -376,7 +372,7 @@ def _times(rows: Sequence[ExchangeRow], verdict: Gain, names: Names) -> str:
 
 
 def _at(points: Sequence[ExchangeRow], verdict: Gain) -> str:
-    """`, from 16`: where an exchange has a verdict that it does not have at all of its points."""
+    """`, from 16`: the sizes with a verdict, if not all points of an exchange have it."""
     those = _with(points, verdict)
     if len(those) == len(points):
         return ""
@@ -403,7 +399,7 @@ def _turns(points: Sequence[ExchangeRow]) -> bool:
 
 
 def _told_by_size(points: Sequence[ExchangeRow]) -> bool:
-    """Whether no size has two verdicts, by batch or setting."""
+    """Whether every size has only one verdict over its batches and settings."""
     return len({(row.cell.gpus, row.verdict) for row in points}) == len({row.cell.gpus for row in points})
 
 
@@ -432,7 +428,7 @@ def _with(points: Sequence[ExchangeRow], verdict: Gain) -> list[ExchangeRow]:
 
 
 def _factor(row: ExchangeRow) -> float:
-    """How many times faster or, if it is slower, slower."""
+    """The factor by which it is faster or, if its verdict is slower, slower."""
     assert row.speed_up is not None
     return 1 / row.speed_up.value if row.verdict == "slower" else row.speed_up.value
 
@@ -440,13 +436,12 @@ def _factor(row: ExchangeRow) -> float:
 def _names(rows: Sequence[ExchangeRow]) -> Names:
     """The name of each exchange in a sentence, without commas: `topk:0.01 over ring`."""
     several = len({row.cell.strategy for row in rows}) > 1
-    return {row.name: _name(row.cell, several=several) for row in rows}
-
-
-def _name(cell: Cell, *, several: bool) -> str:
-    sent = cell.compression if cell.compresses else ""
-    if several:
-        what = f"{cell.strategy} + {sent}" if sent else cell.strategy
-    else:
-        what = sent or "dense"
-    return what if cell.collective == DEFAULT_COLLECTIVE else f"{what} over {cell.collective}"
+    names = {}
+    for row in rows:
+        cell, sent = row.cell, row.cell.compression if row.cell.compresses else ""
+        if several:
+            what = f"{cell.strategy} + {sent}" if sent else cell.strategy
+        else:
+            what = sent or "dense"
+        names[row.name] = what if cell.collective == DEFAULT_COLLECTIVE else f"{what} over {cell.collective}"
+    return names

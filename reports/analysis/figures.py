@@ -37,9 +37,9 @@ class CellFigures:
     """In the workload's own unit (`images/s`, `tokens/s`)."""
     phase_ns: dict[str, float]
     exposed_ns: Metric | None
-    """On less off: what a step takes longer with the exchange than without it."""
+    """On less off: how much longer a step takes with the exchange than without it."""
     exposed_share: Metric | None
-    """The same over step time."""
+    """On less off, as a share of the step time."""
     exposed_absent: str | None
     """The reason for a missing exposed time."""
     proof: Proof | None
@@ -59,12 +59,12 @@ class CellFigures:
 
     @property
     def throughput(self) -> Metric:
-        """In the workload's unit, or in samples where the unit is unknown."""
+        """Throughput in the workload's unit, or in samples if the unit is unknown."""
         return self.units_per_s or self.samples_per_s
 
     @property
     def mfu(self) -> float | None:
-        """Over the mean step time of all runs, as every rate; None where peak or FLOPs are unknown."""
+        """MFU at the mean step time of all runs; None where peak or FLOPs are unknown."""
         run = self.newest
         if run.mfu is None or run.step_ns is None:
             return None
@@ -92,6 +92,10 @@ def cell_figures(pool: Pool) -> CellFigures | None:
     step_ns = over_runs(steps, "ns")
     exposed = [run.exposed_ns.value for run in pool.runs if run.exposed_ns is not None]
     complete = len(exposed) == len(steps)
+    proofs = [run.proof for run in pool.runs if run.proof is not None]
+    names, phases = pool.runs[-1].phase_ns.keys(), {}
+    if all(run.phase_ns.keys() == names for run in pool.runs):
+        phases = {name: sum(run.phase_ns[name] for run in pool.runs) / len(pool.runs) for name in names}
     return CellFigures(
         pool=pool,
         evidence=pool.runs[-1].evidence,
@@ -99,18 +103,19 @@ def cell_figures(pool: Pool) -> CellFigures | None:
         run_step_ns=tuple(steps),
         samples_per_s=throughput(step_ns, work=pool.cell.global_batch, unit="samples/s"),
         units_per_s=_units_per_s(pool.runs, step_ns),
-        phase_ns=_mean_phases(pool.runs),
+        phase_ns=phases,
         exposed_ns=differences(exposed, "ns") if complete else None,
         exposed_share=share_of_runs(exposed, steps) if complete else None,
         exposed_absent=None if complete else _why_not_exposed(pool.runs),
-        proof=_strongest(pool.runs),
+        # The strongest one.
+        proof=min(proofs, key=lambda proof: _STRONGEST_PROOF.index(proof.method), default=None),
     )
 
 
 def throughput(step_ns: Metric, *, work: float, unit: str) -> Metric:
     """Work of one step over the mean step time; the ends of the interval change places.
 
-    Total work over total time: a mean of rates would overstate it.
+    This is total work over total time. A mean of rates would overstate it.
     """
     return Metric(
         value=work * 1e9 / step_ns.value,
@@ -157,23 +162,11 @@ def _units_per_s(runs: Sequence[RunResult], step_ns: Metric) -> Metric | None:
     return throughput(step_ns, work=round(sum(work) / len(work)), unit=f"{units.pop()}/s")
 
 
-def _mean_phases(runs: Sequence[RunResult]) -> dict[str, float]:
-    names = runs[-1].phase_ns
-    if any(run.phase_ns.keys() != names.keys() for run in runs):
-        return {}
-    return {name: sum(run.phase_ns[name] for run in runs) / len(runs) for name in names}
-
-
 def _why_not_exposed(runs: Sequence[RunResult]) -> str:
     if all(run.exchange_payload_bytes == 0 for run in runs):
         return "nothing is exchanged"
     reasons = [run.absent[key] for run in runs for key in ("exposed_ns", "quads") if key in run.absent]
     return reasons[0] if reasons else "not measured"
-
-
-def _strongest(runs: Sequence[RunResult]) -> Proof | None:
-    proofs = [run.proof for run in runs if run.proof is not None]
-    return min(proofs, key=lambda proof: _STRONGEST_PROOF.index(proof.method), default=None)
 
 
 _BITS: dict[Precision, int] = {"fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16}
@@ -185,13 +178,13 @@ def training_of(figures: CellFigures) -> Training:
 
 
 def exchanges_by_nodes(figures: CellFigures) -> bool:
-    """Whether its exchange goes inside of nodes and across them."""
+    """Whether its exchange has separate stages inside of nodes and across them."""
     told = training_of(figures).exchanges_by_nodes
     return by_nodes_before(figures.cell.collective) if isinstance(told, msgspec.UnsetType) else told
 
 
 def differences_in_training(figures: CellFigures, precisions: Iterable[Precision]) -> tuple[str, ...]:
-    """Clauses such as `averages every 4 steps`. `precisions` are those that the cell is compared with."""
+    """Clauses such as `averages every 4 steps`, for a comparison with cells of these precisions."""
     cell = figures.cell
     clauses = [*training_of(figures).differences]
     if cell.compresses:

@@ -21,7 +21,7 @@ class HeadlineRow:
 
     workload: str
     strategy: str
-    """With what else says how gradients travel: `ddp + topk:0.01, ring`."""
+    """The label of the exchange: `ddp + topk:0.01, ring`."""
     setting: str
     """The settings that distinguish the cell from others of the study and have no column."""
     kinds: tuple[Scaling, ...]
@@ -46,7 +46,10 @@ def headline(study: StudyFigures) -> list[HeadlineRow]:
                 figures=point.figures,
                 efficiency=point.efficiency,
             )
-            key = (point.figures.cell.id, row.strategy, _claim(row.efficiency))
+            # Points of one cell in two series with equal efficiency become one row.
+            claim = row.efficiency
+            baseline = claim.baseline.figures.cell.id if claim.baseline else None
+            key = (row.figures.cell.id, row.strategy, claim.is_baseline, baseline, claim.reason)
             seen = rows.get(key, row)
             rows[key] = replace(seen, kinds=tuple(dict.fromkeys((*seen.kinds, *row.kinds))))
     return list(rows.values())
@@ -55,37 +58,12 @@ def headline(study: StudyFigures) -> list[HeadlineRow]:
 def headline_table(study: StudyFigures) -> TextTable:
     """The headline, for the page and for the command line alike."""
     rows = headline(study)
-    columns = [
-        column
-        for column in _columns(study.devices_word)
-        if column.title != "setting" or any(row.setting for row in rows)
-    ]
-    return table(rows, columns)
-
-
-def efficiency_field(efficiency: Efficiency) -> Field:
-    """`94.1 % (92.0 to 95.3)`, `baseline`, or why there is none: `none: emulated`."""
-    if efficiency.is_baseline:
-        return Field("baseline")
-    if efficiency.metric is None:
-        return Field(f"none: {efficiency.no_claim.short if efficiency.no_claim else ''}")
-    figure = fields.figure(efficiency.metric, ends=True)
-    return replace(figure, text=f"{figure.text}, super-linear") if efficiency.super_linear else figure
-
-
-def runs_text(figures: CellFigures) -> str:
-    """`3 measured`, `2 of 3 measured`, `3 emulated, disturbed`."""
-    there, planned = len(figures.runs), figures.pool.planned
-    share = f"{there}" if there >= planned else f"{there} of {planned}"
-    return f"{share} {figures.evidence}{', disturbed' if figures.disturbed else ''}"
-
-
-def _columns(devices_word: str) -> list[Column[HeadlineRow]]:
-    return [
+    setting: Column[HeadlineRow] = words("setting", lambda row: row.setting)
+    columns: list[Column[HeadlineRow]] = [
         words("workload", lambda row: row.workload),
         words("strategy", lambda row: row.strategy),
-        words("setting", lambda row: row.setting),
-        figures(devices_word, lambda row: fields.whole(row.gpus), anchor="method-sizes"),
+        *([setting] if any(row.setting for row in rows) else []),
+        figures(study.devices_word, lambda row: fields.whole(row.gpus), anchor="method-sizes"),
         words("scaling", lambda row: ", ".join(row.kinds), anchor="method-scaling"),
         figures(
             "batch per replica / global", lambda row: fields.batch(row.figures.cell), anchor="method-scaling"
@@ -101,10 +79,29 @@ def _columns(devices_word: str) -> list[Column[HeadlineRow]]:
         words("proof", lambda row: row.figures.proof_method, anchor="method-proof"),
         words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),
     ]
+    return table(rows, columns)
+
+
+def efficiency_field(efficiency: Efficiency) -> Field:
+    """An efficiency as text: `94.1 % (92.0 to 95.3)`, `baseline`, or the reason for none: `none:
+    emulated`."""
+    if efficiency.is_baseline:
+        return Field("baseline")
+    if efficiency.metric is None:
+        return Field(f"none: {efficiency.no_claim.short if efficiency.no_claim else ''}")
+    figure = fields.figure(efficiency.metric, ends=True)
+    return replace(figure, text=f"{figure.text}, super-linear") if efficiency.super_linear else figure
+
+
+def runs_text(figures: CellFigures) -> str:
+    """`3 measured`, `2 of 3 measured`, `3 emulated, disturbed`."""
+    there, planned = len(figures.runs), figures.pool.planned
+    share = f"{there}" if there >= planned else f"{there} of {planned}"
+    return f"{share} {figures.evidence}{', disturbed' if figures.disturbed else ''}"
 
 
 def against(efficiency: Efficiency) -> str:
-    """The baseline of an efficiency: `single on 1`; nothing of the baseline itself."""
+    """The baseline of an efficiency: `single on 1`; a dash for the baseline itself."""
     if efficiency.baseline is None or efficiency.is_baseline:
         return NOTHING
     return efficiency.baseline.short
@@ -114,9 +111,3 @@ def on_less_off(row: HeadlineRow) -> Field:
     """The time that the exchange adds to a step, as a share of the step."""
     share = row.figures.exposed_share
     return fields.percent(share.value if share else None)
-
-
-def _claim(efficiency: Efficiency) -> tuple[object, ...]:
-    """The key by which rows of one cell in two series become one row."""
-    baseline = efficiency.baseline.figures.cell.id if efficiency.baseline else None
-    return efficiency.is_baseline, baseline, efficiency.reason

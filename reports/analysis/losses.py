@@ -1,7 +1,7 @@
 """Results of training on real data: loss curves, and the time to a loss that all of them reach.
 
-Synthetic samples are noise with random targets: a model can only learn them by heart, and its loss says
-nothing.
+Synthetic samples are noise with random targets. A model can only memorize them, so their loss is not
+compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from results.cell import Cell
 from results.run import RunResult
 
 _WINDOW_SHARE = 10
-"""A loss is the mean over the last tenth of the samples that are compared: losses of single batches jump."""
+"""A loss is the mean over the last tenth of the compared samples, because losses of single batches vary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +24,20 @@ class LossCurve:
     """The losses of a run of a cell."""
 
     label: str
-    """How gradients travel: `ddp + topk:0.01`."""
+    """The label of the exchange: `ddp + topk:0.01`."""
     figures: CellFigures
     losses: tuple[float, ...]
     """The mean over ranks."""
     every: int
-    """Steps that each of them is the mean of; the last may be of fewer."""
+    """The number of steps that each loss is the mean of; the last may have fewer."""
     first: int
-    """Steps of the training before them, which a proof checks."""
+    """Steps of the training before the first loss, which a proof checks."""
     last: int
     """The last step of the training."""
 
     @property
     def steps(self) -> list[int]:
-        """The last step that each loss is of, from 1, the very first of the training."""
+        """The last step of each loss, counted from 1, the first step of the training."""
         return _ends(len(self.losses), self.every, self.first, self.last)
 
     @property
@@ -51,7 +51,7 @@ class LossCurve:
         return self.steps[-1] * self.global_batch
 
     def loss_after(self, samples: float, *, window: float) -> float:
-        """The mean loss of the last `window` samples up to `samples` (of those there are)."""
+        """The mean loss of the last `window` samples up to `samples`, as far as losses were recorded."""
         weighted = weights = 0.0
         begin = self.first * self.global_batch
         for loss, step in zip(self.losses, self.steps, strict=True):
@@ -63,10 +63,10 @@ class LossCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossGroup:
-    """Curves of one piece of work at one size, exchanged in several ways.
+    """Curves of one piece of work at one size, with several exchanges.
 
-    Warm-up ends after another number of steps in each run, so that losses are compared after the samples that
-    all of them trained on.
+    Warm-up ends after a different number of steps in each run, so losses are compared after the samples that
+    all curves were trained on.
     """
 
     gpus: int
@@ -93,14 +93,14 @@ class LossGroup:
         return [self._smoothed(curve, step * curve.global_batch) for step in curve.steps]
 
     def steps_to_target(self, curve: LossCurve) -> int:
-        """The first step, at the latest that of the common samples, at which the running mean is at or below
-        the target."""
+        """The first step at which the running mean is at or below the target, at the latest the step at which
+        the common samples end."""
         common = math.ceil(self.samples / curve.global_batch)
         before = zip(curve.steps, self.smoothed(curve), strict=True)
         return next((step for step, loss in before if step < common and loss <= self.target), common)
 
     def ns_to_target(self, curve: LossCurve) -> float:
-        """Steps to the target times the cell's mean step time: start-up and checks are not in it."""
+        """Steps to the target times the cell's mean step time, without start-up and checks."""
         return self.steps_to_target(curve) * curve.figures.step_ns.value
 
     def _smoothed(self, curve: LossCurve, samples: int) -> float:
@@ -115,7 +115,7 @@ def trained_samples(cell: Cell, run: RunResult) -> int | None:
 
 
 def loss_steps(run: RunResult) -> list[int]:
-    """The last step that each of a run's losses is of, from 1, the very first of the training."""
+    """The last step of each of a run's losses, counted from 1, the first step of the training."""
     first = run.first_steps or 0
     return _ends(len(run.losses), run.losses_every, first, first + run.warmup_steps + run.steps)
 
@@ -125,11 +125,16 @@ def _ends(losses: int, every: int, first: int, last: int) -> list[int]:
 
 
 def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
-    """The loss curves of one piece of work, at the largest size that most series have; None for none."""
+    """The loss curves of one piece of work, at the largest size that most series have; None without
+    curves."""
     sizes: dict[int, list[LossCurve]] = {}
     for curve in curves:
         for point in curve.points:
-            found = _newest_curve(curve.key.exchange, point.figures)
+            # The newest run that kept its losses.
+            of_runs = (
+                loss_curve(curve.key.exchange, point.figures, run) for run in reversed(point.figures.runs)
+            )
+            found = next((one for one in of_runs if one is not None), None)
             if found is not None:
                 sizes.setdefault(point.gpus, []).append(found)
     if not sizes:
@@ -153,9 +158,3 @@ def loss_curve(label: str, figures: CellFigures, run: RunResult) -> LossCurve | 
         first=first,
         last=first + run.warmup_steps + run.steps,
     )
-
-
-def _newest_curve(label: str, figures: CellFigures) -> LossCurve | None:
-    """The loss curve of the newest run that kept its losses."""
-    curves = (loss_curve(label, figures, run) for run in reversed(figures.runs))
-    return next((curve for curve in curves if curve is not None), None)

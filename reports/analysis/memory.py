@@ -1,4 +1,4 @@
-"""Memory that a cell took, against what its device or its host has."""
+"""Memory that a cell took, compared with the memory of its device or host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from results.outcome import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellMemory:
-    """The largest of any rank and counted run. None: not recorded, or nothing to compare it with."""
+    """The largest memory of any rank and counted run. None: not recorded, or without a capacity to
+    compare."""
 
     figures: CellFigures
     device_peak_bytes: int | None
@@ -23,7 +24,7 @@ class CellMemory:
     rss_peak_bytes: int | None
     rss_over_idle_bytes: int | None
     host_bytes: int | None
-    """Memory of one host; recorded of runs on CPU."""
+    """Memory of one host, which runs on CPU record."""
     ranks_per_host: int
     predicted_bytes: int | None
     """The prediction for the fullest rank, in closed form."""
@@ -38,7 +39,8 @@ class CellMemory:
 
     @property
     def host_share(self) -> float | None:
-        """At most: the largest rank stands for all of its host, and what they share is counted for each."""
+        """An upper bound: every rank of the host counts like the largest, with the memory that ranks
+        share."""
         return _over(self.rss_peak_bytes, self.host_bytes, times=self.ranks_per_host)
 
     @property
@@ -48,7 +50,8 @@ class CellMemory:
 
     @property
     def step_bytes(self) -> int | None:
-        """What a prediction is of: the allocator's peak on a GPU; on a CPU what the run took over idle."""
+        """The memory that is predicted: the allocator's peak on a GPU; on a CPU what the run took over
+        idle."""
         return self.rss_over_idle_bytes if self.cell.device == "cpu" else self.device_peak_bytes
 
     @property

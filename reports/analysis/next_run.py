@@ -1,10 +1,10 @@
-"""The run that a study needs next, by two rules, and the `bench matrix` call that runs points of a study: its
-cells again, or others of the same series.
+"""The run that a study needs next, by two rules, and the `bench matrix` call that runs points of a study
+again, or other points of the same series.
 
-First come planned cells without a figure: those that were not run, then those that failed. Where every
-cell has one, it is the size that leaves the choice of a size open: more runs of the cells that decide the
-choice, while they have fewer than six or their intervals hold more than one answer; twice the largest
-size, where growing paid up to there or one size was measured.
+The first rule names planned cells without a figure: cells that were not run, then cells that failed. If every
+cell has a figure, the second rule names the size that leaves the choice of a size open. It asks for more runs
+of the cells that decide the choice, while these have fewer than six runs or their intervals contain more than
+one answer. It asks for twice the largest size if growing paid up to it, or if only one size was measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, REFERENCE_STRATE
 from results.errors import bench_call
 from results.notation import NO_LINK
 from results.outcome import Outcome
-from results.plan import Request, Scaling
+from results.plan import Request
 from results.statistics import FEWEST_FOR_INTERVAL
 
 NextKind = Literal["first", "failed", "repeats", "size"]
@@ -91,7 +91,7 @@ def _left_open(study: StudyFigures) -> NextRun | None:
         return None
     if len({point.gpus for _, point in piece.measured}) == 1:
         fastest = max(piece.measured, key=lambda named: named[1].figures.samples_per_s.value)
-        return _larger(study, fastest[0], "one size alone was measured")
+        return _larger(study, fastest[0], "only one size was measured")
     candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
     if len({one.gpus for one in candidates}) < 2:
         return None
@@ -112,7 +112,7 @@ def _left_open(study: StudyFigures) -> NextRun | None:
 
 
 def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) -> NextRun | None:
-    """More runs of the cells that decide the choice, where they are few or leave it open."""
+    """More runs of the cells that decide the choice, if they are few or leave it open."""
     deciding = {one.cell.id: one for one in (picked.candidate.figures, *picked.deciding)}
     fewest = min(len(one.runs) for one in deciding.values())
     if fewest >= FEWEST_FOR_INTERVAL and not picked.open:
@@ -127,8 +127,8 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
         there = of.single.figures if of.single is not None and joins(of) else None
         return there if there is not None and there.cell.id in ids and asked(of) else None
 
-    # One call is of one series, and of its single device: the one with most of these cells, that of the
-    # chosen cell where several have as many.
+    # One call runs one series and its single device: the series with most of these cells, and the series of
+    # the chosen cell if several have the same number.
     series = [curve, *(other for other in piece.curves if other is not curve)]
     at = max(
         series, key=lambda one: (len(asked(one)) + (single(one) is not None), max(asked(one), default=0))
@@ -159,7 +159,7 @@ def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
         return None
     key = curve.key
     if key.strategy == BASELINE_STRATEGY:
-        # It is of one device alone.
+        # This strategy runs on only one device.
         key = replace(key, strategy=REFERENCE_STRATEGY)
     call = matrix_call(study, key, (gpus,))
     return _run(replace(curve, key=key), (gpus,), kind="size", why=why, command=call)
@@ -208,26 +208,38 @@ def matrix_call(
 ) -> str:
     """The call that runs a series on `gpus`: its cells have the ids that they have in the study.
 
-    `repeats` are the runs of a cell that there are in the end (None: as planned); with `rerun` cells that
-    failed for good run again. `alone` is a strategy of one device, whose cell of the same work is run too:
-    `joins` says whether one call can do both.
+    `repeats` is the final number of runs of a cell (None: as planned). With `rerun`, cells that failed for
+    good run again. `alone` is a strategy of one device, whose cell of the same work is run too: `joins` says
+    whether one call can do both.
     """
-    request = _request(study, key)
+    # The newest plan with cells of the same settings.
+    plans = [plan for plan in study.plans if any(setting_of(cell) == key.setting for cell in plan.cells)]
+    request = plans[-1].request
+    batch = key.constant_batch
+    scaling = ("--scaling", key.kind, "--global-batch-size", batch)
     words: list[object] = [*(study.placed or ("--name", study.name))]
     sizes = gpus if alone is None else (1, *gpus)
     words += ["--workload", key.workload]
     words += ["--strategy", key.strategy if alone is None else f"{alone},{key.strategy}"]
-    words += ["--gpus", ",".join(map(str, sizes)), *_scaling(key.kind, key.constant_batch)]
+    words += [
+        "--gpus",
+        ",".join(map(str, sizes)),
+        *(("--batch-size", batch) if key.kind == "weak" else scaling),
+    ]
     words += ["--repeats", request.repeats if repeats is None else repeats]
-    words += [*_travel(key), *_settings(request), *(("--rerun", "failed") if rerun else ())]
+    defaults = {"compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE, "link": NO_LINK}
+    for name, default in defaults.items():
+        if getattr(key, name) != default:
+            words += [f"--{name}", getattr(key, name)]
+    words += [*_settings(request), *(("--rerun", "failed") if rerun else ())]
     return bench_call("matrix", *words)
 
 
 def joins(curve: Curve) -> bool:
     """Whether one call can run sizes of the curve and its single device without a further cell.
 
-    A call is a product of its axes: the curve's strategy must be one that the plan refused on one device, and
-    no other axis may have a value that the single device would need another of.
+    A call is a product of its axes. So the plan must have refused the curve's strategy on one device, and the
+    single device must have the same values on all other axes.
     """
     key, single = curve.key, curve.single
     plain = (key.compression, key.collective, key.link) == (UNCOMPRESSED, DEFAULT_COLLECTIVE, NO_LINK)
@@ -240,25 +252,8 @@ def joins(curve: Curve) -> bool:
     )
 
 
-def _request(study: StudyFigures, key: SeriesKey) -> Request:
-    """The request of the newest plan with cells of the same settings."""
-    plans = [plan for plan in study.plans if any(setting_of(cell) == key.setting for cell in plan.cells)]
-    return plans[-1].request
-
-
-def _scaling(kind: Scaling, batch: int) -> tuple[object, ...]:
-    return ("--batch-size", batch) if kind == "weak" else ("--scaling", kind, "--global-batch-size", batch)
-
-
-def _travel(key: SeriesKey) -> Iterator[object]:
-    defaults = {"compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE, "link": NO_LINK}
-    for name, default in defaults.items():
-        if getattr(key, name) != default:
-            yield from (f"--{name}", getattr(key, name))
-
-
 def _settings(request: Request) -> Iterator[object]:
-    """Options of the whole matrix, as far as they differ from their defaults."""
+    """Options of the matrix that differ from their defaults."""
     for name in _VALUES:
         value = getattr(request, name)
         if value != getattr(_DEFAULTS, name):

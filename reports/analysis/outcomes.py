@@ -1,4 +1,4 @@
-"""Cells without a figure, and why: absence is a result, with a reason."""
+"""Cells without a figure, and the reasons: a missing figure is a result too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LostRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedSizes:
-    """Points of the matrix that were skipped for one reason: they differ in gpus alone."""
+    """Points of the matrix that were skipped for one reason and differ only in gpus."""
 
     skip: Skip
     """The first of them."""
@@ -61,7 +61,7 @@ def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
 def pruned(plans: Iterable[Plan], results: Iterable[RunResult]) -> dict[str, str]:
     """Why planned cells without a run need none, by id: a smaller batch of the same plan ran out of memory.
 
-    That is what a plan's runs leave out; a cell that was run all the same has an outcome of its own.
+    Runs of the plan leave these cells out. A cell that was run nevertheless has its own outcome.
     """
     newest: dict[str, Outcome] = {}
     for result in sorted(results, key=lambda result: (result.started_at or "", result.run_id)):
@@ -82,7 +82,7 @@ def lost_runs(pools: Iterable[Pool]) -> list[LostRun]:
 
 
 def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:
-    """Skips put together where only the size differs, sizes ascending."""
+    """Skips grouped where only the size differs, sizes ascending."""
     groups: dict[tuple[SeriesId, str], list[Skip]] = {}
     for skip in skips:
         groups.setdefault((skip.series_id, skip.reason), []).append(skip)
@@ -101,7 +101,7 @@ def _failure(pool: Pool, inferred: str | None) -> Failure:
     if inferred is not None:
         return Failure(cell=pool.cell, outcome=Outcome.SKIPPED, reason=inferred, runs=0)
     if not pool.lost:
-        reason = "the study ended before it; run the same command again to go on"
+        reason = "the study ended before it; run the same command again to continue"
         return Failure(cell=pool.cell, outcome=NOT_RUN, reason=reason, runs=0)
     newest = pool.lost[-1]
     return Failure(
@@ -113,7 +113,7 @@ def _failure(pool: Pool, inferred: str | None) -> Failure:
 
 
 def reason_of(run: RunResult) -> str:
-    """Why a run is in no figure."""
+    """The reason why a run does not count for a figure."""
     if run.reason is not None:
         return run.reason
     if run.proof is not None and not run.proof.passed:

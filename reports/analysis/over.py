@@ -1,16 +1,18 @@
-"""Unlike work side by side, where the user names the difference as the subject: cells that differ in one
-setting alone, with what they do to a step, to memory, and to the loss after equally many samples."""
+"""Comparison over one setting that the user names (`--compare-over`), although the work then differs.
+
+For cells that differ only in this setting: step time, memory, and the loss after the same number of samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS
+from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS, incomparable
 from reports.analysis.figures import CellFigures
-from reports.analysis.losses import LossCurve, loss_curve
+from reports.analysis.losses import loss_curve
 from reports.analysis.memory import cell_memories
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import setting_labels, setting_of, value_text
@@ -20,7 +22,7 @@ from results.errors import UsageError
 from results.statistics import Metric, differences, ratio_of_runs
 
 _FOLLOWS = {"accumulation": ("micro_batch",), "dataset": ("dataset_hash",)}
-"""Fields that differ where an axis does."""
+"""Other fields that follow from an axis."""
 _SIZED = ("gpus", "model_parallel", "micro_batch", "steps")
 _WINDOW_SHARE = 10
 """A loss is the mean over the last tenth of the samples that are compared."""
@@ -37,21 +39,21 @@ class OverRow:
     ratio: Metric | None
     """Step time of the first value over its own: above 1 it is faster. None for the first."""
     absent: str | None
-    """Why there is no ratio, or none that can be judged; None for the first."""
+    """Why the ratio is missing or cannot be judged; None for the first."""
     loss: Metric | None
     """The mean over runs of the training loss after the samples that every run of the group trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverGroup:
-    """Cells that differ in the axis alone, at one size; two values at least."""
+    """Cells of one size that differ only in the axis; they have at least two values of it."""
 
     rows: tuple[OverRow, ...]
-    """In the order of the study; the others are compared with the first."""
+    """Rows in the order of the study; the others are compared with the first."""
     samples: int | None
-    """After which losses are compared; None where no losses can be."""
+    """The number of samples after which losses are compared; None if no losses can be compared."""
     setting: str = ""
-    """In what its cells differ from those of other groups of their workload, but for the axis."""
+    """Settings in which its cells differ from other groups of their workload, without the axis."""
 
     @property
     def cell(self) -> Cell:
@@ -60,7 +62,7 @@ class OverGroup:
 
 
 def comparing_over(study: StudyFigures, axis: str) -> StudyFigures:
-    """The study, asked to be compared over an axis. Raises UsageError where it has one value alone."""
+    """The study with a comparison over an axis. Raises UsageError if the axis has only one value."""
     if not over_groups(study, axis):
         flag = f"--{axis.replace('_', '-')}"
         values = list(dict.fromkeys(value_text(getattr(one.cell, axis)) for one in study.cells.values()))
@@ -69,7 +71,7 @@ def comparing_over(study: StudyFigures, axis: str) -> StudyFigures:
             if not values
             else f"all cells with a figure have {values[0]}"
             if len(values) == 1
-            else f"no two cells with figures differ in it alone ({', '.join(values)} are there)"
+            else f"no two cells with figures differ only in it ({', '.join(values)} are there)"
         )
         raise UsageError(
             f"--compare-over {flag[2:]}: {found}; measure several in one study: bench matrix {flag} A,B"
@@ -78,8 +80,10 @@ def comparing_over(study: StudyFigures, axis: str) -> StudyFigures:
 
 
 def over_groups(study: StudyFigures, axis: str) -> list[OverGroup]:
-    """Of each way to train, the largest size at which most values of the axis have figures. Of cells of one
-    value, such as those of two step policies, the one that was planned last stands for it."""
+    """The cells of each way to train, at the largest size at which most values of the axis have figures.
+
+    If several cells have one value (such as of two step policies), the one that was planned last is used.
+    """
     ways: dict[tuple[object, ...], dict[int, dict[object, CellFigures]]] = {}
     for one in study.cells.values():
         sizes = ways.setdefault(_way(study, one.cell, axis), {})
@@ -94,7 +98,7 @@ def over_groups(study: StudyFigures, axis: str) -> list[OverGroup]:
 
 
 def _told_apart(groups: Sequence[OverGroup], axis: str) -> list[OverGroup]:
-    """The groups with their settings."""
+    """The groups, each with the settings that distinguish it."""
     but = (axis, *_FOLLOWS.get(axis, ()))
     alike = [
         msgspec.structs.replace(group.cell, **{name: getattr(groups[0].cell, name) for name in but})
@@ -115,44 +119,36 @@ def _way(study: StudyFigures, cell: Cell, axis: str) -> tuple[object, ...]:
 
 
 def _group(cells: Sequence[CellFigures], axis: str, memory: dict[str, int | None]) -> OverGroup:
-    # Losses on different data are different tasks.
-    curves = {one.cell.id: [] if axis == "dataset" else _curves(one) for one in cells}
-    samples = min((curve.samples for those in curves.values() for curve in those), default=None)
-    rows = (
-        OverRow(
-            value=value_text(getattr(one.cell, axis)),
-            figures=one,
-            memory_bytes=memory[one.cell.id],
-            ratio=None if one is cells[0] else _ratio(cells[0], one),
-            absent=None if one is cells[0] else _absent(cells[0], one),
-            loss=None if samples is None else _loss(curves[one.cell.id], samples),
-        )
+    # Losses on different data are not compared: they belong to different tasks.
+    curves = {
+        one.cell.id: [
+            curve for run in one.runs if axis != "dataset" and (curve := loss_curve("", one, run)) is not None
+        ]
         for one in cells
-    )
+    }
+    samples = min((curve.samples for those in curves.values() for curve in those), default=None)
+    first, rows = cells[0], []
+    for one in cells:
+        ratio = absent = None
+        if one is not first:
+            if unlike_conditions(one, first) is None:
+                ratio = ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
+            few = min(len(one.runs), len(first.runs)) < FEWEST_RUNS
+            absent = incomparable(one, first) or (FEW_RUNS if few else None)
+        # After a long proof, a run may have no loss before the samples that are compared.
+        losses = [
+            curve.loss_after(samples, window=samples / _WINDOW_SHARE)
+            for curve in curves[one.cell.id]
+            if samples is not None and curve.first * curve.global_batch < samples
+        ]
+        rows.append(
+            OverRow(
+                value=value_text(getattr(one.cell, axis)),
+                figures=one,
+                memory_bytes=memory[one.cell.id],
+                ratio=ratio,
+                absent=absent,
+                loss=differences(losses, "loss") if losses else None,
+            )
+        )
     return OverGroup(rows=tuple(rows), samples=samples)
-
-
-def _curves(one: CellFigures) -> list[LossCurve]:
-    return [curve for run in one.runs if (curve := loss_curve("", one, run)) is not None]
-
-
-def _loss(curves: Iterable[LossCurve], samples: int) -> Metric | None:
-    """None where no run has a loss before the samples that are compared, as after a long proof."""
-    losses = [
-        curve.loss_after(samples, window=samples / _WINDOW_SHARE)
-        for curve in curves
-        if curve.first * curve.global_batch < samples
-    ]
-    return differences(losses, "loss") if losses else None
-
-
-def _ratio(first: CellFigures, one: CellFigures) -> Metric | None:
-    return None if unlike_conditions(one, first) else ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
-
-
-def _absent(first: CellFigures, one: CellFigures) -> str | None:
-    if one.evidence is not first.evidence:
-        return f"{one.evidence} here, {first.evidence} there"
-    if (unlike := unlike_conditions(one, first)) is not None:
-        return str(unlike)
-    return FEW_RUNS if min(len(one.runs), len(first.runs)) < FEWEST_RUNS else None

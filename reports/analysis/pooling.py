@@ -30,7 +30,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The runs of one cell, sorted into what counts, what does not, and what failed."""
+    """The runs of one cell: those that count, those that are left out, and those that failed."""
 
     cell: Cell
     planned: int
@@ -45,7 +45,13 @@ class Pool:
 def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
     """Sort one cell's results; `planned` is how many repeats were asked for."""
     ordered = sorted(results, key=lambda result: (result.started_at or "", result.run_id))
-    ok = [result for result in ordered if _counts(result)]
+    ok = [
+        result
+        for result in ordered
+        if result.outcome is Outcome.OK
+        and result.step_ns is not None
+        and (result.proof is None or result.proof.passed)
+    ]
     counted, others = _newest(ok)
     return Pool(
         cell=cell,
@@ -59,39 +65,29 @@ def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
 def differing(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[str, str]]:
     """Return the facts in which two sets differ, each as a pair of strings, by name.
 
-    `settings` and `program` are compared only if both sets have them, because older records lack them. Of two
-    programs the strings have what differs, at most `_NAMED` facts.
+    `settings` and `program` are compared only if both sets have them, because older records lack them. For
+    two programs the strings name the facts that differ, at most `_NAMED` of them.
     """
     both = first.keys() & second.keys()
     names = sorted((first.keys() | second.keys()) - ({"settings", "program"} - both))
     pairs = {name: (_fact(first.get(name)), _fact(second.get(name))) for name in names}
     if "program" in both:
-        pairs["program"] = _unlike_programs(first["program"], second["program"])
+        programs: tuple[Any, Any] = (first["program"], second["program"])
+        unlike = unlike_facts(*programs)[:_NAMED]
+        old, new = (", ".join(f"{name} {of.get(name, 'none')}" for name in unlike) for of in programs)
+        pairs["program"] = (old, new)
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _unlike_programs(first: Any, second: Any) -> tuple[str, str]:
-    names = unlike_facts(first, second)
-    texts = [
-        ", ".join(f"{name} {facts.get(name, 'none')}" for name in names[:_NAMED]) for facts in (first, second)
-    ]
-    return texts[0], texts[1]
 
 
 def machine_facts(environment: Environment) -> dict[str, object]:
     """Facts that two cells of different sizes must share before one is divided by the other.
 
-    The facts of pooling without the placement, which a scaling study changes on purpose, and the network,
-    which follows from it, and without the code of other packages and of the workload, which is not of the
+    These are the facts of pooling without the placement, which a scaling study changes on purpose, the
+    network, which follows from it, and the code of other packages and of the workload, which is not of the
     machine.
     """
     own = ("placement", "packages", "network", "program")
     return {name: fact for name, fact in environment.pooling_facts().items() if name not in own}
-
-
-def _counts(result: RunResult) -> bool:
-    proved = result.proof is None or result.proof.passed
-    return result.outcome is Outcome.OK and result.step_ns is not None and proved
 
 
 def _newest(ok: list[RunResult]) -> tuple[list[RunResult], list[RunResult]]:

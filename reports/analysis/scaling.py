@@ -24,10 +24,10 @@ from results.plan import Scaling
 from results.statistics import Metric, ratio_of_runs
 
 SINGLE_RUN_NOISE = 0.05
-"""How far above 1 an efficiency without an interval must be before it is called super-linear (5 %)."""
+"""The distance above 1 from which an efficiency without an interval is called super-linear (5 %)."""
 
 NO_RESULT = "no result"
-"""The outcome of a cell of which nothing is known."""
+"""The outcome of a cell without any record."""
 
 Failures = Mapping[str, Failure]
 """The cells without figures, by their ids."""
@@ -61,7 +61,7 @@ class NoClaim:
     """Why no efficiency is claimed."""
 
     short: str
-    """For the cell of a table: `emulated`."""
+    """The reason in a table: `emulated`."""
     detail: str | None = None
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Efficiency:
 
     @property
     def reason(self) -> str | None:
-        """Why `metric` is None, in one text."""
+        """Why `metric` is None, in one string."""
         return None if self.no_claim is None else str(self.no_claim)
 
     @property
@@ -110,7 +110,8 @@ class CurvePoint:
 
     @property
     def efficiency(self) -> Efficiency:
-        """The one for a headline: against the single device if there is one, else the series' own."""
+        """The efficiency for a headline: against the single device, or else against the series' own
+        baseline."""
         return self.own if self.single.baseline is None else self.single
 
 
@@ -120,19 +121,19 @@ class Gap:
 
     gpus: int
     outcome: str | None
-    """How it failed, or `not run`; None where it was never to run."""
+    """How it failed, or `not run`; None if it was planned not to run."""
     reason: str
-    """Why there are none, in one text; with the outcome, if there is one."""
+    """Why figures are missing, with the outcome if it has one."""
 
     @property
     def skipped(self) -> bool:
-        """Whether it was never to run; otherwise it failed or did not run yet."""
+        """Whether it was planned not to run; otherwise it failed or did not run yet."""
         return self.outcome is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One series: what there is, what is missing, and what it is measured against."""
+    """One series: its points, its gaps, and its baselines."""
 
     key: SeriesKey
     points: tuple[CurvePoint, ...]
@@ -150,19 +151,47 @@ class Curve:
 def curves(
     series: Sequence[MergedSeries], figures: Mapping[str, CellFigures], failures: Failures
 ) -> list[Curve]:
-    """The curve of each series, from the figures of the cells that have some."""
+    """The curve of each series, from the figures of its cells."""
     singles = _best_singles(series, figures)
-    return [_curve(one, figures, failures, singles.get(one.key.work)) for one in series]
+    found = []
+    for one in series:
+        single = singles.get(one.key.work)
+        there = [figures[cell.id] for cell in one.cells.values() if cell.id in figures]
+        own = BaselineCell(strategy=one.key.label, figures=there[0]) if there else None
+        gaps = [Gap(gpus=gpus, outcome=None, reason=why) for gpus, why in one.skips.items()]
+        for gpus, cell in one.cells.items():
+            if cell.id not in figures:
+                failure = failures.get(cell.id)
+                outcome, reason = (failure.outcome, failure.text) if failure else (NO_RESULT, NO_RESULT)
+                gaps.append(Gap(gpus=gpus, outcome=outcome, reason=reason))
+        points = tuple(
+            CurvePoint(
+                figures=point,
+                own=efficiency(point, own, without="no size of this series has a result"),
+                single=efficiency(point, single, without="no single device ran the same work"),
+            )
+            for point in there
+        )
+        gaps.sort(key=lambda gap: gap.gpus)
+        found.append(Curve(key=one.key, points=points, gaps=tuple(gaps), own=own, single=single))
+    return found
 
 
 def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: str) -> Efficiency:
-    """X(n) n0 / (X(n0) n) from the run step times; `without` is the reason if there is no baseline.
+    """X(n) n0 / (X(n0) n) from the run step times; `without` is the reason that it has without a baseline.
 
     With T the step time and W the samples of a step: (W(n) / W(n0)) (n0 / n) (T(n0) / T(n)).
     """
     if baseline is None:
         return Efficiency(metric=None, baseline=None, no_claim=NoClaim(without))
-    no_claim = _no_claim(figures, baseline.figures)
+    no_claim: NoClaim | None
+    if figures.evidence is Evidence.EMULATED:
+        stand_in = "a stand-in (shared cores, virtual nodes, a link) makes no efficiency claim"
+        no_claim = NoClaim("emulated", stand_in)
+    elif baseline.figures.evidence is Evidence.EMULATED:
+        no_claim = NoClaim("the baseline is emulated")
+    else:
+        no_claim = unlike_conditions(figures, baseline.figures)
     if no_claim is not None:
         return Efficiency(metric=None, baseline=baseline, no_claim=no_claim)
     if figures.cell.id == baseline.figures.cell.id:
@@ -175,82 +204,38 @@ def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: 
 
 
 def speed_up(point: CurvePoint) -> Metric | None:
-    """S(n) = X(n) / X(n0) = E(n) n / n0, where an efficiency is claimed, against the same baseline."""
+    """S(n) = X(n) / X(n0) = E(n) n / n0 against the same baseline; None if no efficiency is claimed."""
     claim = point.efficiency
     if claim.metric is None or claim.baseline is None:
         return None
     return claim.metric.times(point.gpus / claim.baseline.gpus)
 
 
-def _curve(
-    series: MergedSeries, figures: Mapping[str, CellFigures], failures: Failures, single: BaselineCell | None
-) -> Curve:
-    there = [figures[cell.id] for cell in series.cells.values() if cell.id in figures]
-    own = BaselineCell(strategy=series.key.label, figures=there[0]) if there else None
-    return Curve(
-        key=series.key,
-        points=tuple(
-            CurvePoint(
-                figures=one,
-                own=efficiency(one, own, without="no size of this series has a result"),
-                single=efficiency(one, single, without="no single device ran the same work"),
-            )
-            for one in there
-        ),
-        gaps=_gaps(series, figures, failures),
-        own=own,
-        single=single,
-    )
-
-
-def _gaps(series: MergedSeries, figures: Mapping[str, CellFigures], failures: Failures) -> tuple[Gap, ...]:
-    gaps = [Gap(gpus=gpus, outcome=None, reason=why) for gpus, why in series.skips.items()]
-    for gpus, cell in series.cells.items():
-        if cell.id not in figures:
-            failure = failures.get(cell.id)
-            outcome, reason = (failure.outcome, failure.text) if failure else (NO_RESULT, NO_RESULT)
-            gaps.append(Gap(gpus=gpus, outcome=outcome, reason=reason))
-    return tuple(sorted(gaps, key=lambda gap: gap.gpus))
-
-
 def _best_singles(
     series: Sequence[MergedSeries], figures: Mapping[str, CellFigures]
 ) -> dict[tuple[object, ...], BaselineCell]:
-    """The fastest plain one-device cell of each piece of work, measured before emulated.
+    """The fastest plain one-device cell of each piece of work; a measured one is preferred to an emulated
+    one.
 
-    Series that differ in how gradients travel do the same work, and share it: one device has no network.
+    Series that differ only in their exchange do the same work and share this cell: one device has no network.
     """
     best: dict[tuple[object, ...], BaselineCell] = {}
     for one in series:
-        cell = one.cells.get(1)
-        if cell is None or cell.id not in figures or not _is_plain(one.key):
+        key, cell = one.key, one.cells.get(1)
+        plain = (key.compression, key.collective, key.link) == (UNCOMPRESSED, DEFAULT_COLLECTIVE, NO_LINK)
+        if cell is None or cell.id not in figures or not plain:
             continue
-        candidate = BaselineCell(strategy=one.key.label, figures=figures[cell.id])
-        best[one.key.work] = min(best.get(one.key.work, candidate), candidate, key=_rank)
+        candidate = BaselineCell(strategy=key.label, figures=figures[cell.id])
+        best[key.work] = min(
+            best.get(key.work, candidate),
+            candidate,
+            key=lambda it: (it.figures.evidence is not Evidence.MEASURED, it.figures.step_ns.value),
+        )
     return best
 
 
-def _is_plain(key: SeriesKey) -> bool:
-    return (key.compression, key.collective, key.link) == (UNCOMPRESSED, DEFAULT_COLLECTIVE, NO_LINK)
-
-
-def _rank(baseline: BaselineCell) -> tuple[bool, float]:
-    return baseline.figures.evidence is not Evidence.MEASURED, baseline.figures.step_ns.value
-
-
-def _no_claim(figures: CellFigures, baseline: CellFigures) -> NoClaim | None:
-    """Why the two must not be divided; None if they may."""
-    if figures.evidence is Evidence.EMULATED:
-        return NoClaim(
-            "emulated", "a stand-in (shared cores, virtual nodes, a link) makes no efficiency claim"
-        )
-    if baseline.evidence is Evidence.EMULATED:
-        return NoClaim("the baseline is emulated")
-    return unlike_conditions(figures, baseline)
-
-
 def unlike_conditions(figures: CellFigures, baseline: CellFigures) -> NoClaim | None:
-    """Which machine, software or code the runs of two cells do not share; None if they do."""
+    """The machine, software or code in which the runs of two cells differ; None if they agree."""
     first, second = figures.newest.environment, baseline.newest.environment
     if first is None or second is None:
         return NoClaim("the environment is unknown")
@@ -266,12 +251,12 @@ def unlike_conditions(figures: CellFigures, baseline: CellFigures) -> NoClaim | 
 
 
 Named = tuple[Curve, CurvePoint]
-"""A point, and the curve that says what it is called."""
+"""A point and its curve, which has its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The curves of a workload under one rule: of its pieces the one with most measured sizes."""
+    """The curves of a workload under one rule that do the same work over one network."""
 
     curves: tuple[Curve, ...]
     """The curves with a figure; one at least."""
@@ -297,24 +282,22 @@ def piece_of(curves: Iterable[Curve], workload: str, kind: Scaling) -> Piece | N
     found = pieces(of_kind)
     if not found:
         return None
-    best = max(found, key=lambda one: _worth(one.curves))
-    return replace(best, others=len(found) - 1)
+
+    def worth(piece: Piece) -> tuple[int, float]:
+        """Measured sizes first, then throughput."""
+        sizes = {point.gpus for _, point in piece.measured}
+        return len(sizes), max(map(rate, piece.measured), default=0.0)
+
+    return replace(max(found, key=worth), others=len(found) - 1)
 
 
 def pieces(curves: Iterable[Curve]) -> list[Piece]:
-    """All of them, in reading order."""
+    """All pieces of the curves, in reading order."""
     found: dict[tuple[object, ...], list[Curve]] = {}
     for curve in curves:
         if curve.points:
             found.setdefault((*curve.key.work, curve.key.link), []).append(curve)
     return [Piece(curves=tuple(those), others=0) for those in found.values()]
-
-
-def _worth(curves: Iterable[Curve]) -> tuple[int, float]:
-    """Measured sizes first, then throughput."""
-    points = [point for curve in curves for point in curve.points if is_measured(point)]
-    rates = [point.figures.samples_per_s.value for point in points]
-    return len({point.gpus for point in points}), max(rates, default=0.0)
 
 
 def is_measured(point: CurvePoint) -> bool:
@@ -331,8 +314,8 @@ def name(named: Named) -> str:
 
 
 def ties(best: CellFigures, other: CellFigures, smallest: float) -> bool:
-    """Whether the runs of two cells leave open which has the higher throughput, or it is not higher by the
-    share `smallest`."""
+    """Whether the runs of two cells do not show that `best` has the higher throughput by at least the share
+    `smallest`."""
     work = best.cell.global_batch / other.cell.global_batch
     faster = ratio_of_runs(other.run_step_ns, best.run_step_ns, "ratio").times(work)
     return faster.value <= 1 + SINGLE_RUN_NOISE if faster.low is None else side(faster, smallest) != "above"

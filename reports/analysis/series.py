@@ -1,4 +1,4 @@
-"""The series of a study: the same series of several plans is one, and unlike work is never in one."""
+"""The series of a study: equal series of several plans are merged, and different work is never merged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from results.cell import Cell, StepPolicy, exchange_label, label
 from results.notation import read_link
-from results.plan import Plan, Request, Scaling, Series, SeriesId, Skip
+from results.plan import Plan, Request, Scaling, SeriesId, Skip
 
 _TRAVEL = ("strategy", "compression", "collective", "link_mbit_per_s")
 _SIZED = ("workload", *_TRAVEL, "gpus", "model_parallel", "micro_batch", "steps")
@@ -36,7 +36,7 @@ class SeriesKey:
     constant_batch: int
     """The batch that all sizes share: per replica under weak scaling, global under strong."""
     setting: SeriesSetting
-    """Every other field of the cells: precision, data set, optimizer, step policy and so on."""
+    """All other fields of the cells: precision, data set, optimizer, step policy and so on."""
     strategy: str
     compression: str
     collective: str
@@ -80,7 +80,16 @@ def merged_series(plans: Sequence[Plan]) -> list[MergedSeries]:
         for series in plan.series:
             members = [by_id[cell_id] for cell_id in series.cells]
             if members:
-                key = _key(series, members[0])
+                key = SeriesKey(
+                    workload=series.workload,
+                    kind=series.kind,
+                    constant_batch=series.batch_size if series.global_batch is None else series.global_batch,
+                    setting=setting_of(members[0]),
+                    strategy=series.strategy,
+                    compression=series.compression,
+                    collective=series.collective,
+                    link=series.link,
+                )
                 cells.setdefault(key, {}).update({cell.gpus: cell for cell in members})
                 skips.setdefault(key, {}).update(asked.get(series.id, {}))
     return [
@@ -89,13 +98,29 @@ def merged_series(plans: Sequence[Plan]) -> list[MergedSeries]:
             cells=dict(sorted(cells[key].items())),
             skips={gpus: why for gpus, why in sorted(skips[key].items()) if gpus not in cells[key]},
         )
-        for key in sorted(cells, key=lambda key: _reading_order(key, min(cells[key])))
+        # Reading order: weak before strong, the one-device baseline before its curves, networks together.
+        for key in sorted(
+            cells,
+            key=lambda key: (
+                key.workload,
+                key.kind == "strong",
+                key.constant_batch,
+                key.setting,
+                min(cells[key]),
+                read_link(key.link) or 0.0,
+                key.exchange,
+            ),
+        )
     ]
 
 
 def standing_skips(plans: Sequence[Plan]) -> list[Skip]:
     """The skips of all plans, once each, without the points that another plan of equal settings ran."""
-    planned = {point for plan in plans for point in _planned_points(plan)}
+    planned: set[_Asked] = set()
+    for plan in plans:
+        gpus = {cell.id: cell.gpus for cell in plan.cells}
+        asked = _setting_of_request(plan.request)
+        planned |= {(asked, series.id, gpus[cell_id]) for series in plan.series for cell_id in series.cells}
     standing: dict[_Asked, Skip] = {}
     for plan in plans:
         asked = _setting_of_request(plan.request)
@@ -107,7 +132,8 @@ def standing_skips(plans: Sequence[Plan]) -> list[Skip]:
 
 
 def setting_labels(cells: Iterable[Cell]) -> Mapping[SeriesSetting, str]:
-    """For each setting of some cells, in what it differs from others of its workload: `precision=bf16`."""
+    """For each setting of some cells, the values that other settings of its workload lack:
+    `precision=bf16`."""
     by_workload: dict[tuple[str, str], set[SeriesSetting]] = {}
     for cell in cells:
         setting = setting_of(cell)
@@ -134,7 +160,7 @@ def told_settings(plans: Iterable[Plan]) -> list[str]:
 
 
 def setting_of(cell: Cell) -> SeriesSetting:
-    """The workload, and the fields of a cell that all cells of its series share, as texts."""
+    """The workload, and the fields of a cell that all cells of its series share, as strings."""
     names = [name for name in cell.__struct_fields__ if name not in _SIZED]
     values = [(name, value_text(getattr(cell, name))) for name in names]
     policy = [(name, value_text(getattr(cell.steps, name))) for name in StepPolicy.__struct_fields__]
@@ -146,41 +172,6 @@ def value_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)
-
-
-def _reading_order(key: SeriesKey, smallest: int) -> tuple[object, ...]:
-    """Weak before strong, the one-device baseline before what is measured against it, networks together."""
-    network = read_link(key.link) or 0.0
-    return (
-        key.workload,
-        key.kind == "strong",
-        key.constant_batch,
-        key.setting,
-        smallest,
-        network,
-        key.exchange,
-    )
-
-
-def _key(series: Series, member: Cell) -> SeriesKey:
-    return SeriesKey(
-        workload=series.workload,
-        kind=series.kind,
-        constant_batch=series.batch_size if series.global_batch is None else series.global_batch,
-        setting=setting_of(member),
-        strategy=series.strategy,
-        compression=series.compression,
-        collective=series.collective,
-        link=series.link,
-    )
-
-
-def _planned_points(plan: Plan) -> Iterable[_Asked]:
-    by_id = {cell.id: cell for cell in plan.cells}
-    asked = _setting_of_request(plan.request)
-    for series in plan.series:
-        for cell_id in series.cells:
-            yield (asked, series.id, by_id[cell_id].gpus)
 
 
 def _setting_of_request(request: Request) -> bytes:

@@ -1,15 +1,15 @@
 """Comparison of several studies: the cells that do the same work in more than one of them.
 
-Two cells do the same work if all their fields are equal but for how long is measured (`steps`). Others are
-not compared, and the fields that differ are named. Conditions may differ, since that is what studies are made
-for: they are named with the ratio, which then has all of them as its cause. So are the runs of either side
-that others on the machine disturbed.
+Two cells do the same work if all their fields are equal except how long is measured (`steps`). Other cells
+are not compared, and the fields that differ are named. Conditions may differ, because studies are made to
+compare them: the report names them with the ratio, which may be due to any of them. It also names how many
+runs of either side other processes on the machine disturbed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
@@ -29,12 +29,12 @@ CHANGES: tuple[Change, ...] = ("faster", "slower", "no difference shown")
 _CHANGES: dict[Side | None, Change] = {"above": "faster", "below": "slower", None: "no difference shown"}
 NO_ENVIRONMENT = "the environment is unknown"
 _POINT = ("workload", "strategy", "compression", "collective", "link", "gpus")
-"""Fields by which a reader takes two cells for the same."""
+"""Fields by which a reader identifies a cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbed:
-    """How many runs had to share the machine."""
+    """The number of runs that other processes disturbed."""
 
     runs: int
     of: int
@@ -50,17 +50,17 @@ class CellInStudy:
     study: str
     figures: CellFigures
     efficiency: Efficiency | None
-    """In its own study, against the baseline there."""
+    """Its efficiency against the baseline of its own study."""
     ratio: Metric | None
     """Step time of the first study over its own: above 1 it is faster. None for the first study itself."""
     absent: str | None
-    """Why there is no ratio, or none that can be judged; None for the first study."""
+    """Why the ratio is missing or cannot be judged; None for the first study."""
     differs: Mapping[str, tuple[str, str]]
     """The conditions that differ from the first study's: there and here, by name."""
     disturbed: tuple[Disturbed, Disturbed]
     """How many runs were disturbed in the first study, and in this one."""
     change: Change | None = None
-    """Whether its runs are apart from the first study's, and on which side; None: not judged."""
+    """Whether its runs are faster or slower than the first study's; None: not judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class SharedCell:
     """The same work in two studies or more."""
 
     entries: tuple[CellInStudy, ...]
-    """In the order of the studies; the first is what the others are compared with."""
+    """Entries in the order of the studies; the others are compared with the first."""
 
     @property
     def cell(self) -> Cell:
@@ -93,7 +93,7 @@ class SideBySide:
     """Points that two studies seem to share and whose work differs, with the fields."""
     findings: tuple[str, ...]
     pieces: tuple[tuple[StudyPiece, ...], ...] = ()
-    """Pieces of equal work that several studies have curves of, which may share axes: one of each study."""
+    """Pieces of equal work of several studies, whose curves may share axes: one of each study."""
     smallest_effect: float = SMALLEST_EFFECT
     """Share from which on a difference is reported."""
 
@@ -111,14 +111,19 @@ class SideBySide:
 
 
 def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
-    """Compare studies. For each cell the first study that has it is the one that others are compared with."""
+    """Compare studies. For each cell, the others are compared with the first study that has it."""
+    pieces_of: dict[tuple[object, ...], list[StudyPiece]] = {}
+    for study in studies:
+        for piece in pieces(study.curves):
+            pieces_of.setdefault(piece.work, []).append(StudyPiece(study=study.name, piece=piece))
     works: dict[tuple[object, ...], dict[str, tuple[StudyFigures, CellFigures]]] = {}
     for study in studies:
         for one in study.cells.values():
-            works.setdefault(_work(one.cell), {}).setdefault(study.name, (study, one))
+            work = tuple(_work(one.cell).values())
+            works.setdefault(work, {}).setdefault(study.name, (study, one))
     smallest = studies[0].assumptions.smallest_effect
     shared = _judged(
-        [SharedCell(entries=_entries(list(found.values()))) for found in works.values() if len(found) > 1],
+        [SharedCell(entries=_entries([*found.values()])) for found in works.values() if len(found) > 1],
         smallest,
     )
     return SideBySide(
@@ -126,13 +131,13 @@ def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
         cells=tuple(shared),
         unlike=tuple(text for pair in combinations(studies, 2) for text in _unlike(*pair)),
         findings=tuple(_findings(studies, shared)),
-        pieces=tuple(_pieces(studies)),
+        pieces=tuple(tuple(those) for those in pieces_of.values() if len(those) > 1),
         smallest_effect=smallest,
     )
 
 
 def _judged(shared: Sequence[SharedCell], smallest: float) -> list[SharedCell]:
-    """With the changes, which are judged together."""
+    """The cells with their changes, which are judged together."""
     pairs = [
         (one.entries[0], entry)
         for one in shared
@@ -147,16 +152,9 @@ def _judged(shared: Sequence[SharedCell], smallest: float) -> list[SharedCell]:
     ]
 
 
-def _pieces(studies: Sequence[StudyFigures]) -> Iterator[tuple[StudyPiece, ...]]:
-    found: dict[tuple[object, ...], list[StudyPiece]] = {}
-    for study in studies:
-        for piece in pieces(study.curves):
-            found.setdefault(piece.work, []).append(StudyPiece(study=study.name, piece=piece))
-    yield from (tuple(those) for those in found.values() if len(those) > 1)
-
-
-def _work(cell: Cell) -> tuple[object, ...]:
-    return tuple(getattr(cell, name) for name in cell.__struct_fields__ if name != "steps")
+def _work(cell: Cell) -> dict[str, object]:
+    """The fields that define the work of a cell."""
+    return {name: getattr(cell, name) for name in cell.__struct_fields__ if name != "steps"}
 
 
 def _entries(found: Sequence[tuple[StudyFigures, CellFigures]]) -> tuple[CellInStudy, ...]:
@@ -165,51 +163,42 @@ def _entries(found: Sequence[tuple[StudyFigures, CellFigures]]) -> tuple[CellInS
 
 
 def _entry(study: StudyFigures, one: CellFigures, first: CellFigures | None) -> CellInStudy:
-    absent = None if first is None else _why_not(one, first)
-    ratio = None if first is None or absent else ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
-    if ratio is not None and ratio.samples < FEWEST_RUNS:
-        absent = FEW_RUNS
+    absent, ratio = None, None
+    differs: Mapping[str, tuple[str, str]] = {}
+    if first is not None:
+        there, here = first.newest.environment, one.newest.environment
+        if there is not None and here is not None:
+            differs = differing(there.pooling_facts(), here.pooling_facts())
+        if one.evidence is not first.evidence:
+            absent = f"{one.evidence} here, {first.evidence} there"
+        elif there is None or here is None:
+            absent = NO_ENVIRONMENT
+        else:
+            ratio = ratio_of_runs(first.run_step_ns, one.run_step_ns, "x")
+            absent = FEW_RUNS if ratio.samples < FEWEST_RUNS else None
+    points = (point for curve in study.curves for point in curve.points)
     return CellInStudy(
         study=study.name,
         figures=one,
-        efficiency=_efficiency(study, one.cell),
+        efficiency=next((p.efficiency for p in points if p.figures.cell.id == one.cell.id), None),
         ratio=ratio,
         absent=absent,
-        differs={} if first is None else _conditions(first, one),
+        differs=differs,
         disturbed=(_disturbed(first or one), _disturbed(one)),
     )
-
-
-def _why_not(one: CellFigures, first: CellFigures) -> str | None:
-    if one.evidence is not first.evidence:
-        return f"{one.evidence} here, {first.evidence} there"
-    if one.newest.environment is None or first.newest.environment is None:
-        return NO_ENVIRONMENT
-    return None
-
-
-def _conditions(first: CellFigures, one: CellFigures) -> Mapping[str, tuple[str, str]]:
-    there, here = first.newest.environment, one.newest.environment
-    if there is None or here is None:
-        return {}
-    return differing(there.pooling_facts(), here.pooling_facts())
 
 
 def _disturbed(one: CellFigures) -> Disturbed:
     return Disturbed(runs=sum(run.disturbed for run in one.runs), of=len(one.runs))
 
 
-def _efficiency(study: StudyFigures, cell: Cell) -> Efficiency | None:
-    points = (point for curve in study.curves for point in curve.points)
-    return next((point.efficiency for point in points if point.figures.cell.id == cell.id), None)
-
-
 def _unlike(one: StudyFigures, other: StudyFigures) -> Iterator[str]:
-    """Points of both studies at which no work is the same, by what differs: one text for all sizes of it."""
+    """Points of both studies without equal work: a string for all sizes at which the same fields differ."""
     sizes: dict[tuple[str, str], list[int]] = {}
     theirs = _by_point(other)
     for point, cells in _by_point(one).items():
-        pairs = [_fields(here, there) for here in cells for there in theirs.get(point, ())]
+        # The fields in which the work differs; empty for equal work.
+        pairs = [differing(_work(here), _work(there)) for here in cells for there in theirs.get(point, ())]
         if pairs and all(pairs):
             nearest = min(pairs, key=len)
             texts = [f"{name} {a} in {one.name}, {b} in {other.name}" for name, (a, b) in nearest.items()]
@@ -225,15 +214,6 @@ def _by_point(study: StudyFigures) -> dict[tuple[object, ...], list[Cell]]:
     for one in study.cells.values():
         points.setdefault(tuple(getattr(one.cell, name) for name in _POINT), []).append(one.cell)
     return points
-
-
-def _fields(here: Cell, there: Cell) -> dict[str, tuple[str, str]]:
-    """The fields of the work in which two cells differ; empty for the same work."""
-    one, other = (
-        {name: getattr(cell, name) for name in cell.__struct_fields__ if name != "steps"}
-        for cell in (here, there)
-    )
-    return differing(one, other)
 
 
 def _findings(studies: Sequence[StudyFigures], shared: Sequence[SharedCell]) -> Iterator[str]:
@@ -266,7 +246,7 @@ def _told(entries: Sequence[CellInStudy], first: str, other: str) -> str:
 
 
 def _differing(entries: Sequence[CellInStudy], first: str, other: str) -> Iterator[str]:
-    """The conditions that differ, and how many runs of each side others on the machine disturbed."""
+    """The conditions that differ, and how many runs of each side other processes disturbed."""
     differs = dict.fromkeys(
         f"{name} ({there} in {first}, {here} in {other})"
         for entry in entries
@@ -274,14 +254,12 @@ def _differing(entries: Sequence[CellInStudy], first: str, other: str) -> Iterat
     )
     if differs:
         yield f"they differ in {', '.join(differs)}"
-    there, here = (_all(side) for side in zip(*(entry.disturbed for entry in entries), strict=True))
+    there, here = (
+        Disturbed(runs=sum(one.runs for one in side), of=sum(one.of for one in side))
+        for side in zip(*(entry.disturbed for entry in entries), strict=True)
+    )
     if there.runs or here.runs:
         yield f"{there} in {first}, {here} in {other}"
-
-
-def _all(some: Iterable[Disturbed]) -> Disturbed:
-    counted = list(some)
-    return Disturbed(runs=sum(one.runs for one in counted), of=sum(one.of for one in counted))
 
 
 def _changed(entries: Sequence[CellInStudy], change: Change) -> str:

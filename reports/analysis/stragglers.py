@@ -1,7 +1,7 @@
-"""Slow ranks, whether they always are slow, and the cost, with node, rank and step distinguished.
+"""Slow ranks: whether they are persistently slow, by how much, and what it costs, by node, rank and step.
 
-Ranks are compared by their compute, the step without any exchange, in which nobody waits for anybody. The
-wait that follows from it is split into what a lasting imbalance costs and what random skew costs.
+Ranks are compared by their compute, the step without any exchange, in which no rank waits for another. The
+resulting wait is split into the cost of a lasting imbalance and the cost of random skew.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from results.run import RankColumns
 SLOW_ABOVE = 0.03
 """Share by which a rank's compute must exceed the median rank's for it to be called slow."""
 FALSE_ALARM = 0.001
-"""Chance that of equal ranks, whose steps are independent and normal, any passes the test in a run."""
+"""Probability that any of equal ranks with independent, normal steps passes the test in a run."""
 LISTED = 8
-"""Largest number of slow ranks that a sentence names; of more it gives the number."""
+"""Largest number of slow ranks that a sentence names; if there are more, it says how many."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,7 +43,7 @@ class VarianceSplit:
     node: Component | None
     """Between nodes; None on one node."""
     rank: Component | None
-    """Between the ranks of a node; None with one rank a node, where it cannot be told from the node."""
+    """Between the ranks of a node; None with one rank a node, where the two are one component."""
     step: Component
     """Between the steps of a rank."""
 
@@ -54,7 +54,7 @@ class Stragglers:
 
     runs: int
     steps: int
-    """Without exchange, of all runs."""
+    """Steps without exchange, of all runs."""
     nodes: tuple[int, ...]
     """The node of each rank, in the newest run."""
     excess: tuple[float, ...]
@@ -64,14 +64,15 @@ class Stragglers:
     persistent: tuple[int, ...]
     """Ranks that are slow in every run, and by more than the spread of their steps explains."""
     slow_nodes: tuple[int, ...]
-    """Nodes of several ranks, all of them persistently slow; never all nodes, as some ranks are no slower
+    """Nodes of several ranks that are all persistently slow; never all nodes, as some ranks are not slower
     than the median."""
     variance: VarianceSplit
     persistent_wait_ns: float
-    """Time that the mean rank loses a step because one is slower on the mean; 0 where none is persistently
-    slow, since of equal ranks one is the slowest by chance."""
+    """Time that the mean rank loses a step because one rank has a larger mean compute; 0 where no rank is
+    persistently slow, because one of equal ranks is the slowest by chance."""
     random_wait_ns: float | None
-    """The rest of the exposed wait: in each step another one is the slowest. None: no wait is known."""
+    """The rest of the exposed wait, as another rank is the slowest in each step; None if the wait is
+    unknown."""
 
     @property
     def ranks(self) -> int:
@@ -79,7 +80,7 @@ class Stragglers:
 
     @property
     def finding(self) -> str:
-        """Who is slow, by how much and at what cost, or that nobody is, in one or two sentences."""
+        """One or two sentences on the slow ranks, by how much and at what cost, or that no rank is slow."""
         if not self.persistent:
             return f"No rank of {self.ranks:,} is persistently slow{self._random}."
         who, several = self._slow
@@ -116,7 +117,7 @@ class Stragglers:
 
 def stragglers(figures: CellFigures) -> Stragglers | None:
     """The ranks of a cell; None for one rank, where no counted run recorded them, and for a pipeline, whose
-    stages do unlike work: that one takes longer is no fault of its rank."""
+    stages do different work, so that a longer time does not mean a slow rank."""
     if any(run.bubble_ideal is not None for run in figures.runs):
         return None
     columns = [run.ranks for run in figures.runs if run.ranks is not None and len(run.ranks.compute_ns) > 1]
@@ -125,7 +126,11 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
     waits = [run.budget.wait_ns.value for run in figures.runs if run.budget is not None]
     persistent = persistently_slow(columns)
     lasting, random = split_wait(columns, waits, slow=bool(persistent))
-    nodes = tuple(columns[-1].node)
+    nodes, slow_nodes = tuple(columns[-1].node), []
+    for node in sorted(set(nodes)):
+        of_node = {rank for rank, other in enumerate(nodes) if other == node}
+        if len(of_node) > 1 and of_node <= set(persistent):
+            slow_nodes.append(node)
     return Stragglers(
         runs=len(columns),
         steps=sum(ranks.steps for ranks in columns),
@@ -133,7 +138,7 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
         excess=_mean_by_rank(_excess(ranks) for ranks in columns),
         slowest_share=_mean_by_rank(np.asarray(ranks.slowest_share) for ranks in columns),
         persistent=persistent,
-        slow_nodes=_slow_nodes(nodes, persistent),
+        slow_nodes=tuple(slow_nodes),
         variance=variance_split(columns),
         persistent_wait_ns=lasting,
         random_wait_ns=random,
@@ -144,10 +149,10 @@ def persistently_slow(runs: Sequence[RankColumns]) -> tuple[int, ...]:
     """The ranks that are slow in each run, on the same node.
 
     In a run a rank is slow if its mean compute exceeds the median of the ranks by `SLOW_ABOVE` and by what
-    its steps explain: one-sided t = (mean - median) / (sd / sqrt(steps)) with steps - 1 degrees of freedom
-    at `FALSE_ALARM` over the number of ranks (Bonferroni). That the median varies too is made up for by its
-    containing the rank: for normal means of variance v, var(mean - median) = v + var(median) - 2 v / ranks,
-    which is below v, since var(median) is below 2 v / ranks.
+    its steps explain: one-sided t = (mean - median) / (sd / sqrt(steps)) with steps - 1 degrees of freedom at
+    `FALSE_ALARM` over the number of ranks (Bonferroni). The variance of the median needs no term: for normal
+    means of variance v, var(mean - median) = v + var(median) - 2 v / ranks, as the median contains the rank.
+    This is below v, because var(median) is below 2 v / ranks.
     """
     slow = np.all([_slow(ranks) for ranks in runs], axis=0)
     same_node = np.all([np.equal(ranks.node, runs[0].node) for ranks in runs], axis=0)
@@ -160,7 +165,7 @@ def _slow(ranks: RankColumns) -> npt.NDArray[np.bool_]:
     if ranks.steps < 2:
         return np.zeros(len(means), dtype=np.bool_)
     error = np.asarray(ranks.compute_sd_ns) / ranks.steps**0.5
-    # Steps that do not vary at all explain nothing.
+    # Steps that do not vary explain no difference.
     t = np.divide(above, error, out=np.where(above > 0, np.inf, 0.0), where=error > 0)
     chance = stdtr(ranks.steps - 1, -t)
     slow: npt.NDArray[np.bool_] = (_excess(ranks) > SLOW_ABOVE) & (chance < FALSE_ALARM / len(means))
@@ -168,17 +173,20 @@ def _slow(ranks: RankColumns) -> npt.NDArray[np.bool_]:
 
 
 def variance_split(runs: Sequence[RankColumns]) -> VarianceSplit:
-    """The variance of single steps in three, by the method of moments, each the mean over runs.
+    """Split the variance of single steps into three components by the method of moments, each the mean over
+    runs.
 
     X = mean + node_i + rank_ij + step_ijk, with y the means of p ranks over n steps each, m_i of them on
     node i of N. The mean squares are set equal to what is expected of them and solved from below:
     step = mean of the ranks' variances; rank = sum (y_ij - y_i)^2 / (p - N) - step / n;
     node = (sum m_i (y_i - y)^2 / (N - 1) - rank - step / n) / m0, m0 = (p - sum m_i^2 / p) / (N - 1)
     (Searle, Casella & McCulloch, Variance Components, 1992, ch. 3, and ch. 5 for nested classes of unequal
-    size). A negative estimate stands for 0. With one rank a node, `node` contains the rank.
+    size). A negative estimate counts as 0. With one rank a node, `node` contains the rank.
     """
     found = [_moments(ranks) for ranks in runs]
-    node, rank, step = (_mean([moments[place] for moments in found]) for place in range(3))
+    # The means of the known values, at least 0.
+    known = [[value for value in values if value is not None] for values in zip(*found, strict=True)]
+    node, rank, step = (max(0.0, sum(values) / len(values)) if values else None for values in known)
     total = sum(value or 0.0 for value in (node, rank, step))
 
     def component(variance: float) -> Component:
@@ -192,7 +200,7 @@ def variance_split(runs: Sequence[RankColumns]) -> VarianceSplit:
 
 
 def _moments(ranks: RankColumns) -> tuple[float | None, float | None, float]:
-    """Variance of node, rank and step in ns^2, of one run; below 0 where chance has it so."""
+    """Variance of node, rank and step of one run in ns^2; by chance it can be below 0."""
     means, node = np.asarray(ranks.compute_ns, dtype=np.float64), np.asarray(ranks.node)
     step = float(np.mean(np.square(np.asarray(ranks.compute_sd_ns, dtype=np.float64))))
     of_means = step / ranks.steps
@@ -210,21 +218,15 @@ def _moments(ranks: RankColumns) -> tuple[float | None, float | None, float]:
     return (between - inside) / ranks_a_node, inside - of_means, step
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of what is known, 0 instead of less."""
-    known = [value for value in values if value is not None]
-    return max(0.0, sum(known) / len(known)) if known else None
-
-
 def split_wait(
     runs: Sequence[RankColumns], waits_ns: Sequence[float], *, slow: bool
 ) -> tuple[float, float | None]:
     """Split the wait of the mean rank in a step into lasting imbalance and random skew, in ns, over runs.
 
-    Imbalance = max over ranks of their mean compute - the mean of them, 0 unless some rank or node is slow
-    for good: of equal ranks one is the slowest by chance. random = the rest of the exposed wait (`waits_ns`,
-    of the runs' budgets; none: unknown), at least 0. If the slowest of each step is chosen anew, it is slower
-    than any one rank on the mean: the maximum of means is at most the mean of maxima.
+    Imbalance = the largest mean compute of a rank less the mean over ranks. It is 0 unless some rank or node
+    is persistently slow, because one of equal ranks is the slowest by chance. random = the rest of the
+    exposed wait (`waits_ns`, from the runs' budgets; empty: unknown), at least 0: the mean of the slowest
+    rank of each step is at least the largest mean of a rank.
     """
     means = np.mean([ranks.compute_ns for ranks in runs], axis=0)
     lasting = float(means.max() - means.mean()) if slow else 0.0
@@ -241,15 +243,6 @@ def _excess(ranks: RankColumns) -> Floats:
 
 def _mean_by_rank(rows: Iterable[Floats]) -> tuple[float, ...]:
     return tuple(map(float, np.mean(list(rows), axis=0)))
-
-
-def _slow_nodes(nodes: Sequence[int], persistent: Sequence[int]) -> tuple[int, ...]:
-    found = []
-    for node in sorted(set(nodes)):
-        ranks = [rank for rank, other in enumerate(nodes) if other == node]
-        if len(ranks) > 1 and set(ranks) <= set(persistent):
-            found.append(node)
-    return tuple(found)
 
 
 def numbered(noun: str, numbers: Sequence[int]) -> str:

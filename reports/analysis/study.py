@@ -1,7 +1,7 @@
-"""All figures of a study in one value: what the page, the tables and the command line are made from.
+"""All figures of a study in one value, from which the page, the tables and the command line are made.
 
-It has the drift of a scheduler's allocations: how far they differ, by a cell that each of them timed on
-one device. `summary` gives the study in a line of counts.
+It includes the drift of a scheduler's allocations: how much they differ in a cell that each of them timed on
+one device. `summary` describes the study in a line of counts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MeasuredAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """The same cell in several allocations."""
+    """Timings of the same cell in several allocations."""
 
     cell_id: str
     allocations: tuple[MeasuredAllocation, ...]
@@ -67,7 +67,7 @@ class Drift:
 
 
 def drift(results: Sequence[RunResult]) -> Drift | None:
-    """The cell that most allocations timed, and how they differ in it; None without two to compare.
+    """The timings of the cell that most allocations timed; None without two allocations to compare.
 
     Allocations are compared within the environment that most of them have.
     """
@@ -123,13 +123,13 @@ class StudyFigures:
     scalings: Mapping[str, tuple[Scaling, ...]]
     """The kinds of series that a cell is in, by its id."""
     settings: Mapping[SeriesSetting, str]
-    """The values in which each setting differs from the others; empty strings if there is one."""
+    """The values in which each setting differs from the others; an empty string for a single setting."""
     curves: tuple[Curve, ...]
     failures: tuple[Failure, ...]
     lost: tuple[LostRun, ...]
     skipped: tuple[SkippedSizes, ...]
     drift: Drift | None
-    """How the allocations differ that a scheduler gave; None without two."""
+    """How much the allocations of a scheduler differ; None without two of them."""
     strangers: tuple[str, ...]
     """Ids of cells that have results, are in no plan and are not a baseline of allocations."""
     assumptions: Assumptions
@@ -143,7 +143,7 @@ class StudyFigures:
     steps: Callable[[RunResult], Mapping[int, StepColumns]] = lambda run: {}
     """Reads the single steps of a run, by rank, from the files of its study; by default it finds no steps."""
     compare_over: str | None = None
-    """The setting whose values the reader wants side by side, though they are different work."""
+    """The setting over which the reader compares cells, although their work differs."""
 
     @property
     def devices_word(self) -> str:
@@ -156,17 +156,17 @@ class StudyFigures:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """The calls that planned it, oldest first; of plans from before they were kept none is known."""
+        """The calls that planned it, oldest first; old plans do not record them."""
         return tuple(dict.fromkeys(bench_call(*plan.command) for plan in self.plans if plan.command))
 
     @property
     def predicted_bytes(self) -> Mapping[str, int]:
-        """Memory of the fullest rank in closed form, by cell, of the newest plan that tells it."""
+        """Memory of the fullest rank in closed form, by cell, from the newest plan that has it."""
         return {cell: size for plan in self.plans for cell, size in plan.predicted_bytes.items()}
 
     @property
     def unpredicted(self) -> Mapping[str, str]:
-        """Why memory is not predicted, by workload, of the newest plan that tells it."""
+        """Why memory is not predicted, by workload, from the newest plan that says so."""
         return {workload: why for plan in self.plans for workload, why in plan.unpredicted.items()}
 
     @property
@@ -185,12 +185,16 @@ def analyse(
     drifted = drift(results)
     known = cells.keys() | ({drifted.cell_id} if drifted else set())
     failed = failures(plans, pools.values())
+    kinds: dict[str, dict[Scaling, None]] = {}
+    for series in (series for plan in plans for series in plan.series):
+        for cell_id in series.cells:
+            kinds.setdefault(cell_id, {})[series.kind] = None
     return StudyFigures(
         name=name,
         plans=tuple(plans),
         cells=found,
         pools=pools,
-        scalings=_scalings(plans),
+        scalings={cell_id: tuple(sorted(found, reverse=True)) for cell_id, found in kinds.items()},
         settings=setting_labels(cells.values()),
         curves=tuple(curves(merged_series(plans), found, {one.cell.id: one for one in failed})),
         failures=tuple(failed),
@@ -214,15 +218,6 @@ def _pools(cells: Mapping[str, Cell], plans: Sequence[Plan], results: Sequence[R
         cell_id: pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id])
         for cell_id, cell in cells.items()
     }
-
-
-def _scalings(plans: Sequence[Plan]) -> dict[str, tuple[Scaling, ...]]:
-    kinds: dict[str, dict[Scaling, None]] = {}
-    for plan in plans:
-        for series in plan.series:
-            for cell_id in series.cells:
-                kinds.setdefault(cell_id, {})[series.kind] = None
-    return {cell_id: tuple(sorted(found, reverse=True)) for cell_id, found in kinds.items()}
 
 
 def summary(study: StudyFigures) -> str:

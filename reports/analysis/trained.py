@@ -21,24 +21,24 @@ from results.training_log import Ended, Started, Steps, TrainingLog, seconds_bet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """One interruption. Times are in seconds after the fault; None where nothing says."""
+    """One interruption. Times are in seconds after the fault; None: not known."""
 
     fault_at: str
-    """The given time of the fault; else the last sign of a rank of the launch, or the last row before it."""
+    """The given time of the fault, or else the last sign of life of the launch."""
     noticed_s: float | None
     """Time until the interrupted launch had been ended."""
     started_s: float | None
-    """Until the next launch was started."""
+    """Time until the next launch was started."""
     ready_s: float
-    """Until its ranks had loaded the checkpoint."""
+    """Time until its ranks had loaded the checkpoint."""
     first_step_s: float | None
-    """Until the first step after that had been taken; None: there was none."""
+    """Time until the first step after that had been taken; None if no step was."""
     step: int
-    """The last one that the log has of the interrupted launch."""
+    """The last step of the interrupted launch in the log."""
     steps_lost: int
     """Steps in the log that were done again."""
     replicas: int
-    """After it."""
+    """The number of replicas after it."""
     reason: str | None
     """Why the interrupted launch ended."""
 
@@ -48,8 +48,8 @@ def recoveries(
 ) -> tuple[Recovery, ...]:
     """The interruptions of a run, oldest first; a start after a run that ended by itself does not count.
 
-    `attempts` are by run, as a study gives them. `faults` are the times of faults, if they are known: of
-    each interruption the last one before its next start counts.
+    `attempts` are by run, as from a study. `faults` are the times of faults, if they are known; for each
+    interruption the last one before its next start counts.
     """
     found = []
     before: Started | None = None
@@ -62,53 +62,46 @@ def recoveries(
         if before is not None and last is not None and not isinstance(last, Ended):
             own = [fault for fault in faults if before.at <= fault <= row.at]
             ended, next_one = attempts.get(before.run_id), attempts.get(row.run_id)
-            same = before.launch_id == row.launch_id
-            fault = max(own) if own else _last_sign(last.at, None if same else ended)
+            if before.launch_id == row.launch_id:
+                # The launch itself went on, so its end says nothing about this interruption.
+                ended = next_one = None
+            signs = [at for at in ended.heartbeats.values() if at <= ended.ended_at] if ended else []
+            fault = max(own or [last.at, *signs])
             first = next((one for one in log.rows[place + 1 :] if isinstance(one, Steps | Started)), None)
             found.append(
                 Recovery(
                     fault_at=fault,
-                    noticed_s=_since(fault, ended.ended_at if ended and not same else None),
-                    started_s=_since(fault, next_one.started_at if next_one and not same else None),
+                    noticed_s=_since(fault, ended.ended_at if ended else None),
+                    started_s=_since(fault, next_one.started_at if next_one else None),
                     ready_s=seconds_between(fault, row.at),
                     first_step_s=_since(fault, first.at if isinstance(first, Steps) else None),
                     step=step,
                     steps_lost=max(0, step - (row.resumed_step or 0)),
                     replicas=row.replicas,
-                    reason=_reason(before, None if same else ended),
+                    reason=(ended.reasons.get(before.run_id) or ended.stopped_by or ended.scheduler)
+                    if ended
+                    else None,
                 )
             )
         before, step = row, row.resumed_step or 0
     return tuple(found)
 
 
-def _last_sign(row_at: str, attempt: Attempt | None) -> str:
-    """The last sign of life of a launch: of any rank before its end, or the log's."""
-    signs = [] if attempt is None else [at for at in attempt.heartbeats.values() if at <= attempt.ended_at]
-    return max([row_at, *signs])
-
-
 def _since(fault: str, at: str | None) -> float | None:
-    """None too for what was before the fault: it is of something else."""
+    """Seconds after the fault; None also for a time before it, which belongs to another event."""
     return None if at is None or at < fault else seconds_between(fault, at)
-
-
-def _reason(before: Started, attempt: Attempt | None) -> str | None:
-    if attempt is None:
-        return None
-    return attempt.reasons.get(before.run_id) or attempt.stopped_by or attempt.scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedCell:
-    """One cell and all that its training has written."""
+    """One cell with the log of its training."""
 
     cell: Cell
     log: TrainingLog
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     """The ends of its launches, by the id of the run."""
     diverged: bool = False
-    """Whether its last launch ended by a loss that was not finite: no launch goes on from there by itself."""
+    """Whether its last launch ended by a loss that was not finite, so that training is not resumed."""
 
     @property
     def over(self) -> bool:
@@ -139,27 +132,27 @@ def told_not_finite(log: TrainingLog) -> list[str]:
             steps.setdefault(name, []).append(row.step)
     return [
         f"{name} was not finite (NaN or infinity) in {count(len(found), 'validation')}, first at step "
-        f"{found[0]:,}: no such value is the best one, or a better one"
+        f"{found[0]:,}: such values never count as better"
         for name, found in sorted(steps.items())
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeToTarget:
-    """One run and the first time that it reached its target; if it did not, how far it came."""
+    """The first time at which one run reached its target; if it did not, its time so far."""
 
     seed: int
     reached: bool
     ended: bool
-    """Whether its training is over; one that goes on may reach the target later."""
+    """Whether its training is over; a run that continues may reach the target later."""
     seconds: float
-    """Of the training steps up to there, without validation, checkpoints and lost steps."""
+    """Time of the training steps up to there, without validation, checkpoints and lost steps."""
     samples: int
-    """Of all replicas."""
+    """Samples of all replicas."""
 
 
 def reach(trained: TrainedCell, target: Target) -> TimeToTarget:
-    """When the run had its target: at the first validation, or row of the log, that is good enough."""
+    """When the run reached the target: at the first validation, or row of the log, that is good enough."""
     log = trained.log
     if target.metric == "loss":
         found = [(row.step, row.loss) for row in log.steps]
@@ -178,9 +171,12 @@ def reach(trained: TrainedCell, target: Target) -> TimeToTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A median over seeds with its range. A run that never reached the target is longer than all others by
-    an unknown amount: it moves the median, and no mean is made of it. One that has not ended takes longer
-    than it has so far: what that may still change is unknown."""
+    """A median over seeds with its range.
+
+    A run that never reached the target counts as longer than all others by an unknown amount: it moves the
+    median, and no mean is made. A run that has not ended takes longer than it has so far: figures that this
+    may still change are unknown.
+    """
 
     median: float | None
     """None where half of the runs or more never reached the target, or where it is unknown."""
@@ -192,8 +188,8 @@ class Spread:
 
 
 def spread(reached: Sequence[float], never: int = 0, so_far: Sequence[float] = ()) -> Spread:
-    """Of the values of runs that reached the target, the number of those that never did, and the values so
-    far of those that have not ended."""
+    """The spread of the values of runs that `reached` the target, with the number of runs that `never` did
+    and the values `so_far` of runs that have not ended."""
     over = [math.inf] * never
     soonest, latest = [*reached, *over, *so_far], [*reached, *over, *(math.inf for _ in so_far)]
     return Spread(
@@ -214,7 +210,7 @@ class Way:
 
     label: str
     runs: tuple[TimeToTarget, ...]
-    """By seed."""
+    """The runs by seed."""
 
     @property
     def reached(self) -> int:
@@ -222,12 +218,12 @@ class Way:
 
     @property
     def never(self) -> tuple[TimeToTarget, ...]:
-        """Runs that ended without it."""
+        """Runs that ended without reaching the target."""
         return tuple(run for run in self.runs if run.ended and not run.reached)
 
     @property
     def unfinished(self) -> tuple[TimeToTarget, ...]:
-        """Runs that have neither reached it nor ended."""
+        """Runs that have neither reached the target nor ended."""
         return tuple(run for run in self.runs if not (run.ended or run.reached))
 
     @property
@@ -251,14 +247,14 @@ class Race:
     """Ways to train one model on one batch of one data set to one target."""
 
     cell: Cell
-    """One of them: what they share."""
+    """A cell with the fields that all of them share."""
     target: str
     ways: tuple[Way, ...]
     """The baseline first: without compression, and by the first strategy of the plan."""
 
     def ratio(self, way: Way) -> Spread | None:
-        """Median time over the baseline's, from the least to the largest of the ratios of their runs; None
-        where one of the medians is unknown, and for the baseline itself."""
+        """Median time over the baseline's, with the smallest and the largest ratio of their runs; None if one
+        of the medians is unknown, and for the baseline itself."""
         base = self.ways[0]
         if way is base or way.seconds.median is None or base.seconds.median is None:
             return None
@@ -272,21 +268,22 @@ class Race:
 
 
 def races(cells: Iterable[TrainedCell]) -> tuple[Race, ...]:
-    """Those that have a target and more than one run, in the order of the plans."""
+    """The races of cells with a target and more than one run, in the order of the plans."""
     groups: dict[tuple[object, ...], dict[str, list[TrainedCell]]] = {}
     for one in cells:
         if one.target is not None:
-            ways = groups.setdefault((_shared(one.cell), one.log.launches[-1].order.target), {})
+            # All fields except the seed and the way to exchange gradients.
+            shared = msgspec.structs.replace(
+                one.cell,
+                seed=0,
+                strategy=BASELINE_STRATEGY,
+                compression=UNCOMPRESSED,
+                collective=DEFAULT_COLLECTIVE,
+            )
+            work = (*msgspec.structs.astuple(shared), one.log.launches[-1].order.target)
+            ways = groups.setdefault(work, {})
             ways.setdefault(exchange_label(one.cell), []).append(one)
     return tuple(_race(list(ways.values())) for ways in groups.values() if sum(map(len, ways.values())) > 1)
-
-
-def _shared(cell: Cell) -> tuple[object, ...]:
-    """What runs share that are compared: all but the seed and the way of gradients."""
-    plain = msgspec.structs.replace(
-        cell, seed=0, strategy=BASELINE_STRATEGY, compression=UNCOMPRESSED, collective=DEFAULT_COLLECTIVE
-    )
-    return msgspec.structs.astuple(plain)
 
 
 def _race(ways: Sequence[Sequence[TrainedCell]]) -> Race:

@@ -64,7 +64,7 @@ def half_written(planted, new_timing) -> None:
 
 CASES = [
     (nothing_planned, NO_FIGURE),
-    (one_cell, "one size alone"),
+    (one_cell, "only one size"),
     (failures_alone, NO_FIGURE),
     (long_names, "6 runs each of"),
     (half_written, "unreadable or unfinished record"),

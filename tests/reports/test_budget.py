@@ -163,7 +163,7 @@ def test_a_run_without_a_budget_leaves_the_cell_without_one_and_says_why(cell) -
 def test_unlike_methods_are_not_mixed(cell) -> None:
     one = cell([(14.0, parts()), (14.0, parts(method="recorded"))])
     assert budget(one) is None
-    assert why_no_budget(one) == "its runs were taken apart by unlike methods: on-off, recorded"
+    assert why_no_budget(one) == "its runs have budgets by different methods: on-off, recorded"
 
 
 def test_a_cell_with_a_budget_has_no_reason_against_it(cell) -> None:

@@ -186,7 +186,7 @@ def test_a_slow_link_is_told_from_the_fast_one(report) -> None:
     slow = Parts(exchange=7.5, peak_bytes_per_s=1e9)
     found = report(lambda gpus: slow if gpus >= 16 else Parts(), sizes=SIZES[:4])
     assert found.alarms == {"a slow link", "a knee", "communication"}
-    assert "Slow link: plain all-reduces alone reach 1.00 GB/s on 16 ranks (CPU)" in found.text
+    assert "Slow link: plain all-reduces reach only 1.00 GB/s on 16 ranks (CPU)" in found.text
     assert "Knee between 8 and 16" in found.text
     assert "most of it to exposed transfer" in found.text
     assert "consistent with a full link" in found.text

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from reports.analysis.budget import BudgetPart
-from reports.analysis.verdict.scalability import Configuration, Dominant, Scalability
+from reports.analysis.verdict.scalability import Dominant, Scalability
 from reports.analysis.verdict.sentences import PART_WORDS
 from reports.analysis.verdict.verdict import WorkloadVerdict
 from reports.text import listed, metric, percent
@@ -19,31 +19,32 @@ class Clause:
     title: str
     text: str
     rank: int
-    """Clauses with the lowest ranks stay if some do not fit."""
+    """If not all clauses fit, the clauses with the lowest ranks are shown."""
 
 
 def brief(found: WorkloadVerdict) -> list[Clause]:
     """The clauses to act on, in reading order: the size to buy, how far it scales, the largest loss
     of time, how good the runs are, what is missing."""
-    return [*_to_buy(found), *_scaling(found), *_trust(found), *_slow(found)]
+    return list(_clauses(found))
 
 
-def _to_buy(found: WorkloadVerdict) -> Iterator[Clause]:
+def _clauses(found: WorkloadVerdict) -> Iterator[Clause]:
     several = len({one.text for one in found.to_buy}) > 1
-    for number, one in enumerate(found.to_buy[: 2 if several else 1]):
-        sure = f" ({one.confidence} confidence)" if one.confidence else ""
-        yield Clause(
-            title=f"to buy, {one.scaling}" if several else "to buy", text=f"{one.text}{sure}", rank=number
-        )
-
-
-def _scaling(found: WorkloadVerdict) -> Iterator[Clause]:
+    for number, size in enumerate(found.to_buy[: 2 if several else 1]):
+        sure = f" ({size.confidence} confidence)" if size.confidence else ""
+        title = f"to buy, {size.scaling}" if several else "to buy"
+        yield Clause(title=title, text=f"{size.text}{sure}", rank=number)
     for one in found.scalings:
         yield Clause(title=one.kind, text=_reach(one), rank=2)
     for one in found.scalings:
         dominant = one.largest.dominant if one.largest else None
         if dominant is not None and dominant.part is not None:
             yield Clause(title=f"lost, {one.kind}", text=_lost(dominant), rank=5)
+    yield from _trust(found)
+    if found.slow_ranks is not None:
+        yield Clause(title="slow ranks", text=found.slow_ranks, rank=4)
+    if found.costs:
+        yield Clause(title="cost", text=found.costs[0], rank=6)
 
 
 def _reach(one: Scalability) -> str:
@@ -52,21 +53,18 @@ def _reach(one: Scalability) -> str:
         return "every figure is emulated"
     told = f"{lead.strategy} on {lead.gpus:,}, {metric(lead.throughput).value}"
     if one.largest is None:
-        return f"{told}; one size alone"
-    return f"{told}, {_efficiency(lead)}; {one.largest.knee_text.partition(':')[0]}"
-
-
-def _efficiency(one: Configuration) -> str:
-    if one.efficiency is None:
-        return "no efficiency claimed"
-    text = metric(one.efficiency)
-    return f"{text.value} ({text.ends})" if text.ends else text.value
+        return f"{told}; only one size"
+    efficiency = "no efficiency claimed"
+    if lead.efficiency is not None:
+        text = metric(lead.efficiency)
+        efficiency = f"{text.value} ({text.ends})" if text.ends else text.value
+    return f"{told}, {efficiency}; {one.largest.knee_text.partition(':')[0]}"
 
 
 def _lost(dominant: Dominant) -> str:
     told = f"{percent(dominant.lost_share)} of a step on {dominant.gpus:,}"
     if not dominant.blames or dominant.part is None:
-        return f"{told}; to what cannot be told"
+        return f"{told}; the cause is unknown"
     if dominant.contenders:
         return f"{told}; the most to {listed([_short(one.part) for one in dominant.contenders], last=' or ')}"
     return f"{told}; the most to {_short(dominant.part)}{'' if dominant.shown else ' (not shown)'}"
@@ -92,10 +90,3 @@ def _trust(found: WorkloadVerdict) -> Iterator[Clause]:
         told.append(f"{gone.unproved:,} of {gone.cells:,} cells not proven")
     if told:
         yield Clause(title="without", text="; ".join(told), rank=3)
-
-
-def _slow(found: WorkloadVerdict) -> Iterator[Clause]:
-    if found.slow_ranks is not None:
-        yield Clause(title="slow ranks", text=found.slow_ranks, rank=4)
-    if found.costs:
-        yield Clause(title="cost", text=found.costs[0], rank=6)

@@ -1,5 +1,5 @@
-"""The runs that a verdict is made from: how many, how good, and which are not in it; and what of a workload
-was not measured, or less well than it could be.
+"""The runs that a verdict is made from, their number and quality, and the points of a workload that were not
+measured, or not as well as possible.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from reports.analysis.study import StudyFigures
 from reports.text import count, listed
 from results.cell import BASELINE_STRATEGY, label
 from results.outcome import Evidence, Outcome
-from results.run import RunResult
 
 Named = tuple[str, int]
 """The label of a series, and a size."""
@@ -21,15 +20,15 @@ Named = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """Each text names a strategy and its sizes: `ddp on 16 and 32`."""
+    """Points that are missing; each string names a strategy and its sizes: `ddp on 16 and 32`."""
 
     skipped: tuple[str, ...]
     failed: tuple[str, ...]
-    """With the outcome: `ddp on 64 (out of memory)`."""
+    """Failed points, with the outcome: `ddp on 64 (out of memory)`."""
     not_run: tuple[str, ...]
-    """Planned, and the study ended before them."""
+    """Planned points that were not run before the study ended."""
     emulated: tuple[str, ...]
-    """They have figures, which make no claim."""
+    """Points with figures that make no claim."""
     unproved: int
     """Cells whose training was not checked."""
     cells: int
@@ -39,10 +38,17 @@ def missing(study: StudyFigures, workload: str) -> Missing:
     """Find what is missing in all series of one workload and in its cells with figures."""
     curves = [curve for curve in study.curves if curve.key.workload == workload]
     cells = [one for one in study.cells.values() if one.cell.workload == workload]
+    # How the cells of each strategy failed.
+    failed: dict[str, dict[str, None]] = {}
+    for curve in curves:
+        for gap in curve.gaps:
+            if gap.outcome is not None and gap.outcome != NOT_RUN:
+                failed.setdefault(curve.key.label, {})[outcome_text(gap.outcome)] = None
+    outcomes = {name: f" ({', '.join(those)})" for name, those in failed.items()}
     emulated = ((label(one.cell), one.cell.gpus) for one in cells if one.evidence is Evidence.EMULATED)
     return Missing(
         skipped=_texts(_skipped(study, workload, curves)),
-        failed=_texts(_gaps(curves, not_run=False), outcomes=_outcomes(curves)),
+        failed=_texts(_gaps(curves, not_run=False), outcomes=outcomes),
         not_run=_texts(_gaps(curves, not_run=True)),
         emulated=_texts(emulated),
         unproved=sum(cell.proof is None for cell in cells),
@@ -51,28 +57,24 @@ def missing(study: StudyFigures, workload: str) -> Missing:
 
 
 def _skipped(study: StudyFigures, workload: str, curves: Sequence[Curve]) -> Iterator[Named]:
-    """Without points that nobody misses: excluded ones, one device of an exchange, several of `single`."""
+    """The skipped points that a reader may miss.
+
+    Points that the user excluded, one device with an exchange and several with `single` are left out.
+    """
+    has_single = any(curve.single is not None for curve in curves)
     for group in study.skipped:
-        if group.skip.excluded or group.skip.strategy == BASELINE_STRATEGY:
+        if group.skip.excluded or group.skip.strategy == BASELINE_STRATEGY or group.skip.workload != workload:
             continue
         name = label(group.skip)
-        sizes = _sizes([curve for curve in curves if curve.key.label == name])
-        if group.skip.workload == workload and sizes != {1}:
-            yield from ((name, gpus) for gpus in group.gpus if gpus > 1 or not _has_single(curves))
-
-
-def _sizes(curves: Iterable[Curve]) -> set[int]:
-    """Sizes that were planned to run."""
-    points = {point.gpus for curve in curves for point in curve.points}
-    return points | {gap.gpus for curve in curves for gap in curve.gaps if not gap.skipped}
-
-
-def _has_single(curves: Iterable[Curve]) -> bool:
-    return any(curve.single is not None for curve in curves)
+        own = [curve for curve in curves if curve.key.label == name]
+        planned = {point.gpus for curve in own for point in curve.points}
+        planned |= {gap.gpus for curve in own for gap in curve.gaps if not gap.skipped}
+        if planned != {1}:
+            yield from ((name, gpus) for gpus in group.gpus if gpus > 1 or not has_single)
 
 
 def outcome_text(outcome: str) -> str:
-    """`out of memory`; an outcome that is not known says what was found instead."""
+    """An outcome in words: `out of memory`; for an unknown one, what was found instead."""
     return "unreadable or unfinished record" if outcome == Outcome.UNKNOWN else outcome_words(outcome)
 
 
@@ -83,16 +85,6 @@ def _gaps(curves: Iterable[Curve], *, not_run: bool) -> Iterator[Named]:
             for gap in curve.gaps
             if gap.outcome is not None and (gap.outcome == NOT_RUN) is not_run
         )
-
-
-def _outcomes(curves: Iterable[Curve]) -> dict[str, str]:
-    """How the cells of each strategy failed, in a few words."""
-    found: dict[str, dict[str, None]] = {}
-    for curve in curves:
-        for gap in curve.gaps:
-            if gap.outcome is not None and gap.outcome != NOT_RUN:
-                found.setdefault(curve.key.label, {})[outcome_text(gap.outcome)] = None
-    return {name: f" ({', '.join(outcomes)})" for name, outcomes in found.items()}
 
 
 def _texts(points: Iterable[Named], *, outcomes: dict[str, str] | None = None) -> tuple[str, ...]:
@@ -113,7 +105,7 @@ class MadeFrom:
     cell_runs: tuple[tuple[int, int], ...]
     """The counted and the planned runs of each cell."""
     scalings: int
-    """How many kinds of scaling the cells are of."""
+    """The number of kinds of scaling that the cells belong to."""
     disturbed: int
     """Runs that other processes disturbed."""
     baseline_disturbed: bool
@@ -127,7 +119,7 @@ class MadeFrom:
 
     @property
     def sentence(self) -> str | None:
-        """`Made from 18 runs, 14 disturbed.`; None if there is none."""
+        """A sentence on the runs: `Made from 18 runs, 14 disturbed.`; None without runs."""
         if not self.runs:
             return None
         planned = sum(max(pair) for pair in self.cell_runs)
@@ -162,12 +154,9 @@ def made_from(study: StudyFigures, workload: str) -> MadeFrom:
         disturbed=sum(run.disturbed for one in cells for run in one.runs),
         baseline_disturbed=any(one.disturbed for one in cells if one.cell.id in baselines),
         failed=tuple(
-            f"{label(one.cell)} on {one.cell.gpus:,}: {_outcome(one.run)}"
+            f"{label(one.cell)} on {one.cell.gpus:,}: "
+            f"{UNUSABLE if one.run.outcome is Outcome.OK else outcome_text(one.run.outcome)}"
             for one in study.lost
             if one.cell.workload == workload
         ),
     )
-
-
-def _outcome(run: RunResult) -> str:
-    return UNUSABLE if run.outcome is Outcome.OK else outcome_text(run.outcome)

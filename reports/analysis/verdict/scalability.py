@@ -1,4 +1,4 @@
-"""How far one workload scales by one rule, and what its time is lost to where it scales least."""
+"""How far one workload scales by one rule, and which part of a step loses the time where it scales least."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from reports.analysis.budget import RESIDUAL_ABOVE, BudgetPart, Lost, budget, lo
 from reports.analysis.figures import differences_in_training, training_of
 from reports.analysis.knee import Growth, knee
 from reports.analysis.scaling import (
-    BaselineCell,
     Curve,
-    CurvePoint,
     Named,
     is_measured,
     name,
@@ -26,8 +24,8 @@ from results.run import BudgetMethod
 from results.statistics import Metric
 
 LITTLE = 0.1
-"""Share of a step up to which what is lost is called little, and nothing is blamed for it (10 %)."""
-NO_BASELINE = "there is no baseline to compare it with"
+"""Share of a step up to which a loss is called little, and is not attributed to a part (10 %)."""
+NO_BASELINE = "it has no baseline to compare with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +43,13 @@ class Configuration:
     against: str | None
     """The baseline of the efficiency: `single on 1`."""
     ties: tuple[str, ...]
-    """Others that no difference is shown to: `scratch-ddp on 8`."""
+    """Other points to which no difference is shown: `scratch-ddp on 8`."""
     compared: int
-    """Points that it was chosen from, itself among them: of one nothing leads."""
+    """The number of points that it was chosen from, with itself."""
     fewest_runs: int
     """The fewest runs of it and of all that it was compared with."""
     unlike: tuple[str, ...]
-    """What makes it train differently: see `training.differences_in_training`."""
+    """Differences from plain data parallelism in how it trains: see `figures.differences_in_training`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +72,18 @@ class Dominant:
     step_ns: float
     lost_ns: float
     part: BudgetPart | None
-    """None where little is lost."""
+    """The part; None where little is lost."""
     part_ns: float
     """The time of the part in the loss; 0 without a part."""
     shown: bool
     """Whether the part is above zero by more than its interval."""
     contenders: tuple[LostPart, ...]
-    """The part and those that are not told apart from it, the largest first; empty where none compete."""
+    """The part and others that may be larger, the largest first; empty if the part leads all others."""
     other_ns: float
     """Step time less the sum of its parts."""
     method: BudgetMethod
     against: str
-    """Whose computation is the ideal: `single on 1`."""
+    """The baseline, whose computation is the ideal: `single on 1`."""
 
     @property
     def lost_share(self) -> float:
@@ -99,7 +97,7 @@ class Dominant:
 
     @property
     def blames(self) -> bool:
-        """Whether a part is to blame: not if the parts miss the step by much against it."""
+        """Whether the loss is attributed to a part: not if the parts miss the step by too much."""
         off = abs(self.other_ns)
         return self.part is not None and not (off > RESIDUAL_ABOVE * self.step_ns and off > self.part_ns / 2)
 
@@ -111,33 +109,33 @@ class Reach:
     configuration: Configuration
     """At the curve's largest measured size."""
     knee: int | None
-    """The last size up to which every growth of the curve pays; None if there is none."""
+    """The last size up to which every growth of the curve pays; None if no growth does."""
     beyond: int | None
     """The size at which growing did not pay."""
     knee_text: str
     dominant: Dominant | None
     dominant_absent: str | None
-    """Why it is not known what the time is lost to; None if it is."""
+    """Why the part that loses the time is unknown; None if it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scalability:
-    """One piece of work, scaled by one rule: of those with most measured sizes the fastest."""
+    """One piece of work, scaled by one rule: the fastest of the pieces with most measured sizes."""
 
     kind: Scaling
     batch: int
-    """The batch of a replica under weak scaling, else of all replicas."""
+    """The batch of a replica under weak scaling, and of all replicas under strong scaling."""
     setting: str
     fastest: Configuration | None
     """None where every figure is emulated."""
     largest: Reach | None
-    """The fastest at the largest measured size; None where one size alone was measured."""
+    """The fastest at the largest measured size; None if only one size was measured."""
     dense: Reach | None
-    """The fastest of plain data parallelism, at its largest size; None where it is `largest` already."""
+    """The fastest of plain data parallelism, at its largest size; None if it is `largest`."""
     super_linear: tuple[str, ...]
-    """`ddp on 4`."""
+    """Super-linear points: `ddp on 4`."""
     others: int
-    """Pieces of work of the workload and kind (other batches, settings, links) that it is not about."""
+    """The number of other pieces of work of the workload and kind (other batches, settings, links)."""
 
 
 def scalability(study: StudyFigures, workload: str, kind: Scaling) -> Scalability | None:
@@ -151,7 +149,11 @@ def scalability(study: StudyFigures, workload: str, kind: Scaling) -> Scalabilit
     lead = max(at_largest, key=rate, default=None)
     of_kind = (one for one in study.curves if (one.key.workload, one.key.kind) == (workload, kind))
     precisions = {point.figures.cell.precision for one in of_kind for point in one.points}
-    plain = _dense(points) if lead and not _is_dense(lead) else []
+    plain = []
+    if lead and not _is_dense(lead):
+        # Plain data parallelism, at the largest size at which it has an efficiency.
+        dense = [named for named in points if _is_dense(named) and not named[1].efficiency.is_baseline]
+        plain = [named for named in dense if named[1].gpus == max(other.gpus for _, other in dense)]
     key, smallest = piece.curves[0].key, study.assumptions.smallest_effect
     return Scalability(
         kind=kind,
@@ -165,14 +167,8 @@ def scalability(study: StudyFigures, workload: str, kind: Scaling) -> Scalabilit
     )
 
 
-def _dense(points: Iterable[Named]) -> list[Named]:
-    """Of plain data parallelism: those at the largest size that have an efficiency of their own."""
-    dense = [named for named in points if _is_dense(named) and not named[1].efficiency.is_baseline]
-    return [named for named in dense if named[1].gpus == max(other.gpus for _, other in dense)]
-
-
 def _is_dense(named: Named) -> bool:
-    """Whether gradients are exchanged in every step, whole, by the backend's own collectives."""
+    """Whether complete gradients are exchanged in every step, by the backend's own collectives."""
     key = named[0].key
     return (
         key.strategy != BASELINE_STRATEGY
@@ -230,16 +226,13 @@ def _configuration(
 
 
 def _dominant(curve: Curve, beyond: Growth | None) -> tuple[Dominant | None, str | None]:
-    """At the first size beyond the knee or, without one, at the largest measured; or why it is unknown."""
+    """The dominant part at the first size beyond the knee, or else at the largest; or why it is unknown."""
     measured = [point for point in curve.points if is_measured(point)]
     point = next((one for one in measured if beyond and one.gpus == beyond.larger), measured[-1])
     claim = point.efficiency
-    if claim.baseline is None or claim.metric is None or claim.is_baseline:
+    baseline = claim.baseline
+    if baseline is None or claim.metric is None or claim.is_baseline:
         return None, claim.reason or NO_BASELINE
-    return _dominant_of(point, claim.baseline)
-
-
-def _dominant_of(point: CurvePoint, baseline: BaselineCell) -> tuple[Dominant | None, str | None]:
     here, ideal = budget(point.figures), budget(baseline.figures)
     if here is None or ideal is None:
         return None, why_no_budget(point.figures if here is None else baseline.figures)

@@ -1,7 +1,7 @@
 """Sentences on how a workload scales and on its cost.
 
-Of scaling: the fastest, the largest, where it stops and why. Of cost: the cheapest for a unit of work, and
-for an epoch in the time asked about.
+Sentences on scaling name the fastest and the largest configuration, where growing stops paying, and why.
+Sentences on cost name the cheapest cell for a unit of work, and for an epoch in the time asked about.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, chea
 from reports.analysis.exchange import FEWEST_RUNS
 from reports.analysis.figures import differences_in_training
 from reports.analysis.study import StudyFigures
-from reports.analysis.verdict.scalability import Configuration, Dominant, LostPart, Reach, Scalability
+from reports.analysis.verdict.scalability import Configuration, Dominant, Reach, Scalability
 from reports.text import MetricText, capital, count, devices, duration, listed, metric, percent
 from results.cell import label
 
@@ -29,8 +29,11 @@ COMPRESSING = "computation, encoding and decoding in it, that is slower than the
 
 
 def scaling_sentences(one: Scalability) -> Iterator[str]:
-    """The best, why it goes no further, and the same of plain data parallelism if that is another one."""
-    yield f"{_work(one)}: {_best(one)}."
+    """The best configuration and why it scales no further; also for plain data parallelism if that
+    differs."""
+    batch = f"batch {one.batch:,} per replica" if one.kind == "weak" else f"global batch {one.batch:,}"
+    setting = f", {one.setting}" if one.setting else ""
+    yield f"{one.kind.capitalize()} scaling, {batch}{setting}: {_best(one)}."
     if one.largest is not None:
         yield f"{capital(_why(one.largest))}."
     if one.dense is not None:
@@ -43,19 +46,14 @@ def unlike(clauses: Sequence[str]) -> tuple[str, ...]:
     return (f"it {listed(clauses)}: compare its convergence too",) if clauses else ()
 
 
-def _work(one: Scalability) -> str:
-    batch = f"batch {one.batch:,} per replica" if one.kind == "weak" else f"global batch {one.batch:,}"
-    setting = f", {one.setting}" if one.setting else ""
-    return f"{one.kind.capitalize()} scaling, {batch}{setting}"
-
-
 def _best(one: Scalability) -> str:
     """Name the fastest configuration, and the one at the largest size."""
     if one.fastest is None:
-        return "every figure is emulated, so that nothing is claimed"
-    fastest = f"{_where(one.fastest)} {_leads(one.fastest, 'the fastest')} {_rate(one.fastest)}"
+        return "every figure is emulated, so no claim is made"
+    throughput = _figure(metric(one.fastest.throughput))
+    fastest = f"{_where(one.fastest)} {_leads(one.fastest, 'the fastest')} {throughput}"
     if one.largest is None:
-        alone = "one size alone was measured, so that nothing is said of scaling"
+        alone = "only one size was measured, so scaling is not judged"
         return "; ".join((fastest, *_remarks(one.fastest), alone))
     lead = one.largest.configuration
     if (lead.strategy, lead.gpus) == (one.fastest.strategy, one.fastest.gpus):
@@ -66,8 +64,10 @@ def _best(one: Scalability) -> str:
 
 
 def _leads(one: Configuration, what: str) -> str:
-    """`is the fastest with`, of too few runs `seems the fastest (1 run) with`, of one point `has`; no winner
-    where others are not told apart from it."""
+    """`is the fastest with`; with too few runs `seems the fastest (1 run) with`; for one point `has`.
+
+    If no difference to others is shown, it does not name a winner.
+    """
     if one.compared == 1:
         return "has"
     if one.ties:
@@ -79,10 +79,6 @@ def _leads(one: Configuration, what: str) -> str:
 
 def _where(one: Configuration) -> str:
     return f"{one.strategy} on {devices(one.gpus, one.device)}"
-
-
-def _rate(one: Configuration) -> str:
-    return _figure(metric(one.throughput))
 
 
 def _figure(text: MetricText) -> str:
@@ -102,14 +98,14 @@ def _efficiency(one: Configuration) -> str:
 
 
 def cause(one: Reach) -> str:
-    """A clause on the cause of the lost time, or why it is not known."""
+    """A clause on the cause of the lost time, or on why it is unknown."""
     if one.dominant is None:
-        return f"what the time is lost to is not known: {one.dominant_absent}"
+        return f"the cause of the lost time is unknown: {one.dominant_absent}"
     return _loss(one.dominant, compresses=one.configuration.compresses)
 
 
 def _why(one: Reach) -> str:
-    """The knee, and what the time is lost to."""
+    """A clause on the knee and on the cause of the lost time."""
     return f"{one.knee_text}; {cause(one)}"
 
 
@@ -121,13 +117,17 @@ def _loss(one: Dominant, *, compresses: bool) -> str:
         )
     lost = f"at {one.gpus:,} a step loses {percent(one.lost_share)} of its time against {one.against}"
     if not one.blames:
-        return f"{lost}; what this is lost to cannot be told: {change(one.other_ns, one.step_ns)}"
+        return f"{lost}; the cause is unknown: {change(one.other_ns, one.step_ns)}"
     if one.contenders:
-        parts = [f"{_words(each.part, compresses)} ({_ends(each)})" for each in one.contenders]
-        return f"{lost}; which of its parts is the largest is not told apart: {listed(parts)}"
+        parts = [
+            f"{_words(each.part, compresses)} ({duration(each.ns)}, {duration(each.low_ns)} to "
+            f"{duration(each.high_ns)})"
+            for each in one.contenders
+        ]
+        return f"{lost}; the runs do not show which of its parts is the largest: {listed(parts)}"
     taken = f"{_words(one.part, compresses)} ({duration(one.part_ns)})"
     if not one.shown:
-        return f"{lost}; the largest part of it, {taken}, is not told apart from zero"
+        return f"{lost}; the largest part of it, {taken}, is not shown to be above zero"
     most = "most of it to" if one.part_share > 0.5 else "the largest part of it to"
     return f"{lost}, {most} {taken}"
 
@@ -136,13 +136,8 @@ def _words(part: BudgetPart, compresses: bool) -> str:
     return COMPRESSING if compresses and part == "compute" else PART_WORDS[part]
 
 
-def _ends(one: LostPart) -> str:
-    """`27.8 ms, 25.1 ms to 30.3 ms`."""
-    return f"{duration(one.ns)}, {duration(one.low_ns)} to {duration(one.high_ns)}"
-
-
 def cost_sentences(study: StudyFigures, workload: str) -> Iterator[str]:
-    """Sentences on each piece of equal work of a workload; none without a price."""
+    """Sentences on each piece of equal work of a workload; no sentence without a price."""
     found = [one for one in frontiers(cell_costs(study)) if one.cheapest.cell.workload == workload]
     for one in found:
         title = f"{one.title}: " if len(found) > 1 else ""
@@ -152,7 +147,7 @@ def cost_sentences(study: StudyFigures, workload: str) -> Iterator[str]:
 
 
 def _cheapest(frontier: Frontier) -> str:
-    """Compare the cost of a million samples, whatever a sample teaches."""
+    """Compare the cost of a million samples; convergence is not compared."""
     cheapest, fastest = frontier.cheapest, frontier.fastest
     told = f"The cheapest is {_named(cheapest)} at {_usd_and_time(cheapest)} a million samples"
     clauses = differences_in_training(cheapest.figures, {one.cell.precision for one in frontier.costs})
@@ -163,8 +158,10 @@ def _cheapest(frontier: Frontier) -> str:
 
 
 def epoch_clause(frontier: Frontier, within_s: float, told: Callable[[CellCost], str]) -> str:
-    """The cheapest cell that finishes an epoch in the time asked about; `told` gives a cell with the cost and
-    the time of its epoch."""
+    """A clause on the cheapest cell that finishes an epoch in the time asked about.
+
+    `told` describes a cell with the cost and the time of its epoch.
+    """
     limit = duration(within_s * 1e9)
     samples = frontier.fastest.epoch_samples
     if samples is None:

@@ -1,7 +1,8 @@
 """The verdict of a study, as facts and in sentences made from them.
 
-For each workload: what is the fastest, how far it scales, where growing stops paying and what the time is
-lost to, which ranks and links are slow, and what was not measured. Only measured figures make a claim.
+For each workload it names the fastest configuration, how far it scales, where growing stops paying and which
+part of a step loses the time, slow ranks and links, and what was not measured. Only measured figures make a
+claim.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ from reports.analysis.size_to_buy import ALL_EMULATED, CPU, SizeToBuy, sizes_to_
 from reports.analysis.stragglers import stragglers
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.made_from import MadeFrom, Missing, made_from, missing
-from reports.analysis.verdict.scalability import Dominant, Scalability, scalability
+from reports.analysis.verdict.scalability import Scalability, scalability
 from reports.analysis.verdict.sentences import cost_sentences, scaling_sentences
 from reports.text import capital, count, devices, listed, percent
 from results.cell import label
 from results.outcome import Evidence
 
 INPUT_BOUND = 0.1
-"""Share of a step from which waiting for data is said."""
+"""Share of a step from which waiting for data is named."""
 NOTHING = "No cell has a figure: the reasons are under Failures and skips."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadVerdict:
-    """All that is said of one workload."""
+    """The verdict on one workload."""
 
     workload: str
     scalings: tuple[Scalability, ...]
     slow_ranks: str | None
-    """The largest measured cell in which ranks are persistently slow, and they; None if there is none."""
+    """A clause on the persistently slow ranks of the largest measured cell that has some; None without
+    any."""
     inputs: tuple[str, ...]
     """The measured cell that waits longest for its data, if it is bound by them."""
     network: tuple[str, ...]
@@ -48,7 +50,7 @@ class WorkloadVerdict:
     made_from: MadeFrom
     missing: Missing
     to_buy: tuple[SizeToBuy, ...]
-    """The size to buy by the report's goal, or why there is none: one for each rule of scaling."""
+    """The size to buy by the report's goal, or why none is named: one for each rule of scaling."""
     sentences: tuple[str, ...]
 
 
@@ -63,7 +65,7 @@ class StudyVerdict:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All of them; those of several workloads begin with its name."""
+        """All sentences; if there are several workloads, each sentence begins with the workload's name."""
         if not self.workloads:
             return (NOTHING,)
         several = len(self.workloads) > 1
@@ -119,7 +121,8 @@ def _slow_ranks(cells: Sequence[CellFigures]) -> str | None:
 
 
 def _inputs(cells: Sequence[CellFigures]) -> Iterator[str]:
-    """The cell with the largest share of input in its step, and how much faster it would be without."""
+    """A sentence on the cell with the largest share of input in its step, if cells are bound by their
+    input."""
     budgets = [budget(one) for one in cells if one.evidence is Evidence.MEASURED]
     bound = {one.cell.id: one for one in budgets if one and (one.share("input") or 0.0) >= INPUT_BOUND}
     if not bound:
@@ -142,7 +145,13 @@ def _network(
     links = slow_links(cells, peaks)
     if links:
         yield max(links, key=lambda link: link.one.cell.gpus).finding
-    blamed = [one for one in _dominants(scaled) if one.part == "transfer" and one.blames]
+    dominants = [
+        reach.dominant
+        for one in scaled
+        for reach in ((one.largest, one.dense) if one else ())
+        if reach is not None and reach.dominant is not None
+    ]
+    blamed = [one for one in dominants if one.part == "transfer" and one.blames]
     if blamed:
         largest = max(blamed, key=lambda one: one.gpus)
         cell = study.cells[largest.cell_id]
@@ -151,20 +160,13 @@ def _network(
             yield f"Network of {_cell(cell)}: {finding}"
 
 
-def _dominants(scaled: Iterable[Scalability | None]) -> Iterator[Dominant]:
-    for one in scaled:
-        for reach in (one.largest, one.dense) if one else ():
-            if reach is not None and reach.dominant is not None:
-                yield reach.dominant
-
-
 def _cell(figures: CellFigures) -> str:
     return f"{label(figures.cell)} on {devices(figures.cell.gpus, figures.cell.device)}"
 
 
 def _sentences(facts: WorkloadVerdict) -> Iterator[str]:
     for size in facts.to_buy:
-        # Ranks on CPU and stand-ins say what they are by themselves.
+        # Ranks on CPU and emulated figures are named elsewhere.
         if size.absent not in (CPU, ALL_EMULATED):
             yield (
                 f"{capital(size.scaling)} scaling: {size.sentence}"

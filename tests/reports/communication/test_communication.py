@@ -149,8 +149,8 @@ LIMITS = [
     (2.0, 1.06e8, 4, "more than the link carries"),
     (2.0, 1.05e8, 4, "consistent with a full link"),
     (2.0, 0.70e8, 4, "consistent with a full link"),
-    (2.0, 0.69e8, 4, "consistent with a link that is most of what limits"),
-    (2.0, 0.50e8, 4, "consistent with a link that is most of what limits"),
+    (2.0, 0.69e8, 4, "consistent with a link that is the main limit"),
+    (2.0, 0.50e8, 4, "consistent with a link that is the main limit"),
     # Four operations of 1 MB are not small, 100 of 40 kB are.
     (
         2.0,
@@ -188,7 +188,7 @@ def test_the_finding_is_a_sentence_of_figures(one) -> None:
     found = one(bus_bytes_per_s=0.8e8, peak_bus_bytes_per_s=PEAK)
     assert communication_finding(found.figures) == (
         "20.0 % of the step is exposed transfer, and its collectives reach 80.0 % of the 100 MB/s that "
-        "plain all-reduces reach alone: consistent with a full link."
+        "plain all-reduces reach: consistent with a full link."
     )
 
 
@@ -221,7 +221,7 @@ def test_half_of_the_nominal_rate_is_a_slow_link(one, peak, slow) -> None:
     # 1 Gbit/s are 125 MB/s; nothing is exposed.
     found = one(exposed=0.0, link=1000.0, peak_bus_bytes_per_s=peak)
     expected = (
-        "Slow link: plain all-reduces alone reach 61.0 MB/s, 48.8 % of the 125 MB/s of a 1gbit link."
+        "Slow link: plain all-reduces reach only 61.0 MB/s, 48.8 % of the 125 MB/s of a 1gbit link."
         if slow
         else None
     )
@@ -249,7 +249,7 @@ def peaks(new_cell, new_run, new_communication, new_ranks, figures_of):
 def test_a_size_with_half_of_the_peak_of_a_smaller_one_has_a_slow_link(peaks) -> None:
     (slow,) = slow_links(peaks({2: 900, 4: 1000, 8: 490, 16: 510, 32: 480, 64: 100}))
     assert slow.finding == (
-        "Slow link: plain all-reduces alone reach 490 MB/s on 8 ranks (CPU) on 2 nodes, 49.0 % of the 1.00 "
+        "Slow link: plain all-reduces reach only 490 MB/s on 8 ranks (CPU) on 2 nodes, 49.0 % of the 1.00 "
         "GB/s on 4 ranks (CPU) on 1 node; below half at 32, 64 too."
     )
 

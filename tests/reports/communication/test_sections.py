@@ -89,13 +89,13 @@ def test_the_communication_section_says_what_limits(limited, undrawn) -> None:
     section = communication_section(limited())
     found = texts(section)
     assert (
-        "Slow link: plain all-reduces alone reach 100 MB/s on 8 ranks (CPU) on 1 node, 10.0 % of the 1.00 "
+        "Slow link: plain all-reduces reach only 100 MB/s on 8 ranks (CPU) on 1 node, 10.0 % of the 1.00 "
         "GB/s on 4 ranks (CPU) on 1 node."
     ) in found
     # Of one piece of work the cell with the largest share exposed, alone.
     assert [text for text in found if "consistent with a full link" in text] == [
         "ddp x 8, 8 / 64: 30.0 % (30.0 to 30.0) of the step is exposed transfer, and its collectives "
-        "reach 80.0 % of the 100 MB/s that plain all-reduces reach alone: consistent with a full link."
+        "reach 80.0 % of the 100 MB/s that plain all-reduces reach: consistent with a full link."
     ]
 
 
@@ -133,7 +133,7 @@ def test_of_a_peak_that_varied_nothing_is_divided(disagreeing, undrawn, full_row
     assert "of the peak, %" not in traffic[0]
     assert (
         "ddp x 8, 8 / 64: 30.0 % (30.0 to 30.0) of the step is exposed transfer; the link's own peak "
-        "varied from 100 MB/s to 300 MB/s: nothing is said of the bandwidth."
+        "varied from 100 MB/s to 300 MB/s, so the bandwidth is not judged."
     ) in texts(section)
 
 
