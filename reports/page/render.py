@@ -1,6 +1,6 @@
 """The report: a study's figures as one HTML file that needs no network and is complete without its script.
 
-The same study gives the same bytes: nothing in the page comes from the time or the place of its making.
+The same study gives the same bytes: the page does not depend on when or where it was written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 def _shown(value: object) -> object:
-    """Text of others can do nothing to the page: it is escaped, and what acts without markup is shown."""
+    """Make foreign text safe: markup is escaped, and characters that act without markup become visible."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -46,11 +46,11 @@ class StudyPart:
     """One study of a page of several."""
 
     anchor: str
-    """Unique on the page, and before all ids of the part."""
+    """A prefix that is unique on the page, for all ids of the part."""
     name: str
     summary: str
     sections: tuple[Section, ...]
-    """The first screen is in the open, the rest folded."""
+    """The sections; the first screen is open, and the others are folded."""
 
 
 def _segments(text: str) -> list[str]:
@@ -61,7 +61,7 @@ def _segments(text: str) -> list[str]:
 def _own_ids(html: str, prefix: str) -> Markup:
     """Put `prefix` before the ids of a part of the page, and before every reference of the part to them.
 
-    In a text no attribute can be mistaken for one: its quotation marks are escaped.
+    Quotation marks in text are escaped, so the pattern matches only attributes.
     """
     ids = set(re.findall(r'\bid="([^"]+)"', html))
 
@@ -83,14 +83,14 @@ _TEMPLATES.filters |= {
 
 
 def render_figures(study: StudyFigures) -> str:
-    """The report of a study that is analysed already."""
+    """The report of an analysed study."""
     sections, last = contents(study), appendix(study)
     shown = {"title": study.name, "sections": sections, "appendix": last}
     return _page("report.html.j2", [study], (*sections, *last), **shown)
 
 
 def render_studies(studies: Sequence[StudyFigures]) -> str:
-    """One page of one study, or of several: what they share, and then each under its name."""
+    """One page of one study, or of several: their comparison, and then each under its name."""
     if len(studies) == 1:
         return render_figures(studies[0])
     comparison = comparison_section(side_by_side(studies))
@@ -106,7 +106,7 @@ def render_studies(studies: Sequence[StudyFigures]) -> str:
 def _page(
     template: str, studies: Sequence[StudyFigures], defining: Sequence[Section], **shown: object
 ) -> str:
-    """The document: what is `shown`, with the definitions that its sections bring along, and the script."""
+    """The document: what is `shown`, with the definitions of its sections, and the script."""
     script = (_FOLDER / "script.js").read_text(encoding="utf-8")
     cpu = any(pool.cell.device == "cpu" for study in studies for pool in study.pools.values())
     defined = definitions(defining, cpu=cpu)

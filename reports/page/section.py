@@ -18,7 +18,7 @@ from reports.text import NOTHING
 from results.foreign_text import visible
 
 _NO_VALUE = frozenset({NOTHING, "", "baseline"})
-"""Values that carry no information: a baseline against itself is 1."""
+"""Values without information; a baseline compared with itself is always 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +28,12 @@ class Drawing:
     title: str
     svg: Markup
     width: float
-    """In pixels, at which its letters have the size of the page's."""
+    """The width in pixels at which its letters are as large as the page's."""
     note: str = ""
     """A note that a reader of the drawing needs; empty for no note."""
 
     def of(self, work: str) -> Drawing:
-        """The same, its caption with the work in front."""
+        """The drawing with the work in front of its caption."""
         return replace(self, title=f"{work}: {self.title}")
 
 
@@ -44,11 +44,12 @@ def safe(text: str) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """A paragraph. Text is escaped; `Markup` goes in as it is."""
+    """A paragraph. Text is escaped; `Markup` is inserted as it is."""
 
     text: str
     look: Literal["text", "plain", "finding", "none"] = "text"
-    """`plain`: small, for remarks; `finding`: a conclusion from figures; `none`: nothing to show."""
+    """`plain`: small, for remarks; `finding`: a conclusion from figures; `none`: says that figures are
+    missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Table:
-    """A table under its caption. One that is empty is not shown, nor is a column without a value."""
+    """A table under its caption. Empty tables, and columns without a value, are not shown."""
 
     data: TextTable
     caption: str
@@ -76,17 +77,18 @@ class Table:
     row_ids: tuple[str, ...] = ()
     """Anchors of the rows; empty for none."""
     presets: tuple[str, ...] = ()
-    """The preset of each column, of which a reader chooses one; an empty string: all. Empty: no presets."""
+    """The preset of each column; an empty string: the column is in all presets. Empty: no presets."""
     shaded: bool = False
-    """Whether figures have a ground that is darker the higher they are."""
+    """Whether a higher figure has a darker background."""
 
     @property
     def shown(self) -> TextTable:
         """The columns that have a value in some row."""
-        return self.data.columns_at(self._told)
+        return self.data.columns_at(self._with_values)
 
     def shade(self, field: Field) -> int | None:
-        """0 to 100, from the lowest figure of the table to the highest; None for no ground."""
+        """The background from 0, for the lowest figure of the table, to 100, for the highest; None for
+        none."""
         if not self.shaded or field.value is None:
             return None
         values = [
@@ -99,7 +101,7 @@ class Table:
         return round(100 * (field.value - low) / (high - low)) if high > low else 0
 
     @cached_property
-    def _told(self) -> tuple[int, ...]:
+    def _with_values(self) -> tuple[int, ...]:
         places = range(len(self.data.columns))
         if self.presets:
             return tuple(places)
@@ -125,12 +127,12 @@ class Tile:
 
     title: str
     figure: str
-    """A few words, set large."""
+    """The answer in a few words, in large type."""
     lines: tuple[str, ...]
     anchor: str
     """The anchor of its definition."""
     alarm: bool = False
-    """Whether something of it must be looked at."""
+    """Whether a reader must look at something in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class Beside:
 
     drawing: Drawing | None
     title: str
-    """Above the drawing."""
+    """The title above the drawing."""
     blocks: tuple[Block, ...]
 
 
@@ -195,7 +197,7 @@ Block = (
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """The definition of a number: an entry of the method section, to which headings of columns link."""
+    """The definition of a number: an entry of the method section, to which column heads link."""
 
     anchor: str
     """`method-` and a name, unique on the page."""
@@ -211,12 +213,10 @@ class Section:
     title: str
     blocks: tuple[Block, ...]
     definitions: tuple[Definition, ...] = ()
-    """Definitions of the numbers that no other section shows."""
+    """Definitions of numbers that only this section shows."""
 
     def __post_init__(self) -> None:
-        """Raises TypeError for a block of no kind that the page can show."""
+        """Raises TypeError for a block that the page cannot show."""
         for block in self.blocks:
             if not isinstance(block, Block):
-                raise TypeError(
-                    f"section {self.anchor!r} has {block!r} for a block: wrap a text in Paragraph"
-                )
+                raise TypeError(f"section {self.anchor!r} has {block!r} as a block: wrap text in Paragraph")

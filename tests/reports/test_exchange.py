@@ -451,5 +451,5 @@ def test_the_smallest_effect_is_an_option_of_the_command_and_stands_on_the_page(
     # 10.43 / 10.03 = 1.04.
     assert verdicts == [["slower"], ["no gain"]]
     for text, effect in zip(pages, ("2 %", "5 %"), strict=True):
-        assert f"the value by {effect} or more" in text
-        assert f"less than {effect} apart" in text
+        assert f"the value is at least {effect} from it" in text
+        assert f"differ by less than {effect}" in text

@@ -230,7 +230,7 @@ def test_a_study_of_stand_ins_alone_claims_nothing_on_the_first_screen(planted) 
         planted.runs(cell, [20.0], evidence=Evidence.EMULATED)
     html = planted.page()
     first = html[html.index('<section id="summary"') : html.index('<section id="best"')]
-    assert "Every figure is emulated, so that nothing is said of scaling." in first
+    assert "Every figure is emulated, so scaling is not judged." in first
     assert '<p class="figure">none</p>' in first
     assert '<p class="figure">not claimed</p>' in first
 

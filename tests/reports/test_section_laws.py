@@ -156,7 +156,7 @@ BROKEN = {
     "3": "broken:section is 3, and must be a function that gives a Section or None: repair the package",
     "lambda study: 'a text'": "and must be a function that gives a Section or None: repair the package",
     "lambda study: study.nothing": "failed: AttributeError: 'StudyFigures' object has no attribute 'nothing'",
-    "lambda study: made('a text')": "section 'broken' has 'a text' for a block: wrap a text in Paragraph",
+    "lambda study: made('a text')": "section 'broken' has 'a text' as a block: wrap text in Paragraph",
     "lambda study: made(Table(table([7], [figures('runs', lambda row: row)]), 'Runs'))": (
         "column 'runs' shows 7: words() shows a text, figures() a field of reports.fields"
     ),

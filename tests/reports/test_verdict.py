@@ -230,7 +230,7 @@ def test_why_is_not_known_without_a_budget(small) -> None:
     )
     # From 2 to 4 at worst 2 (12 / 18) - 1 = 0.33.
     assert sentences[1].startswith(
-        "No knee shown up to 4 (the runs are too far apart to tell); what the time"
+        "No knee shown up to 4 (the runs are too far apart to tell); the cause of"
     )
     assert sentences[2].startswith(
         "Strong scaling, global batch 32: ddp on 4 ranks (CPU) is the fastest with "

@@ -1,4 +1,4 @@
-"""The best of every size, and every strategy at every size: what wins where, and by how much."""
+"""The best of every size, and the figures of every strategy at every size."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from reports.text import NOTHING, listed, number
 
 _MOST_TIES = 3
 _FEWEST_ROWS = 2
-"""The fewest rows of a map: the table already has one strategy and the single device."""
+"""A map needs more rows than this: the table already has one strategy and the single device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestOfSize:
-    """The fastest of one size in one piece of work."""
+    """The fastest configuration of one size in one piece of work."""
 
     work: str
     curve: Curve
     point: CurvePoint
     ties: tuple[str, ...]
-    """Others that no difference is shown to."""
+    """Others to which no difference is shown."""
     compared: int
     cost: CellCost | None
 
 
 def best_section(study: StudyFigures) -> Section | None:
-    """None where nothing has a figure."""
+    """Make the section; None if no cell has a figure."""
     found = list(_best(study))
     if not found:
         return None
@@ -49,9 +49,9 @@ def best_section(study: StudyFigures) -> Section | None:
             maps.append(Table(_heat_map(curves), f"{title}, {curves[0].key.kind}: {what}", shaded=True))
     tie = Definition(
         "method-tie",
-        "Not told apart",
-        "The interval of the ratio of the two throughputs holds 1, or the two are less than "
-        f"{effect_text(study.assumptions.smallest_effect)} apart; of single runs, less than 5 %.",
+        "No difference shown",
+        "The interval of the ratio of the two throughputs contains 1, or the two differ by less than "
+        f"{effect_text(study.assumptions.smallest_effect)}; for single runs by less than 5 %.",
     )
     fastest = Table(_table(study, found, several=several), "The fastest of each size")
     return Section(
@@ -87,7 +87,7 @@ def _best(study: StudyFigures) -> Iterator[BestOfSize]:
 
 def _table(study: StudyFigures, found: Sequence[BestOfSize], *, several: bool) -> TextTable:
     def fastest(row: BestOfSize) -> str:
-        return row.curve.key.label if row.compared > 1 else f"{row.curve.key.label} (alone)"
+        return row.curve.key.label if row.compared > 1 else f"{row.curve.key.label} (the only one)"
 
     def efficiency(row: BestOfSize) -> Field:
         claim = row.point.efficiency
@@ -109,7 +109,7 @@ def _table(study: StudyFigures, found: Sequence[BestOfSize], *, several: bool) -
             "throughput", lambda row: fields.figure(row.point.figures.throughput), anchor="method-throughput"
         ),
         figures("USD a million samples", usd, anchor="method-cost"),
-        words("not told apart from", tied, anchor="method-tie"),
+        words("no difference shown to", tied, anchor="method-tie"),
         words("runs", lambda row: runs_text(row.point.figures), anchor="method-evidence"),
     ]
     if several:
@@ -118,7 +118,8 @@ def _table(study: StudyFigures, found: Sequence[BestOfSize], *, several: bool) -
 
 
 def _heat_map(curves: Sequence[Curve]) -> TextTable:
-    """A row a series, a column a size: its efficiency; where none is claimed its throughput a device."""
+    """One row for each series and one column for each size, with efficiencies, or else throughputs a
+    device."""
     claimed = _claimed(curves)
 
     def show(size: int, curve: Curve) -> Field:

@@ -1,4 +1,4 @@
-"""The network: how much of a step the exchange takes, what limits it, and what other exchanges gain."""
+"""The network: how much of a step the exchange takes, what limits it, and how other exchanges compare."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from results.statistics import Metric
 ByCell = Mapping[str, CellCommunication]
 """Communication by the id of its cell."""
 _DISTURBS_ABOVE = 0.10
-"""Share by which the recorder may slow a step before it is said."""
+"""Share by which the recorder may slow a step without a remark."""
 
 
 def communication_section(study: StudyFigures) -> Section | None:
-    """None where there is nothing to say of cells of several ranks."""
+    """Make the section; None without findings on cells of several ranks."""
     peaks = link_peaks(study.cells.values())
     cells = {one.cell.id: communication(one, peaks) for one in study.cells.values() if one.cell.gpus > 1}
     if not cells:
@@ -68,8 +68,8 @@ def _findings(study: StudyFigures, peaks: LinkPeaks, cells: Sequence[CellCommuni
 
 
 def exchange_sentences(study: StudyFigures) -> Iterator[str]:
-    """Say what compressors, collectives and strategies gain or lose over the dense exchange of the same work,
-    and why some are not judged."""
+    """Sentences on how compressors, collectives and strategies compare with the dense exchange of the same
+    work, and on why some are not judged."""
     for part in exchange_parts(study):
         network = "" if part.link == NO_LINK else f", {part.link} links"
         yield f"{part.workload}{network}: {part.finding}"
@@ -97,8 +97,14 @@ def _remarks(study: StudyFigures, cells: Sequence[CellCommunication]) -> Iterato
     """Name the cell in which two methods disagree most, and the one that the recorder slows most."""
     apart = [one for one in cells if one.disagreement_ns]
     if apart:
-        worst = max(apart, key=lambda one: abs(one.disagreement_ns or 0.0) / one.figures.step_ns.value)
-        yield f"{cell_label(study, worst.cell)}: {_disagreement(worst)}{_more(apart)}."
+        shares = [abs(one.disagreement_ns or 0.0) / one.figures.step_ns.value for one in apart]
+        worst = apart[shares.index(max(shares))]
+        seen, blocked = (worst.seen_ns or 0.0), (worst.mean("blocked_ns") or 0.0)
+        yield (
+            f"{cell_label(study, worst.cell)}: two methods disagree by {percent(max(shares))} of the step: "
+            f"on-off blocks measure {duration(seen)} of communication and wait, the recorder "
+            f"{duration(blocked)} of blocked time{_more(apart)}."
+        )
     slowed = [one for one in cells if _recorder_share(one) > _DISTURBS_ABOVE]
     if slowed:
         worst = max(slowed, key=_recorder_share)
@@ -112,20 +118,8 @@ def _more(those: Sequence[object]) -> str:
     return f" (the largest of {count(len(those), 'cell')})" if len(those) > 1 else ""
 
 
-def _disagreement(one: CellCommunication) -> str:
-    apart, seen, blocked = one.disagreement_ns, one.seen_ns, one.mean("blocked_ns")
-    assert apart is not None
-    assert seen is not None
-    assert blocked is not None
-    return (
-        f"two methods disagree by {percent(abs(apart) / one.figures.step_ns.value)} of the step: on-off "
-        f"blocks see {duration(seen)} of communication and wait, the recorder {duration(blocked)} of blocked "
-        "time"
-    )
-
-
 def _recorder_share(one: CellCommunication) -> float:
-    """Return the time that the recorder adds to a step, as a share of the step."""
+    """The time that the recorder adds to a step, as a share of the step."""
     recorded = one.mean("step_ns")
     return 0.0 if recorded is None else recorded / one.figures.step_ns.value - 1
 
@@ -193,11 +187,11 @@ DEFINITIONS = (
     Definition(
         "method-link-peak",
         "Peak of the link",
-        "Bus bandwidth of plain all-reduces alone: the median over launches of one network and size. Below "
-        "half of a smaller size's, or of the nominal rate, a link is slow. From 70 % of the peak a step is "
-        "consistent with a full link; below 50 % with another limit; above 105 % the two contradict each "
-        "other. Nothing is said where less than 10 % of a step is exposed, or launches differ more than "
-        "twofold.",
+        "Bus bandwidth of plain all-reduces while nothing else runs: the median over launches of one "
+        "network and size. Below half of a smaller size's, or of the nominal rate, a link is slow. From 70 "
+        "% of the peak a step is consistent with a full link; below 50 % with another limit; above 105 % "
+        "the two contradict each other. The link is not judged where less than 10 % of a step is exposed, "
+        "or launches differ more than twofold.",
     ),
     Definition(
         "method-exchange-cpu",
@@ -216,9 +210,9 @@ DEFINITIONS = (
     Definition(
         "method-loss-guard",
         "Loss against the dense",
-        "The loss of the last steps that all runs of both kept, beside that of the dense exchange on the "
-        "same samples. A guard against an exchange that breaks training at once; it says nothing of "
-        "convergence.",
+        "The loss of the last steps that all runs of both kept, compared with the loss of the dense exchange "
+        "on the same samples. It guards against an exchange that breaks training at once, and is not a "
+        "measure of convergence.",
     ),
 )
 
@@ -229,8 +223,8 @@ def speed_up_definition(smallest: float) -> Definition:
         "method-speed-up",
         "Speed-up over the dense exchange",
         Markup(
-            "<code>Step time of the dense exchange / step time</code> of cells that differ in the exchange "
-            "alone: no compressor, the default collective, of the same strategy or else of {reference}. "
-            "{rule}. Fewer than {runs} runs of either are not judged."
+            "<code>Step time of the dense exchange / step time</code> of cells that differ only in the "
+            "exchange. The dense one has no compressor and the default collective, and is of the same "
+            "strategy or else of {reference}. {rule}. Fewer than {runs} runs of either are not judged."
         ).format(reference=REFERENCE_STRATEGY, rule=claim_rule(smallest), runs=FEWEST_RUNS),
     )

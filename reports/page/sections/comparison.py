@@ -1,6 +1,6 @@
-"""Several studies side by side: the first section of a report of more than one.
+"""Several studies side by side: the first section of a report of several studies.
 
-They share axes: throughputs of equal work, and how each matched cell compares.
+Drawings with shared axes show throughputs of equal work, and the ratios of matched cells.
 """
 
 from __future__ import annotations
@@ -25,22 +25,10 @@ from results.cell import Cell, label
 
 ANCHOR = "comparison"
 _ABOUT = (
-    "Cells that do the same work in more than one study, one row a study. The first study that has a cell is "
-    "what the others are compared with."
+    "Cells that do the same work in more than one study, one row a study. The others are compared with the "
+    "first study that has the cell."
 )
 _AGAINST_FIRST = "method-against-first"
-
-
-def _definition(comparison: SideBySide) -> Definition:
-    return Definition(
-        _AGAINST_FIRST,
-        "Against the first study",
-        "Step time of the cell in the first study over that in this one: above 1 it is faster here. The "
-        "interval is made from the runs of both, as that of an efficiency. "
-        f"{claim_rule(comparison.smallest_effect)}. Only cells whose work is equal in every field are "
-        "compared, and measured ones never with emulated ones. Conditions that differ are named, and so are "
-        "runs that others on the machine disturbed: the ratio is then of all of them together.",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +38,7 @@ class _Row:
 
 
 def comparison_section(comparison: SideBySide) -> Section:
-    """Make the section of the work that the studies share, and of the work that they do not."""
+    """Make the section: the work that the studies share, and the work that differs."""
     blocks: list[Block] = [Paragraph(_ABOUT), Bullets(comparison.findings)]
     drawings = tuple(shared_charts(comparison))
     if drawings:
@@ -59,13 +47,19 @@ def comparison_section(comparison: SideBySide) -> Section:
     if shared.rows:
         blocks.append(Table(shared, "The same work in several studies"))
     if comparison.unlike:
-        blocks.append(Paragraph("Not compared, since the work differs:", "plain"))
+        blocks.append(Paragraph("Not compared, because the work differs:", "plain"))
         blocks.append(Bullets(comparison.unlike, "plain"))
+    definition = Definition(
+        _AGAINST_FIRST,
+        "Against the first study",
+        "Step time of the cell in the first study over its step time in this one: above 1 it is faster here. "
+        "The interval is made from the runs of both, like the interval of an efficiency. "
+        f"{claim_rule(comparison.smallest_effect)}. Only cells whose work is equal in every field are "
+        "compared, and measured ones never with emulated ones. Conditions that differ are named, and so are "
+        "runs that other processes disturbed: all of these may be the cause of the ratio.",
+    )
     return Section(
-        anchor=ANCHOR,
-        title="Studies side by side",
-        blocks=tuple(blocks),
-        definitions=(_definition(comparison),),
+        anchor=ANCHOR, title="Studies side by side", blocks=tuple(blocks), definitions=(definition,)
     )
 
 
@@ -109,7 +103,7 @@ def _ratio(row: _Row) -> Field:
 
 
 def _interval(entry: CellInStudy) -> str:
-    """Describe the sample of the interval: if one side has fewer runs, it is not a range of those few."""
+    """Describe the sample of the interval; if the sides differ in their number of runs, it names both."""
     there, here = (side.of for side in entry.disturbed)
     if there == here == 1:
         return "1 run each"
@@ -165,7 +159,7 @@ def _lines(
     curves: Sequence[tuple[str, Curve]],
     points_of: Callable[[str, Curve], Iterable[Point]],
 ) -> tuple[Line, ...]:
-    """A line a curve and study that has points."""
+    """One line for each curve of a study that has points."""
     colours = colours_over_studies(curve for _, curve in curves)
     found = [(study, curve.key.exchange, tuple(points_of(study, curve))) for study, curve in curves]
     return tuple(

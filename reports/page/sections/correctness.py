@@ -21,12 +21,12 @@ from reports.text import count, devices, number
 
 _LOSS_DIGITS = 4
 _SYNTHETIC = Paragraph(
-    "The samples are synthetic: there is nothing in them to learn, so no loss curve is drawn. First and last "
-    "loss say that the update ran, not that a model is good.",
+    "The samples are synthetic and a model cannot learn from them, so no loss curve is drawn. First and last "
+    "loss show that the update ran, not that a model is good.",
     "plain",
 )
 _SOME_SYNTHETIC = Paragraph(
-    "Loss curves are drawn for real data alone: synthetic samples hold nothing to learn but themselves.",
+    "Loss curves are drawn only for real data: a model cannot learn from synthetic samples.",
     "plain",
 )
 _NO_LOSSES = Paragraph("The data is real, but no counted run kept a loss for each step.", "plain")
@@ -35,20 +35,20 @@ _NO_ACCURACY = Paragraph(
 )
 _TARGET = Paragraph(
     "Losses are compared after the samples that all curves of a drawing were trained on. The target is the "
-    "worst of them, so that every way to exchange reaches it. Whoever is there in less time trains faster to "
-    "an equal loss, whatever its step time is."
+    "worst of them, so every exchange reaches it. The exchange that reaches it first trains fastest to an "
+    "equal loss, whatever its step time is."
 )
 DEFINITIONS = (
     Definition(
         "method-bound",
         "Largest difference and its bound",
-        "The largest difference of a gradient element from the reference, beside the bound of the element "
-        "that used most of its own. A bound of 0 asks for equality, bit for bit.",
+        "The largest difference of a gradient element from the reference, and the bound of the element "
+        "that was nearest to its bound. A bound of 0 requires equality, bit for bit.",
     ),
     Definition(
         "method-replicas",
         "Replicas agree",
-        "In how many counted runs the parameters of all ranks were equal bit for bit at the end.",
+        "The number of counted runs in which the parameters of all ranks were equal bit for bit at the end.",
     ),
     Definition(
         "method-losses",
@@ -69,7 +69,7 @@ DEFINITIONS = (
 
 
 def correctness_section(study: StudyFigures) -> Section | None:
-    """None where no cell has a figure."""
+    """Make the section; None if no cell has a figure."""
     if not study.cells:
         return None
     return Section(
@@ -105,7 +105,7 @@ def target_table(group: LossGroup) -> TextTable:
 
 
 def _finding(study: StudyFigures) -> str:
-    """How many cells were checked, and by which method; why a strategy is declared to have no proof."""
+    """A sentence on how many cells were checked by which method, and why some strategies have no proof."""
     methods = Counter(cell.proof_method for cell in study.cells.values())
     reasons = sorted({why for cell in study.cells.values() if (why := cell.why_no_proof) is not None})
     told = "".join(f" Not checked: {why}." for why in reasons)
@@ -146,7 +146,7 @@ def _drawn(study: StudyFigures, title: str, group: LossGroup, place: int) -> Ite
 
 
 def loss_curves(group: LossGroup, shown: Looks, *, name: str, common: str) -> Drawing:
-    """The smoothed losses, the single ones pale behind them, and the target as a line.
+    """Draw the smoothed losses, the single ones pale behind them, and the target as a line.
 
     `name` is unique on the page; `common` says in words what the curves share.
     """

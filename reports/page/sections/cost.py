@@ -1,6 +1,7 @@
-"""Cost and efficiency: what a cell costs while it trains, which cells none beats, how devices are used.
+"""Cost and efficiency: the cost of training a cell, the frontier of time and cost, and the use of devices.
 
-Time is drawn against cost: the priced cells of one piece of work, those that no other beats with a ring.
+Drawings show cost against time for the priced cells of one piece of work. A ring marks the cells on the
+frontier.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from reports.analysis.assumptions import Quote, study_day
+from reports.analysis.assumptions import study_day
 from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, frontiers, why_no_energy
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
@@ -24,21 +25,21 @@ DEFINITIONS = (
         "method-frontier",
         "Frontier of cost and time",
         "Cells that no other cell of the same workload, data, precision and source matches in time and in "
-        "cost of a million samples and beats in one of the two. By the figures as they stand, to nine "
-        "digits: where intervals overlap, another repeat may change it. Batches, optimizers and compressors "
-        "may differ; how fast the loss falls is not compared.",
+        "cost of a million samples and beats in one of the two. Figures are compared to nine digits, "
+        "without their intervals: where these overlap, another repeat may change the frontier. Batches, "
+        "optimizers and compressors may differ; how fast the loss falls is not compared.",
     ),
     Definition(
         "method-energy",
         "Energy of a sample",
-        "Energy of all devices in a step by their own counters, over the samples of the step, in joules. The "
-        "rest of the machine and its cooling are not in it.",
+        "Energy of all devices in a step by their own counters, over the samples of the step, in joules. It "
+        "does not include the rest of the machine and its cooling.",
     ),
 )
 
 
 def cost_section(study: StudyFigures) -> Section | None:
-    """None where no cell has a figure."""
+    """Make the section; None if no cell has a figure."""
     if not study.cells:
         return None
     return Section(
@@ -54,7 +55,7 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
         if study.assumptions.within_s is not None:
             cheapest = epoch_clause(frontier, study.assumptions.within_s, partial(_epoch, study))
             yield Paragraph(f"{frontier.title}: {cheapest}.")
-    # A panel a piece of work, so that one of another scaling or batch flattens none.
+    # A panel for each piece of work, because axes shared with other scalings or batches would flatten it.
     by_cell = {cost.cell.id: cost for frontier in found for cost in frontier.costs}
     best = frozenset(cost.cell.id for frontier in found for cost in frontier.best)
     drawings = []
@@ -73,15 +74,15 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
 
 
 def _finding(study: StudyFigures, frontier: Frontier) -> str:
-    """Which cell is the fastest and which the cheapest, with both figures."""
+    """A sentence on the fastest and the cheapest cell, with both figures."""
     fastest, cheapest = frontier.fastest, frontier.cheapest
     if fastest is cheapest:
         only = " (no other has a cost)" if len(frontier.costs) == 1 else ""
         return f"{frontier.title}: {_named(study, fastest)} is both the fastest and the cheapest{only}."
     return (
         f"{frontier.title}: {_named(study, cheapest)} is the cheapest, {_named(study, fastest)} the fastest; "
-        f"{count(len(frontier.best), 'cell')} of {len(frontier.costs):,} on the frontier. What a sample "
-        f"teaches is not compared: batches and compressors may differ."
+        f"{count(len(frontier.best), 'cell')} of {len(frontier.costs):,} on the frontier. Convergence is "
+        f"not compared: batches and compressors may differ."
     )
 
 
@@ -102,39 +103,29 @@ def _epoch(study: StudyFigures, cost: CellCost) -> str:
 
 
 def _prices(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
-    """Each price once: of what, how much, by whom, from when, and how old that is."""
+    """A sentence on each price: the device, the amount, the provider, the date and its age, and
+    alternatives."""
     day = study_day(study.runs)
     quotes = {(quote.device_name, quote.price): quote for cost in costs if (quote := cost.quote) is not None}
     for quote in quotes.values():
-        warning = quote.warning(day)
-        yield f"{_price(quote)}.{f' Beware: {warning}.' if warning else ''}"
-
-
-def _price(quote: Quote) -> str:
-    price = quote.price
-    parts = [f"{quote.device_name}: {usd(price.usd_per_gpu_hour)} a device and hour", price.place]
-    parts.append(price.note or "")
-    parts.append(f"source: {price.source}")
-    if quote.origin in ("catalogue", "file"):
-        parts.append(f"of {price.date}" if price.date else "undated")
-    parts.append(_choice(quote))
-    return "; ".join(part for part in parts if part)
-
-
-def _choice(quote: Quote) -> str:
-    """From how many prices it was chosen, and how far they go; empty if it is the only one."""
-    if len(quote.alternatives) < 2:
-        return ""
-    dollars = [price.usd_per_gpu_hour for price in quote.alternatives]
-    where = "the catalogue" if quote.origin == "catalogue" else "the file"
-    return (
-        f"the lowest of the newest in {where}, whose {len(dollars)} prices of it go from "
-        f"{usd(min(dollars))} to {usd(max(dollars))}"
-    )
+        price, warning = quote.price, quote.warning(day)
+        parts = [f"{quote.device_name}: {usd(price.usd_per_gpu_hour)} a device and hour", price.place]
+        parts += [price.note or "", f"source: {price.source}"]
+        if quote.origin in ("catalogue", "file"):
+            parts.append(f"of {price.date}" if price.date else "undated")
+        if len(quote.alternatives) > 1:
+            dollars = [other.usd_per_gpu_hour for other in quote.alternatives]
+            where = "the catalogue" if quote.origin == "catalogue" else "the file"
+            parts.append(
+                f"the lowest of the newest in {where}, whose {len(dollars)} prices of it go from "
+                f"{usd(min(dollars))} to {usd(max(dollars))}"
+            )
+        text = "; ".join(part for part in parts if part)
+        yield f"{text}.{f' Beware: {warning}.' if warning else ''}"
 
 
 def _reasons(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
-    """Why figures are not there: each reason once, with how many cells it is about."""
+    """Sentences on why figures are missing: each reason once, with the number of its cells."""
     for reason, cells in Counter(why for cost in costs if (why := cost.absent) is not None).items():
         yield f"No cost of {count(cells, 'cell')}: {reason}."
     if any(cost.quote is not None and cost.epoch_ns is None for cost in costs):
@@ -149,7 +140,7 @@ def _reasons(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
 
 
 def usd(value: float) -> str:
-    """A price, as lists print it: to the cent, or as far as it is given."""
+    """A price to the cent, or with all the digits that it has."""
     whole, _, decimals = f"{value:,.4f}".partition(".")
     return f"{whole}.{decimals.rstrip('0').ljust(2, '0')} USD"
 
@@ -165,7 +156,8 @@ def frontier_chart(
     best: frozenset[str],
     shown: Looks,
 ) -> Drawing:
-    """Both axes logarithmic, a line a series from its largest size to its smallest."""
+    """Draw cost against time on logarithmic axes, one line for each series from its largest size to its
+    smallest."""
     points = [
         sorted(
             (costs[point.figures.cell.id] for point in curve.points if point.figures.cell.id in costs),

@@ -1,4 +1,4 @@
-"""Under which conditions the runs were made: machine, software, code, what differs, what disturbed."""
+"""The conditions of the runs: machine, software, code, differences and disturbances."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from results.run import RunResult
 from results.version import VERSION
 
 _NAMED = 3
-"""Cells or runs named of those with one remark."""
+"""The number of cells or runs that are named with one remark."""
 _PLACEMENT = "nodes x devices a node"
 _OWN = ("runs", _PLACEMENT)
 """The facts that a scaling study changes on purpose."""
 
 
 def environment_section(study: StudyFigures) -> Section:
-    """Facts of every environment whose runs count, then what a reader should know of single runs."""
+    """Make the section: facts of every environment whose runs count, then remarks on single runs."""
     return Section(
         anchor="environment", title="Environment", blocks=tuple(_blocks(study)), definitions=_DEFINITIONS
     )
@@ -35,13 +35,13 @@ def environment_section(study: StudyFigures) -> Section:
 def _blocks(study: StudyFigures) -> Iterator[Block]:
     groups = [_facts(group) for group in _environments(study)]
     if not groups:
-        yield Paragraph("No successful run recorded one.", "plain")
+        yield Paragraph("No successful run recorded its environment.", "plain")
     elif len(groups) > 1:
         shared = [name for name in groups[0] if name not in _OWN]
         differing = [name for name in shared if len({one.get(name) for one in groups}) > 1]
         yield Paragraph(
             f"{count(len(study.runs), 'counted run')} in {len(groups)} environments, which differ in "
-            f"{', '.join(differing)}. A figure is over runs of one of them; cells of unlike ones are not "
+            f"{', '.join(differing)}. A figure is over runs of one of them; cells of different ones are not "
             "divided."
         )
     for place, facts in enumerate(groups):
@@ -56,7 +56,7 @@ def _blocks(study: StudyFigures) -> Iterator[Block]:
 
 
 def _asked(study: StudyFigures) -> Iterator[tuple[str, str]]:
-    """When it was planned and ran, and by what."""
+    """When the study was planned and ran, and its settings."""
     started = sorted(run.started_at for run in study.runs if run.started_at)
     yield "planned", ", ".join(moment(plan.created_at) for plan in study.plans)
     if started:
@@ -76,7 +76,7 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
         named = listed(
             [f"{run.run_id} ({run.foreign_cpu_cores:.2g} cores)" for _, run in disturbed], most=_NAMED
         )
-        yield f"Disturbed, {count(len(disturbed), 'run')}, by cores that others used meanwhile: {named}."
+        yield f"Disturbed, {count(len(disturbed), 'run')}, because other processes used cores: {named}."
     for warning, cells in _warnings(study).items():
         named = listed([cell_label(study, cell) for cell in cells.values()], most=_NAMED, last="; ")
         yield f"{warning}: {named}."
@@ -85,17 +85,17 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
         reasons.setdefault(left.reason, []).append(left.run.run_id)
     for reason, runs in reasons.items():
         named = listed(runs, most=_NAMED)
-        yield f"Left out, since a figure is over runs of one environment ({reason}): {named}."
+        yield f"Left out, because a figure is over runs of one environment ({reason}): {named}."
     if study.drift is not None:
         yield allocations_finding(study.drift)
 
 
 def allocations_finding(drift: Drift) -> str:
-    """Say how far the allocations differ."""
+    """A sentence on how much the allocations differ."""
     finding = (
         f"Each of {len(drift.allocations)} allocations timed the cell {drift.cell_id} on one of its devices: "
-        f"from {drift.lowest:.3f} to {drift.highest:.3f} of their median. A difference between cells of "
-        f"different allocations that is not larger may be one between allocations."
+        f"from {drift.lowest:.3f} to {drift.highest:.3f} of their median. A smaller difference between "
+        f"cells of different allocations may be due to the allocations."
     )
     if drift.others:
         finding += (
@@ -105,7 +105,7 @@ def allocations_finding(drift: Drift) -> str:
 
 
 def _warnings(study: StudyFigures) -> Mapping[str, Mapping[str, Cell]]:
-    """Each warning once, with the cells that it is about: what a run warned of, and facts of its record."""
+    """Each warning once, with its cells: warnings of runs, and warnings that follow from their records."""
     found: dict[str, dict[str, Cell]] = {}
     for cell, run in [(one.cell, run) for one in study.cells.values() for run in one.runs]:
         warnings = list(run.warnings)
@@ -128,7 +128,7 @@ def environment_table(study: StudyFigures) -> TextTable:
 
 
 def _environments(study: StudyFigures) -> list[list[RunResult]]:
-    """The counted runs, or those that trained, by machine and software, placements together."""
+    """The counted runs, or the runs that trained, grouped by machine and software over all placements."""
     groups: dict[str, list[RunResult]] = {}
     trained = [study.pools[cell_id] for cell_id in study.training if cell_id in study.pools]
     for run in study.runs or [run for pool in trained for run in (*pool.runs, *pool.lost)]:
@@ -194,9 +194,9 @@ _DEFINITIONS = (
         "method-disturbed",
         "Disturbed",
         Markup(
-            "Other processes used more than 5 % of the cores that the ranks of a run had on a host, while it "
-            "measured. Its figure is kept and marked. A price of another day, code with local changes and a "
-            "disturbed run stand on the first screen."
+            "Other processes used more than 5 % of the cores that the ranks of a run had on a host, while "
+            "it measured. Its figure is kept and marked. The first screen shows a price of another day, "
+            "code with local changes and disturbed runs."
         ),
     ),
 )

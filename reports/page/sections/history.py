@@ -1,6 +1,6 @@
-"""The nights that a history has of the study's cells, and where they changed.
+"""The nights of the study's cells in a history, and the changes between them.
 
-A drawing of a series has its figures, their levels, and the nights between which a level ended.
+A drawing of a series shows its figures, their levels, and the nights between which a level changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reports.gate.text import figure_text, step_sentence
 from reports.gate.trends import BEFORE, RECENT, SMALLEST, THRESHOLD, Night, Trend, trends
 from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
-from reports.table import TextTable, figures, table, words
+from reports.table import Column, figures, table, words
 from reports.text import percent
 
 _ABOUT = (
@@ -29,13 +29,13 @@ _ABOUT = (
     "side, and with what changed in the environment between them."
 )
 _OTHERS = ("exposed", "wait", "peak_memory", "startup", "loss")
-"""Searched as well, and shown where they changed. Throughput is work over step time, and changes with it."""
+"""Metrics that are searched too and shown where they changed. Throughput changes with step time."""
 _DRAWN = 8
-"""Series that are drawn, those with a change first; the table has all."""
+"""The number of series that are drawn, beginning with changed ones; the table has all."""
 
 
 def history_section(study: StudyFigures) -> Section | None:
-    """None where no history is given, or none of its series has two nights of a cell of this study."""
+    """Make the section; None without a history that has two nights of a cell of this study."""
     keys = {subject_key(pool.cell) for pool in study.pools.values()}
     nights = {
         machine: [
@@ -69,13 +69,7 @@ def _blocks(found: Sequence[Trend], *, searched: int) -> Iterator[Block]:
     )
     for metric in dict.fromkeys(trend.metric for trend in found):
         title = f"{metric.title[0].upper()}{metric.title[1:]}, first and last night of each series"
-        yield Table(_table([trend for trend in found if trend.metric is metric]), title)
-
-
-def _table(found: Sequence[Trend]) -> TextTable:
-    return table(
-        found,
-        [
+        columns: list[Column[Trend]] = [
             words("machine", lambda trend: trend.machine),
             words("cell", lambda trend: trend.label),
             figures("nights", lambda trend: fields.whole(len(trend.nights)), anchor="method-night"),
@@ -84,8 +78,8 @@ def _table(found: Sequence[Trend]) -> TextTable:
             figures("first", lambda trend: _figure(trend, trend.nights[0]), anchor="method-night"),
             figures("last", lambda trend: _figure(trend, trend.nights[-1]), anchor="method-night"),
             figures("changes", lambda trend: fields.whole(len(trend.steps)), anchor="method-change-point"),
-        ],
-    )
+        ]
+        yield Table(table([trend for trend in found if trend.metric is metric], columns), title)
 
 
 def _figure(trend: Trend, night: Night) -> fields.Field:
@@ -103,10 +97,10 @@ _DEFINITIONS = (
     Definition(
         "method-change-point",
         "Change in a history",
-        f"The median of the last {RECENT[0]} to {RECENT[-1]} nights is compared with that of up to {BEFORE} "
-        f"nights before them; a change is at least {THRESHOLD} standard errors of the series' own noise, and "
-        f"at least {percent(SMALLEST)}. It is searched again with every night, and what was said of a night "
-        "never changes.",
+        f"The median of the last {RECENT[0]} to {RECENT[-1]} nights is compared with the median of up to "
+        f"{BEFORE} nights before them; a change is at least {THRESHOLD} standard errors of the series' "
+        f"noise, and at least {percent(SMALLEST)}. The search is repeated with every night, and never "
+        "changes what it found on an earlier night.",
     ),
 )
 
@@ -118,12 +112,13 @@ _SCALES = {"ns": (1e6, ", ms"), "bytes": (2**20, ", MiB")}
 def night_curve(trend: Trend, *, name: str) -> Drawing:
     """The nights of one series. `name` is unique on the page.
 
-    The new level begins after the last night of the old one: between the two, at the commits that the rule
-    names, is where the cause is.
+    The new level begins after the last night of the old one. The cause lies between the two nights, at the
+    commits that the rule names.
     """
     scale, unit = _SCALES.get(trend.metric.unit, (1, ""))
     title = trend.metric.title
-    days = [_day(night.measured_at, trend) for night in trend.nights]
+    moments = [datetime.fromisoformat(night.measured_at) for night in trend.nights]
+    days = [(moment - moments[0]).total_seconds() / 86400 for moment in moments]
     starts = [0, *(trend.nights.index(step.after) for step in trend.steps), len(days)]
     levels = tuple(
         Line(
@@ -170,8 +165,3 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
             switchable=False,
         )
     )
-
-
-def _day(moment: str, trend: Trend) -> float:
-    first, this = (datetime.fromisoformat(text) for text in (trend.nights[0].measured_at, moment))
-    return (this - first).total_seconds() / 86400

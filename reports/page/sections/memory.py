@@ -1,4 +1,4 @@
-"""Memory: what each way to train took at most, against what there is."""
+"""Memory: the peak of each way to train, compared with the memory of the device or host."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from reports.text import count, listed, percent, size
 from results.cell import label
 
 _FULL_ABOVE = 0.9
-"""A larger batch or model hardly fits beyond this: allocators lose some to fragments."""
+"""Share above which a larger batch or model hardly fits, because allocators lose memory to fragments."""
 DEFINITIONS = (
     Definition(
         "method-memory",
         "Memory",
         Markup(
-            "Peak: the most that any rank held in any counted run, on a device what the allocator gave out, "
-            "on the host the resident set; over idle is less what the process held before the run. Its share "
-            "of the memory is <code>peak of the largest rank / memory of the device</code>, on a CPU "
+            "Peak: the largest memory of any rank in any counted run, on a device by the allocator, on the "
+            "host the resident set; over idle is the peak less what the process held before the run. Its "
+            "share of the memory is <code>peak of the largest rank / memory of the device</code>, on a CPU "
             "<code>peak x ranks a host / memory of the host</code>, an upper bound."
         ),
     ),
@@ -34,10 +34,11 @@ DEFINITIONS = (
         "method-predicted-memory",
         "Predicted memory",
         Markup(
-            "In closed form, when the study was planned: parameters, gradients, optimizer state, buckets and "
-            "activations of the fullest rank at its fullest moment (docs/memory.md), under autocast an upper "
-            "estimate. On a device the peak is held against it, on a CPU what a run took over idle, of which "
-            "the C library keeps freed memory too unless <code>--memory-limit-mb</code> is given."
+            "In closed form, when the study was planned: parameters, gradients, optimizer state, buckets "
+            "and activations of the fullest rank at its fullest moment (docs/memory.md), under autocast an "
+            "upper estimate. It is compared with the peak on a device, and on a CPU with what a run took "
+            "over idle, which includes freed memory that the C library keeps unless "
+            "<code>--memory-limit-mb</code> is given."
         ),
     ),
 )
@@ -58,7 +59,7 @@ class _Kind:
 
 
 def memory_section(study: StudyFigures) -> Section | None:
-    """None where no cell has a figure, and none ran out of memory."""
+    """Make the section; None if no cell has a figure or ran out of memory."""
     memories, failed = cell_memories(study), cells_out_of_memory(study)
     if not memories and not failed:
         return None
@@ -83,7 +84,7 @@ def memory_section(study: StudyFigures) -> Section | None:
 
 
 def _table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:
-    """A row a workload and way to train: its fullest cell, and where that was."""
+    """One row for each workload and way to train, with its fullest cell."""
     kinds: dict[str, list[CellMemory]] = {}
     several = len({one.cell.workload for one in memories}) > 1
     for one in memories:
@@ -110,7 +111,7 @@ def _table(study: StudyFigures, memories: Sequence[CellMemory]) -> TextTable:
         figures("smallest peak of its cells", smallest, anchor=memory),
     ]
     if any(one.over_prediction is not None for one in memories):
-        # What was predicted of the fullest cell, beside what it is held against.
+        # The prediction for the fullest cell, and the measured memory that it is compared with.
         if any(one.cell.device == "cpu" for one in study.cells.values()):
             columns.append(
                 figures("over idle", lambda row: fields.size(row.fullest.step_bytes), anchor=memory)
@@ -145,7 +146,7 @@ def _finding(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[st
 
 
 def _against_prediction(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[str]:
-    """How far measured memory is from what the plan predicted: the two ends."""
+    """A sentence on the smallest and the largest ratio of measured to predicted memory."""
     ratios = [(ratio, one) for one in memories if (ratio := one.over_prediction) is not None]
     if not ratios:
         return

@@ -1,6 +1,6 @@
-"""Failures and skips: what has no figure, grouped by rule, each reason once.
+"""Failures and skips: points without a figure, grouped by rule, each reason once.
 
-Points that were never to run take few rows, whatever the matrix leaves out.
+Points that were planned not to run take few rows, also in a large matrix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reports.page.section import Block, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
 from reports.text import listed
 from results.cell import label
-from results.plan import Plan, Skip
+from results.plan import Plan
 
 _NAMED = 6
 
@@ -40,7 +40,7 @@ def outcomes_section(study: StudyFigures) -> Section:
     if study.strangers:
         strangers = listed(study.strangers)
         blocks.append(
-            Paragraph(f"Results of cells that stand in no plan are not shown: {strangers}.", "plain")
+            Paragraph(f"Results of cells that are not in a plan are not shown: {strangers}.", "plain")
         )
     return Section(anchor="outcomes", title="Failures and skips", blocks=tuple(blocks))
 
@@ -67,7 +67,7 @@ def _without_figure(study: StudyFigures) -> Iterator[_Group]:
 
 
 def _skipped(study: StudyFigures) -> Iterator[_Group]:
-    """Each reason once, over all workloads: `gpt-nano: single on 2, 4; weak 8`."""
+    """A row for each reason, over all workloads: `gpt-nano: single on 2, 4; weak 8`."""
     groups: dict[str, list[SkippedPoints]] = {}
     for one in skipped_points(study.skipped, global_batches(study.plans)):
         groups.setdefault(one.reason, []).append(one)
@@ -92,7 +92,8 @@ class SkippedPoints:
     has a cell of such a series."""
     gpus: tuple[int, ...]
     reason: str
-    """Without the strategy's name where it is the subject of the sentence: equal for all."""
+    """The reason, without the strategy's name if that is its subject, so that it is equal for all
+    strategies."""
 
 
 def global_batches(plans: Sequence[Plan]) -> dict[tuple[str, int], int]:
@@ -108,7 +109,7 @@ def global_batches(plans: Sequence[Plan]) -> dict[tuple[str, int], int]:
 def skipped_points(
     skipped: Sequence[SkippedSizes], batches: Mapping[tuple[str, int], int]
 ) -> list[SkippedPoints]:
-    """Joined by series and then by strategy, and only where all else is the same: no row says too much."""
+    """Skipped points, joined by series and then by strategy if all other fields are the same."""
     series: dict[SkippedPoints, list[str]] = {}
     for group in skipped:
         skip = group.skip
@@ -119,16 +120,13 @@ def skipped_points(
             gpus=group.gpus,
             reason=skip.predicate or skip.reason,
         )
-        series.setdefault(alike, []).append(_series(skip, batches))
+        name = f"weak {skip.batch_size:,}"
+        if skip.scaling == "strong":
+            batch = batches.get((skip.workload, skip.batch_size))
+            name = f"strong, batch size {skip.batch_size:,}" if batch is None else f"strong {batch:,}"
+        series.setdefault(alike, []).append(name)
     strategies: dict[SkippedPoints, list[str]] = {}
     for one, found in series.items():
         alike = replace(one, strategies=(), series=tuple(dict.fromkeys(found)))
         strategies.setdefault(alike, []).extend(one.strategies)
     return [replace(one, strategies=tuple(found)) for one, found in strategies.items()]
-
-
-def _series(skip: Skip, batches: Mapping[tuple[str, int], int]) -> str:
-    if skip.scaling == "weak":
-        return f"weak {skip.batch_size:,}"
-    batch = batches.get((skip.workload, skip.batch_size))
-    return f"strong, batch size {skip.batch_size:,}" if batch is None else f"strong {batch:,}"

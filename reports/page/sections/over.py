@@ -17,15 +17,15 @@ from reports.text import count, metric
 from results.cell import label
 
 _ABOUT = (
-    "Cells that are the same but for {axis}, of each way to train at the largest size that most values have. "
-    "Their work differs: a shorter step does not say that training gets as far{loss}."
+    "Cells that differ only in {axis}, for each way to train at the largest size that most values have. "
+    "Their work differs: a shorter step does not mean that training gets as far{loss}."
 )
 DEFINITION = Definition(
     "method-over",
     "Compared over a setting",
     Markup(
         "<code>step time of the first value / step time of this one</code>, from runs of equal conditions. "
-        "Memory: the largest of any rank and run, of a device what its allocator gave out, on a CPU what was "
+        "Memory: the largest of any rank and run, on a device the allocator's peak, on a CPU the memory "
         "taken over idle. Loss: the mean over the last tenth of the samples that every run of the group "
         "trained on, in each run; the interval is over runs."
     ),
@@ -39,12 +39,16 @@ class _Row:
 
 
 def over_section(study: StudyFigures) -> Section | None:
-    """None where the reader asked for no such comparison."""
+    """Make the section; None if the reader did not ask for it."""
     if study.compare_over is None:
         return None
     axis = study.compare_over.replace("_", " ")
     compared = any(group.samples is not None for group in over_groups(study, study.compare_over))
-    loss = ", which the loss after equally many samples tells" if compared else "; no losses can be compared"
+    loss = (
+        "; the loss after the same number of samples shows how far it got"
+        if compared
+        else "; no losses can be compared"
+    )
     return Section(
         anchor="over",
         title=f"Compared over {axis}",

@@ -1,9 +1,9 @@
-"""Ranks: the exceptions, that is who is persistently slow, and what waiting for them costs.
+"""Slow ranks: the ranks that are persistently slow, and the cost of waiting for them.
 
-The heat map has a strip a cell and a place a rank, coloured by its compute relative to the cell's median. It
-is written by hand, since matplotlib takes some hundred bytes a rank: ranks of one class in a row are one
-stroke of one path a class, about eight bytes. Classes differ in opacity, so that they keep their order in
-grey, on paper and in the dark; persistently slow ranks carry a mark.
+The heat map has a strip for each cell and a place for each rank, coloured by its compute relative to the
+cell's median. Its SVG is written here, because matplotlib takes some hundred bytes a rank. Here a class of
+colour is one path, and adjacent ranks of one class are one stroke of about eight bytes. Classes differ in
+opacity, so they keep their order in grey, on paper and in dark mode. Persistently slow ranks have a mark.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, 
 from reports.text import count, listed, percent
 
 _DRAWN = 4
-"""Cells with slow ranks that are drawn, the largest first."""
+"""The number of cells with slow ranks that are drawn, the largest first."""
 
 Found = tuple[CellFigures, Stragglers]
 
 
 def ranks_section(study: StudyFigures) -> Section | None:
-    """None where no cell of several ranks recorded them."""
+    """Make the section; None if no cell of several ranks recorded its ranks."""
     cells = [(one, found) for one in study.cells.values() if (found := stragglers(one)) is not None]
     if not cells:
         return None
@@ -64,16 +64,16 @@ _DEFINITIONS = (
         "method-slow-rank",
         "Persistently slow",
         f"Mean compute more than {SLOW_ABOVE:.0%} above the median of the ranks in each run, on the same "
-        "node, and by more than the spread of its own steps explains: a one-sided t-test with Bonferroni's "
-        f"correction over the ranks. Of equal ranks one run of {1 / FALSE_ALARM:,.0f} would have one by "
-        "chance. What the mean rank loses to it is the largest mean compute of a rank less the mean over the "
-        "ranks, and 0 where no rank is persistently slow; the rest of the exposed wait is random skew.",
+        "node, and by more than the spread of its steps explains: a one-sided t-test with Bonferroni's "
+        f"correction over the ranks. With equal ranks, one run of {1 / FALSE_ALARM:,.0f} has a slow one by "
+        "chance. The mean rank loses the largest mean compute of a rank less the mean over the ranks, and 0 "
+        "where no rank is persistently slow; the rest of the exposed wait is random skew.",
     ),
 )
 
 
 STEPS = (SLOW_ABOVE, 2 * SLOW_ABOVE, 4 * SLOW_ABOVE)
-"""Lower ends of the classes, either way from the median."""
+"""Lower ends of the classes, above and below the median."""
 _OPACITIES = (0.35, 0.65, 1.0)
 _WIDTH, _STRIP, _LABEL, _MARK = 390.0, 9.0, 11.0, 8.0
 _ROW = _LABEL + _STRIP + _MARK
@@ -88,11 +88,21 @@ MapRow = tuple[str, Stragglers]
 
 
 def rank_map(rows: Sequence[MapRow], devices: str) -> Drawing:
-    """Draw the map, by number of ranks: for cells of one size, a column is one rank."""
+    """Draw the map, grouped by number of ranks: for cells of one size, a column is one rank."""
     rows = sorted(rows, key=lambda row: row[1].ranks)
     sizes = list(dict.fromkeys(found.ranks for _, found in rows))
     among = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-    title = f"Compute of each rank beside the median of its cell, {among} {devices}"
+    title = f"Compute of each rank compared with the median of its cell, {among} {devices}"
+    every = [one for _, found in rows for one in found.excess]
+    slow = "; ".join(
+        f"{label}: {', '.join(f'rank {rank}' for rank in found.persistent)}"
+        for label, found in rows
+        if found.persistent
+    )
+    description = (
+        f"{title}, one strip a cell, {len(rows)} in all. Ranks lie between {percent(min(every))} and "
+        f"{percent(max(every))} of it. Persistently slow: {slow or 'none'}. The table below names them."
+    )
     parts, top = [], 0.0
     for size in sizes:
         same = [row for row in rows if row[1].ranks == size]
@@ -104,7 +114,7 @@ def rank_map(rows: Sequence[MapRow], devices: str) -> Drawing:
         f'aria-labelledby="ranks-0-title ranks-0-description" '
         f'style="font-size: 9px; fill: var(--ink); overflow: hidden">\n'
         f'<title id="ranks-0-title">{safe(title)}</title>\n'
-        f'<desc id="ranks-0-description">{safe(_description(rows, title))}</desc>\n'
+        f'<desc id="ranks-0-description">{safe(description)}</desc>\n'
     )
     return Drawing(title=title, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=1.27 * _WIDTH)
 
@@ -127,7 +137,7 @@ def _of_one_size(rows: Sequence[MapRow]) -> Iterator[str]:
 
 
 def _strips(rows: Sequence[MapRow], width: float) -> Iterator[str]:
-    """The bands, and a path a class over all rows, in units of a rank and a row."""
+    """Draw the bands, and one path for each class over all rows, in units of a rank and a row."""
     yield (
         f'<g transform="translate(0 {_LABEL + _STRIP / 2:.1f}) scale({width:.4f} {_ROW:.1f})" '
         f'style="fill: none; stroke-width: {_STRIP / _ROW:.4f}" shape-rendering="crispEdges">\n'
@@ -136,7 +146,7 @@ def _strips(rows: Sequence[MapRow], width: float) -> Iterator[str]:
     yield f'<path style="stroke: var(--rule)" d="{band}"/>\n'
     strokes: dict[int, list[str]] = {}
     for place, (_, found) in enumerate(rows):
-        # A stroke a row of ranks of one class, but for the middle one.
+        # One stroke for adjacent ranks of one class; the middle class has no strokes.
         first = 0
         for kind, same in groupby(map(class_of, found.excess)):
             length = len(list(same))
@@ -149,7 +159,7 @@ def _strips(rows: Sequence[MapRow], width: float) -> Iterator[str]:
 
 
 def class_of(excess: float) -> int:
-    """-3 to 3: how many of `STEPS` the rank is above the median, or below it; 0 is the middle."""
+    """The class from -3 to 3: the number of `STEPS` by which the rank is above or below the median."""
     steps = sum(abs(excess) > step for step in STEPS)
     return steps if excess > 0 else -steps
 
@@ -173,17 +183,3 @@ def _scale(top: float) -> Iterator[str]:
     after = len(kinds) * _SWATCH + 14
     yield f'<path d="M{after:.0f} {top + 1:.0f}l3 5h-6z"/>\n'
     yield f'<text x="{after + 7:.0f}" y="{top + 7:.0f}">persistently slow</text>\n'
-
-
-def _description(rows: Sequence[MapRow], title: str) -> str:
-    every = [one for _, found in rows for one in found.excess]
-    slow = [
-        f"{label}: {', '.join(f'rank {rank}' for rank in found.persistent)}"
-        for label, found in rows
-        if found.persistent
-    ]
-    return (
-        f"{title}, one strip a cell, {len(rows)} in all. Ranks lie between {percent(min(every))} and "
-        f"{percent(max(every))} of it. Persistently slow: {'; '.join(slow) or 'none'}. The table below names "
-        "them."
-    )

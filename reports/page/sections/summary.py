@@ -1,7 +1,7 @@
 """The first screen: what was asked and where it ran, four tiles, one drawing, and what to run next.
 
-The tiles say what to buy, how well it scales, what an epoch takes, and what to trust. Three sentences follow
-the drawing: where growing stops paying, why, and how sure that is.
+The tiles name the size to buy, how well it scales, what an epoch takes, and how far to trust the figures.
+Three sentences follow the drawing: where growing stops paying, why, and how certain that is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NOTHING_SUCCEEDED = Markup(
 
 
 def summary_section(study: StudyFigures) -> Section:
-    """The first thing on the page."""
+    """Make the first section of the page."""
     every = shown(study, sizes_to_buy(study))
     return Section(
         anchor="summary", title="In short", blocks=tuple(_blocks(study, every)), definitions=_DEFINITIONS
@@ -90,9 +90,9 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
 
 
 def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
-    """Say where growing stops paying, why, and how sure that is.
+    """Answer where growing stops paying, why, and how certain that is.
 
-    The subject is the chosen strategy; else plain data parallelism, or the best.
+    The subject is the chosen strategy, or else plain data parallelism or the best strategy.
     """
     bought, scaling = first.bought, first.scaling
     reach = (scaling.dense or scaling.largest) if scaling else None
@@ -100,8 +100,8 @@ def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
         reach = reach_of(study, bought.workload, bought.scaling, bought.choice.strategy)
     if reach is None:
         emulated = scaling is None or scaling.fastest is None
-        why = "Every figure is emulated" if emulated else "One size alone was measured"
-        yield "Where it stops paying", f"{why}, so that nothing is said of scaling."
+        why = "Every figure is emulated" if emulated else "Only one size was measured"
+        yield "Where it stops paying", f"{why}, so scaling is not judged."
     else:
         who = reach.configuration.strategy
         yield "Where it stops paying", f"{capital(bought.scaling)} scaling with {who}: {reach.knee_text}."
@@ -122,10 +122,11 @@ _DEFINITIONS = (
         "Size to buy",
         Markup(
             "Chosen from measured, proven cells that train as plain data parallelism does; by default the "
-            "knee: growing from n to m devices pays while each added one brings at least {pays} of what each "
-            "brought before, <code>(X(m) / X(n) - 1) / (m / n - 1)</code> with X in samples a second. An "
-            "interval must lie below as a whole. <code>bench report --goal</code> chooses by throughput, "
-            "cost, time or efficiency. Ranks on a CPU and emulated sizes are not bought."
+            "knee: growing from n to m devices pays while each added one brings at least {pays} of what "
+            "each brought before, <code>(X(m) / X(n) - 1) / (m / n - 1)</code> with X in samples a second. "
+            "Growth does not pay if its complete interval lies below that. <code>bench report --goal</code> "
+            "chooses by throughput, cost, time or efficiency. Ranks on a CPU and emulated sizes are not "
+            "recommended."
         ).format(pays=percent(PAYS_FROM)),
     ),
     Definition(
@@ -134,17 +135,18 @@ _DEFINITIONS = (
         Markup(
             "Lost: <code>step time - C(n0) (W(n) / n) / (W(n0) / n0)</code>, with C the compute of the "
             "baseline's budget and W the samples of a step, at the first size beyond the knee, else at the "
-            "largest. Below {little} of a step nothing is blamed; nor where the parts miss the step by more "
-            "than {rest} of it and by more than half of the part to be named. A part is named alone if it is "
-            "the largest in every run, by a one-sided Student's t at 95 %; else all that may be the largest "
-            "are named. Fewer than {runs} runs make no more than a seeming best."
+            "largest. No part is named for a loss below {little} of a step, or where the parts miss the "
+            "step by more than {rest} of it and by more than half of the part to be named. Only one part is "
+            "named if it is the largest in every run, by a one-sided Student's t at 95 %; if not, all parts "
+            "that may be the largest are named. With fewer than {runs} runs, the page says that a "
+            "configuration seems the best."
         ).format(little=percent(LITTLE), rest=percent(RESIDUAL_ABOVE), runs=FEWEST_RUNS),
     ),
 )
 
 
 _ROOM = 60
-"""Characters of a command that the first screen has room for."""
+"""The number of characters of a command that fit on the first screen."""
 
 
 def asked_text(study: StudyFigures) -> str:
@@ -158,10 +160,15 @@ def asked_text(study: StudyFigures) -> str:
         *_told("link", _all(request.links for request in requests), NO_LINK),
     ]
     repeats = max((request.repeats for request in requests), default=0)
+    scalings = []
+    for kind, of in (("weak", "a replica"), ("strong", "in all")):
+        batches = sorted({curve.key.constant_batch for curve in study.curves if curve.key.kind == kind})
+        if batches:
+            scalings.append(f"{kind} ({listed([f'{batch:,}' for batch in batches])} samples {of})")
     span = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}" if sizes else "no"
     workloads = listed(_all(request.workloads for request in requests), most=6)
     return (
-        f"{workloads} on {span} {study.devices_word}, {' and '.join(_scalings(study)) or 'as planned'}, by "
+        f"{workloads} on {span} {study.devices_word}, {' and '.join(scalings) or 'as planned'}, by "
         f"{listed(strategies, most=12)}{''.join(f'; {one}' for one in more)}. "
         f"{count(len(study.pools), 'cell')}, {count(repeats, 'run')} each."
     )
@@ -191,21 +198,13 @@ def ran(study: StudyFigures) -> str:
 
 
 def called(study: StudyFigures) -> str:
-    """`; asked by bench matrix --gpus 1..2`: the first call, as far as a line has room; the environment has
-    all."""
+    """`; asked by bench matrix --gpus 1..2`: the first call, shortened to a line; the section on the
+    environment has all calls."""
     if not study.commands:
         return ""
     first, *others = study.commands
     more = f" and {count(len(others), 'more call')}" if others else ""
     return f"; asked by {shorten(first, _ROOM, placeholder=' ...', break_on_hyphens=False)}{more}"
-
-
-def _scalings(study: StudyFigures) -> Iterator[str]:
-    """`weak (8 samples a replica)`."""
-    for kind, of in (("weak", "a replica"), ("strong", "in all")):
-        batches = sorted({curve.key.constant_batch for curve in study.curves if curve.key.kind == kind})
-        if batches:
-            yield f"{kind} ({listed([f'{batch:,}' for batch in batches])} samples {of})"
 
 
 def _told(what: str, values: Sequence[str], default: str) -> Iterator[str]:
@@ -224,23 +223,23 @@ class Shown:
     bought: SizeToBuy
     scaling: Scalability | None
     cell: CellFigures | None
-    """The choice, or else the best at the largest size measured."""
+    """The chosen cell, or else the best at the largest size measured."""
     several: bool
     """Whether the first screen is about several workloads, so that each is named."""
 
     @property
     def work(self) -> str:
-        """`weak, batch 8`."""
+        """The scaling with its batch: `weak, batch 8`."""
         return f"{self.bought.scaling}, batch {self.bought.batch:,}"
 
     @property
     def named(self) -> str:
-        """The work, with the workload where there are several."""
+        """The work, with the workload if there are several."""
         return f"{self.bought.workload} {self.work}" if self.several else self.work
 
     @property
     def short(self) -> str:
-        """`weak`; with the workload where there are several."""
+        """The scaling: `weak`; with the workload if there are several."""
         return f"{self.bought.workload} {self.bought.scaling}" if self.several else self.bought.scaling
 
 
@@ -256,7 +255,7 @@ def shown(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> list[Shown]:
 
 
 def tiles(study: StudyFigures, all_shown: Sequence[Shown]) -> tuple[Tile, ...]:
-    """In the order in which they are read."""
+    """Make the tiles, in reading order."""
     return (
         _size_tile(all_shown),
         _efficiency_tile(all_shown),

@@ -27,15 +27,15 @@ from results.cell import exchange_label
 from results.train_order import METRICS
 
 _DRAWN = 8
-"""Runs in one drawing; the tables have all."""
+"""The number of runs in one drawing; the tables have all."""
 Named = tuple[str, TrainedCell]
 Values = Callable[[TrainedCell], Sequence[tuple[float, float]]]
 
 
 def training_section(study: StudyFigures) -> Section | None:
-    """None where nothing was trained."""
+    """Make the section; None if no cell was trained."""
     trained = [one for one in study.training.values() if one.log.rows]
-    # The way and the seed are enough where runs differ in nothing else.
+    # The exchange and the seed are enough as a name if they distinguish the runs.
     short = [f"{exchange_label(one.cell)}, seed {one.cell.seed}" for one in trained]
     names = short if len(set(short)) == len(short) else [cell_label(study, one.cell) for one in trained]
     runs = list(zip(names, trained, strict=True))
@@ -86,7 +86,7 @@ def _overview(runs: Sequence[Named]) -> TextTable:
                 "goodput",
                 lambda row: fields.percent(row[1].log.goodput),
                 anchor="method-goodput",
-                hint="Time of the steps that count over all time.",
+                hint="Time of the counted steps over all time.",
             ),
             words("end", lambda row: _end(row[1])),
         ],
@@ -107,7 +107,7 @@ def _best(metric: str, row: Named) -> Field:
 
 
 def _own_metrics(runs: Sequence[Named]) -> list[str]:
-    """Return the names of the metrics that the workloads define."""
+    """The names of the metrics that the workloads define."""
     found = {name for _, one in runs for row in one.log.validations for name in row.metrics}
     return sorted(found - set(METRICS))
 
@@ -120,7 +120,7 @@ def _per_s(one: TrainedCell) -> Field:
 
 def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
     kinds: tuple[tuple[str, str, str, Values], ...] = (
-        ("training-loss", "Training loss", "loss", _losses),
+        ("training-loss", "Training loss", "loss", partial(_of_steps, name="loss")),
         *(
             (f"training-{name.replace('_', '-')}", title, name, partial(_metric, metric=name))
             for name, title in (
@@ -132,7 +132,12 @@ def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
             (f"training-{name}", f"{name} of held-out samples", name, partial(_metric, metric=name))
             for name in _own_metrics(runs)
         ),
-        ("training-gradient-norm", "Norm of the gradient", "norm", _norms),
+        (
+            "training-gradient-norm",
+            "Norm of the gradient",
+            "norm",
+            partial(_of_steps, name="gradient_norm"),
+        ),
         ("training-throughput", "Throughput", "samples/s", _throughputs),
     )
     for name, title, unit, values in kinds:
@@ -159,13 +164,10 @@ def _drawings(runs: Sequence[Named]) -> Iterator[Drawing]:
             )
 
 
-def _losses(one: TrainedCell) -> list[tuple[float, float]]:
-    return [(row.step, row.loss) for row in one.log.steps]
-
-
-def _norms(one: TrainedCell) -> list[tuple[float, float]]:
-    """The norm in the last step of each row, before clipping."""
-    return [(row.step, row.gradient_norm) for row in one.log.steps if row.gradient_norm is not None]
+def _of_steps(one: TrainedCell, name: str) -> list[tuple[float, float]]:
+    """The values of a field of the rows of steps; a gradient norm is of the last step, before clipping."""
+    values = ((row.step, getattr(row, name)) for row in one.log.steps)
+    return [(step, value) for step, value in values if value is not None]
 
 
 def _metric(one: TrainedCell, metric: str) -> list[tuple[float, float]]:
@@ -217,7 +219,7 @@ def _checkpoints(runs: Sequence[Named]) -> TextTable:
                 lambda row: _seconds(sum(save.seconds for save in row[1].log.saves)),
                 hint="Training, by all of them.",
             ),
-            words("not written", lambda row: _failed(row[1])),
+            words("not written", lambda row: _failures(row[1])),
         ],
     )
 
@@ -229,13 +231,13 @@ def _steps(steps: Sequence[int]) -> str:
     return ", ".join(kept) or NOTHING
 
 
-def _failed(one: TrainedCell) -> str:
+def _failures(one: TrainedCell) -> str:
     failed = [save for save in one.log.saves if save.failed]
     return "; ".join(f"step {save.step:,}: {save.failed}" for save in failed[-3:]) or NOTHING
 
 
 def accuracy_section(study: StudyFigures) -> Section | None:
-    """Time to the target; None where no piece of work was trained to one by several runs."""
+    """Make the section on time to the target; None if no work was trained to a target by several runs."""
     found = races(study.training.values())
     if not found:
         return None
@@ -260,13 +262,13 @@ def _race(race: Race) -> Iterator[Block]:
         if way.never:
             yield Paragraph(
                 f"{way.label}: {_seeds(way.never)} never reached the target within the ordered training. "
-                f"Such a run counts as longer than the others, and is in no mean.",
+                f"Such a run counts as longer than the others, and no mean includes it.",
                 "plain",
             )
         if way.unfinished:
             yield Paragraph(
                 f"{way.label}: {_seeds(way.unfinished)} {'has' if len(way.unfinished) == 1 else 'have'} not "
-                f"ended, nor reached the target so far. What may still change by that is not known.",
+                f"ended, nor reached the target so far. Figures that this may still change are not known.",
                 "plain",
             )
 
@@ -319,8 +321,8 @@ _DEFINITIONS = (
     Definition(
         "method-goodput",
         "Goodput",
-        "Time of the training steps that count over the time from the first row of the log to the last. "
-        "Validation, checkpoints, restarts and steps that were done again are the rest.",
+        "Time of the counted training steps over the time from the first row of the log to the last. The "
+        "rest is validation, checkpoints, restarts and steps that were done again.",
     ),
     Definition(
         "method-recovery",
@@ -334,7 +336,7 @@ _ACCURACY = (
         "method-time-to-target",
         "Time to the target",
         "Time of the training steps up to the first validation that reached the target, without validation, "
-        "checkpoints and steps that were lost. The median over seeds stands with the smallest and the "
+        "checkpoints and steps that were lost. The median over seeds is shown with the smallest and the "
         "largest; a run that never reached the target counts as longer than all others. A run that has not "
         "ended takes longer than it has so far: the figures that this leaves open are not known yet.",
     ),

@@ -140,7 +140,7 @@ def test_of_a_peak_that_varied_nothing_is_divided(disagreeing, undrawn, full_row
 def test_methods_that_disagree_and_a_recorder_that_disturbs_are_pointed_out(limited, undrawn) -> None:
     found = texts(communication_section(limited()))
     assert (
-        "ddp x 8, 8 / 64: two methods disagree by 30.0 % of the step: on-off blocks see 3.50 ms of "
+        "ddp x 8, 8 / 64: two methods disagree by 30.0 % of the step: on-off blocks measure 3.50 ms of "
         "communication and wait, the recorder 500 us of blocked time."
     ) in found
     # 2 ms and 0.5 ms apart are a fifth of the step at most.
