@@ -1,4 +1,4 @@
-"""Reports for a reader: the figures of a study (analysis), and the page that shows them (page).
+"""Reports: the figures of a study (analysis), the page that shows them (page), and comparisons (gate).
 
 `reports.load("runs/my-study")` gives a study as tables of pandas: see docs/exports.md.
 """
@@ -22,9 +22,9 @@ def load(
 ) -> Loaded:
     """The tables of a study, or of several below each other, as frames of pandas. Writes nothing.
 
-    `usd_per_device_hour` is the price of every device. Without it runs of a scheduler have the price of their
-    site, if its profile told one, and GPUs the list prices of the catalogue.
-    `epoch_samples` is the size of an epoch of any data set. Raises UsageError for a folder that is no
+    `usd_per_device_hour` is the price of every device. Without it, runs of a scheduler have the price in the
+    profile of their site, if it has one, and other GPUs have the list prices of the catalogue.
+    `epoch_samples` is the size of an epoch of any data set. Raises UsageError for a folder that is not a
     study or is given twice, and for a price or a size that is not positive.
     """
     # pandas takes a third of a second to import, and planning imports this package.

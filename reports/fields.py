@@ -1,6 +1,6 @@
-"""The fields of tables: a number for the page's script to sort by, and the text that a reader sees.
+"""The fields of tables: a number by which the page's script sorts, and the text that a reader sees.
 
-What is not known is `NONE`; of the numbers of `reports.text` each form is a function here.
+An unknown value is `NONE`. There is a function here for each form of number of `reports.text`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Field:
 
     text: str
     value: float | None = None
-    """In `unit`, without a prefix; None for words, and for an interval, whose figure is another field."""
+    """The number in `unit`, without a prefix; None for words and intervals."""
     unit: str = ""
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ def percent(share: float | None) -> Field:
 
 
 def figure(metric: Metric | None, *, ends: bool = False) -> Field:
-    """A figure, with the ends of its interval if they are asked for: `12.3 ms (12.1 to 12.6)`."""
+    """A figure, with the ends of its interval if `ends`: `12.3 ms (12.1 to 12.6)`."""
     if metric is None:
         return NONE
     said = text.metric(metric)
@@ -75,7 +75,7 @@ def figure(metric: Metric | None, *, ends: bool = False) -> Field:
 
 
 def interval(metric: Metric | None) -> Field:
-    """The ends of a figure's interval, and what they are: `12.1 to 12.6, range of 3`."""
+    """The ends of a figure's interval, and its kind: `12.1 to 12.6, range of 3`."""
     return NONE if metric is None else Field(text.metric(metric).note)
 
 

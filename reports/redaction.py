@@ -1,11 +1,11 @@
-"""A study without what names people and places, so that its report may be handed on.
+"""Remove names of people and places from a study, so that its report can be shared.
 
 Hosts, users, paths, addresses, device ids and a scheduler's numbers become `node-1`, `user-1`, `path-1` and
-so on: the same thing has the same name in all strings of all studies that one `Redactor` is made for, and two
-things never share a name. Versions, devices' marketing names, settings and the commit stay.
+so on. One `Redactor` gives the same thing the same name in all strings of all its studies, and different
+things different names. Versions, devices' marketing names, settings and the commit stay.
 
-It works on what a report is made from, before anything is made of it, so that no page, table or file has to
-think of it. Whatever is not on the list of fields that stay is read through.
+It redacts the input of a report, so pages, tables and files need no redaction. It reads all strings except
+the listed fields that stay.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ KEPT_FIELDS = frozenset(
     | {"source_hash", "dataset_hash"}
     | {"created_at", "started_at", "python", "torch", "driver", "cuda", "nccl"}
 )
-"""Hashes, times, versions and random ids: they name nobody, and some look like addresses."""
+"""Hashes, times, versions and random ids: they do not identify anyone, and some look like addresses."""
 _NOBODY = frozenset({"root", "user", "bench", "localhost"})
-"""Names that say nothing."""
+"""Names that do not identify anyone."""
 _EDGE, _END = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
 _PATH_CHARACTERS = r"[^\s'\"<>|,;:()\[\]{}]"
 _TOP = "home|Users|root|tmp|var|mnt|data|scratch|work|opt|srv|gpfs|lustre|nfs|nvme|etc|usr|proc|dev|run"
 _HOME = re.compile(r"(?:/home|/Users)/([A-Za-z0-9][\w.-]*)")
 _PATTERNS = (
-    # First: a token may be a part of an address or a path. Forms of Hugging Face, GitHub, GitLab, OpenAI,
-    # Slack and Google, of AWS and JSON Web Tokens; then whatever a text itself calls a secret.
+    # Secrets come first, because a token may be a part of an address or a path: forms of Hugging Face,
+    # GitHub, GitLab, OpenAI, Slack, Google, AWS and JSON Web Tokens, then values that a text calls a secret.
     ("secret", r"\b(?:hf_|ghp_|gho_|ghs_|github_pat_|glpat-|sk-|xox[abprs]-|AIza)[\w-]{10,}"),
     ("secret", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\beyJ[\w-]+\.[\w-]+\.[\w-]*"),
     (
@@ -45,11 +45,11 @@ _PATTERNS = (
         r"['\"]?(?=[\w./+=-]*\d)[\w./+=-]{8,}",
     ),
     ("address", r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+"),
-    # With blanks in it only between quotes.
+    # A path may contain blanks only between quotes.
     ("path", r"(?<=')(?:~|\.{1,2})?/[^'\n]+(?=')|(?<=\")(?:~|\.{1,2})?/[^\"\n]+(?=\")"),
     ("path", rf"(?<![\w./~])(?:~[\w.-]*|\.{{1,2}})?/(?=[\w.~@+-]){_PATH_CHARACTERS}*"),
     ("path", rf"/(?:{_TOP})/{_PATH_CHARACTERS}*"),
-    # Relative: a file in a folder, or four folders deep; `images/s` and `tokens/s/GPU` are none.
+    # Relative paths: a file in a folder, or four folders deep. `images/s` and `tokens/s/GPU` do not match.
     ("path", r"(?<![\w./])[\w.@+-]+(?:/[\w.@+-]+)*/[\w.@+-]*\.[A-Za-z]\w{0,5}\b"),
     ("path", r"(?<![\w./])[\w.@+-]+(?:/[\w.@+-]+){3,}"),
     ("path", r"\b[A-Za-z]:\\[^\s'\"<>|]+|\\\\[\w.-]+\\[^\s'\"<>|]+"),
@@ -75,7 +75,7 @@ class Told:
 
 @dataclass(slots=True)
 class Redactor:
-    """Gives the same thing the same name, in all strings that it is given."""
+    """Replaces names consistently in all strings that it is given."""
 
     pattern: re.Pattern[str]
     kinds: tuple[str, ...]
@@ -83,7 +83,7 @@ class Redactor:
     names: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def study(self, told: Told) -> Told:
-        """The same study without what names people and places. Cells that hold a path get another id."""
+        """The study without names of people and places. Cells that contain a path get another id."""
         ids = {cell.id: self.value(cell).id for plan in told.plans for cell in plan.cells}
         return Told(
             name=self.text(told.name),
@@ -97,7 +97,7 @@ class Redactor:
         )
 
     def text(self, text: str) -> str:
-        """The text with stand-ins in it."""
+        """The text with names replaced by stand-ins."""
         return self.pattern.sub(self._stand_in, text)
 
     def _plan(self, plan: Plan, ids: dict[str, str]) -> Plan:
@@ -106,7 +106,7 @@ class Redactor:
             for one in plan.series
         )
         predicted = {ids[cell_id]: size for cell_id, size in plan.predicted_bytes.items()}
-        # Of words that a user typed, or that a user's model failed with, nobody knows what they tell.
+        # Words that a user typed, or from errors of a user's model, may contain any name.
         redacted: Plan = self.value(msgspec.structs.replace(plan, series=()))
         return msgspec.structs.replace(
             redacted,
@@ -136,7 +136,7 @@ class Redactor:
 
     def _stand_in(self, match: re.Match[str]) -> str:
         kind = self.kinds[(match.lastindex or 1) - 1]
-        # A sentence's full stop is not the path's.
+        # A full stop at the end belongs to the sentence, not to the path.
         found = match[0].rstrip(".") or match[0]
         key = (kind, _short(found) if kind == "node" else found)
         number = sum(other == kind for other, _ in self.names) + 1
@@ -150,10 +150,10 @@ def redactor(
     users: Collection[str] = (),
     paths: Collection[str] = (),
 ) -> Redactor:
-    """One for all studies of a report; further hosts, users and paths are known to whoever asks.
+    """The redactor for all studies of a report. The caller may name further hosts, users and paths.
 
-    Hosts are the hosts of the runs, and their siblings: next to a `gpu017`, `gpu018` is a host too. Users
-    are the owners of home folders that are named somewhere.
+    Hosts are the hosts of the runs and their siblings: with `gpu017`, `gpu018` is a host too. Users are the
+    owners of home folders that some string names.
     """
     found = list(studies)
     texts = [*paths, *(text for one in found for text in _texts([one.plans, one.results]))]
@@ -176,7 +176,7 @@ def redactor(
 
 
 def _host_pattern(host: str) -> str:
-    """The host by its short or full name in any case, and others of its name with another number."""
+    """A pattern for a host by its short or full name in any case, and for its siblings with other numbers."""
     stem = re.fullmatch(r"([A-Za-z][A-Za-z-]{2,}?)\d+", _short(host))
     name = rf"{re.escape(stem[1])}(?:\d+|\[[\d,-]+\])" if stem else re.escape(_short(host))
     return rf"(?i:{_EDGE}{name}(?:\.[a-z][\w-]*)*{_END})"

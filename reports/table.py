@@ -1,4 +1,4 @@
-"""A table: its columns say once what a row shows, for the page, the terminal and the exported files alike."""
+"""A table: columns are declared once for the page, the terminal and the exported files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Dtype = Literal["string", "Int64", "Float64", "boolean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """The one unit of all figures of a column: its head names it, and figures can be compared by eye."""
+    """One unit for all figures of a column, so that they can be compared by eye; the head names it."""
 
     scales: tuple[tuple[float, str], ...]
-    """The divisors of a figure, the largest first, each with the name that the unit has then."""
+    """Divisors of a figure, the largest first, each with the name of the scaled unit."""
     form: Callable[[float], str] = number
     sized_by: Callable[[Any], float | None] | None = None
-    """Gives the size of a row by which the unit is chosen; None: the figure itself."""
+    """A function from a row to the size by which the unit is chosen; None: the figure itself."""
 
     def chosen(self, sizes: Iterable[float | None]) -> tuple[float, str]:
         """The scale in which the median size is at least 1."""
@@ -48,11 +48,11 @@ class Column(Generic[Row]):
     form: Callable[[Any], Field] | Unit = field(default=Field, compare=False)
     """How a value is shown."""
     numeric: bool = False
-    """Whether it is set flush right, in digits of one width."""
+    """Whether it is set flush right, with digits of equal width."""
     anchor: str | None = None
     """The anchor of the column's definition in the report's method section."""
     hint: str = ""
-    """The definition in a few words, shown while a pointer is over the head; empty for none."""
+    """The definition in a few words, shown when the pointer is over the head; empty for none."""
 
     def shown(self, rows: Sequence[Row]) -> tuple[Column[Row], list[Field]]:
         """The column with its unit in the head, and its field of each row.
@@ -61,25 +61,24 @@ class Column(Generic[Row]):
         """
         values = [self.value(row) for row in rows]
         if not isinstance(self.form, Unit):
-            return self, [self._field(self.form(value)) for value in values]
+            fields = [self.form(value) for value in values]
+            for one in fields:
+                if not isinstance(one, Field) or not isinstance(one.text, str):
+                    raise TypeError(
+                        f"column {self.title!r} shows {one!r}: words() shows a text, figures() a field of "
+                        f"reports.fields"
+                    )
+            return self, fields
         sized_by = self.form.sized_by
         scale, unit = self.form.chosen(values if sized_by is None else map(sized_by, rows))
         texts = ["" if value is None else self.form.form(value / scale) for value in values]
         head = replace(self, title=f"{self.title}, {unit}") if unit else self
         return head, [Field(text, value) for text, value in zip(texts, values, strict=True)]
 
-    def _field(self, shown: object) -> Field:
-        if not isinstance(shown, Field) or not isinstance(shown.text, str):
-            raise TypeError(
-                f"column {self.title!r} shows {shown!r}: words() shows a text, figures() a field of "
-                f"reports.fields"
-            )
-        return shown
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """A table as it is printed."""
+    """A table as text: its columns and the fields of its rows."""
 
     columns: tuple[Column[Any], ...]
     rows: tuple[tuple[Field, ...], ...]

@@ -1,6 +1,6 @@
-"""The one home of turning numbers into text: durations, sizes, rates, shares, and figures with intervals.
+"""Numbers as text: durations, sizes, rates, shares, and figures with intervals.
 
-Three significant digits unless an interval is so narrow that its ends would look alike; then up to five.
+They have three significant digits, or up to five if the ends of a narrow interval would look equal.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ def number(value: float, *, digits: int = DIGITS) -> str:
 
 
 def tick(value: float) -> str:
-    """The value of an axis where a line stands: round already, so without what rounding would add."""
+    """The value of a tick of an axis, which is already round."""
     return f"{value:,.6g}"
 
 
 def metric(figure: Metric) -> MetricText:
-    """A figure with its interval, formed by its unit: `ns`, `bytes`, `ratio`, else what it says."""
+    """A figure with its interval, in the form of its unit (`ns`, `bytes`, `ratio`, or as a rate)."""
     scale, unit = _form(figure)
     value, low, high = (
         None if end is None else end / scale for end in (figure.value, figure.low, figure.high)
@@ -124,14 +124,14 @@ def metric(figure: Metric) -> MetricText:
 
 
 def listed(items: Sequence[str], *, most: int = 4, last: str = " and ") -> str:
-    """`a`, `a and b`, `a, b and c`; beyond `most`: `a, b, c and 3 more`. `last` stands before the end."""
+    """`a`, `a and b`, `a, b and c`; beyond `most`: `a, b, c and 3 more`. `last` joins the last two."""
     if len(items) > most:
         items = [*items[: most - 1], f"{len(items) - most + 1} more"]
     return last.join((", ".join(items[:-1]), items[-1])) if len(items) > 1 else items[0]
 
 
 def devices_word(devices: Collection[Device]) -> str:
-    """Return the unit of a size as a table's heading; on a CPU it is ranks, and it always says so."""
+    """The unit of a size as a table's heading; on a CPU it is ranks, and says so."""
     kinds = set(devices)
     if kinds == {"cpu"}:
         return "ranks (CPU)"
@@ -144,7 +144,7 @@ def devices(gpus: int, device: Device) -> str:
 
 
 def device_word(device: Device) -> str:
-    """One of them: `GPU`, `rank (CPU)`."""
+    """One device in words: `GPU`, `rank (CPU)`."""
     return "GPU" if device == "cuda" else "rank (CPU)"
 
 
@@ -166,7 +166,7 @@ def _label(figure: Metric) -> str:
 
 
 def _form(figure: Metric) -> tuple[float, str]:
-    """Scale and the unit's text."""
+    """The divisor of a figure and the name of its scaled unit."""
     if figure.unit == "ns":
         return _scale(figure.value, _DURATIONS)
     if figure.unit == "bytes":
@@ -178,7 +178,7 @@ def _form(figure: Metric) -> tuple[float, str]:
 
 
 def _rate_scale(per_s: float) -> tuple[float, str]:
-    """Five digits are read at a glance; more get a prefix, with a space to keep it off the unit's word."""
+    """The scale of a rate: more than five digits get a prefix, with a space before the unit's word."""
     if abs(per_s) < _PLAIN_RATES_BELOW:
         return 1.0, ""
     scale, prefix = _scale(per_s, _SI)

@@ -84,12 +84,13 @@ def _show(name: str, folder: Path) -> int:
     """Show a baseline: its cells with their figures, and what was accepted with which reason."""
     from harness.gate.baselines import read_side
     from harness.terminal.console import Console
-    from reports.gate.text import CONTENTS, accepted_sentence, baseline_rows, baseline_sentences
+    from reports.gate.text import accepted_sentence, baseline_sentences, baseline_table
 
     kept, console = read_side(name, folder), Console()
     for sentence in baseline_sentences(kept):
         console.sentence(sentence)
-    console.table(CONTENTS, baseline_rows(kept), numeric=[False, False, True, True])
+    table = baseline_table(kept)
+    console.table(table.titles, table.texts, numeric=table.numeric)
     for one in kept.accepted:
         console.sentence(accepted_sentence(one))
     return 0

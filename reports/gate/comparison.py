@@ -42,13 +42,13 @@ class Finding:
     """One verdict."""
 
     subject: str
-    """Its label."""
+    """The subject's label."""
     key: str
     metric: str | None
     """None for a verdict on the whole subject."""
     verdict: Verdict
     reason: str
-    """One sentence without a full stop; empty where the figures say it."""
+    """One sentence without a full stop; empty if the figures are enough."""
     base: tuple[Exact, ...] = ()
     """The mean over the runs for a timed metric, the values for an exact one."""
     new: tuple[Exact, ...] = ()
@@ -81,14 +81,14 @@ class Rules:
     margins: Mapping[str, float]
     """Margins by metric, as shares; they override the margin of the metric itself."""
     across: frozenset[str] = frozenset()
-    """Facts that may differ, because their difference is what is asked about."""
+    """Facts that may differ, because the user asks about their difference."""
     paired: Mapping[str, PairedSample] = field(default_factory=dict)
     """Pairs of alternating runs by subject. The step time of a subject is judged from its pairs."""
     looks: int = 1
-    """How often the same comparison is made while its runs come in."""
+    """The number of times that the same comparison is made while its runs are measured."""
     accepted: Mapping[str, str] = field(default_factory=dict)
-    """The reason why a change is right, by metric: a failing verdict becomes `accepted`. The key `missing`
-    is for cells that NEW does not plan."""
+    """Reasons why changes are right, by metric: a failing verdict becomes `accepted`. The key `missing` is
+    for cells that NEW does not plan."""
 
     def margin(self, metric: TimedMetric) -> float | None:
         return self.margins.get(metric.name, metric.margin)
@@ -106,29 +106,39 @@ class Comparison:
     sample: str = "the run is the sample"
     """The independent sample, as a clause."""
     strict: bool = False
-    """Whether what is inconclusive fails, too."""
+    """Whether inconclusive findings fail too."""
 
     def count(self, *verdicts: Verdict) -> int:
         return sum(finding.verdict in verdicts for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """1 regressed, changed, missing or failed; 3 incomparable; else 0, inconclusive too unless strict."""
+        """1: regressed, changed, missing or failed; 3: incomparable; 0: others, and inconclusive unless
+        strict."""
         if self.count(*FAILING) or (self.strict and self.count(Verdict.INCONCLUSIVE)):
             return 1
         return 3 if self.count(Verdict.INCOMPARABLE) else 0
 
 
 def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
-    """Hold NEW against BASE. Subjects are matched by their keys."""
+    """Compare NEW with BASE. Subjects are matched by their keys."""
     there = {subject.key: subject for subject in base.subjects}
     here = {subject.key: subject for subject in new.subjects}
     if there and here and there.keys().isdisjoint(here):
-        return _other_work(base, new)
+        first, second = base.subjects[0], new.subjects[0]
+        reason = (
+            f"BASE and NEW have no cell in common: BASE has {first.label}, NEW has {second.label}; compare "
+            f"measurements of the same work"
+        )
+        finding = replace(_finding(second, None, Verdict.INCOMPARABLE, reason), subject=new.name)
+        return Comparison(base=base.name, new=new.name, findings=(finding,), confidence=1 - 2 * ALPHA)
     pairs = [(there.get(key), here.get(key)) for key in there | here]
     alpha = ALPHA / rules.looks / max(1, sum(_judged(one, other, rules) for one, other in pairs))
     findings = [_unless_accepted(f, rules) for pair in pairs for f in _findings(*pair, rules, alpha)]
-    findings = _once(findings)
+    same = {(finding.verdict, finding.reason) for finding in findings}
+    if len(findings) > 1 and len(same) == 1 and findings[0].verdict is Verdict.INCOMPARABLE:
+        # One finding is enough if no cell can be compared, for the same reason.
+        findings = [replace(findings[0], subject=f"all {count(len(findings), 'cell')}", key="")]
     findings.sort(key=lambda finding: (ORDER.index(finding.verdict), finding.subject))
     return Comparison(
         base=base.name,
@@ -137,14 +147,6 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
         confidence=1 - 2 * alpha,
         sample=_sample(rules),
     )
-
-
-def _once(findings: list[Finding]) -> list[Finding]:
-    """One verdict where nothing can be compared and every cell says why in the same words."""
-    same = {(finding.verdict, finding.reason) for finding in findings}
-    if len(findings) < 2 or len(same) > 1 or findings[0].verdict is not Verdict.INCOMPARABLE:
-        return findings
-    return [replace(findings[0], subject=f"all {count(len(findings), 'cell')}", key="")]
 
 
 def _unless_accepted(finding: Finding, rules: Rules) -> Finding:
@@ -166,21 +168,8 @@ def _sample(rules: Rules) -> str:
     return f"short blocks of both sides alternated, and the pair of fresh {fresh} is the sample"
 
 
-def _other_work(base: Baseline, new: Baseline) -> Comparison:
-    """One verdict where the sides have no cell in common."""
-    first, second = base.subjects[0], new.subjects[0]
-    reason = (
-        f"BASE and NEW have no cell in common: BASE has {first.label}, NEW has {second.label}; compare "
-        f"measurements of the same work"
-    )
-    finding = Finding(
-        subject=new.name, key=second.key, metric=None, verdict=Verdict.INCOMPARABLE, reason=reason
-    )
-    return Comparison(base=base.name, new=new.name, findings=(finding,), confidence=1 - 2 * ALPHA)
-
-
 def _judged(base: Subject | None, new: Subject | None, rules: Rules) -> int:
-    """Timed metrics that get a verdict."""
+    """The number of timed metrics that get a verdict."""
     if base is None or new is None or _obstacle(base, new, rules) is not None:
         return 0
     both = base.timed.keys() & new.timed.keys()
@@ -204,7 +193,7 @@ def _findings(base: Subject | None, new: Subject | None, rules: Rules, alpha: fl
         elif metric.name in base.timed and metric.name in new.timed:
             yield _timed(metric, base, new, rules, alpha)
         elif metric.name in base.timed.keys() | new.timed.keys() and rules.margin(metric) is not None:
-            # A side that has no figure leaves a question open.
+            # The question stays open, because one side lacks the figure.
             side = "NEW" if metric.name in base.timed else "BASE"
             yield _finding(new, metric, Verdict.INCONCLUSIVE, f"{side} has no figure of it")
 
@@ -219,7 +208,7 @@ def _alone(base: Subject | None, new: Subject | None) -> Finding:
 
 
 def _obstacle(base: Subject, new: Subject, rules: Rules) -> Finding | None:
-    """Why the figures of two subjects are not compared."""
+    """The finding that two subjects cannot be compared, with the reason; None if they can."""
     if new.failed is not None:
         return _finding(new, None, Verdict.FAILED, new.failed)
     if base.failed is not None:
@@ -278,12 +267,15 @@ def _exact_verdict(
     if not before:
         return Verdict.NEW, "BASE has no figure of it: it was not counted there"
     if not after:
-        return Verdict.MISSING, "BASE has a figure of it and NEW has none, so that it is checked no more"
+        return Verdict.MISSING, "only BASE has a figure of it, so it is no longer checked"
     if len(before) > 1:
         told = f"the runs of BASE have {len(before)} different values of a counter that should have one"
         return Verdict.INCONCLUSIVE, told
     if len(after) > 1:
-        return Verdict.CHANGED, f"the runs of NEW have {len(after)} different values, those of BASE one"
+        return (
+            Verdict.CHANGED,
+            f"the runs of NEW have {len(after)} different values, and the runs of BASE one",
+        )
     first, second = before[0], after[0]
     if metric.better == "neither" or isinstance(first, str) or isinstance(second, str):
         return Verdict.CHANGED, "the counter differs"
@@ -293,7 +285,7 @@ def _exact_verdict(
 
 
 def first_difference(base: Sequence[str], new: Sequence[str]) -> str:
-    """The first collective of a step that differs; empty if none does, or one side recorded none."""
+    """Names the first collective of a step that differs; empty if none differs or a side recorded none."""
     if not base or not new:
         return ""
     for number, (before, after) in enumerate(zip_longest(base, new), 1):
@@ -319,9 +311,15 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha
     if effect is None and margin is not None:
         few = min(len(before), len(after)) < FEWEST_RUNS
         whole = "BASE's step time" if metric.of_step else "a figure"
-        reason = _wanted(metric, rules) if few else f"{whole} is not above 0, so that no share can be formed"
+        reason = _wanted(metric, rules) if few else f"{whole} is not above 0, so the change has no percentage"
     if metric.unit == "ns" and verdict in (Verdict.REGRESSED, Verdict.INCONCLUSIVE) and not rules.paired:
-        reason = "; ".join(text for text in (reason, _disturbed(base, new)) if text)
+        told = " and ".join(
+            f"{side.disturbed} of {count(side.runs, 'run')} of {name}"
+            for name, side in (("BASE", base), ("NEW", new))
+            if side.disturbed
+        )
+        disturbed = f"other processes disturbed {told}" if told else ""
+        reason = "; ".join(text for text in (reason, disturbed) if text)
     return _finding(
         new,
         metric,
@@ -334,15 +332,6 @@ def _timed(metric: TimedMetric, base: Subject, new: Subject, rules: Rules, alpha
     )
 
 
-def _disturbed(base: Subject, new: Subject) -> str:
-    """Which runs had to share the machine, a clause; empty if none had."""
-    sides = [("BASE", base), ("NEW", new)]
-    told = [
-        f"{side.disturbed} of {count(side.runs, 'run')} of {name}" for name, side in sides if side.disturbed
-    ]
-    return f"other processes disturbed {' and '.join(told)}" if told else ""
-
-
 def _paired(
     metric: TimedMetric, new: Subject, sample: PairedSample, margin: float | None, alpha: float
 ) -> Finding:
@@ -352,7 +341,7 @@ def _paired(
     if effect is not None:
         verdict, reason = judge_pairs(effect, margin), ""
         if verdict is Verdict.INCONCLUSIVE:
-            reason = f"{len(sample.logs)} pairs do not tell; {_wanted_pairs(effect, margin, alpha)}"
+            reason = f"{len(sample.logs)} pairs are not enough; {_wanted_pairs(effect, margin, alpha)}"
     if sample.spoiled:
         spoiled = (
             f"not counted, because others used the cores (--others-above): {count(sample.spoiled, 'pair')}"
@@ -371,16 +360,16 @@ def _paired(
 
 
 def _wanted_pairs(effect: Effect, margin: float, alpha: float) -> str:
-    """Say, as a clause, how many pairs would be enough for a verdict."""
+    """A clause on the number of pairs that would be enough for a verdict."""
     pairs, most = runs_that_tell(effect, margin, alpha, paired=True), LOOKS * PAIRS_A_LOOK
     if pairs is not None and pairs <= most:
-        return f"about {pairs} would"
-    told = "no number of them would" if pairs is None else f"about {pairs} would, and a comparison has {most}"
+        return f"about {pairs} would be"
+    told = f"about {pairs} would be, and a comparison has {most}" if pairs else "no number of them would be"
     return f"{told}: measure on a quieter machine"
 
 
 def _wanted(metric: TimedMetric, rules: Rules) -> str:
-    """Say what is missing for an interval with too few figures."""
+    """A clause on what an interval needs in addition to too few figures."""
     if not rules.paired:
         several = "files of pytest-benchmark in one folder" if metric.name == "time" else "--repeats"
         return f"an interval needs {FEWEST_RUNS} runs on each side ({several})"
@@ -403,6 +392,6 @@ def _timed_verdict(
     if runs is None:
         return (
             Verdict.INCONCLUSIVE,
-            "the runs differ too much for any number of them to tell: measure on a quieter machine",
+            "the runs differ too much for a verdict from any number of them: measure on a quieter machine",
         )
-    return Verdict.INCONCLUSIVE, f"about {runs} {'pairs' if paired else 'runs on each side'} would tell"
+    return Verdict.INCONCLUSIVE, f"about {runs} {'pairs' if paired else 'runs on each side'} would be enough"

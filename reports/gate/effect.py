@@ -4,15 +4,15 @@ An effect is a difference of logarithms of runs by Welch's t (the run is the sam
 2013), or, for figures that may be near 0, a difference over BASE's step time. Confidence refers to the whole
 comparison: with `rows` intervals each leaves out alpha / rows on either side (Bonferroni).
 
-Of launches that alternated, the pair is the independent sample: with identical code the quads of one pair
-vary about an offset that the two process groups keep as long as they live, so that an interval over quads
-reports changes that do not exist. Each pair gives one value, the mean of its quads; all pairs give a t
-interval of their mean.
+If both sides alternated, the pair is the independent sample. With identical code, the quads of one pair vary
+about an offset that the two process groups keep while they live, so an interval over quads would report
+changes that do not exist. Each pair gives one value, the mean of its quads, and the pairs give a t interval
+of their mean.
 
-The pairs are looked at up to `LOOKS` times. Each look has the same share of the error rate: alpha spending
+The pairs are evaluated up to `LOOKS` times. Each look has the same share of the error rate: alpha spending
 (Lan & DeMets, Biometrika 70, 1983, p. 659) with the function alpha * look / looks, and the bounds of the
-union bound. These hold whatever the correlation of the looks is; the narrower recursive bounds are for normal
-values of known variance, and pairs are few.
+union bound. These are valid for any correlation of the looks; the narrower recursive bounds are for normal
+values of known variance, and there are few pairs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from results.paired import Alternation, Pair, PairedBlock, PairedCell, Side
 from results.statistics import Floats
 
 ALPHA = 0.01
-"""Probability that a comparison without any change calls one for the worse, at most, however many rows it
-has; the same for the better."""
+"""Maximum probability that a comparison without any change reports one for the worse, for any number of rows;
+the same for the better."""
 FEWEST_RUNS = 3
-"""On each side. Two give a t of 1 degree of freedom: 32 standard errors at 99 %."""
+"""The fewest runs on each side. Two give a t of 1 degree of freedom: 32 standard errors at 99 %."""
 QUIET = 0.4
-"""The part of a margin that a change must exceed for certain before it is called one."""
+"""The part of a margin that the complete interval of a reported change exceeds."""
 MOST_RUNS = 1000
 
 
@@ -47,7 +47,7 @@ class Verdict(StrEnum):
     CHANGED = "changed"
     """An exact counter differs, and neither side is better."""
     ACCEPTED = "accepted"
-    """It would fail, and a tracked file accepts it with a reason."""
+    """It would fail, but a tracked file accepts it with a reason."""
     INCONCLUSIVE = "inconclusive"
     SHOWN = "shown"
     """The metric has no margin: its figures are shown without a judgement."""
@@ -92,8 +92,8 @@ def difference_effect(
 def judge(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Verdict:
     """Judge an effect by the smallest change that matters.
 
-    unchanged: the whole interval is within the margin. regressed, improved: the whole interval is beyond
-    `QUIET` of the margin on that side, and not within the margin. Else inconclusive.
+    unchanged: the complete interval is within the margin. regressed, improved: the complete interval is
+    beyond `QUIET` of the margin on that side, and not within the margin. Others are inconclusive.
     """
     low, high = (effect.low, effect.high) if lower_is_better else (-effect.high, -effect.low)
     if -margin < low and high < margin:
@@ -108,7 +108,7 @@ def judge(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Ver
 def runs_that_tell(effect: Effect, margin: float, alpha: float, *, paired: bool = False) -> int | None:
     """Runs on each side, or pairs, with which any effect can be judged; None: more than `MOST_RUNS`.
 
-    An interval no wider than what lies between QUIET x margin and the margin is always on one side of one.
+    An interval that is at most as wide as from QUIET x margin to the margin never contains both.
     """
     fewest, samples = (FEWEST_PAIRS, 1) if paired else (FEWEST_RUNS, 2)
     wanted = (1 - QUIET) * margin / 2
@@ -120,13 +120,14 @@ def runs_that_tell(effect: Effect, margin: float, alpha: float, *, paired: bool 
 
 
 def _ratio_effect(centre: float, half: float, error: float, runs: tuple[int, int]) -> Effect:
-    """The effect of a difference of logarithms, and of half of its interval's width."""
+    """The effect for a difference of logarithms and half the width of its interval."""
     low, value, high = map(math.expm1, (centre - half, centre, centre + half))
     return Effect(value=value, low=low, high=high, error=error, runs=runs)
 
 
 def _welch(new: Floats, base: Floats, alpha: float) -> tuple[float, float, float]:
-    """Difference of means, the half-width of its interval with `alpha` on each side, a run's deviation."""
+    """Difference of means, half the width of its interval with `alpha` on each side, and a run's
+    deviation."""
     a, b = float(new.var(ddof=1)), float(base.var(ddof=1))
     difference = float(new.mean() - base.mean())
     spread = a / len(new) + b / len(base)
@@ -139,9 +140,9 @@ def _welch(new: Floats, base: Floats, alpha: float) -> tuple[float, float, float
 
 LOOKS = 4
 PAIRS_A_LOOK = 6
-"""Before the first look, and between two (docs/gate.md has what other numbers find, and take)."""
+"""Pairs before the first look, and between two looks (docs/gate.md compares other numbers)."""
 FEWEST_PAIRS = 4
-"""For an interval: three give a t of 2 degrees of freedom."""
+"""The fewest pairs for an interval: three give a t of 2 degrees of freedom."""
 FEWEST_QUADS = 4
 """The fewest quads of a pair that counts, without those that other processes disturbed."""
 SPOILED_ABOVE = 0.25
@@ -155,20 +156,20 @@ class PairedSample:
     logs: tuple[float, ...]
     """The logarithm of NEW's step time over BASE's, for each pair that counts."""
     means: tuple[float, float]
-    """Step times of BASE and NEW, in ns: geometric means over the blocks that count (all, if none does)."""
+    """Step times of BASE and NEW in ns: geometric means over the blocks that count, or over all blocks."""
     spoiled: int = 0
-    """Pairs that do not count because others took too much of the machine."""
+    """Pairs that do not count because other processes used too much of the machine."""
     failed: int = 0
-    """Pairs without blocks: a run of theirs failed, or never began."""
+    """Pairs without blocks, because one of their runs failed or did not begin."""
     foreign: float | None = None
-    """The share of the cores that others took, the mean over all blocks."""
+    """The share of the cores that other processes used, as the mean over all blocks."""
     alternation: Alternation = "blocks"
     forked: bool = False
     """Whether the process groups of all pairs were forked from warm ranks."""
 
 
 def quads(cell: PairedCell, alternation: Alternation) -> list[tuple[PairedBlock, ...]]:
-    """The blocks that are compared with each other: A B B A, of whole launches A B."""
+    """The groups of blocks that are compared with each other: A B B A, or A B for launches."""
     each = 4 if alternation == "blocks" else 2
     return [cell.blocks[at : at + each] for at in range(0, len(cell.blocks) - each + 1, each)]
 
@@ -183,7 +184,7 @@ def pair_log(
 ) -> float | None:
     """The one value of a pair: the mean of its quads; None if too few are unspoiled.
 
-    None is trimmed: a stall in one of 50 steps is in few quads, and makes the step longer all the same.
+    No quad is trimmed, because a stall in one of 50 steps is in few quads and still makes the step longer.
     """
     counting = _counting(cell, alternation, spoiled_above)
     return sum(quad_log(quad) for quad in counting) / len(counting) if counting else None
@@ -192,7 +193,7 @@ def pair_log(
 def paired_sample(
     pairs: Sequence[tuple[Pair, PairedCell]], spoiled_above: float = SPOILED_ABOVE, *, of: int
 ) -> PairedSample | None:
-    """The pairs of one cell, in order; None without any block.
+    """The sample of the pairs of one cell, given in order; None without any block.
 
     `of` is the number of pairs that were run, including those in which a side never reached the cell.
     """
@@ -227,7 +228,7 @@ def paired_effect(logs: Sequence[float], alpha: float) -> Effect | None:
 
 
 def judge_pairs(effect: Effect, margin: float, *, lower_is_better: bool = True) -> Verdict:
-    """Judge as `judge` does, except that an effect that is certainly not worse needs no further pair."""
+    """Judge like `judge`, but as unchanged if the effect is certainly not worse, to save further pairs."""
     change = judge(effect, margin, lower_is_better=lower_is_better)
     worst = effect.high if lower_is_better else -effect.low
     if change is Verdict.INCONCLUSIVE and worst < margin:
@@ -238,7 +239,7 @@ def judge_pairs(effect: Effect, margin: float, *, lower_is_better: bool = True) 
 def _counting(
     cell: PairedCell, alternation: Alternation, spoiled_above: float
 ) -> list[tuple[PairedBlock, ...]]:
-    """The quads of a pair that others have not spoiled; none where they are too few for a value."""
+    """The quads of a pair that other processes did not spoil; empty if they are too few for a value."""
     clean = [
         quad
         for quad in quads(cell, alternation)

@@ -29,9 +29,10 @@ class TimedMetric:
     """Read the figure of one run; None if the run lacks it."""
     better: Better = "lower"
     margin: float | None = None
-    """The smallest change that matters, as a share; None: shown, and judged only if a margin is given."""
+    """The smallest change that matters, as a share; None: it is shown, and judged only with a given
+    margin."""
     of_launch: bool = False
-    """Whether all runs of a launch have one figure, which is then one sample."""
+    """Whether all runs of a launch share one figure, which is one sample."""
     of_step: bool = False
     """Whether a change is a share of BASE's step time, because the figure itself may be near 0."""
 
@@ -47,7 +48,7 @@ class ExactMetric:
     worse: str = "the counter differs"
     """The meaning of a change for the worse, as a sentence without a full stop."""
     same: tuple[str, ...] = ()
-    """Facts of the machine that must be equal for the counter to be, even if they may differ otherwise."""
+    """Facts of the machine that must be equal for the counter to be compared, even with `--across`."""
 
 
 def _exposed(run: RunResult) -> float | None:
@@ -135,8 +136,8 @@ EXACT: Mapping[str, ExactMetric] = MappingProxyType(
                 title="buckets that start before the backward pass ends",
                 read=lambda run, _: run.exchange_buckets_early,
                 better="higher",
-                worse="buckets now wait for the last gradient that once started before it, so that less of "
-                "their exchange hides behind the backward pass",
+                worse="buckets that started before the last gradient now wait for it, so less of their "
+                "exchange hides behind the backward pass",
             ),
             ExactMetric(
                 name="first_hash",
@@ -180,7 +181,7 @@ def read_margins(texts: tuple[str, ...]) -> dict[str, float]:
 def read_share(value: str, given: str) -> float:
     """A share from a text such as `5%`. Raises UsageError that names what was given.
 
-    Without the sign 0.05 could be a share, or a twentieth of a percent.
+    The sign is required, because 0.05 could be a share or a twentieth of a percent.
     """
     number, sign, rest = value.partition("%")
     try:
@@ -193,7 +194,7 @@ def read_share(value: str, given: str) -> float:
 
 
 def require_margins(margins: Mapping[str, float], where: str) -> None:
-    """Raises UsageError for margins of a file that would judge nothing: of no metric, or too large."""
+    """Raises UsageError for margins of a file without effect: of an unknown metric, or too large."""
     for name, share in margins.items():
         if name not in TIMED:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""The noise of equal runs, and the smallest margin that a number of runs can judge amid it."""
+"""The noise of equal runs, and the smallest margin that a number of runs can judge in this noise."""
 
 from __future__ import annotations
 
@@ -23,13 +23,19 @@ RUNS_A_SIDE = 10
 CERTAINTY = 0.8
 """The one-sided probability that the noise of a machine is at most what the margin assumes."""
 LARGEST = 0.25
-"""The largest margin that is written: a gate that lets 25 % through is useless."""
+"""The largest margin that is written, because a gate that accepts 25 % is useless."""
 GATED = ("step_time", "peak_memory", "startup")
 """Metrics that get a margin. The others are parts or the inverse of these."""
 
 
 def noise(runs: Sequence[RunResult]) -> dict[str, MetricNoise]:
-    """Measure the noise by metric, if `FEWEST_RUNS` runs have a positive figure of it."""
+    """The noise of each metric of which at least `FEWEST_RUNS` runs have a positive figure."""
+    # The relative standard errors of runs' mean step times by their batch means (`within_run`).
+    errors = [
+        (step.high - step.low) / 2 / t_quantile(step.samples - 1) / step.value
+        for run in runs
+        if (step := run.step_ns) is not None and step.low is not None and step.high is not None
+    ]
     found = {}
     for name, metric in TIMED.items():
         values = [value for run in runs if (value := metric.read(run)) is not None and value > 0]
@@ -37,7 +43,7 @@ def noise(runs: Sequence[RunResult]) -> dict[str, MetricNoise]:
             found[name] = MetricNoise(
                 runs=len(values),
                 between=float(np.log(values).std(ddof=1)),
-                within=_within(runs) if name == "step_time" else None,
+                within=median(errors) if errors and name == "step_time" else None,
             )
     return found
 
@@ -45,7 +51,7 @@ def noise(runs: Sequence[RunResult]) -> dict[str, MetricNoise]:
 def margin(known: MetricNoise, runs: int, rows: int) -> float:
     """The smallest margin that `runs` runs on each side can always judge, among `rows` judged rows.
 
-    An interval no wider than what lies between QUIET x margin and the margin is always on one side of one
+    An interval that is at most as wide as from QUIET x margin to the margin never contains both
     (`runs_that_tell`). The standard deviation is taken at its upper bound (chi-square, `CERTAINTY`).
     """
     freedom = known.runs - 1
@@ -68,7 +74,7 @@ def margins(found: dict[str, MetricNoise]) -> dict[str, float]:
 
 
 def noise_table(found: dict[str, MetricNoise], written: dict[str, float]) -> TextTable:
-    """A row a metric: its noise, the margin that it allows, and the margin that is written."""
+    """One row for each metric: its noise, the margin that it allows, and the margin that is written."""
     return table(
         found.items(),
         [
@@ -83,13 +89,3 @@ def noise_table(found: dict[str, MetricNoise], written: dict[str, float]) -> Tex
             figures("margin", lambda row: fields.percent(written.get(row[0]))),
         ],
     )
-
-
-def _within(runs: Sequence[RunResult]) -> float | None:
-    """The relative standard error of a run's mean step time by its own batch means (`within_run`)."""
-    errors = [
-        (step.high - step.low) / 2 / t_quantile(step.samples - 1) / step.value
-        for run in runs
-        if (step := run.step_ns) is not None and step.low is not None and step.high is not None
-    ]
-    return median(errors) if errors else None

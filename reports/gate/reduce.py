@@ -26,7 +26,7 @@ V = TypeVar("V")
 
 NOT_RUN = "it was not run"
 UNDER_TEST = ("code_hash", "packages")
-"""Facts of the code, which is what is compared."""
+"""Facts of the code under test, which may differ."""
 
 
 def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
@@ -43,7 +43,7 @@ def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
         own = settings[setting_of(_alike(cell))]
         subject = _subject(study, pool(cell, runs, planned=len(runs)), own)
         known = subjects.get(subject.key)
-        # The same work measured for other lengths: the one with more runs stands for it.
+        # If the same work was measured for several lengths, the one with more runs is used.
         if known is None or subject.runs > known.runs:
             subjects[subject.key] = subject
     newest = max(results, key=lambda result: result.started_at or "")
@@ -59,7 +59,7 @@ def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
 
 
 def subject_key(cell: Cell) -> str:
-    """The cell's id as it would be with default measuring, and whatever the user's model code is."""
+    """The cell's id without its step policy and the hashes of the user's code and data."""
     return _alike(cell).id
 
 
@@ -68,7 +68,7 @@ def _alike(cell: Cell) -> Cell:
 
 
 def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
-    """`settings` are those in which the cell differs from others of its workload."""
+    """A cell as a subject. `settings` are the values in which it differs from other cells of its workload."""
     cell, runs = pooled.cell, pooled.runs
     name = f"{cell.workload}, {label(cell)}, {cell.gpus} x {cell.batch_per_replica}"
     if settings:
@@ -80,7 +80,7 @@ def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
             why = f"{lost.outcome.replace('_', ' ')}: {lost.reason or 'no reason is known'}"
         return Subject(key=subject_key(cell), label=name, failed=why)
     newest = runs[-1]
-    # The figures of runs, or of launches, that are independent of each other.
+    # Independent figures: one for each run, or for each launch.
     by_launch = list({run.launch_id: run for run in runs}.values())
     values = {
         name: tuple(
@@ -123,7 +123,7 @@ def _facts(cell: Cell, run: RunResult) -> dict[str, str]:
 
 
 def _collectives(records: Sequence[RankRecord]) -> tuple[str, ...]:
-    """List the collectives of the first recorded step of rank 0; empty if it recorded none."""
+    """The collectives of the first recorded step of rank 0; empty if it recorded none."""
     if not records or records[0].recorded is None:
         return ()
     rows = records[0].recorded.operations
@@ -178,9 +178,9 @@ class _File(msgspec.Struct):
 
 
 def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
-    """The medians of each benchmark, one a file, in ns.
+    """A baseline with the medians of each benchmark in ns, one for each file.
 
-    The rounds of one file are of one process and so no independent samples: several files make a sample.
+    The rounds of one file come from one process and are not independent, so a sample needs several files.
     Raises SchemaError for a file of another kind, UsageError for files of several machines.
     """
     read = {path: _read(path) for path in paths}
@@ -194,7 +194,15 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
             raise UsageError(
                 f"{name} holds runs of several machines ({'; '.join(unlike)}): give each its own folder"
             )
-    moments = {path: _moment(file, path) for path, file in read.items()}
+    moments = {}
+    for path, file in read.items():
+        try:
+            moments[path] = utc_text(datetime.fromisoformat(file.datetime))
+        except ValueError as error:
+            raise SchemaError(
+                f"{path} has the datetime {file.datetime!r}, which is not an ISO 8601 time: write the file "
+                "again with --benchmark-json"
+            ) from error
     files = [read[path] for path in sorted(read, key=lambda path: moments[path])]
     times: dict[str, list[float]] = {}
     for file in files:
@@ -215,7 +223,7 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
 
 
 def _machine_of(file: _File) -> dict[str, str]:
-    """The fingerprint of the machine, and what was counted as time."""
+    """The fingerprint of the machine and the timer."""
     cpu = file.machine_info.cpu
     revision = (cpu.family, cpu.model, cpu.stepping)
     timers = sorted({benchmark.options.timer or "unknown" for benchmark in file.benchmarks})
@@ -229,17 +237,6 @@ def _machine_of(file: _File) -> dict[str, str]:
     return {fact: value for fact, value in facts.items() if value is not None}
 
 
-def _moment(file: _File, path: Path) -> str:
-    """When it was measured, as `utc_now` has it."""
-    try:
-        return utc_text(datetime.fromisoformat(file.datetime))
-    except ValueError as error:
-        raise SchemaError(
-            f"{path} has the datetime {file.datetime!r}, which is no ISO 8601 time: write it anew with "
-            f"--benchmark-json"
-        ) from error
-
-
 def _read(path: Path) -> _File:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_File)
@@ -247,25 +244,42 @@ def _read(path: Path) -> _File:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SchemaError(
-            f"{path} is no file of pytest-benchmark ({error}); write one with --benchmark-json"
+            f"{path} is not a file of pytest-benchmark ({error}); write one with --benchmark-json"
         ) from error
 
 
 def merged_side(name: str, parts: Sequence[Baseline], *, any_failure: bool) -> Baseline:
     """One side of all pairs as one baseline: figures of all runs, and the different values of each counter.
 
-    `any_failure`: a subject has failed if one of its runs has; else only if all have.
+    With `any_failure`, a subject fails if one of its runs failed; without, only if all failed.
     """
     found: dict[str, list[Subject]] = {}
     for part in parts:
         for subject in part.subjects:
             found.setdefault(subject.key, []).append(subject)
-    subjects = tuple(_merged(same, any_failure=any_failure) for same in found.values())
-    return msgspec.structs.replace(parts[-1], name=name, study=None, subjects=subjects)
+    subjects = []
+    for same in found.values():
+        failed = [subject.failed for subject in same if subject.failed is not None]
+        newest = next((subject for subject in reversed(same) if subject.failed is None), same[-1])
+        exact = _joined([subject.exact for subject in same])
+        subjects.append(
+            msgspec.structs.replace(
+                newest,
+                timed=_joined([subject.timed for subject in same]),
+                exact={metric: tuple(dict.fromkeys(values)) for metric, values in exact.items()},
+                # Not every pair records its exchange.
+                collectives=next((one.collectives for one in reversed(same) if one.collectives), ()),
+                runs=sum(subject.runs for subject in same),
+                run_ids=tuple(run_id for subject in same for run_id in subject.run_ids),
+                disturbed=sum(subject.disturbed for subject in same),
+                failed=failed[0] if failed and (any_failure or len(failed) == len(same)) else None,
+            )
+        )
+    return msgspec.structs.replace(parts[-1], name=name, study=None, subjects=tuple(subjects))
 
 
 def without_launch(part: Baseline) -> Baseline:
-    """The same without the metrics of launches, for runs of a launch that has been counted."""
+    """The baseline without the metrics of launches, for runs of a launch that was counted already."""
     return msgspec.structs.replace(
         part,
         subjects=tuple(
@@ -275,25 +289,6 @@ def without_launch(part: Baseline) -> Baseline:
             )
             for subject in part.subjects
         ),
-    )
-
-
-def _merged(same: Sequence[Subject], *, any_failure: bool) -> Subject:
-    failed = [subject.failed for subject in same if subject.failed is not None]
-    newest = next((subject for subject in reversed(same) if subject.failed is None), same[-1])
-    return msgspec.structs.replace(
-        newest,
-        timed=_joined([subject.timed for subject in same]),
-        exact={
-            name: tuple(dict.fromkeys(values))
-            for name, values in _joined([subject.exact for subject in same]).items()
-        },
-        # Not every pair records its exchange.
-        collectives=next((subject.collectives for subject in reversed(same) if subject.collectives), ()),
-        runs=sum(subject.runs for subject in same),
-        run_ids=tuple(run_id for subject in same for run_id in subject.run_ids),
-        disturbed=sum(subject.disturbed for subject in same),
-        failed=failed[0] if failed and (any_failure or len(failed) == len(same)) else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""A comparison in words, on a terminal and in a pull request, and as the machines of CI read it."""
+"""A comparison as text for a terminal and a pull request, and in the formats of CI services."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from reports.text import NOTHING, count, duration, number, percent, size
 from results.baseline import Acceptance, Baseline, Exact, exact_text
 from results.foreign_text import shortened, visible
 
-CONTENTS = ("cell", "metric", "figure", "runs")
 MOST_ROWS = 100
 MOST_CHARACTERS = 300
-"""The most characters of a reason. Markdown has both limits: a comment on GitHub holds 65,536 characters."""
+"""Longest reason in characters. Markdown has both limits, as a comment on GitHub has at most 65,536
+characters."""
 NOT_LISTED = (Verdict.UNCHANGED, Verdict.SHOWN)
 
 
@@ -36,7 +36,8 @@ def comparison_headline(comparison: Comparison) -> str:
 
 
 def finding_table(comparison: Comparison, *, every: bool) -> TextTable:
-    """A row a finding; without `every`, only what changed or could not be judged."""
+    """One row for each finding; without `every`, only for changes and for figures that could not be
+    judged."""
     return table(
         [one for one in comparison.findings if every or one.verdict not in NOT_LISTED],
         [
@@ -71,7 +72,7 @@ def finding_name(finding: Finding) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """The metric as a reader calls it; its name, where a file has one that this version does not know."""
+    """The title of a metric; its name, if this version does not know the metric."""
     known = TIMED.get(metric) or EXACT.get(metric)
     return metric if known is None else known.title
 
@@ -82,7 +83,7 @@ def change_text(finding: Finding) -> str:
 
 
 def interval_text(finding: Finding) -> str:
-    """Its ends: `+8.3 % to +16.0 %`."""
+    """The ends of its interval: `+8.3 % to +16.0 %`."""
     effect = finding.effect
     return NOTHING if effect is None else f"{_signed(effect.low)} to {_signed(effect.high)}"
 
@@ -93,7 +94,8 @@ def comparison_markdown(comparison: Comparison, *, every: bool = False) -> str:
     shown = finding_table(comparison, every=every)
     if shown.rows:
         rows = (shown.titles, ("---",) * len(shown.titles), *shown.texts[:MOST_ROWS])
-        lines += [*map(_markdown_row, rows), ""]
+        cells = ([_plain(cell).replace("|", r"\|") for cell in row] for row in rows)
+        lines += [*(f"| {' | '.join(row)} |" for row in cells), ""]
     reasons = list(
         dict.fromkeys(
             f"- {_plain(f'{finding_name(finding)}: {shortened(finding.reason, MOST_CHARACTERS)}')}"
@@ -112,7 +114,7 @@ def comparison_markdown(comparison: Comparison, *, every: bool = False) -> str:
 
 
 def method_text(comparison: Comparison) -> str:
-    """How the verdicts came about, in one sentence."""
+    """The method of the verdicts, in a sentence or two."""
     judged = sum(finding.margin is not None for finding in comparison.findings)
     if not judged:
         return "No figure was judged by an interval. Counters are compared without tolerance."
@@ -142,9 +144,9 @@ def accepted_sentence(one: Acceptance) -> str:
     return f"accepted {one.at[:10]}: {one.subject}: {one.reason}{f' ({changes})' if changes else ''}"
 
 
-def baseline_rows(kept: Baseline) -> list[tuple[str, ...]]:
-    """List the counters and the means of timed metrics in a baseline, in the columns `CONTENTS`."""
-    found: list[tuple[str, ...]] = []
+def baseline_table(kept: Baseline) -> TextTable:
+    """One row for each counter and each mean of a timed metric in a baseline."""
+    found: list[tuple[str, str, str, str]] = []
     for subject in kept.subjects:
         if subject.failed is not None:
             found.append((subject.label, NOTHING, subject.failed, "0"))
@@ -154,11 +156,19 @@ def baseline_rows(kept: Baseline) -> list[tuple[str, ...]]:
             mean = sum(runs) / len(runs)
             text = figure_text(TIMED[metric], mean) if metric in TIMED else number(mean)
             found.append((subject.label, metric_title(metric), text, str(len(runs))))
-    return found
+    return table(
+        found,
+        [
+            words("cell", lambda row: row[0]),
+            words("metric", lambda row: row[1]),
+            figures("figure", lambda row: Field(row[2])),
+            figures("runs", lambda row: Field(row[3])),
+        ],
+    )
 
 
 def trend_table(found: Sequence[Trend]) -> TextTable:
-    """A row a series."""
+    """One row for each series."""
     return table(
         found,
         [
@@ -185,12 +195,8 @@ def step_sentence(trend: Trend, step: Step) -> str:
     )
 
 
-def _markdown_row(cells: tuple[str, ...]) -> str:
-    return f"| {' | '.join(_plain(cell).replace('|', chr(92) + '|') for cell in cells)} |"
-
-
 def _plain(text: str) -> str:
-    """On one line, without HTML and acting characters: a reason may be the words of a crashed program."""
+    """Text in one line, without HTML and control characters: a reason may come from a crashed program."""
     return visible(" ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
@@ -201,7 +207,7 @@ def _values(finding: Finding, values: tuple[Exact, ...]) -> str:
 
 
 def figure_text(metric: TimedMetric, value: float) -> str:
-    """In the metric's unit."""
+    """A value in the metric's unit."""
     forms = {"ns": duration, "bytes": size}
     return forms[metric.unit](value) if metric.unit in forms else f"{number(value)} {metric.unit}".rstrip()
 
@@ -211,11 +217,11 @@ def _signed(share: float) -> str:
 
 
 MOST_ANNOTATIONS = 10
-"""GitHub shows ten a step and level."""
+"""Largest number of annotations that GitHub shows for a step and level."""
 
 
 def json_text(comparison: Comparison) -> str:
-    """Everything, as one JSON object (docs/gate.md)."""
+    """The complete comparison as one JSON object (docs/gate.md)."""
     return _json(
         {
             "base": comparison.base,
@@ -253,8 +259,8 @@ def changes_json(found: Sequence[tuple[Trend, Step]]) -> str:
 def junit(comparison: Comparison) -> str:
     """JUnit XML: a test case for each verdict; inconclusive and incomparable ones count as skipped.
 
-    Attributes are those that Jenkins, GitLab and GitHub's actions read; the reason of a cell that failed may
-    hold characters of a terminal, which XML 1.0 does not allow: they are written as U+FFFD.
+    It has the attributes that Jenkins, GitLab and GitHub's actions read. The reason of a failed cell may
+    contain control characters, which XML 1.0 does not allow; they are written as U+FFFD.
     """
     suite = ElementTree.Element(
         "testsuite",
@@ -299,17 +305,19 @@ def bencher(comparison: Comparison) -> str:
     found: dict[str, dict[str, Any]] = {}
     for finding in comparison.findings:
         if finding.timed and finding.new:
-            found.setdefault(finding.subject, {})[_measure(finding)] = {"value": finding.new[0]}
+            # Bencher's own measure of time is `latency`, in nanoseconds.
+            measure = "latency" if finding.metric == "step_time" else str(finding.metric)
+            found.setdefault(finding.subject, {})[measure] = {"value": finding.new[0]}
     return _json(found)
 
 
 def github_action_benchmark(comparison: Comparison) -> str:
-    """github-action-benchmark's `customSmallerIsBetter`: NEW's figures of which less is better."""
+    """github-action-benchmark's `customSmallerIsBetter`: NEW's figures of metrics where less is better."""
     return _json(
         [
             {
                 "name": finding_name(finding),
-                # Its schema wants one.
+                # Its schema requires a unit.
                 "unit": finding.timed.unit or finding.timed.name,
                 "value": finding.new[0],
                 "extra": finding_sentence(finding),
@@ -331,11 +339,6 @@ FACES: Mapping[str, Callable[[Comparison], str]] = MappingProxyType(
         "github-action-benchmark": github_action_benchmark,
     }
 )
-
-
-def _measure(finding: Finding) -> str:
-    # Bencher's own measure of time is `latency`, in nanoseconds.
-    return "latency" if finding.metric == "step_time" else str(finding.metric)
 
 
 def _json(value: object) -> str:

@@ -1,11 +1,10 @@
 """A history as series: the figure of each night for a metric and a cell, and the nights of its changes.
 
-The test for a change is made again every night, and never takes an answer back. Each night the median of the
-last 5 to 20 nights is compared with the median of up to 30 nights before them, on logarithms, in units of the
-series' own noise (window-limited tests: Lai, Sequential changepoint detection in quality control and
-dynamical systems, JRSS B 1995). After a change the series begins anew there. An answer for a night uses only
-that night and those before, so that looking again every night changes no earlier answer. How often it errs is
-measured: docs/gate.md.
+The test for a change is repeated every night. It compares the median of the last 5 to 20 nights with the
+median of up to 30 nights before them, on logarithms, in units of the series' noise (window-limited tests:
+Lai, Sequential changepoint detection in quality control and dynamical systems, JRSS B 1995). After a change,
+the series begins anew there. The result for a night uses only this night and earlier ones, so later nights do
+not change it. docs/gate.md has the measured error rates.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class Step:
     before: Night
     """The last night of the old level."""
     after: Night
-    """The first of the new one."""
+    """The first night of the new level."""
     seen: Night
-    """The night on which it was called."""
+    """The night on which the change was found."""
     effect: float
     is_worse: bool
 
@@ -75,7 +74,7 @@ def trends(nights: Mapping[str, Sequence[Baseline]], metrics: Sequence[str]) -> 
 
 
 def seen_on(measured_at: str, found: Sequence[Trend]) -> list[tuple[Trend, Step]]:
-    """The changes that the night of this time shows first."""
+    """The changes that were found first on the night of this time."""
     return [(trend, step) for trend in found for step in trend.steps if step.seen.measured_at == measured_at]
 
 
@@ -93,37 +92,36 @@ def _of(machine: str, nights: Sequence[Baseline], name: str) -> Iterator[Trend]:
                 labels[subject.key] = subject.label
     for key, points in series.items():
         found = change_points([point.value for point in points])
-        steps = tuple(_step(points, change, TIMED[name]) for change in found)
+        steps = tuple(
+            Step(
+                before=points[change.at - 1],
+                after=points[change.at],
+                seen=points[change.seen_at],
+                effect=change.effect,
+                is_worse=(change.effect > 0) == (TIMED[name].better == "lower"),
+            )
+            for change in found
+        )
         yield Trend(machine=machine, label=labels[key], metric=TIMED[name], nights=tuple(points), steps=steps)
 
 
-def _step(points: Sequence[Night], change: ChangePoint, metric: TimedMetric) -> Step:
-    return Step(
-        before=points[change.at - 1],
-        after=points[change.at],
-        seen=points[change.seen_at],
-        effect=change.effect,
-        is_worse=(change.effect > 0) == (metric.better == "lower"),
-    )
-
-
 RECENT = (5, 7, 10, 14, 20)
-"""The numbers of recent nights that are compared with the nights before. Two disturbed nights of five make no
-change; longer windows see smaller steps, later."""
+"""The numbers of recent nights that are compared with the nights before. Two disturbed nights of five are not
+a change; longer windows detect smaller steps, but later."""
 BEFORE = 30
-"""Nights before them that count: further back, slow drift would become a step."""
+"""The number of nights before them that count; over more nights, slow drift would look like a step."""
 FEWEST_BEFORE = 8
-"""Nights before anything is said: of fewer the noise is not known."""
+"""The fewest nights before a change, because fewer do not show the noise."""
 THRESHOLD = 4.5
 """Standard errors, chosen by simulation (docs/gate.md)."""
 SMALLEST = 0.03
-"""Changes below this share are never called: seasons and drift are of this size."""
+"""Changes below this share are not reported: seasons and drift are of this size."""
 AROUND = 15
-"""Nights of the running median that a night's noise is measured around."""
+"""The number of nights of the running median from which the noise of a night is measured."""
 MEDIAN_ERROR = 1.2533
 """Ratio of the standard errors of a median and of a mean, for normal noise: sqrt(pi / 2)."""
 LEAST_NOISE = 0.002
-"""A series that hardly varies is not taken to be exact."""
+"""The smallest noise that is assumed, because a series that hardly varies is not exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +131,7 @@ class ChangePoint:
     at: int
     """Index of the first night of the new level."""
     seen_at: int
-    """Index of the night on which it was first called."""
+    """Index of the night on which it was found first."""
     effect: float
     """The new level over the old one less 1."""
 
@@ -170,15 +168,15 @@ def _change(logs: Floats, start: int, now: int) -> ChangePoint | None:
         return None
     begin = max(start, best[1] - BEFORE)
     place = _place(logs, begin, best[1], now)
-    # Not since `start`: slow drift before these nights could turn its sign.
+    # Earlier nights since `start` are left out, because slow drift in them could change the sign.
     step = float(np.median(logs[place : now + 1]) - np.median(logs[begin:place]))
     return ChangePoint(at=place, seen_at=now, effect=math.expm1(step))
 
 
 def _place(logs: Floats, start: int, first: int, now: int) -> int:
-    """The first night of the new level, in or after the window that showed it: least absolute deviations.
+    """The first night of the new level by least absolute deviations, in or after the window that showed it.
 
-    A window shows a step before all of its nights are of the new level.
+    A window can show a step before all of its nights have the new level.
     """
 
     def deviation(place: int) -> float:
@@ -191,8 +189,8 @@ def _place(logs: Floats, start: int, first: int, now: int) -> int:
 def _noise(logs: Floats) -> float:
     """Standard deviation of a night: the larger one of two that neither steps nor outliers raise.
 
-    One is from differences of neighbours, which see only the noise; the other is around a running median,
-    which sees what nights that are like their neighbours add.
+    One is from differences of neighbours, which contain only the noise. The other is around a running median,
+    and also contains variation over several nights.
     """
     around = np.median(
         np.lib.stride_tricks.sliding_window_view(np.pad(logs, AROUND // 2, mode="edge"), AROUND), axis=1

@@ -1,7 +1,8 @@
-"""Lines of points over sizes, as SVG written by hand, for the eye, the keyboard, paper and scripts.
+"""Charts of lines over sizes as SVG, which also work by keyboard, on paper and without scripts.
 
-Each point is a link to its row of the full table and shows its value, interval and runs. Places are computed
-here; the attributes `data-x` and `data-y` have the values, so that the page's script can change an axis.
+Each point is a link to its row of the full table and shows its value, interval and runs. Positions are
+computed here; the attributes `data-x` and `data-y` have the values, so that the page's script can change an
+axis.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _LETTER = 6.1
 _LABEL_ROOM = (70.0, 175.0)
 _BETWEEN_LABELS = 13.0
 _MOST = 400
-"""The most points of a line without marks: a screen cannot show more."""
+"""Largest number of points of a line without marks, as a screen cannot show more."""
 _NARROW = 26.0
-"""Labels of sizes nearer to each other than this share one."""
+"""The distance below which neighbouring sizes share one label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Point:
     href: str = ""
     """The target of its link; empty for no link."""
     hollow: bool = False
-    """Emulated."""
+    """Whether it is emulated, and so hollow."""
     mark: str = ""
     """The label of a ring around it; empty for no ring."""
 
@@ -64,20 +65,20 @@ class Line:
     plain: bool = False
     """Whether it has no marks: its many points do not represent cells."""
     pale: bool = False
-    """Behind the others, and without a name."""
+    """Whether it is behind the others and without a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A line across the drawing, with its name: the ideal, or the size that is chosen."""
+    """A named line across the drawing: the ideal, or the chosen size."""
 
     text: str
     x: float | None = None
-    """A vertical one."""
+    """The position of a vertical line."""
     y: float | None = None
-    """A horizontal one."""
+    """The position of a horizontal line."""
     slope: float | None = None
-    """One through the origin."""
+    """The slope of a line through the origin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +93,11 @@ class Chart:
     lines: tuple[Line, ...]
     rules: tuple[Rule, ...] = ()
     missing: tuple[tuple[float, str], ...] = ()
-    """Sizes at the foot of the drawing at which something failed, and what."""
+    """Sizes without a result, which get a cross at the foot of the drawing, with a description."""
     x_axis: Axis = "log"
     y_axis: Axis = "linear"
     y_from: float | None = None
-    """Lowest end of the axis; None for where the values are."""
+    """Lowest end of the axis; None: the range of the values."""
     width: float = 630
     height: float = 330
     sizes: bool = True
@@ -108,7 +109,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From a value to its place."""
+    """An axis, which maps a value to its position."""
 
     low: float
     high: float
@@ -135,7 +136,7 @@ def interval_point(x: float, metric: Metric, scale: float = 1.0, **more: Any) ->
 
 
 def thinned(values: Iterable[tuple[float, float]]) -> tuple[Point, ...]:
-    """The points of a line without marks: at most about `_MOST`, the last one in any case."""
+    """The points of a line without marks: at most about `_MOST`, always with the last one."""
     kept = list(values)
     every = -(-len(kept) // _MOST)
     return tuple(Point(x=x, y=y) for x, y in (*kept[:-1:every], kept[-1]))
@@ -178,7 +179,7 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """1, 2 and 5 of each decade within the ends; 1 alone where these are too many."""
+    """1, 2 and 5 of each decade within the ends, or only 1 if these are too many."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1,)):
         found = [digit * 10.0**decade for decade in decades for digit in digits]
@@ -246,7 +247,7 @@ def _x_ticks(chart: Chart, x: _Scale) -> set[float]:
 def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
     for rule in chart.rules:
         if rule.x is not None:
-            # Its name stands to its right, and to its left at the right end of the drawing.
+            # Its name is on its right, or at the right end of the drawing on its left.
             place = 'x="-5" text-anchor="end"' if rule.x >= x.high else 'x="5"'
             yield (
                 f'<g class="chosen" data-x="{rule.x:.6g}" transform="translate({x.at(rule.x):.1f} 0)">'
@@ -283,7 +284,7 @@ def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
         at, place = x.at(last.x), names[line.name]
         name = line.name if len(line.name) <= 26 else f"{line.name[:14]}...{line.name[-9:]}"
-        # A leader where the label had to leave its line, and where the line ends before the others.
+        # The leader joins a line to its label, which may be moved or beyond the line's end.
         leader = f'<path class="leader" d="M{at + 5:.1f} {y.at(last.y):.1f}L{x.end + 6:.1f} {place:.1f}"/>'
         yield (
             f'<g class="series" data-series="{safe(line.name)}"{start} style="--c: var(--{line.colour})">'
@@ -295,12 +296,12 @@ def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
 
 
 def _held(y: _Scale, value: float) -> float:
-    """No run leaves the drawing."""
+    """The position of a value, kept within the drawing."""
     return y.at(min(max(value, y.low), y.high))
 
 
 def _marks(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
-    """The dots of the runs, and then the points with their intervals."""
+    """Draw the dots of the runs, and then the points with their intervals."""
     for point in line.points:
         for run in point.runs if len(point.runs) > 1 else ():
             yield (

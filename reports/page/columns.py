@@ -1,8 +1,8 @@
-"""The tables of a study: rows with all that is known of each, and columns with their name, type and unit.
+"""The tables of a study: rows with all figures of a cell, run, rank, loss or skip, and their columns.
 
-A column is declared once, for CSV, Parquet and JSON by its name, and for the full table of the page by its
-title, unit and definition. The exported columns of a table are the same for every study, except those with
-telemetry, which depend on the devices.
+A column is declared once, with its name for CSV, Parquet and JSON, and with title, unit and definition for
+the full table of the page. Every study has the same exported columns, except for telemetry, which depends on
+the devices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from results.statistics import Metric
 
 @dataclass(frozen=True, kw_only=True)
 class CellRow:
-    """A planned cell with all that is known of it."""
+    """A planned cell with all of its figures."""
 
     study: StudyFigures
     pool: Pool
@@ -71,11 +71,11 @@ class CellRow:
         return " ".join(self.study.scalings.get(self.cell.id, ()))
 
     def largest(self, path: str) -> float | None:
-        """Over the counted runs; None if none has it."""
+        """The largest value over the counted runs; None if no run has it."""
         return max(self._known(path), default=None)
 
     def mean(self, path: str) -> float | None:
-        """Average over the counted runs; None if one of them lacks the figure."""
+        """The mean over the counted runs; None if one of them lacks the figure."""
         known = self._known(path)
         return sum(known) / len(known) if known and len(known) == len(self.pool.runs) else None
 
@@ -92,7 +92,7 @@ class RunRow:
     cell: Cell
     run: RunResult
     counted: bool
-    """Whether the cell's figure is over this run too."""
+    """Whether the cell's figure includes this run."""
 
     @property
     def loss_last_samples(self) -> int | None:
@@ -117,12 +117,12 @@ class LossRow:
     cell: Cell
     run: RunResult
     step: int
-    """The last step that it is the mean of, from 1, the very first of the training."""
+    """The last step that it is the mean of, counted from 1, the first step of the training."""
     loss: float
 
     @property
     def samples(self) -> int:
-        """Samples of all replicas that were trained on until then."""
+        """Samples of all replicas that were trained on up to this step."""
         return self.step * self.cell.global_batch
 
 
@@ -142,7 +142,15 @@ def cell_rows(study: StudyFigures) -> list[CellRow]:
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
     memories = {one.cell.id: one for one in cell_memories(study)}
     predicted, peaks = study.predicted_bytes, link_peaks(study.cells.values())
-    points = {kind: _points(study, kind) for kind in ("weak", "strong")}
+    points = {
+        kind: {
+            point.figures.cell.id: point
+            for curve in study.curves
+            if curve.key.kind == kind
+            for point in curve.points
+        }
+        for kind in ("weak", "strong")
+    }
     return [
         CellRow(
             study=study,
@@ -174,7 +182,7 @@ def run_rows(study: StudyFigures) -> list[RunRow]:
 
 
 def rank_rows(study: StudyFigures) -> list[RankRow]:
-    """Every rank of every counted run that says something of its ranks."""
+    """Every rank of every counted run that recorded its ranks."""
     return [
         RankRow(study=study, cell=pool.cell, run=run, rank=rank)
         for pool in study.pools.values()
@@ -195,19 +203,14 @@ def loss_rows(study: StudyFigures) -> list[LossRow]:
 
 
 def skip_rows(study: StudyFigures) -> list[SkipRow]:
-    """Every point that is not run, a row a size."""
+    """Every point that is not run, with one row for each size."""
     return [
         SkipRow(study=study, skip=group.skip, gpus=gpus) for group in study.skipped for gpus in group.gpus
     ]
 
 
-def _points(study: StudyFigures, kind: Scaling) -> dict[str, CurvePoint]:
-    curves = [curve for curve in study.curves if curve.key.kind == kind]
-    return {point.figures.cell.id: point for curve in curves for point in curve.points}
-
-
 def at(path: str, value: object) -> object:
-    """Follow a dotted path; None as soon as a step of it is None."""
+    """Follow a dotted path; None if a value on the way is None."""
     for name in path.split("."):
         if value is None:
             return None
@@ -216,11 +219,7 @@ def at(path: str, value: object) -> object:
 
 
 Value = str | Callable[[Any], Any]
-"""A dotted path of a row, or what gives the value of a row."""
-
-
-def _field(value: object) -> Field:
-    return Field("" if value is None else str(value))
+"""A dotted path in a row, or a function from a row to its value."""
 
 
 def _column(
@@ -237,7 +236,7 @@ def _column(
         dtype=dtype,
         value=value if callable(value) else partial(at, value or name),
         title=title,
-        form=unit or _field,
+        form=unit or (lambda shown: Field("" if shown is None else str(shown))),
         numeric=unit is not None,
         anchor=anchor,
         **more,
@@ -294,11 +293,11 @@ def largest(name: str, title: str) -> Column[CellRow]:
 def telemetry(runs: Iterable[RunResult]) -> Iterator[Column[RunRow]]:
     """Declare a column for each name of telemetry in some runs."""
     for name in sorted({name for run in runs for name in run.telemetry}):
-        yield real(f"telemetry_{name}", partial(_told, name))
+        # Not a path, because a name may contain a dot.
+        yield real(f"telemetry_{name}", partial(_telemetry_of, name))
 
 
-def _told(name: str, row: RunRow) -> float | None:
-    # No path: a name may have a dot in it.
+def _telemetry_of(name: str, row: RunRow) -> float | None:
     return row.run.telemetry.get(name)
 
 
@@ -321,7 +320,7 @@ def _budget(part_path: str, metric_path: str) -> Iterator[Column[Any]]:
 
 
 def _own(name: str) -> Callable[[RankRow], object]:
-    """A rank's own value of a column of `RankColumns`."""
+    """A function from a row to the rank's value in a column of `RankColumns`."""
 
     def value(row: RankRow) -> object:
         values = at(f"run.ranks.{name}", row)
@@ -330,14 +329,11 @@ def _own(name: str) -> Callable[[RankRow], object]:
     return value
 
 
-def _step_ns(row: CellRow) -> float | None:
-    return row.figures.step_ns.value if row.figures else None
-
-
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _RATES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 # Parts of a step are shown in the unit of the step, so that they can be added up by eye.
-NS, ONCE = Unit(scales=_TIMES, sized_by=_step_ns), Unit(scales=_TIMES)
+NS = Unit(scales=_TIMES, sized_by=lambda row: row.figures.step_ns.value if row.figures else None)
+ONCE = Unit(scales=_TIMES)
 HOURS = Unit(scales=((3.6e12, "h"), (6e10, "min"), (1e9, "s"), (1e6, "ms")))
 BYTES = Unit(scales=((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")))
 # Symbols are joined, words are not: `MB/s`, `M units/s`.
@@ -475,7 +471,7 @@ def _efficiency_shown(kind: Scaling) -> Iterator[Column[CellRow]]:
 def _part(part: BudgetPart, title: str, hint: str = "") -> Column[CellRow]:
     def value(row: CellRow) -> float | None:
         ns = row.budget.known_ns(part) if row.budget else None
-        # To the nanosecond: the rest of a sum is else shown with the rounding of the machine.
+        # Rounded to nanoseconds, because the rest of a sum has rounding errors.
         return None if ns is None else float(round(ns))
 
     hint = f"{hint}, of a step" if hint else ""
@@ -483,7 +479,7 @@ def _part(part: BudgetPart, title: str, hint: str = "") -> Column[CellRow]:
 
 
 def _once(name: str, title: str) -> Column[CellRow]:
-    """Declare a mean over the runs that have the figure: what a launch does once only its first run has."""
+    """Declare a mean over the runs that have the figure: only the first run of a launch has some figures."""
 
     def value(row: CellRow) -> float | None:
         known = [

@@ -44,10 +44,10 @@ SECTIONS: Mapping[str, Maker] = MappingProxyType(
         "environment": environment_section,
     }
 )
-"""The sections by anchor, from the answer over its reasons to what a reader looks up. The sections of other
-packages follow, and then all definitions."""
+"""The sections by anchor: the answer, then its reasons, then details. The sections of other packages follow,
+and then all definitions."""
 APPENDIX: Mapping[str, Maker] = MappingProxyType({"table": table_section})
-"""Behind the definitions."""
+"""The sections after the definitions."""
 GROUP = "bench.sections"
 TRAINED: Mapping[str, Maker] = MappingProxyType(
     {
@@ -57,13 +57,14 @@ TRAINED: Mapping[str, Maker] = MappingProxyType(
         "environment": environment_section,
     }
 )
-"""In their place, of a study that was trained and not measured."""
+"""The sections of a study that was trained and not measured."""
 TAKEN = frozenset({*SECTIONS, *TRAINED, *APPENDIX, "method"})
 """Anchors of the page's own sections, and of the definitions."""
 
 
 def contents(study: StudyFigures) -> tuple[Section, ...]:
-    """Make every section that this study has something for; the name of another package's is its anchor.
+    """Make every section that has content for this study; the anchor of another package's section is its
+    name.
 
     Raises ExtensionError if two have one name.
     """
@@ -76,7 +77,7 @@ def contents(study: StudyFigures) -> tuple[Section, ...]:
 
 
 def appendix(study: StudyFigures) -> tuple[Section, ...]:
-    """The same for what follows the definitions."""
+    """Make the sections after the definitions."""
     return () if _only_trained(study) else _made(APPENDIX, study)
 
 
@@ -89,7 +90,7 @@ def _made(makers: Mapping[str, Maker], study: StudyFigures) -> tuple[Section, ..
 
 
 def _section(extension: Extension, study: StudyFigures) -> Section | None:
-    """Make the section, or one with the error: another package must not cost a study its page."""
+    """Make the section of another package, or one with its error, so that the page is written in any case."""
     try:
         make = extension.load()
         section = make(study) if callable(make) else make
@@ -98,7 +99,7 @@ def _section(extension: Extension, study: StudyFigures) -> Section | None:
     except ExtensionError as error:
         reason = str(error)
     except Exception as error:
-        # Whatever the code of another package raises must not cost the rest of the page.
+        # An error in the code of another package must not prevent the rest of the page.
         reason = f"{extension} failed: {type(error).__name__}: {error}"
     else:
         return section

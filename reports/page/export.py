@@ -1,11 +1,12 @@
 """A report in other forms: Markdown and LaTeX to paste, JSON for programs, CSV, Parquet and pandas frames.
 
-A table has a row a cell, run, rank, loss or skip. Units are in the names of columns; a gap is unknown.
+A table has one row for each cell, run, rank, loss or skip. Units are in the names of columns; a gap is
+unknown.
 
-A spreadsheet takes a text that begins like a formula for one, whatever it is quoted by. So a text in a CSV
-that begins with = + - @, an apostrophe, a tab or a line break has an apostrophe before it; to have the text
-back, take one leading apostrophe off. Every line break of a text is a line feed. Numbers are not changed,
-and Parquet is not either. (OWASP, CSV Injection.)
+A spreadsheet executes a string that begins like a formula, even if it is quoted. So a string in a CSV file
+that begins with = + - @, an apostrophe, a tab or a line break gets an apostrophe before it; remove one
+leading apostrophe to restore it. Every line break of a string is a line feed. Numbers and Parquet files are
+not changed. (OWASP, CSV Injection.)
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ TABLES: Mapping[str, tuple[Callable[[StudyFigures], Sequence[Any]], tuple[Column
 
 
 def export_text(studies: Sequence[StudyFigures], form: TextForm) -> str:
-    """All studies as one text."""
+    """All studies as one string."""
     return {"markdown": markdown, "json": json_document, "latex": latex}[form](studies)
 
 
 def export_table(studies: Sequence[StudyFigures], name: str, form: TableForm) -> bytes:
-    """The table called `name`, the studies below each other."""
+    """The table called `name`, with all studies below each other."""
     frame = frame_of(studies, name)
     if form == "csv":
         return csv_text(frame).encode()
@@ -87,7 +88,14 @@ def frame_of(studies: Sequence[StudyFigures], name: str) -> pd.DataFrame:
         rows_of, columns = TABLES[name]
         rows = rows_of(study)
         more = telemetry(row.run for row in rows) if name == "runs" else ()
-        frames.append(pd.DataFrame({column.name: _values(rows, column) for column in (*columns, *more)}))
+        series = {}
+        for column in (*columns, *more):
+            values = [column.value(row) for row in rows]
+            if column.dtype == "string":
+                # Enumerations are strings too.
+                values = [None if value is None else str(value) for value in values]
+            series[column.name] = pd.Series(values, dtype=column.dtype)
+        frames.append(pd.DataFrame(series))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -99,18 +107,10 @@ def csv_text(frame: pd.DataFrame) -> str:
 
 
 def _safe(text: str) -> str:
-    # The csv module does not quote a carriage return, and readers take it for the end of the row.
+    # The csv module does not quote a carriage return, which readers take as the end of a row.
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
-    # What is not quoted by anything could still act on the terminal that shows the file.
+    # Quoting does not stop characters that act on the terminal that shows the file.
     return visible(f"'{lines}" if lines.startswith(_FORMULA) else lines)
-
-
-def _values(rows: Sequence[Any], column: Column[Any]) -> pd.Series:
-    values = [column.value(row) for row in rows]
-    if column.dtype == "string":
-        # Enumerations are texts too.
-        values = [None if value is None else str(value) for value in values]
-    return pd.Series(values, dtype=column.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +121,18 @@ class Loaded:
     """
 
     cells: pd.DataFrame
-    """A row a planned cell, with figures or without."""
+    """One row for each planned cell, with or without figures."""
     runs: pd.DataFrame
-    """A row a run, oldest first, `counted` in its cell's figure or not."""
+    """One row for each run, oldest first; `counted` says whether its cell's figure includes it."""
     ranks: pd.DataFrame
-    """A row a rank of a counted run that recorded its ranks."""
+    """One row for each rank of a counted run that recorded its ranks."""
     losses: pd.DataFrame
-    """A row a recorded loss of a counted run: the mean over ranks and the steps since the row before."""
+    """One row for each recorded loss of a counted run: the mean over ranks and over the steps since the last
+    row."""
     skips: pd.DataFrame
-    """A row a point that was planned to be left out, with its reason."""
+    """One row for each point that was planned to be left out, with its reason."""
     figures: tuple[StudyFigures, ...]
-    """The sources of the tables, one for each study: for `reports.analysis`, whose names may change."""
+    """The analysed studies, the input of functions of `reports.analysis`, whose names may change."""
 
 
 def loaded(
@@ -159,5 +160,5 @@ def _site(study: Study) -> Price | None:
     try:
         return site_price(JobStore(study.root).jobs())
     except SchemaError as error:
-        warnings.warn(f"no price of the site, since a job cannot be read: {error}", stacklevel=4)
+        warnings.warn(f"no price of the site, because a job cannot be read: {error}", stacklevel=4)
         return None

@@ -22,9 +22,9 @@ VERSION = 1
 
 
 def json_document(studies: Sequence[StudyFigures]) -> str:
-    """The document as indented text; the same studies give the same bytes. What is unknown is null."""
+    """The document as indented text; the same studies give the same bytes. Unknown values are null."""
     head: Json = {"schema": SCHEMA, "schema_version": VERSION, "writer": WRITER}
-    # msgspec writes what JSON has no number for (infinity) as null.
+    # msgspec writes numbers that JSON lacks (infinity) as null.
     document = head | {"studies": [_study(study) for study in studies]}
     if len(studies) > 1:
         document["comparison"] = _comparison(side_by_side(studies))
@@ -101,7 +101,7 @@ def _comparison(found: SideBySide) -> Json:
 def _cell(row: CellRow) -> Json:
     return {
         "id": row.cell.id,
-        # Every field, those with a default too.
+        # All fields, including defaults.
         "cell": {
             **_fields(row.cell, without=("steps",)),
             "global_batch": row.cell.global_batch,
@@ -122,7 +122,7 @@ def _fields(struct: msgspec.Struct, *, without: Sequence[str] = ()) -> Json:
 
 
 def _figures(row: CellRow) -> Json | None:
-    """None for a cell without a successful run."""
+    """The figures of a cell; None without a successful run."""
     figures = row.figures
     if figures is None:
         return None
@@ -151,7 +151,7 @@ def _figures(row: CellRow) -> Json | None:
 
 
 def _point(point: CurvePoint | None) -> Mapping[str, Json] | None:
-    """None for a cell that is in no series of this kind."""
+    """Both efficiencies of a cell in a series; None if it is not in a series of this kind."""
     return None if point is None else {"single": _efficiency(point.single), "own": _efficiency(point.own)}
 
 
@@ -164,7 +164,7 @@ def _efficiency(efficiency: Efficiency) -> Json:
 
 
 def _exchange(row: CellRow) -> Json | None:
-    """Return None if the gradients of the workload are exchanged in only one way."""
+    """The comparison with the dense exchange; None if the workload was measured with only one exchange."""
     if row.exchange is None:
         return None
     return {

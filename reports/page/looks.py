@@ -1,6 +1,6 @@
 """The names of pieces of work and cells, and the looks of series.
 
-A strategy has a colour, what is done to its gradients has dashes: the same on the whole page.
+A strategy has one colour, and a compressor with its collective has one dash, on the complete page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ON_PAPER: Mapping[str, str] = {
 }
 """The values of these variables in the page's light style."""
 ROW = "cell-"
-"""Before the id of a cell: the anchor of its row in the full table."""
+"""The prefix of a cell's id in the anchor of its row in the full table."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 4", "12 3", "6 2 1 2 1 2")
 
 
@@ -44,11 +44,12 @@ class Look:
 
 
 Looks = Mapping[str, Look]
-"""Looks by the exchange of a series: the same on the whole page, over every network."""
+"""Looks by the exchange of a series: the same on the complete page and over every network."""
 
 
 def looks(curves: Iterable[Curve]) -> Looks:
-    """One device alone is drawn in ink. Beyond eight of either, colours and dashes repeat."""
+    """The look of each exchange. The single device is drawn in ink; after eight, colours and dashes
+    repeat."""
     colours: dict[str, str] = {BASELINE_STRATEGY: "ink"}
     dashes: dict[tuple[str, str], str] = {(UNCOMPRESSED, DEFAULT_COLLECTIVE): ""}
     found: dict[str, Look] = {}
@@ -63,7 +64,7 @@ def looks(curves: Iterable[Curve]) -> Looks:
 
 
 def colours_over_studies(curves: Iterable[Curve]) -> Mapping[str, str]:
-    """Choose a colour for each exchange: where a dash is a study, compressors need colours too."""
+    """Choose a colour for each exchange, also for compressors, where the dash distinguishes studies."""
     exchanges = dict.fromkeys(curve.key.exchange for curve in curves)
     others = [exchange for exchange in exchanges if exchange != BASELINE_STRATEGY]
     colours = {exchange: COLOURS[place % len(COLOURS)] for place, exchange in enumerate(others)}
@@ -71,7 +72,7 @@ def colours_over_studies(curves: Iterable[Curve]) -> Mapping[str, str]:
 
 
 def study_dash(studies: Sequence[str], study: str) -> str:
-    """The dash of a study where several share axes: the first is drawn in full."""
+    """The dash of a study where several share axes; the first is a solid line."""
     return _DASHES[studies.index(study) % 4]
 
 

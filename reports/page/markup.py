@@ -1,6 +1,7 @@
-"""A study to paste: a page of Markdown for a pull request or a wiki, and the headline as a table of LaTeX.
+"""A study as text to paste: a page of Markdown for a pull request or a wiki, and a LaTeX table of the
+headline.
 
-The page has the verdict, the headline table and the environment; LaTeX has the rules of the package booktabs.
+The page has the verdict, the headline table and the environment. The LaTeX table uses the package booktabs.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;",
 _NAMED = ("device", "CPU", "nodes x devices a node", "operating system", "torch", "CUDA", "NCCL", "commit")
 SOURCE = (
     "Numbers: step time is the wall time of timed blocks to the last rank over their steps, the mean over "
-    "runs; an interval is over runs and says of what kind it is. `bench report` defines all of them, and "
-    "`bench export --format csv` has them run by run."
+    "runs; an interval is over runs and is shown with its kind. `bench report` defines all numbers, and "
+    "`bench export --format csv` has them for each run."
 )
 
 
 def markdown(studies: Sequence[StudyFigures]) -> str:
-    """One page; several studies side by side first, then each under its name."""
+    """One page; several studies are first compared, and each follows under its name."""
     parts = [part for study in studies for part in _study(study)]
     if len(studies) > 1:
         parts = ["# Studies side by side", *_comparison(side_by_side(studies)), *parts]
@@ -39,7 +40,7 @@ def markdown(studies: Sequence[StudyFigures]) -> str:
 
 
 def github_table(table: TextTable) -> str:
-    """A table as GitHub shows it, figures flush right."""
+    """A table in GitHub's Markdown, with figures flush right."""
     heads = [plain(title) for title in table.titles]
     rules = ["---:" if column.numeric else "---" for column in table.columns]
     rows = [heads, rules, *([plain(text) for text in row] for row in table.texts)]
@@ -47,7 +48,7 @@ def github_table(table: TextTable) -> str:
 
 
 def plain(text: str) -> str:
-    """The text as a reader of the rendered page sees it: no mark, tag or mention in it."""
+    """The text, escaped so that the rendered page shows it literally, without marks, tags or mentions."""
     return _MARKS.sub(r"\\\1", visible(text.replace("\r", " "))).translate(_ENTITIES)
 
 
@@ -77,7 +78,7 @@ def _environment(study: StudyFigures) -> str:
     """The facts of each environment in a row: `Example CPU; torch 2.13.0`."""
     facts = {name: cells for name, *cells in environment_table(study).texts}
     if not facts:
-        return "no successful run recorded one."
+        return "no successful run recorded it."
     count = len(facts["device"])
     lines = [
         ", ".join(f"{name} {facts[name][place]}" for name in _NAMED if facts[name][place] != NOTHING)
@@ -102,19 +103,20 @@ _LATEX_MARKS = str.maketrans(
 
 
 def latex(studies: Sequence[StudyFigures]) -> str:
-    """A table environment a study, to paste or to \\input; the document needs \\usepackage{booktabs}."""
+    """A table environment for each study, to paste or to \\input; the document needs
+    \\usepackage{booktabs}."""
     return "\n".join(["% needs \\usepackage{booktabs}", *(_latex_table(study) for study in studies)])
 
 
 def escaped(text: str) -> str:
-    """A text that LaTeX prints as it is; engines of 2018 and later read UTF-8."""
+    """The text escaped for LaTeX. Engines of 2018 and later read UTF-8."""
     return visible(text).translate(_LATEX_MARKS)
 
 
 def _latex_table(study: StudyFigures) -> str:
     table = headline_table(study)
     places = range(len(table.titles))
-    # Without columns that no row has something in.
+    # Columns without a value are left out.
     table = table.columns_at([n for n in places if {row[n] for row in table.texts} - {NOTHING, ""}])
     if not table.rows:
         return f"% {escaped(study.name)}: no cell has a figure\n"

@@ -1,6 +1,6 @@
-"""How it was measured: the definitions that several sections share, and those that the sections bring along.
+"""How it was measured: the definitions that several sections share, and the definitions of single sections.
 
-The first sentence of a definition says what the number is: the head of a column shows it on hover.
+The first sentence of a definition says what the number is, because column heads show it on hover.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _SHARED = (
         "Step time",
         Markup(
             "<code>Wall time of a block of steps to the last rank / steps of the block</code>; a run's is "
-            "the mean over its blocks, a cell's the mean over its runs. Warm-up steps are in no figure."
+            "the mean over its blocks, a cell's the mean over its runs. Figures do not include warm-up steps."
         ),
     ),
     Definition(
         "method-throughput",
         "Throughput",
         Markup(
-            "<code>Work of a step on all ranks / step time</code>: total work over total time. The ends of "
-            "its interval are those of the step time, inverted."
+            "<code>Work of a step on all ranks / step time</code>: total work over total time. Its "
+            "interval is the inverted interval of the step time."
         ),
     ),
     Definition(
@@ -34,7 +34,7 @@ _SHARED = (
         "Interval",
         "Below six runs their range (no probability), from six on a 95 % interval of Student's t over the "
         "logarithms of the runs (differences and shares: over the values). The run, not the step, is the "
-        "independent sample; one run has none.",
+        "independent sample, so a single run has no interval.",
     ),
     Definition(
         "method-scaling",
@@ -48,7 +48,8 @@ _SHARED = (
     Definition(
         "method-sizes",
         "Sizes",
-        "How many workers the cell had, one device each. On a CPU they are ranks, and every page says so.",
+        "The number of workers of the cell, with one device each. On a CPU they are ranks, and the page "
+        "says so.",
     ),
     Definition(
         "method-efficiency",
@@ -58,55 +59,57 @@ _SHARED = (
             "size of the baseline: the fastest single device of the same work, else the series' own smallest "
             "size. The interval is of the ratio of runs: below six the smallest and the largest that two "
             "runs give, from six on Welch's t on logarithms. Speed-up is E(n) n / n0. An interval above 1 "
-            "(one run: above 1.05) is marked super-linear. Cells of unlike machines, software or code are "
-            "not divided."
+            "(one run: above 1.05) is marked super-linear. Cells of different machines, software or code "
+            "are not divided."
         ),
     ),
     Definition(
         "method-slow",
         "p99",
-        "99 of 100 steps are quicker, of the step's maximum over ranks; the mean over runs. No step is "
-        "removed.",
+        "99 of 100 steps are faster, by the step's maximum over ranks; the mean over runs. All steps count.",
     ),
     Definition(
         "method-exposed",
         "On less off",
         Markup(
             "<code>((on1 + on2) - (off1 + off2)) / (2 x steps of a block)</code>: what the exchange adds to "
-            "a step, each block to the last rank. Blocks with (on) and without (off) the exchange run in the "
-            "order on, off, off, on within one run. It contains what the exchange slows the computation by, "
-            "some random wait and of a pipeline the bubble, so it is not exposed transfer plus exposed wait, "
-            "which are of the mean rank. Its share is the mean over runs over the mean step time."
+            "a step, each block to the last rank. Blocks with (on) and without (off) the exchange run in "
+            "the order on, off, off, on within one run. It contains the slowdown of the computation by the "
+            "exchange, some random wait and the bubble of a pipeline, so it is not exposed transfer plus "
+            "exposed wait, which are of the mean rank. Its share is the mean over runs over the mean step "
+            "time."
         ),
     ),
     Definition(
         "method-payload",
         "Payload and operations",
         "Bytes of the buffers that one rank hands to the collectives and sends of the exchange in a step, "
-        "and how many these are: counted, not timed. What travels depends on the algorithm.",
+        "and the number of these operations: counted, not timed. The bytes on the wire depend on the "
+        "algorithm.",
     ),
     Definition(
         "method-buckets",
         "Buckets, and early ones",
-        "Vectors of gradients that one rank begins to exchange in a step; early are those that begin while "
-        "gradients of the same backward pass are still to come.",
+        "Vectors of gradients that one rank begins to exchange in a step; early ones begin before the last "
+        "gradient of the same backward pass is ready.",
     ),
     Definition(
         "method-cost",
         "Cost",
         Markup(
-            "<code>Devices used x price of one device and hour x time</code>, the time that of 1,000 steps, "
-            "of a million samples or of a billion tokens, from the step time, whose interval it carries. On "
-            "a CPU the device is a rank. Not in it: devices of a node that the cell does not use, start-up, "
-            "evaluation, checkpoints, storage, traffic, runs that fail. Measured cells alone have one."
+            "<code>Devices used x price of one device and hour x time</code>, for the time of 1,000 steps, "
+            "a million samples or a billion tokens, which follows from the step time and has its interval. "
+            "On a CPU the device is a rank. It does not include devices of a node that the cell does not "
+            "use, start-up, evaluation, checkpoints, storage, traffic and failed runs. Only measured cells "
+            "have a cost."
         ),
     ),
     Definition(
         "method-epoch",
         "Epoch",
         Markup(
-            "<code>Samples of an epoch / global batch x step time</code>, and its cost. The samples are "
-            "those of the data set where its size is known, or what --epoch-samples says."
+            "<code>Samples of an epoch / global batch x step time</code>, and its cost. The samples of "
+            "an epoch are the size of the data set, if it is known, or --epoch-samples."
         ),
     ),
     Definition(
@@ -117,7 +120,9 @@ _SHARED = (
             "of the devices' dense peaks at the cell's precision</code>."
         ),
     ),
-    Definition("method-parameters", "Parameters", "How many numbers the model learns, on one replica."),
+    Definition(
+        "method-parameters", "Parameters", "The number of values that the model learns, on one replica."
+    ),
     Definition(
         "method-set-up",
         "Set-up, first step, start-up",
@@ -129,7 +134,7 @@ _SHARED = (
         "method-proof",
         "Proof",
         Markup(
-            "How it was checked that the cell trained what it says. <code>serial-simulation</code>: every "
+            "The check that the cell really trained. <code>serial-simulation</code>: every "
             "replica's micro-batches were recomputed on one device from the same parameters, and the "
             "gradients compared within a bound. <code>sampled-gradients</code>, where that takes too long: "
             "random projections of every gradient are the mean of the replicas'; updates are not "
@@ -142,10 +147,10 @@ _SHARED = (
         "method-evidence",
         "Evidence and runs",
         Markup(
-            "How many runs the figure is over, and what it is. <code>measured</code>: as many cores or "
+            "The number of runs of the figure, and its kind. <code>measured</code>: as many cores or "
             "devices as ranks. <code>emulated</code>: real code on a stand-in (more ranks than cores or "
             "devices, virtual nodes, a link by traffic shaping); no efficiency is claimed. Only runs of one "
-            "environment and one kind of evidence are put together."
+            "environment and one kind of evidence are pooled."
         ),
     ),
 )
@@ -158,14 +163,14 @@ _CPU = Definition(
 
 
 def definitions(sections: Iterable[Section], *, cpu: bool) -> tuple[Definition, ...]:
-    """Every definition of the page; one that a section brings replaces the shared one of its anchor."""
+    """Every definition of the page; a section's definition replaces the shared one with the same anchor."""
     own = {one.anchor: one for section in sections for one in section.definitions}
     shared = {one.anchor: one for one in _SHARED}
     return (*(shared | own).values(), *([_CPU] if cpu else []))
 
 
 def hints(defined: Iterable[Definition]) -> Mapping[str, str]:
-    """Return the first sentence of each definition by its anchor: heads of columns show it on hover."""
+    """The first sentence of each definition by its anchor, which heads of columns show on hover."""
     found = {}
     for one in defined:
         plain = one.text.striptags() if isinstance(one.text, Markup) else one.text

@@ -1,8 +1,8 @@
 """Drawings of a study as files for papers and slides: throughput, efficiency and losses, each by itself.
 
-Of each piece of work (a workload, a rule of scaling, a batch, a setting, a network): a line a strategy with
-its compressor and collective, in the colour and dashes that it has on the page, marks with their intervals,
-the ideal as a thin line. Equal studies give equal bytes: files hold no date.
+A drawing shows one piece of work (a workload, a rule of scaling, a batch, a setting, a network). It has a
+line for each strategy with its compressor and collective, in the page's colour and dashes, marks with their
+intervals, and the ideal as a thin line. Equal studies give equal bytes: files do not contain a date.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FileForm = Literal["svg", "pdf", "png"]
 FORMS: tuple[FileForm, ...] = ("svg", "pdf", "png")
 Style = Literal["paper", "screen"]
 MM = 1 / 25.4
-"""Inches."""
+"""One millimetre in inches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ STYLES: dict[Style, _Look] = {
 }
 MUTED = "#6b7480"
 _PAGE_LINE = 2
-"""Width of a line of the page, whose dashes have its unit."""
+"""Width of a line of the page: dashes are multiples of it."""
 _MOST_LINES = 9
-"""The most lines of a drawing: a reader cannot distinguish more. It says that others are left out."""
+"""Largest number of lines that a reader can distinguish. A drawing says if others are left out."""
 _ROWS = 12
 """Rows of a drawing of ratios."""
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -68,7 +68,7 @@ class FigureFile:
     """A drawing as a file."""
 
     name: str
-    """With its suffix: `gpt-nano-weak-b8-efficiency.pdf`."""
+    """The name with its suffix: `gpt-nano-weak-b8-efficiency.pdf`."""
     data: bytes
 
 
@@ -85,7 +85,7 @@ class _Line:
 
 
 def figure_files(study: StudyFigures, forms: Sequence[FileForm], style: Style) -> Iterator[FigureFile]:
-    """Every drawing of a study in every form; none where nothing has a figure."""
+    """Every drawing of a study in every form; no drawing without figures."""
     taken: dict[str, int] = {}
     shown = looks(study.curves)
     for piece in pieces(study.curves):
@@ -133,7 +133,7 @@ def shared_figure_files(
 
 
 def _marked(named: Sequence[tuple[Curve, str, str, str]]) -> list[_Line]:
-    """Lines of a name, a colour of the page and a dash each, with a mark for each way of training."""
+    """Lines with a name, a colour and a dash of the page, and a mark for each way to train."""
     marks = dict(zip(dict.fromkeys(curve.key.label for curve, *_ in named), cycle(_MARKS), strict=False))
     return [
         _Line(curve=curve, name=name, colour=ON_PAPER[colour], mark=marks[curve.key.label], dash=dash)
@@ -156,21 +156,7 @@ def _curve_files(
 def _files(
     stem: str, draw: Callable[[Axes], None], forms: Sequence[FileForm], style: Style
 ) -> Iterator[FigureFile]:
-    for form in forms:
-        yield FigureFile(name=f"{stem}.{form}", data=_file(draw, form, STYLES[style]))
-
-
-def _stem(piece: Piece, taken: dict[str, int]) -> str:
-    """Return a unique name: pieces that differ only in a setting are numbered."""
-    key = piece.curves[0].key
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{key.workload}-{key.kind}-b{key.constant_batch}")[:80].strip(
-        "-."
-    )
-    taken[words] = taken.get(words, 0) + 1
-    return words if taken[words] == 1 else f"{words}-{taken[words]}"
-
-
-def _file(draw: Callable[[Axes], None], form: FileForm, look: _Look) -> bytes:
+    look = STYLES[style]
     settings: dict[Any, Any] = {
         "font.size": look.font,
         "font.family": "DejaVu Sans",
@@ -187,18 +173,29 @@ def _file(draw: Callable[[Axes], None], form: FileForm, look: _Look) -> bytes:
         "axes.axisbelow": True,
         "legend.frameon": False,
         "text.parse_math": False,
-        # Texts stay texts, in fonts that are part of the file: journals refuse others.
+        # PDF files embed TrueType fonts, because journals refuse others.
         "pdf.fonttype": 42,
         "svg.fonttype": "path",
         "svg.hashsalt": "bench",
     }
-    with mpl.rc_context(settings):
-        figure = Figure(figsize=(look.width_mm * MM, look.height_mm * MM), layout="constrained")
-        draw(figure.add_subplot())
-        file = io.BytesIO()
-        metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[form]
-        figure.savefig(file, format=form, dpi=look.dots_per_inch, metadata=metadata)
-        return file.getvalue()
+    for form in forms:
+        with mpl.rc_context(settings):
+            figure = Figure(figsize=(look.width_mm * MM, look.height_mm * MM), layout="constrained")
+            draw(figure.add_subplot())
+            file = io.BytesIO()
+            metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[form]
+            figure.savefig(file, format=form, dpi=look.dots_per_inch, metadata=metadata)
+        yield FigureFile(name=f"{stem}.{form}", data=file.getvalue())
+
+
+def _stem(piece: Piece, taken: dict[str, int]) -> str:
+    """A unique name for a piece; pieces that differ only in a setting are numbered."""
+    key = piece.curves[0].key
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{key.workload}-{key.kind}-b{key.constant_batch}")[:80].strip(
+        "-."
+    )
+    taken[words] = taken.get(words, 0) + 1
+    return words if taken[words] == 1 else f"{words}-{taken[words]}"
 
 
 def _throughput(axes: Axes, lines: Sequence[_Line], note: str, y_axis: Axis) -> None:
@@ -222,7 +219,7 @@ def _efficiency(axes: Axes, lines: Sequence[_Line], note: str) -> None:
 def _draw(
     axes: Axes, lines: Sequence[_Line], metric: Callable[[CurvePoint], Metric | None], *, scale: float = 1.0
 ) -> None:
-    """Measured points filled, emulated ones hollow; bars are the intervals."""
+    """Draw the lines: measured points are filled, emulated ones hollow, and bars are intervals."""
     for line in lines:
         found = [(point, one) for point in line.curve.points if (one := metric(point)) is not None]
         if not found:
@@ -243,12 +240,12 @@ def _draw(
 
 
 def _dashed(dash: str) -> str | tuple[float, tuple[float, ...]]:
-    """matplotlib's line style of a dash of the page; both grow with the width of the line."""
+    """matplotlib's line style for a dash of the page, in units of the line's width."""
     return (0.0, tuple(float(part) / _PAGE_LINE for part in dash.split())) if dash else "-"
 
 
 def _errors(metrics: Sequence[Metric], scale: float) -> list[list[float]]:
-    """Below and above each value, 0 without an interval."""
+    """Lengths of the error bars below and above each value; 0 without an interval."""
     below = [0.0 if one.low is None else scale * (one.value - one.low) for one in metrics]
     above = [0.0 if one.high is None else scale * (one.high - one.value) for one in metrics]
     return [below, above]
@@ -267,7 +264,8 @@ def _finish(axes: Axes, lines: Sequence[_Line], note: str) -> None:
 
 
 def _ratios(axes: Axes, rows: Sequence[tuple[Cell, CellInStudy]]) -> None:
-    """A row a matched cell: times as fast as in the first study, with its interval; hollow: not judged."""
+    """Draw a row for each matched cell: the ratio to the first study with its interval; hollow: not
+    judged."""
     for place, (_, entry) in enumerate(rows):
         assert entry.ratio is not None
         colour = ON_PAPER.get({"faster": "green", "slower": "vermillion"}.get(entry.change or "", ""), MUTED)

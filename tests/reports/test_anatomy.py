@@ -158,7 +158,7 @@ def test_a_part_below_zero_has_no_bar(planted, new_timing) -> None:
     assert "vermillion" not in svg
     # What it is a share of is said where it is not the step.
     assert ">10.0 ms of 11.0 ms</text>" in svg
-    assert drawing.note.startswith("A bar of X of Y shows shares of Y")
+    assert drawing.note.startswith("A bar labelled X of Y shows shares of Y")
 
 
 def widths(svg: str) -> list[float]:

@@ -372,7 +372,7 @@ def test_the_answer_is_a_sentence(race) -> None:
     assert "3 min 20 s and 1.60 USD." in no
     assert "is open: the size of its epoch is not known: give --epoch-samples N." in told(400, epoch=None)
     assert "4 cells of 6 on the frontier" in no
-    assert "What a sample teaches is not compared" in no
+    assert "Convergence is not compared" in no
 
 
 def test_an_interval_that_reaches_beyond_the_time_is_told(eight) -> None:

@@ -155,7 +155,7 @@ def test_markdown_has_the_verdict_the_headline_and_the_environment(studies) -> N
 def test_markdown_of_a_study_without_figures_says_so(studies) -> None:
     page = export_text(studies[1:], "markdown")
     assert "No cell of this study has a figure." in page
-    assert "Environment: no successful run recorded one." in page
+    assert "Environment: no successful run recorded it." in page
 
 
 def test_markdown_of_several_studies_has_them_side_by_side_first(studies) -> None:

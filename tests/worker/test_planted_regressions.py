@@ -96,7 +96,7 @@ def test_what_is_planted_in_the_exchange_is_named(
     assert found["verdict"] == "regressed"
     assert found["base"][0] > 0
     assert found["new"] == [0.0]
-    assert found["reason"].startswith("buckets now wait for the last gradient that once started before it")
+    assert found["reason"].startswith("buckets that started before the last gradient now wait for it")
     code, more = compared(before, study("more", one_more_collective), capsys)
     assert (code, more.keys()) == (1, {"payload_bytes", "operations"})
     for found in more.values():

@@ -1,6 +1,6 @@
-"""The anatomy of a step: where its time goes, of the fastest and of plain data parallelism at each size.
+"""The anatomy of a step: its budget, for the fastest cell and for plain data parallelism at each size.
 
-The budget of a step is drawn as stacked bars, by hand: a row a cell, each in shares of its step.
+Budgets are drawn as stacked bars in SVG: one row for each cell, with parts as shares of its step.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from results.cell import REFERENCE_STRATEGY
 from results.outcome import Evidence
 
 _SYNTHETIC = (
-    "the data are synthetic, made before the first step, so that however slow a loader of real data is, it "
-    "does not show."
+    "the data are synthetic and made before the first step, so the time of a loader of real data is not in "
+    "it."
 )
 _NAMED = 3
-"""Cells named of those with one remark."""
+"""The number of cells that are named with one remark."""
 
 
 def anatomy_section(study: StudyFigures) -> Section | None:
-    """None where no cell has a figure."""
+    """Make the section; None if no cell has a figure."""
     if not study.cells:
         return None
     drawings = [
@@ -73,8 +73,8 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
         worst = max(warned, key=lambda one: abs(one.part_ns["other"]) / one.step_ns)
         more = f"; {count(len(warned) - 1, 'other cell')} by more than 5 % too" if len(warned) > 1 else ""
         yield f"{cell_label(study, worst.cell)}: {worst.warning}{more}."
-    # How much of compute is encoding: blocks without the exchange encode and decode too. The recorder takes
-    # waiting for it off compute, so that only the method on-off has it there.
+    # Blocks without the exchange encode and decode too, so encoding is a part of compute. The recorder
+    # subtracts waiting for it, so only the method on-off includes it.
     encoding = [
         f"{cell_label(study, one.cell)}: {duration(cpu_ns)}"
         for one in budgets.values()
@@ -101,14 +101,14 @@ DEFINITIONS = (
         Markup(
             "<code>Step = input + compute + transfer + wait + bubble + other</code>, the mean over ranks, "
             "steps and runs. <em>Input</em>: waiting for a batch and moving it, on the slowest rank of each "
-            "timed step. <em>Compute</em>: the mean of c(r, s), what rank r needs for step s without "
-            "exchange, encoding in it. <em>Exposed transfer</em>: mean step with exchange to the last rank "
+            "timed step. <em>Compute</em>: the mean of c(r, s), the time of rank r for step s without "
+            "exchange, with encoding. <em>Exposed transfer</em>: mean step with exchange to the last rank "
             "less the mean over s of the largest c(r, s), less the bubble. <em>Exposed wait</em>: the mean "
             "over s of the largest c(r, s) less compute. <em>Bubble</em>: stages of a pipeline that wait. "
-            "<em>Other</em>: the rest. All but the input are of blocks later in the run; above 5 % other is "
-            "a warning, and a bar whose parts are longer than its step is drawn in proportion. Where the "
-            "exchange cannot be switched off, the recorder's time blocked takes the place of the blocks "
-            "without it."
+            "<em>Other</em>: the rest. All parts except the input are measured in later blocks of the run; "
+            "an other above 5 % is a warning, and a bar whose parts are longer than its step is drawn in "
+            "proportion. If the exchange cannot be switched off, the recorder's time blocked is used "
+            "instead of blocks without it."
         ),
     ),
 )
@@ -132,21 +132,29 @@ _COLOURS: Mapping[BudgetPart, str] = {
 }
 _WIDTH, _LEFT, _TOP, _ROW, _FOOT = 630.0, 190.0, 26.0, 17.0, 24.0
 _RIGHT, _RIGHT_OF_TWO = 58.0, 112.0
-"""Room for `263 ms`, and for `263 ms of 293 ms`."""
+"""Space for `263 ms`, and for `263 ms of 293 ms`."""
 _LONGER_FROM = 1.005
-"""Times its step that the parts of a bar must be before the bar says so."""
+"""Ratio of the parts of a bar to its step from which the bar shows both."""
 _LONGEST = 29
 
 Labelled = Sequence[tuple[str, CellBudget]]
 
 
 def budget_bars(name: str, title: str, rows: Labelled) -> Drawing:
-    """Each bar is a whole step, or its parts where these are longer; the words at its end say which."""
+    """Draw the bars. A bar is a complete step, or its parts if these are longer; the text at its end says
+    which."""
     longer = any(_is_longer(one) for _, one in rows)
     scale = (_WIDTH - _LEFT - (_RIGHT_OF_TWO if longer else _RIGHT)) / 100
     height = _TOP + _ROW * len(rows) + _FOOT
     shown = [part for part in PARTS if any(one.part_ns.get(part, 0.0) > 0 for _, one in rows)]
-    parts = [*_legend(shown)]
+    parts, x = [], _LEFT
+    for part in shown:
+        # The legend.
+        parts.append(
+            f'<rect x="{x:.0f}" y="4" width="10" height="10" style="fill: var(--{_COLOURS[part]})"/>'
+            f'<text x="{x + 14:.0f}" y="13">{PART_NAMES[part]}</text>\n'
+        )
+        x += 26 + 6.2 * len(PART_NAMES[part])
     for share in (0, 25, 50, 75, 100):
         x = _LEFT + share * scale
         parts.append(
@@ -161,33 +169,25 @@ def budget_bars(name: str, title: str, rows: Labelled) -> Drawing:
         f'aria-labelledby="{name}-title">\n<title id="{name}-title">{safe(full)}</title>\n'
     )
     note = (
-        "A bar of X of Y shows shares of Y, the parts together: they are of slower steps." if longer else ""
+        "A bar labelled X of Y shows shares of Y, the sum of the parts, which are from slower steps."
+        if longer
+        else ""
     )
     return Drawing(title=full, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=_WIDTH, note=note)
 
 
 def _drawn_ns(one: CellBudget) -> dict[BudgetPart, float]:
-    """A part below zero has no bar."""
+    """The parts that are drawn: a part below zero counts as 0."""
     return {part: max(0.0, ns) for part, ns in one.part_ns.items()}
 
 
 def _is_longer(one: CellBudget) -> bool:
-    """All parts but the input are of steps taken later than the timed ones, which may have been slower."""
+    """Whether the parts are longer than the step: most are from later steps, which may have been slower."""
     return sum(_drawn_ns(one).values()) > _LONGER_FROM * one.step_ns
 
 
-def _legend(shown: Sequence[BudgetPart]) -> Iterator[str]:
-    x = _LEFT
-    for part in shown:
-        yield (
-            f'<rect x="{x:.0f}" y="4" width="10" height="10" style="fill: var(--{_COLOURS[part]})"/>'
-            f'<text x="{x + 14:.0f}" y="13">{PART_NAMES[part]}</text>\n'
-        )
-        x += 26 + 6.2 * len(PART_NAMES[part])
-
-
 def _bar(label: str, one: CellBudget, top: float, scale: float) -> Iterator[str]:
-    """The parts in their shares of the step, or of their sum where that is longer."""
+    """Draw the parts in their shares of the step, or of their sum if that is longer."""
     parts = _drawn_ns(one)
     whole = max(one.step_ns, sum(parts.values()))
     said = ", ".join(f"{PART_NAMES[part]} {percent(ns / one.step_ns)}" for part, ns in parts.items() if ns)

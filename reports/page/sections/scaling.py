@@ -17,23 +17,27 @@ from results.outcome import Evidence
 from results.statistics import Metric
 
 _ABOUT = Paragraph(
-    "Weak: the batch of a replica stays, and the work grows with the size. Strong: the global batch stays. "
-    "Colours are strategies, dashes compressors and collectives; bars are intervals, small dots single runs, "
-    "hollow points emulated.",
+    "Weak: the batch of a replica is constant, and the work grows with the size. Strong: the global batch "
+    "is constant. Colours are strategies, dashes compressors and collectives; bars are intervals, small "
+    "dots single runs, hollow points emulated.",
     "plain",
 )
 
 
 def curves_section(study: StudyFigures) -> Section | None:
-    """None where no curve has two sizes."""
-    groups = works(study)
-    shown, first = looks(study.curves), _of_first_screen(study)
+    """Make the section; None if no curve has two sizes."""
+    groups, shown = works(study), looks(study.curves)
+    # The curves whose efficiency the first screen shows.
+    first: tuple[Curve, ...] = ()
+    for size in sizes_to_buy(study)[:1]:
+        piece = piece_of(study.curves, size.workload, size.scaling)
+        first = piece.curves if piece is not None else ()
     drawings: list[Drawing | None] = []
     for place, (title, curves) in enumerate(groups):
         work, given = f"{title}, {curves[0].key.kind}", (curves, shown, study.devices_word)
         claims = [(point.gpus, point.efficiency) for curve in curves for point in curve.points]
         claimed = {gpus for gpus, one in claims if one.metric is not None and not one.is_baseline}
-        # Of one claim there is no curve; and of two sizes one efficiency says all that a drawing would.
+        # One claim is not a curve, and for two sizes a drawing would only show one efficiency.
         if len(claimed) > 1 and not set(map(id, curves)) <= set(map(id, first)):
             drawings.append(_of(work, efficiency_chart(f"curve-{place}-efficiency", *given)))
         if not claimed or len({gpus for gpus, _ in claims}) >= FEW:
@@ -52,17 +56,8 @@ def _of(work: str, drawing: Drawing | None) -> Drawing | None:
     return drawing and drawing.of(work)
 
 
-def _of_first_screen(study: StudyFigures) -> tuple[Curve, ...]:
-    """The curves whose efficiency the first screen shows."""
-    for size in sizes_to_buy(study)[:1]:
-        piece = piece_of(study.curves, size.workload, size.scaling)
-        if piece is not None:
-            return tuple(curve for curve in study.curves if curve in piece.curves)
-    return ()
-
-
 def _no_claims(groups: list[WorkCurves]) -> Iterator[str]:
-    """Why points have no efficiency: each reason once, with its points."""
+    """Reasons why points have no efficiency: each once, with its points."""
     points: dict[str, dict[str, None]] = {}
     for curve in (curve for _, curves in groups for curve in curves):
         for point in curve.points:
@@ -74,7 +69,7 @@ def _no_claims(groups: list[WorkCurves]) -> Iterator[str]:
 
 
 FEW, FEW_WIDTH = 3, 415.0
-"""Sizes up to which a chart is narrow, and how wide it is then."""
+"""The number of sizes up to which a chart is narrow, and its width then."""
 
 Figure = Callable[[CurvePoint], Metric | None]
 
@@ -88,7 +83,7 @@ def efficiency_chart(
     chosen: Purchase | None = None,
     first: bool = False,
 ) -> Drawing | None:
-    """Zoomed to where the curves are; None where no point makes a claim but the baseline."""
+    """Draw efficiencies, zoomed to the curves; None if only the baseline makes a claim."""
     claims = [point.efficiency for curve in curves for point in curve.points]
     if not any(claim.metric is not None and not claim.is_baseline for claim in claims):
         return None
@@ -115,7 +110,7 @@ def efficiency_chart(
 
 
 def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_word: str) -> Drawing | None:
-    """Both axes linear: a curve bends where growing brings less. None of one size."""
+    """Draw throughputs on linear axes, so that a curve bends where growing brings less; None for one size."""
     points = [point for curve in curves for point in curve.points]
     if len({point.gpus for point in points}) < 2:
         return None
@@ -154,7 +149,7 @@ def _efficiency(point: CurvePoint) -> Metric | None:
 
 
 def _lines(curves: Sequence[Curve], shown: Looks, figure: Figure, *, scale: float) -> tuple[Line, ...]:
-    """Not the single device where there are others: it is what they are measured against."""
+    """The lines of curves with points, without the single device if it is the baseline of others."""
     several = any(curve.key.strategy != BASELINE_STRATEGY and curve.points for curve in curves)
     found = []
     for curve in curves:
@@ -180,7 +175,7 @@ def _lines(curves: Sequence[Curve], shown: Looks, figure: Figure, *, scale: floa
 
 
 def _start(curve: Curve, figure: Figure, scale: float) -> tuple[float, float] | None:
-    """The single device of which a line's efficiencies are; of throughputs it is the start as well."""
+    """The single device that is a line's baseline, as the first vertex of efficiencies and throughputs."""
     single = curve.single
     first = min(point.gpus for point in curve.points)
     if single is None or single.gpus >= first or single.figures.evidence is Evidence.EMULATED:
@@ -207,7 +202,7 @@ def _point(curve: Curve, point: CurvePoint, value: Metric, scale: float) -> Poin
 
 
 def _missing(curves: Sequence[Curve]) -> tuple[tuple[float, str], ...]:
-    """Sizes that failed or did not run, each once."""
+    """Sizes that failed or did not run, each once, with a description."""
     found: dict[int, list[str]] = {}
     for curve in curves:
         for gap in curve.gaps:
@@ -219,7 +214,7 @@ def _missing(curves: Sequence[Curve]) -> tuple[tuple[float, str], ...]:
 
 
 def _note(curves: Sequence[Curve]) -> str:
-    """Describe the missing results."""
+    """Name the missing results."""
     gone = [
         f"{curve.key.label} on {gap.gpus:,} ({(gap.outcome or '').replace('_', ' ')})"
         for curve in curves

@@ -18,8 +18,8 @@ from reports.page.sections import communication as network
 from reports.table import Column, table
 
 _ABOUT = Paragraph(
-    "One row a planned cell; points of the drawings lead here. With scripts allowed, a head sorts, and the "
-    "rows shown are filtered, copied and saved. The files hold every figure unrounded.",
+    "One row for each planned cell; points of the drawings link here. With scripts allowed, a head sorts the "
+    "rows, and the shown rows can be filtered, copied and saved. The files have every figure unrounded.",
     "plain",
 )
 _EXPLAINED = (
@@ -29,7 +29,7 @@ _EXPLAINED = (
     *cost.DEFINITIONS,
     *correctness.DEFINITIONS,
 )
-"""The definitions of the sections that draw what the table lists: a section may be missing."""
+"""The definitions of other sections whose figures the table lists, because these sections may be missing."""
 
 
 def table_section(study: StudyFigures) -> Section | None:
@@ -52,7 +52,7 @@ def table_section(study: StudyFigures) -> Section | None:
 
 
 def full_table(study: StudyFigures, rows: Sequence[CellRow]) -> Table:
-    """With figures or without; columns without a value in any row are left out."""
+    """The table of all cells, with or without figures; columns without any value are left out."""
     several = len({row.cell.workload for row in rows}) > 1
     made: list[tuple[str, Column[CellRow]]] = [
         (preset, replace(column, title=study.devices_word) if column.name == "gpus" else column)

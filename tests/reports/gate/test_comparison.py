@@ -165,7 +165,7 @@ def test_a_lost_overlap_is_told_in_words() -> None:
     found = held(subject(exact={"early_buckets": (3.0,)}), subject(exact={"early_buckets": (0.0,)}))
     assert finding_sentence(found.findings[0]) == (
         "buckets that start before the backward pass ends of mlp, ddp, 2 x 32: regressed, 3 to 0, buckets "
-        "now wait for the last gradient that once started before it, so that less of their exchange hides "
+        "that started before the last gradient now wait for it, so less of their exchange hides "
         "behind the backward pass"
     )
 
@@ -196,13 +196,13 @@ def test_the_verdict_says_how_many_more_runs_would_tell() -> None:
     assert finding.verdict is Verdict.INCONCLUSIVE
     # Standard deviation 3.16 % of a run; (2.326 x 0.0316 / 0.015)^2 x 2 = 48 by the normal quantile, a few
     # more by Student's.
-    assert (told := re.fullmatch(r"about (\d+) runs on each side would tell", finding.reason))
+    assert (told := re.fullmatch(r"about (\d+) runs on each side would be enough", finding.reason))
     assert 48 <= int(told[1]) <= 51
     enough = held(subject(timed={"step_time": noisy * 10}), subject(timed={"step_time": noisy * 10}))
     assert only(enough).verdict is Verdict.UNCHANGED
     wild = (50.0, 100.0, 200.0)
     (finding,) = held(subject(timed={"step_time": wild}), subject(timed={"step_time": wild})).findings
-    assert finding.reason.startswith("the runs differ too much for any number of them to tell")
+    assert finding.reason.startswith("the runs differ too much for a verdict")
 
 
 def test_an_interval_is_wider_the_more_rows_are_judged() -> None:
@@ -251,7 +251,7 @@ def test_a_judged_metric_that_one_side_lacks_is_inconclusive() -> None:
 
 def test_a_figure_of_0_has_a_reason_of_its_own() -> None:
     base, new = subject(timed={"peak_memory": (0.0,) * 5}), subject(timed={"peak_memory": (4096.0,) * 5})
-    assert only(held(base, new)).reason == "a figure is not above 0, so that no share can be formed"
+    assert only(held(base, new)).reason == "a figure is not above 0, so the change has no percentage"
 
 
 def test_a_verdict_for_the_worse_says_which_runs_others_disturbed() -> None:
