@@ -70,8 +70,7 @@ def figure(metric: Metric | None, *, ends: bool = False) -> Field:
     if metric is None:
         return NONE
     said = text.metric(metric)
-    interval = f" ({said.ends})" if ends and said.ends else ""
-    return Field(f"{said.value}{interval}", metric.value, metric.unit)
+    return Field(said.with_ends if ends else said.value, metric.value, metric.unit)
 
 
 def interval(metric: Metric | None) -> Field:

@@ -38,6 +38,11 @@ class MetricText:
         """The interval and its kind, or the number of samples if it is missing."""
         return self.label if self.ends is None else f"{self.ends}, {self.label}"
 
+    @property
+    def with_ends(self) -> str:
+        """The figure with the ends of its interval, if it has one: `12.3 ms (12.1 to 12.6)`."""
+        return self.value if self.ends is None else f"{self.value} ({self.ends})"
+
     def __str__(self) -> str:
         return f"{self.value} ({self.note})"
 

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from results.errors import StoreError, StudyBusyError
 
@@ -100,7 +99,13 @@ def replace(path: Path, data: bytes, *, in_study: bool = False) -> None:
     """
     with _errors(path):
         if not in_study and is_stream(path):
-            with _stream(path) as stream:
+            descriptor = _descriptor(path)
+            if descriptor is not None:
+                # A plain file that is opened again has a separate offset: its earlier content would be
+                # overwritten.
+                sys.stdout.flush()
+                sys.stderr.flush()
+            with path.open("ab") if descriptor is None else os.fdopen(os.dup(descriptor), "wb") as stream:
                 stream.write(data)
             return
         with _temporary(path, data) as temporary:
@@ -113,16 +118,6 @@ def is_stream(path: Path) -> bool:
     if _descriptor(path) is not None:
         return True
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def _stream(path: Path) -> BinaryIO:
-    descriptor = _descriptor(path)
-    if descriptor is None:
-        return path.open("ab")
-    # A plain file that is opened again has a separate offset: this process would overwrite what it wrote.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return os.fdopen(os.dup(descriptor), "wb")
 
 
 def _descriptor(path: Path) -> int | None:

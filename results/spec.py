@@ -42,7 +42,7 @@ class Option:
     def read(self, text: str, where: str) -> Value:
         """The typed value of `text`; raises SpecError naming `where`."""
         try:
-            value = _convert(self.kind, text)
+            value = _CONVERT[self.kind](text)
         except (ValueError, KeyError):
             share = re.fullmatch(r"(\d+(?:\.\d+)?)%", text) if self.kind == "float" else None
             meant = f" (did you mean {float(share[1]) / 100:g}?)" if share else ""
@@ -63,14 +63,9 @@ class Option:
 _KIND_TEXT = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 
 
-def _convert(kind: Kind, text: str) -> Value:
-    if kind == "int":
-        return int(text)
-    if kind == "float":
-        return float(text)
-    if kind == "bool":
-        return _BOOLS[text.lower()]
-    return text
+_CONVERT: Mapping[Kind, Callable[[str], Value]] = MappingProxyType(
+    {"int": int, "float": float, "bool": lambda text: _BOOLS[text.lower()], "str": str}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

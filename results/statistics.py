@@ -84,10 +84,8 @@ def over_runs(run_values: Sequence[float], unit: str) -> Metric:
     """
     values = np.asarray(run_values, dtype=np.float64)
     mean = float(values.mean())
-    if len(values) == 1:
-        return Metric(value=mean, unit=unit, low=None, high=None, samples=1, interval=None)
     if len(values) < FEWEST_FOR_INTERVAL:
-        return _range(mean, values, unit)
+        return differences(run_values, unit)
     logs = np.log(values)
     half = t_quantile(len(logs) - 1) * float(logs.std(ddof=1)) / len(logs) ** 0.5
     centre = float(logs.mean())
@@ -104,7 +102,7 @@ def over_runs(run_values: Sequence[float], unit: str) -> Metric:
 def differences(
     values: Sequence[float], unit: str, *, of: Literal["t95-runs", "t95-quads"] = "t95-runs"
 ) -> Metric:
-    """The mean of differences, which may be negative, with Student's t from six on.
+    """The mean of values that may be negative, with Student's t from six on, and below six their range.
 
     `of` names what each value is a difference of: a run, or a quad within one run.
     """
@@ -113,7 +111,8 @@ def differences(
     if len(array) == 1:
         return Metric(value=mean, unit=unit, low=None, high=None, samples=1, interval=None)
     if len(array) < FEWEST_FOR_INTERVAL:
-        return _range(mean, array, unit)
+        low, high = float(array.min()), float(array.max())
+        return Metric(value=mean, unit=unit, low=low, high=high, samples=len(array), interval="range")
     half = t_quantile(len(array) - 1) * float(array.std(ddof=1)) / len(array) ** 0.5
     return Metric(value=mean, unit=unit, low=mean - half, high=mean + half, samples=len(array), interval=of)
 
@@ -166,17 +165,6 @@ def _welch_t(first: Floats, second: Floats) -> tuple[float, float, float]:
         return difference, 0.0, math.inf
     freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(second) - 1))
     return difference, (a + b) ** 0.5, freedom
-
-
-def _range(mean: float, values: Floats, unit: str) -> Metric:
-    return Metric(
-        value=mean,
-        unit=unit,
-        low=float(values.min()),
-        high=float(values.max()),
-        samples=len(values),
-        interval="range",
-    )
 
 
 def slow_steps(step_ns: npt.NDArray[np.int64]) -> int:

@@ -227,7 +227,23 @@ class CellCommunication:
         for one in self.recorded:
             for operation in one.operations:
                 kinds.setdefault((operation.name, operation.group_size), []).append(operation)
-        return tuple(_merged(found) for found in kinds.values())
+
+        def mean(found: Sequence[OperationSummary], name: str) -> float | None:
+            values = [getattr(one, name) for one in found]
+            return None if None in values else fmean(values)
+
+        return tuple(
+            OperationSummary(
+                name=name,
+                group_size=size,
+                count=mean(found, "count") or 0.0,
+                payload_bytes=mean(found, "payload_bytes") or 0.0,
+                duration_ns=mean(found, "duration_ns") or 0.0,
+                transfer_ns=mean(found, "transfer_ns"),
+                wait_ns=mean(found, "wait_ns"),
+            )
+            for (name, size), found in kinds.items()
+        )
 
     def mean(self, name: str) -> float | None:
         """The mean of a field of `Communication` over the runs; None if a run lacks it."""
@@ -375,19 +391,3 @@ def _where(one: CellCommunication) -> str:
         return text
     nodes = len(set(ranks.node))
     return f"{text} on {nodes:,} node{'' if nodes == 1 else 's'}"
-
-
-def _merged(found: Sequence[OperationSummary]) -> OperationSummary:
-    def mean(name: str) -> float | None:
-        values = [getattr(one, name) for one in found]
-        return None if None in values else fmean(values)
-
-    return OperationSummary(
-        name=found[0].name,
-        group_size=found[0].group_size,
-        count=mean("count") or 0.0,
-        payload_bytes=mean("payload_bytes") or 0.0,
-        duration_ns=mean("duration_ns") or 0.0,
-        transfer_ns=mean("transfer_ns"),
-        wait_ns=mean("wait_ns"),
-    )

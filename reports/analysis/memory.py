@@ -62,29 +62,28 @@ class CellMemory:
 
 def cell_memories(study: StudyFigures) -> list[CellMemory]:
     """The memory of every cell with a figure, in the study's order."""
-    predicted = study.predicted_bytes
-    return [_memory(one, predicted.get(cell_id)) for cell_id, one in study.cells.items()]
+    predicted, memories = study.predicted_bytes, []
+    for cell_id, one in study.cells.items():
+        on_cpu, environment = one.cell.device == "cpu", one.newest.environment
+        capacity = environment.device_memory_bytes if environment else None
+        memories.append(
+            CellMemory(
+                figures=one,
+                device_peak_bytes=_largest(one, "device_allocated_peak_bytes"),
+                device_bytes=None if on_cpu else capacity,
+                rss_peak_bytes=_largest(one, "rss_peak_bytes"),
+                rss_over_idle_bytes=_largest(one, "rss_over_idle_bytes"),
+                host_bytes=capacity if on_cpu else None,
+                ranks_per_host=math.ceil(one.cell.gpus / max(1, len(one.newest.hosts))),
+                predicted_bytes=predicted.get(cell_id),
+            )
+        )
+    return memories
 
 
 def cells_out_of_memory(study: StudyFigures) -> list[Cell]:
     """Cells without a figure because memory ran out."""
     return [failure.cell for failure in study.failures if failure.outcome == Outcome.OUT_OF_MEMORY]
-
-
-def _memory(one: CellFigures, predicted_bytes: int | None) -> CellMemory:
-    on_cpu = one.cell.device == "cpu"
-    environment = one.newest.environment
-    capacity = environment.device_memory_bytes if environment else None
-    return CellMemory(
-        figures=one,
-        device_peak_bytes=_largest(one, "device_allocated_peak_bytes"),
-        device_bytes=None if on_cpu else capacity,
-        rss_peak_bytes=_largest(one, "rss_peak_bytes"),
-        rss_over_idle_bytes=_largest(one, "rss_over_idle_bytes"),
-        host_bytes=capacity if on_cpu else None,
-        ranks_per_host=math.ceil(one.cell.gpus / max(1, len(one.newest.hosts))),
-        predicted_bytes=predicted_bytes,
-    )
 
 
 def _largest(one: CellFigures, name: str) -> int | None:

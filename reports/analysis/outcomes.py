@@ -55,7 +55,20 @@ def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
     """The cells that have no figure."""
     runs = [run for pool in pools for run in (*pool.runs, *pool.lost)]
     inferred = pruned(plans, runs)
-    return [_failure(pool, inferred.get(pool.cell.id)) for pool in pools if not pool.runs]
+    found = []
+    for pool in pools:
+        if pool.runs:
+            continue
+        outcome: str = NOT_RUN
+        reason = "the study ended before it; run the same command again to continue"
+        if pool.cell.id in inferred:
+            outcome, reason = Outcome.SKIPPED, inferred[pool.cell.id]
+        elif pool.lost:
+            newest = pool.lost[-1]
+            outcome = UNUSABLE if newest.outcome is Outcome.OK else newest.outcome
+            reason = reason_of(newest)
+        found.append(Failure(cell=pool.cell, outcome=outcome, reason=reason, runs=len(pool.lost)))
+    return found
 
 
 def pruned(plans: Iterable[Plan], results: Iterable[RunResult]) -> dict[str, str]:
@@ -95,21 +108,6 @@ def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:
 def outcome_words(outcome: str) -> str:
     """An outcome as a reader reads it: `out of memory`."""
     return outcome.replace("_", " ")
-
-
-def _failure(pool: Pool, inferred: str | None) -> Failure:
-    if inferred is not None:
-        return Failure(cell=pool.cell, outcome=Outcome.SKIPPED, reason=inferred, runs=0)
-    if not pool.lost:
-        reason = "the study ended before it; run the same command again to continue"
-        return Failure(cell=pool.cell, outcome=NOT_RUN, reason=reason, runs=0)
-    newest = pool.lost[-1]
-    return Failure(
-        cell=pool.cell,
-        outcome=UNUSABLE if newest.outcome is Outcome.OK else newest.outcome,
-        reason=reason_of(newest),
-        runs=len(pool.lost),
-    )
 
 
 def reason_of(run: RunResult) -> str:

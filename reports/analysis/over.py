@@ -84,38 +84,31 @@ def over_groups(study: StudyFigures, axis: str) -> list[OverGroup]:
 
     If several cells have one value (such as of two step policies), the one that was planned last is used.
     """
+    follow = (axis, *_FOLLOWS.get(axis, ()))
     ways: dict[tuple[object, ...], dict[int, dict[object, CellFigures]]] = {}
     for one in study.cells.values():
-        sizes = ways.setdefault(_way(study, one.cell, axis), {})
-        sizes.setdefault(one.cell.gpus, {})[getattr(one.cell, axis)] = one
+        # The fields that cells of one group share: all but the axis, the size and what follows from them.
+        cell, but = one.cell, {*follow, *_SIZED}
+        strong = study.scalings.get(cell.id, ()) == ("strong",)
+        batch = ("strong", cell.global_batch) if strong else ("weak", cell.batch_per_replica)
+        shared = (getattr(cell, name) for name in cell.__struct_fields__ if name not in but)
+        sizes = ways.setdefault((batch, *shared), {})
+        sizes.setdefault(cell.gpus, {})[getattr(cell, axis)] = one
     memory = {one.cell.id: one.step_bytes for one in cell_memories(study)}
     found = []
     for sizes in ways.values():
         most = max(sizes, key=lambda gpus: (len(sizes[gpus]), gpus))
         if len(sizes[most]) > 1:
             found.append(_group(list(sizes[most].values()), axis, memory))
-    return _told_apart(found, axis)
-
-
-def _told_apart(groups: Sequence[OverGroup], axis: str) -> list[OverGroup]:
-    """The groups, each with the settings that distinguish it."""
-    but = (axis, *_FOLLOWS.get(axis, ()))
+    # The settings that distinguish a group are named without the axis.
     alike = [
-        msgspec.structs.replace(group.cell, **{name: getattr(groups[0].cell, name) for name in but})
-        for group in groups
+        msgspec.structs.replace(group.cell, **{name: getattr(found[0].cell, name) for name in follow})
+        for group in found
     ]
     labels = setting_labels(alike)
     return [
-        replace(group, setting=labels[setting_of(cell)]) for group, cell in zip(groups, alike, strict=True)
+        replace(group, setting=labels[setting_of(cell)]) for group, cell in zip(found, alike, strict=True)
     ]
-
-
-def _way(study: StudyFigures, cell: Cell, axis: str) -> tuple[object, ...]:
-    """The fields that cells of one group share: all but the size and what follows from it."""
-    but = {axis, *_FOLLOWS.get(axis, ()), *_SIZED}
-    kinds = study.scalings.get(cell.id, ())
-    batch = ("strong", cell.global_batch) if kinds == ("strong",) else ("weak", cell.batch_per_replica)
-    return (batch, *(getattr(cell, name) for name in cell.__struct_fields__ if name not in but))
 
 
 def _group(cells: Sequence[CellFigures], axis: str, memory: dict[str, int | None]) -> OverGroup:

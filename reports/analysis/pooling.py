@@ -52,7 +52,10 @@ def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
         and result.step_ns is not None
         and (result.proof is None or result.proof.passed)
     ]
-    counted, others = _newest(ok)
+    same = [run for run in ok if _alike(run, ok[-1])]
+    counted = [run for run in same if run.evidence is Evidence.MEASURED] or same
+    chosen = {run.run_id for run in counted}
+    others = [run for run in ok if run.run_id not in chosen]
     return Pool(
         cell=cell,
         planned=planned,
@@ -88,16 +91,6 @@ def machine_facts(environment: Environment) -> dict[str, object]:
     """
     own = ("placement", "packages", "network", "program")
     return {name: fact for name, fact in environment.pooling_facts().items() if name not in own}
-
-
-def _newest(ok: list[RunResult]) -> tuple[list[RunResult], list[RunResult]]:
-    if not ok:
-        return [], []
-    same = [run for run in ok if _alike(run, ok[-1])]
-    measured = [run for run in same if run.evidence is Evidence.MEASURED]
-    counted = measured or same
-    chosen = {run.run_id for run in counted}
-    return counted, [run for run in ok if run.run_id not in chosen]
 
 
 def _alike(run: RunResult, newest: RunResult) -> bool:

@@ -50,7 +50,7 @@ class CellInStudy:
     study: str
     figures: CellFigures
     efficiency: Efficiency | None
-    """Its efficiency against the baseline of its own study."""
+    """Its efficiency against the baseline of the same study."""
     ratio: Metric | None
     """Step time of the first study over its own: above 1 it is faster. None for the first study itself."""
     absent: str | None
@@ -122,10 +122,12 @@ def side_by_side(studies: Sequence[StudyFigures]) -> SideBySide:
             work = tuple(_work(one.cell).values())
             works.setdefault(work, {}).setdefault(study.name, (study, one))
     smallest = studies[0].assumptions.smallest_effect
-    shared = _judged(
-        [SharedCell(entries=_entries([*found.values()])) for found in works.values() if len(found) > 1],
-        smallest,
-    )
+    cells = []
+    for found in (list(those.values()) for those in works.values() if len(those) > 1):
+        first = found[0][1]
+        entries = (_entry(of, one, None if one is first else first) for of, one in found)
+        cells.append(SharedCell(entries=tuple(entries)))
+    shared = _judged(cells, smallest)
     return SideBySide(
         studies=tuple(study.name for study in studies),
         cells=tuple(shared),
@@ -155,11 +157,6 @@ def _judged(shared: Sequence[SharedCell], smallest: float) -> list[SharedCell]:
 def _work(cell: Cell) -> dict[str, object]:
     """The fields that define the work of a cell."""
     return {name: getattr(cell, name) for name in cell.__struct_fields__ if name != "steps"}
-
-
-def _entries(found: Sequence[tuple[StudyFigures, CellFigures]]) -> tuple[CellInStudy, ...]:
-    first = found[0][1]
-    return tuple(_entry(study, one, None if one is first else first) for study, one in found)
 
 
 def _entry(study: StudyFigures, one: CellFigures, first: CellFigures | None) -> CellInStudy:

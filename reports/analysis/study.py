@@ -26,7 +26,6 @@ from reports.analysis.series import SeriesSetting, merged_series, setting_labels
 from reports.analysis.trained import TrainedCell
 from reports.text import count, devices_word, moment
 from results.baseline import Baseline
-from results.cell import Cell
 from results.errors import bench_call
 from results.outcome import Outcome
 from results.plan import Plan, Scaling
@@ -180,8 +179,18 @@ def analyse(
 ) -> StudyFigures:
     """The figures of the study called `name`, from all its plans and the results of all its runs."""
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
-    pools = _pools(cells, plans, results)
-    found = {cell_id: one for cell_id, pool in pools.items() if (one := cell_figures(pool)) is not None}
+    by_cell: dict[str, list[RunResult]] = {}
+    for result in results:
+        by_cell.setdefault(result.cell_id, []).append(result)
+    planned: dict[str, int] = {}
+    for plan in plans:
+        for cell in plan.cells:
+            planned[cell.id] = max(planned.get(cell.id, 0), plan.request.repeats)
+    pools = {
+        cell_id: pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id])
+        for cell_id, cell in cells.items()
+    }
+    found = {cell_id: one for cell_id, runs in pools.items() if (one := cell_figures(runs)) is not None}
     drifted = drift(results)
     known = cells.keys() | ({drifted.cell_id} if drifted else set())
     failed = failures(plans, pools.values())
@@ -204,20 +213,6 @@ def analyse(
         strangers=tuple(sorted({result.cell_id for result in results} - known)),
         assumptions=assumptions or Assumptions(),
     )
-
-
-def _pools(cells: Mapping[str, Cell], plans: Sequence[Plan], results: Sequence[RunResult]) -> dict[str, Pool]:
-    by_cell: dict[str, list[RunResult]] = {}
-    for result in results:
-        by_cell.setdefault(result.cell_id, []).append(result)
-    planned: dict[str, int] = {}
-    for plan in plans:
-        for cell in plan.cells:
-            planned[cell.id] = max(planned.get(cell.id, 0), plan.request.repeats)
-    return {
-        cell_id: pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id])
-        for cell_id, cell in cells.items()
-    }
 
 
 def summary(study: StudyFigures) -> str:

@@ -283,22 +283,16 @@ def races(cells: Iterable[TrainedCell]) -> tuple[Race, ...]:
             work = (*msgspec.structs.astuple(shared), one.log.launches[-1].order.target)
             ways = groups.setdefault(work, {})
             ways.setdefault(exchange_label(one.cell), []).append(one)
-    return tuple(_race(list(ways.values())) for ways in groups.values() if sum(map(len, ways.values())) > 1)
-
-
-def _race(ways: Sequence[Sequence[TrainedCell]]) -> Race:
-    ordered = sorted(ways, key=lambda runs: not runs[0].cell.dense)
-    first = ordered[0][0]
-    target = first.target
-    assert target is not None
-    return Race(
-        cell=first.cell,
-        target=str(first.log.launches[-1].order.target),
-        ways=tuple(
-            Way(
-                label=exchange_label(runs[0].cell),
-                runs=tuple(reach(run, target) for run in sorted(runs, key=lambda run: run.cell.seed)),
+    found = []
+    for ways in groups.values():
+        ordered = sorted(ways.items(), key=lambda way: not way[1][0].cell.dense)
+        first = ordered[0][1][0]
+        target = first.target
+        if target is not None and sum(map(len, ways.values())) > 1:
+            of_seeds = ((label, sorted(runs, key=lambda run: run.cell.seed)) for label, runs in ordered)
+            race = tuple(
+                Way(label=label, runs=tuple(reach(run, target) for run in runs)) for label, runs in of_seeds
             )
-            for runs in ordered
-        ),
-    )
+            words = str(first.log.launches[-1].order.target)
+            found.append(Race(cell=first.cell, target=words, ways=race))
+    return tuple(found)

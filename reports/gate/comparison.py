@@ -267,7 +267,7 @@ def _exact_verdict(
     if not before:
         return Verdict.NEW, "BASE has no figure of it: it was not counted there"
     if not after:
-        return Verdict.MISSING, "only BASE has a figure of it, so it is no longer checked"
+        return Verdict.MISSING, "NEW lacks the figure that BASE has: the counter is not checked"
     if len(before) > 1:
         told = f"the runs of BASE have {len(before)} different values of a counter that should have one"
         return Verdict.INCONCLUSIVE, told

@@ -69,7 +69,10 @@ class Trend:
 def trends(nights: Mapping[str, Sequence[Baseline]], metrics: Sequence[str]) -> list[Trend]:
     """Every series of these metrics that has positive figures; nights in the order of time."""
     return [
-        trend for machine, found in nights.items() for name in metrics for trend in _of(machine, found, name)
+        trend
+        for machine, found in nights.items()
+        for name in metrics
+        for trend in _trends_of(machine, found, TIMED[name])
     ]
 
 
@@ -78,12 +81,12 @@ def seen_on(measured_at: str, found: Sequence[Trend]) -> list[tuple[Trend, Step]
     return [(trend, step) for trend in found for step in trend.steps if step.seen.measured_at == measured_at]
 
 
-def _of(machine: str, nights: Sequence[Baseline], name: str) -> Iterator[Trend]:
+def _trends_of(machine: str, nights: Sequence[Baseline], metric: TimedMetric) -> Iterator[Trend]:
     series: dict[str, list[Night]] = {}
     labels: dict[str, str] = {}
     for night in nights:
         for subject in night.subjects:
-            value = median(subject.timed.get(name) or (0.0,))
+            value = median(subject.timed.get(metric.name) or (0.0,))
             if value > 0:
                 point = Night(
                     measured_at=night.measured_at, commit=night.commit, value=value, facts=subject.facts
@@ -98,11 +101,11 @@ def _of(machine: str, nights: Sequence[Baseline], name: str) -> Iterator[Trend]:
                 after=points[change.at],
                 seen=points[change.seen_at],
                 effect=change.effect,
-                is_worse=(change.effect > 0) == (TIMED[name].better == "lower"),
+                is_worse=(change.effect > 0) == (metric.better == "lower"),
             )
             for change in found
         )
-        yield Trend(machine=machine, label=labels[key], metric=TIMED[name], nights=tuple(points), steps=steps)
+        yield Trend(machine=machine, label=labels[key], metric=metric, nights=tuple(points), steps=steps)
 
 
 RECENT = (5, 7, 10, 14, 20)

@@ -24,7 +24,7 @@ from reports.page.sections.summary import summary_section
 from reports.page.sections.table import table_section
 from reports.page.sections.training import accuracy_section, training_section
 from results.errors import ExtensionError
-from results.extensions import Extension, extensions
+from results.extensions import extensions
 
 Maker = Callable[[StudyFigures], Section | None]
 SECTIONS: Mapping[str, Maker] = MappingProxyType(
@@ -70,7 +70,16 @@ def contents(study: StudyFigures) -> tuple[Section, ...]:
     """
     made = [*_made(TRAINED if _only_trained(study) else SECTIONS, study)]
     for name, extension in extensions(GROUP, TAKEN).items():
-        section = _section(extension, study)
+        try:
+            make = extension.load()
+            section = make(study) if callable(make) else make
+            if section is not None and not isinstance(section, Section):
+                raise extension.wrong(make, "a function that gives a Section or None")
+        except Exception as error:
+            # An error in the code of another package must not prevent the rest of the page.
+            failed = f"{extension} failed: {type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, ExtensionError) else failed
+            section = Section(anchor=name, title=name, blocks=(Paragraph(reason, "none"),))
         if section is not None:
             made.append(replace(section, anchor=name))
     return tuple(made)
@@ -87,20 +96,3 @@ def _only_trained(study: StudyFigures) -> bool:
 
 def _made(makers: Mapping[str, Maker], study: StudyFigures) -> tuple[Section, ...]:
     return tuple(section for make in makers.values() if (section := make(study)) is not None)
-
-
-def _section(extension: Extension, study: StudyFigures) -> Section | None:
-    """Make the section of another package, or one with its error, so that the page is written in any case."""
-    try:
-        make = extension.load()
-        section = make(study) if callable(make) else make
-        if section is not None and not isinstance(section, Section):
-            raise extension.wrong(make, "a function that gives a Section or None")
-    except ExtensionError as error:
-        reason = str(error)
-    except Exception as error:
-        # An error in the code of another package must not prevent the rest of the page.
-        reason = f"{extension} failed: {type(error).__name__}: {error}"
-    else:
-        return section
-    return Section(anchor=extension.name, title=extension.name, blocks=(Paragraph(reason, "none"),))

@@ -143,8 +143,23 @@ def _figures(row: CellRow) -> Json | None:
             "wait_ns": row.budget.wait_ns,
         },
         "efficiency": {"weak": _point(row.weak), "strong": _point(row.strong)},
-        "exchange": _exchange(row),
-        "cost": _cost(row),
+        # Null if the workload was measured with only one exchange.
+        "exchange": None
+        if row.exchange is None
+        else {
+            "dense": row.exchange.dense.cell.id if row.exchange.dense else None,
+            **declared(row, "speed_up"),
+            "verdict": row.exchange.verdict,
+            "absent": row.exchange.reason,
+        },
+        "cost": None
+        if row.cost is None
+        else {
+            **declared(row, "usd_per_hour", "usd_per_1000_steps", "usd_per_million_samples"),
+            **declared(row, "usd_per_billion_tokens", "usd_per_epoch"),
+            "price": row.cost.quote.price if row.cost.quote else None,
+            "absent": row.cost.absent,
+        },
         "mfu": row.mean("mfu"),
         **declared(row, "energy_j", "rss_peak_bytes", "rss_over_idle_bytes", "device_allocated_peak_bytes"),
     }
@@ -160,28 +175,4 @@ def _efficiency(efficiency: Efficiency) -> Json:
         "metric": efficiency.metric,
         "baseline": efficiency.baseline.figures.cell.id if efficiency.baseline else None,
         "absent": efficiency.reason,
-    }
-
-
-def _exchange(row: CellRow) -> Json | None:
-    """The comparison with the dense exchange; None if the workload was measured with only one exchange."""
-    if row.exchange is None:
-        return None
-    return {
-        "dense": row.exchange.dense.cell.id if row.exchange.dense else None,
-        **declared(row, "speed_up"),
-        "verdict": row.exchange.verdict,
-        "absent": row.exchange.reason,
-    }
-
-
-def _cost(row: CellRow) -> Json | None:
-    cost = row.cost
-    if cost is None:
-        return None
-    return {
-        **declared(row, "usd_per_hour", "usd_per_1000_steps", "usd_per_million_samples"),
-        **declared(row, "usd_per_billion_tokens", "usd_per_epoch"),
-        "price": cost.quote.price if cost.quote else None,
-        "absent": cost.absent,
     }

@@ -103,7 +103,11 @@ def match(ranks: Sequence[RankRecord]) -> Matched | None:
 
 def _side_by_side(ranks: Sequence[RankRecord], operations: Sequence[Operations], steps: int) -> Rows:
     for rank, own in enumerate(operations):
-        _check_indices(ranks, rank, own, steps)
+        limits = {"step": steps, "name": len(own.names), "group": len(own.groups)}
+        for field, limit in limits.items():
+            values = getattr(own, field)
+            if values and not 0 <= min(values) <= max(values) < limit:
+                raise _damaged(ranks, f"rank {rank} has an operation whose {field} is not one of {limit}")
     names, name = _common([own.names for own in operations], [own.name for own in operations])
     groups, group = _common([own.groups for own in operations], [own.group for own in operations])
     apart = [place for place, text in enumerate(names) if text in POINT_TO_POINT]
@@ -129,8 +133,14 @@ def _transfers(ranks: Sequence[RankRecord], rows: Rows, mine: Ints, members: Seq
         return mine
     group = rows.groups[rows.group[mine[0]]]
     shape = _shape(ranks, group, members, rows.rank[mine])
-    kinds = rows.name[mine] * rows.steps + rows.step[mine]
-    _check_same(ranks, group, members, kinds.reshape(shape))
+    kinds = (rows.name[mine] * rows.steps + rows.step[mine]).reshape(shape)
+    member, sequence = np.nonzero(kinds != kinds[:1])
+    if len(member):
+        raise _damaged(
+            ranks,
+            f"ranks {members[0]} and {members[member[0]]} differ in the name or the step of collective "
+            f"{sequence[0]} of the group {group}",
+        )
     shortest = rows.duration_ns[mine].reshape(shape).min(axis=0)
     return np.tile(shortest, len(members))
 
@@ -174,25 +184,6 @@ def _shape(ranks: Sequence[RankRecord], group: str, members: Sequence[int], rank
                 f"the group {group}",
             )
     return len(members), number
-
-
-def _check_same(ranks: Sequence[RankRecord], group: str, members: Sequence[int], kinds: Ints) -> None:
-    """Refuse `kinds` (ranks of the group, collectives) whose rows differ."""
-    member, sequence = np.nonzero(kinds != kinds[:1])
-    if len(member):
-        raise _damaged(
-            ranks,
-            f"ranks {members[0]} and {members[member[0]]} differ in the name or the step of collective "
-            f"{sequence[0]} of the group {group}",
-        )
-
-
-def _check_indices(ranks: Sequence[RankRecord], rank: int, own: Operations, steps: int) -> None:
-    limits = {"step": steps, "name": len(own.names), "group": len(own.groups)}
-    for field, limit in limits.items():
-        values = getattr(own, field)
-        if values and not 0 <= min(values) <= max(values) < limit:
-            raise _damaged(ranks, f"rank {rank} has an operation whose {field} is not one of {limit}")
 
 
 def _damaged(ranks: Sequence[RankRecord], what: str) -> SchemaError:

@@ -179,19 +179,16 @@ def _check_ranks(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
 
 
 def _check_shapes(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
-    shapes = {_shape(rank) for rank in ranks}
+    shapes = set()
+    for rank in ranks:
+        quads, blocks, steps = rank.quads, len(rank.blocks_ns), len(rank.steps.step_ns)
+        off_on = () if quads is None else (quads.steps, len(quads.on_first_ns), len(quads.off_step_ns))
+        shapes.add((rank.block_steps, blocks, steps, len(rank.warmup.step_ns), rank.period, *off_on))
     if len(shapes) > 1 or 0 in shapes.pop()[:3]:
         raise SchemaError(
             f"the ranks of run {run_id} of {cell.id} did not measure the same blocks and steps: "
             f"their records were edited, move the run away"
         )
-
-
-def _shape(rank: RankRecord) -> tuple[int, ...]:
-    quads = rank.quads
-    off_on = () if quads is None else (quads.steps, len(quads.on_first_ns), len(quads.off_step_ns))
-    warmup = len(rank.warmup.step_ns)
-    return (rank.block_steps, len(rank.blocks_ns), len(rank.steps.step_ns), warmup, rank.period, *off_on)
 
 
 def _outcome(

@@ -56,8 +56,7 @@ def _reach(one: Scalability) -> str:
         return f"{told}; only one size"
     efficiency = "no efficiency claimed"
     if lead.efficiency is not None:
-        text = metric(lead.efficiency)
-        efficiency = f"{text.value} ({text.ends})" if text.ends else text.value
+        efficiency = metric(lead.efficiency).with_ends
     return f"{told}, {efficiency}; {one.largest.knee_text.partition(':')[0]}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from reports.analysis.budget import RESIDUAL_ABOVE, BudgetPart, Lost, budget, lost, why_no_budget
+from reports.analysis.budget import RESIDUAL_ABOVE, BudgetPart, budget, lost, why_no_budget
 from reports.analysis.figures import differences_in_training, training_of
 from reports.analysis.knee import Growth, knee
 from reports.analysis.scaling import (
@@ -237,7 +237,10 @@ def _dominant(curve: Curve, beyond: Growth | None) -> tuple[Dominant | None, str
     if here is None or ideal is None:
         return None, why_no_budget(point.figures if here is None else baseline.figures)
     loss = lost(here, ideal)
-    part = None if loss.share < LITTLE else loss.largest
+    part, contenders = None if loss.share < LITTLE else loss.largest, []
+    for one in (loss.largest, *loss.rivals) if part and loss.rivals else ():
+        low, high = loss.ends_ns(one)
+        contenders.append(LostPart(part=one, ns=loss.part_ns[one], low_ns=low, high_ns=high))
     found = Dominant(
         cell_id=point.figures.cell.id,
         gpus=point.gpus,
@@ -246,20 +249,9 @@ def _dominant(curve: Curve, beyond: Growth | None) -> tuple[Dominant | None, str
         part=part,
         part_ns=loss.part_ns[part] if part else 0.0,
         shown=part is None or loss.shown(part),
-        contenders=_contenders(loss) if part else (),
+        contenders=tuple(sorted(contenders, key=lambda one: one.ns, reverse=True)),
         other_ns=here.part_ns["other"],
         method=here.method,
         against=baseline.short,
     )
     return found, None
-
-
-def _contenders(loss: Lost) -> tuple[LostPart, ...]:
-    """The largest part and those that may be larger; empty where it leads all others."""
-    if not loss.rivals:
-        return ()
-    found = []
-    for part in (loss.largest, *loss.rivals):
-        low, high = loss.ends_ns(part)
-        found.append(LostPart(part=part, ns=loss.part_ns[part], low_ns=low, high_ns=high))
-    return tuple(sorted(found, key=lambda one: one.ns, reverse=True))

@@ -14,7 +14,7 @@ from reports.analysis.exchange import FEWEST_RUNS
 from reports.analysis.figures import differences_in_training
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.scalability import Configuration, Dominant, Reach, Scalability
-from reports.text import MetricText, capital, count, devices, duration, listed, metric, percent
+from reports.text import capital, count, devices, duration, listed, metric, percent
 from results.cell import label
 
 PART_WORDS: dict[BudgetPart, str] = {
@@ -50,7 +50,7 @@ def _best(one: Scalability) -> str:
     """Name the fastest configuration, and the one at the largest size."""
     if one.fastest is None:
         return "every figure is emulated, so no claim is made"
-    throughput = _figure(metric(one.fastest.throughput))
+    throughput = metric(one.fastest.throughput).with_ends
     fastest = f"{_where(one.fastest)} {_leads(one.fastest, 'the fastest')} {throughput}"
     if one.largest is None:
         alone = "only one size was measured, so scaling is not judged"
@@ -81,10 +81,6 @@ def _where(one: Configuration) -> str:
     return f"{one.strategy} on {devices(one.gpus, one.device)}"
 
 
-def _figure(text: MetricText) -> str:
-    return f"{text.value} ({text.ends})" if text.ends else text.value
-
-
 def _remarks(one: Configuration) -> Iterator[str]:
     if one.ties:
         yield f"no difference is shown to {listed(one.ties)}"
@@ -94,7 +90,7 @@ def _remarks(one: Configuration) -> Iterator[str]:
 def _efficiency(one: Configuration) -> str:
     if one.efficiency is None:
         return "an efficiency that is not claimed"
-    return f"an efficiency of {_figure(metric(one.efficiency))} against {one.against}"
+    return f"an efficiency of {metric(one.efficiency).with_ends} against {one.against}"
 
 
 def cause(one: Reach) -> str:

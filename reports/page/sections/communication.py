@@ -55,11 +55,15 @@ def communication_section(study: StudyFigures) -> Section | None:
 
 def _findings(study: StudyFigures, peaks: LinkPeaks, cells: Sequence[CellCommunication]) -> Iterator[Block]:
     found = [slow.finding for slow in slow_links(list(study.cells.values()), peaks)]
-    for cell_id in _worst_cells(study, peaks):
-        finding = communication_finding(study.cells[cell_id], peaks)
-        if finding is not None:
-            found.append(f"{cell_label(study, study.cells[cell_id].cell)}: {finding}")
-    found += exchange_sentences(study)
+    # For each piece of work, the cell with a finding that has the largest exposed share.
+    worst: dict[str, str] = {}
+    for _, curves in works(study):
+        cells_of = [point.figures for curve in curves for point in curve.points]
+        of_work = [(one, text) for one in cells_of if (text := communication_finding(one, peaks)) is not None]
+        if of_work:
+            one, text = max(of_work, key=lambda pair: communication(pair[0]).transfer_share or 0.0)
+            worst[one.cell.id] = f"{cell_label(study, one.cell)}: {text}"
+    found += [*worst.values(), *exchange_sentences(study)]
     if found:
         yield Bullets(tuple(found))
     remarks = list(_remarks(study, cells))
@@ -79,18 +83,6 @@ def exchange_sentences(study: StudyFigures) -> Iterator[str]:
                 points.setdefault(row.reason, []).append(f"{row.name} on {row.cell.gpus:,}")
         for reason, those in points.items():
             yield f"Not judged: {listed(list(dict.fromkeys(those)))}: {reason}."
-
-
-def _worst_cells(study: StudyFigures, peaks: LinkPeaks) -> list[str]:
-    """Choose, for each piece of work, the cell with a finding that has the largest exposed share."""
-    worst: dict[str, None] = {}
-    for _, curves in works(study):
-        points = [point.figures for curve in curves for point in curve.points]
-        with_finding = [one for one in points if communication_finding(one, peaks) is not None]
-        if with_finding:
-            share = {one.cell.id: communication(one).transfer_share or 0.0 for one in with_finding}
-            worst[max(share, key=share.__getitem__)] = None
-    return list(worst)
 
 
 def _remarks(study: StudyFigures, cells: Sequence[CellCommunication]) -> Iterator[str]:

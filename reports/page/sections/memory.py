@@ -63,10 +63,12 @@ def memory_section(study: StudyFigures) -> Section | None:
     memories, failed = cell_memories(study), cells_out_of_memory(study)
     if not memories and not failed:
         return None
-    found = [
-        *_finding(study, memories),
-        *_against_prediction(study, memories),
-        *_not_predicted(study, memories),
+    found = [*_finding(study, memories), *_against_prediction(study, memories)]
+    known = {one.cell.workload for one in memories if one.predicted_bytes is not None}
+    found += [
+        f"The memory of {workload} was not predicted, because {why}."
+        for workload, why in study.unpredicted.items()
+        if workload not in known
     ]
     blocks: list[Block] = [Paragraph(" ".join(found))] if found else []
     if failed:
@@ -158,11 +160,3 @@ def _against_prediction(study: StudyFigures, memories: Sequence[CellMemory]) -> 
         f"{count(len(ratios), 'cell')} took {low:.2f} times ({cell_label(study, least.cell)}) to {high:.2f} "
         f"times ({cell_label(study, most.cell)}) the memory predicted."
     )
-
-
-def _not_predicted(study: StudyFigures, memories: Sequence[CellMemory]) -> Iterator[str]:
-    """Name the workloads without a prediction, and the reason."""
-    predicted = {one.cell.workload for one in memories if one.predicted_bytes is not None}
-    for workload, why in study.unpredicted.items():
-        if workload not in predicted:
-            yield f"The memory of {workload} was not predicted, because {why}."

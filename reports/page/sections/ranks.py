@@ -41,22 +41,19 @@ def _blocks(study: StudyFigures, cells: Sequence[Found]) -> Iterator[Block]:
     if not slow:
         yield Paragraph(f"No rank is persistently slow in any of {count(len(cells), 'cell')}.")
         return
-    yield Bullets(tuple(_sentences(study, slow)))
-    rows = [(cell_label(study, one.cell), found) for one, found in slow[:_DRAWN]]
-    yield Drawings((rank_map(rows, study.devices_word),))
-
-
-def _sentences(study: StudyFigures, slow: Sequence[Found]) -> Iterator[str]:
-    """For each set of slow ranks at one size: the finding of one cell, and the other cells that share it."""
+    # For each set of slow ranks at one size: the finding of one cell, and the other cells that share it.
     groups: dict[tuple[int, tuple[int, ...]], list[Found]] = {}
     for one, found in slow:
         groups.setdefault((found.ranks, tuple(found.persistent)), []).append((one, found))
-    for those in groups.values():
-        one, found = those[0]
-        others = [cell_label(study, other.cell) for other, _ in those[1:]]
+    sentences = []
+    for (one, found), *rest in groups.values():
         nodes = f" ({numbered('node', found.slow_nodes)} as a whole)" if found.slow_nodes else ""
-        more = f" The same in {listed(others, last='; ')}." if others else ""
-        yield f"{cell_label(study, one.cell)}: {found.finding}{nodes}{more}"
+        others = listed([cell_label(study, other.cell) for other, _ in rest], last="; ") if rest else ""
+        more = f" The same in {others}." if others else ""
+        sentences.append(f"{cell_label(study, one.cell)}: {found.finding}{nodes}{more}")
+    yield Bullets(tuple(sentences))
+    rows = [(cell_label(study, one.cell), found) for one, found in slow[:_DRAWN]]
+    yield Drawings((rank_map(rows, study.devices_word),))
 
 
 _DEFINITIONS = (

@@ -89,6 +89,13 @@ def efficiency_chart(
         return None
     lines = _lines(curves, shown, _efficiency, scale=100)
     baselines = dict.fromkeys(claim.baseline.short for claim in claims if claim.baseline is not None)
+    missing: dict[int, list[str]] = {}
+    named = []
+    for curve in curves:
+        for gap in (one for one in curve.gaps if not one.skipped):
+            outcome = (gap.outcome or "").replace("_", " ")
+            missing.setdefault(gap.gpus, []).append(f"{curve.key.label}: {outcome}")
+            named.append(f"{curve.key.label} on {gap.gpus:,} ({outcome})")
     against = next(iter(baselines)) if len(baselines) == 1 else "each series' own smallest size"
     rules = [Rule(text="100 % ideal", y=100)]
     if chosen is not None:
@@ -101,8 +108,11 @@ def efficiency_chart(
             x_title=devices_word,
             lines=lines,
             rules=tuple(rules),
-            missing=_missing(curves),
-            note=_note(curves),
+            missing=tuple(
+                (size, f"no result on {size:,}: {'; '.join(those)}")
+                for size, those in sorted(missing.items())
+            ),
+            note=f"Crosses at the foot: {listed(named, last=', ')}." if named else "",
             width=820 if first else _width(curves),
             height=390 if first else 330 if _width(curves) > FEW_WIDTH else 240,
         )
@@ -199,26 +209,3 @@ def _point(curve: Curve, point: CurvePoint, value: Metric, scale: float) -> Poin
         href=f"{ROW}{figures.cell.id}",
         hollow=figures.evidence is Evidence.EMULATED,
     )
-
-
-def _missing(curves: Sequence[Curve]) -> tuple[tuple[float, str], ...]:
-    """Sizes that failed or did not run, each once, with a description."""
-    found: dict[int, list[str]] = {}
-    for curve in curves:
-        for gap in curve.gaps:
-            if not gap.skipped:
-                found.setdefault(gap.gpus, []).append(f"{curve.key.label}: {gap.outcome}".replace("_", " "))
-    return tuple(
-        (size, f"no result on {size:,}: {'; '.join(those)}") for size, those in sorted(found.items())
-    )
-
-
-def _note(curves: Sequence[Curve]) -> str:
-    """Name the missing results."""
-    gone = [
-        f"{curve.key.label} on {gap.gpus:,} ({(gap.outcome or '').replace('_', ' ')})"
-        for curve in curves
-        for gap in curve.gaps
-        if not gap.skipped
-    ]
-    return f"Crosses at the foot: {listed(gone, last=', ')}." if gone else ""
