@@ -1,4 +1,4 @@
-"""The ground floor: what was asked, what came out, and the files both are kept in.
+"""The ground floor: the types of plans, runs and results, and their files.
 
-Nothing here imports another package of this project, and nothing here imports torch.
+It imports neither another package of this project nor torch.
 """

@@ -61,7 +61,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """Operations that rank 0 handed to the exchange in one step, in order: `allreduce 0-1 4096 B`."""
     runs: int = 0
     run_ids: tuple[str, ...] = ()
-    """The runs that its figures are of; empty for files of pytest-benchmark."""
+    """The ids of its runs; empty for files of pytest-benchmark."""
     disturbed: int = 0
     """The number of runs that had to share the machine with others."""
     failed: str | None = None
@@ -102,7 +102,7 @@ FOLDER = "thresholds"
 
 
 class MetricNoise(msgspec.Struct, frozen=True, kw_only=True):
-    """How far equal runs of one cell differ in one metric, as shares of its mean."""
+    """The noise of one metric over equal runs of one cell, as shares of its mean."""
 
     runs: int
     between: float

@@ -1,7 +1,7 @@
-"""A cell: one point of the matrix, everything that decides what work is done.
+"""A cell: one point of the matrix, with all settings that decide which work is done.
 
-Its label says in a table how gradients travel. Cells need not be run where a smaller batch of the same cell
-ran out of memory.
+Its label names the strategy and the exchange of gradients. A cell is not run if a smaller batch of the same
+cell ran out of memory.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """How long a run warms up and measures."""
 
     block_steps: int = 5
-    """Steps between two barriers, at least (`steps_of_block`); a block is what is timed."""
+    """The fewest steps between two barriers (`steps_of_block`). These steps are a block, which is timed."""
     warmup_max_steps: int = 40
     """Warm-up ends when the step time is steady, or here. On a GPU it ends by time, and only 0 has a
     meaning: no warm-up."""
     min_blocks: int = 6
-    """Measured whatever the budget says."""
+    """Blocks that are measured with any budget."""
     max_blocks: int = 200
     target: float = 0.02
     """Relative half-width of the within-run interval at which measuring stops."""
@@ -94,8 +94,8 @@ class StepPolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True, weakref=True):
     """One point of the matrix. Immutable and content-addressed: equal work has an equal `id`.
 
-    Fields are only ever added, each with a default that means what was done before it existed, so that
-    the ids of old cells stay. Specs are canonical strings.
+    Fields are only added, each with a default that describes the behaviour before it existed, so that the ids
+    of old cells stay. Specs are canonical strings.
     """
 
     workload: str
@@ -112,7 +112,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     node_size: int | None = None
     """Ranks of a virtual node, in a row; None: the nodes are real hosts."""
     link_mbit_per_s: float | None = None
-    """Rate of every virtual node's network link in each direction; None: the network is what it is."""
+    """Rate of every virtual node's network link in each direction; None: the network is not shaped."""
     accumulation: int = 1
     """Micro-batches whose gradients are added up before one update."""
     precision: Precision = "fp32"
@@ -156,7 +156,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
 
     @property
     def synthetic(self) -> bool:
-        """Whether its samples are noise with random targets, of which nothing can be learned."""
+        """Whether its samples are noise with random targets, from which a model cannot learn."""
         return self.dataset == SYNTHETIC
 
     @property
@@ -260,7 +260,7 @@ def label(named: Named) -> str:
 
 
 def exchange_label(named: Named) -> str:
-    """The same on whatever network: `ddp + topk:0.01, ring`."""
+    """The label without the link: `ddp + topk:0.01, ring`."""
     compressed = (
         named.strategy if named.compression == UNCOMPRESSED else f"{named.strategy} + {named.compression}"
     )

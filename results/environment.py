@@ -52,7 +52,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     modules: dict[str, int]
     """The number of modules of each class."""
     distributions: dict[str, str] = {}
-    """Versions of what the source of a `py:` workload imports."""
+    """Versions of the distributions that the source of a `py:` workload imports."""
     files: dict[str, str] = {}
     """Hashes of the files that it opened in its own folder while it was built, by path from there."""
 
@@ -107,8 +107,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_node: int = 1
     pinned_cores: tuple[int, ...] = ()
     nccl_settings: dict[str, str] = {}
-    """The environment variables that were set of those that change what a step costs: NCCL's, torch's for
-    NCCL and for its allocator, and some of CUDA (`harness.machine.device.nccl_settings`)."""
+    """Environment variables that were set and change the cost of a step: NCCL's, torch's for NCCL and for its
+    allocator, and some of CUDA (`harness.machine.device.nccl_settings`)."""
     settings: dict[str, str] | None = None
     """The same of other libraries (`harness.machine.device.other_settings`); None in records from before the
     field existed."""

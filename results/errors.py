@@ -1,4 +1,4 @@
-"""The errors a user can meet, each one line that says what was given, what is allowed, and what to do.
+"""The errors that a user can see. Each is one line with what was given, what is allowed, and what to do.
 
 ::
 
@@ -103,7 +103,7 @@ SYNONYMS = MappingProxyType(
         "--output-dir": "--out",
     }
 )
-"""The key is what other tools call something, the value its name here, which an example may follow."""
+"""Names in other tools, each with the name here, which may be followed by an example."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

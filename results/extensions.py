@@ -155,7 +155,7 @@ def stray_groups() -> Mapping[str, str]:
 
 
 def forget_packages() -> None:
-    """Read the metadata anew when it is next asked for: for a process that installs packages."""
+    """Read the metadata again when it is next needed, for a process that installs packages."""
     _every.cache_clear()
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from results.errors import StoreError, StudyBusyError
 
 _OPEN = re.compile(r"/dev/std(?P<std>out|err)|/(?:dev|proc/self)/fd/(?P<number>\d+)")
-"""Names of what this process has open, where a shell may have put a plain file."""
+"""Names of open files of this process, to which a shell may have redirected a plain file."""
 _TEMPORARY = re.compile(r"\..*\.(?:(?P<where>[0-9a-f]+)-)?(?P<pid>\d{1,9})\.[0-9a-f]{8}\.tmp")
 """The names that `_beside` gives. Names without `where` were given by an older program."""
 DAY_S = 86_400

@@ -1,6 +1,6 @@
 """Text that others wrote, such as a model's exception, made safe to keep and to show.
 
-Records keep what was said, but for its length (`shortened`). Characters that
+Records keep the text, shortened if it is long (`shortened`). Characters that
 could act on a terminal or a page are replaced when text is shown, in the console, the page, Markdown and CSV
 (`visible`). This also covers existing records, and JSON has the original text.
 """

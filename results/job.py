@@ -1,4 +1,4 @@
-"""A job: one allocation of a cluster, what is to be done in it, and how it ended."""
+"""A job: one allocation of a cluster, its work, and how it ended."""
 
 from __future__ import annotations
 

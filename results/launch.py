@@ -1,6 +1,6 @@
-"""A launch: one torchrun whose living workers run cells of one placement, one after another.
+"""A launch: one torchrun whose workers run cells of one placement, one after another.
 
-The files that ranks and torchrun write into its folder without a schema have their names and marks here.
+This module also has the names of the files without a schema that ranks and torchrun write into its folder.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     tensorboard: bool = False
     """Whether each rank writes the scalars of its steps for TensorBoard, between blocks."""
     link_mbit_per_s: float | None = None
-    """Rate at which each virtual node sends and receives; None: the network is what it is."""
+    """Rate at which each virtual node sends and receives; None: the network is not shaped."""
     source_folder: str | None = None
     """The folder from which `py:` workloads are imported."""
     supervisor_pid: int | None = None

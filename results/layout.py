@@ -16,7 +16,7 @@ class LinearSplit(msgspec.Struct, frozen=True, kw_only=True):
     by: Literal["outputs", "inputs"]
     """Which features are split over the ranks: `outputs` gives split results, `inputs` takes split inputs."""
     parts: int = 1
-    """Matrices one under another in the weight (query, key and value: 3): each is split by itself."""
+    """The number of matrices stacked in the weight (query, key and value: 3), which are split separately."""
 
 
 def splits_of(blocks: Sequence[str], splits: Sequence[LinearSplit]) -> tuple[LinearSplit, ...]:
@@ -40,12 +40,12 @@ class ModelLayout(msgspec.Struct, frozen=True, kw_only=True):
     head: tuple[str, ...] = ()
     """Modules after the blocks; one that is also in the stem is shared."""
     sample: tuple[int, ...] = ()
-    """Shape of one sample's inputs: what the blocks cost is counted with it."""
+    """Shape of one sample's inputs, with which the cost of the blocks is counted."""
     sample_type: Literal["float32", "int64"] = "float32"
     splits: tuple[LinearSplit, ...] = ()
     """Layers that tensor parallelism splits; every rank has all of the others."""
     heads: tuple[str, ...] = ()
-    """Attributes of modules (`h.0.attn.heads`) that count what is then split, and are divided with it."""
+    """Attributes of modules (`h.0.attn.heads`) that count heads, and are divided when these are split."""
 
     chained: bool = False
     """Whether stem and head are these modules in a row; if not, the model has a method for each."""

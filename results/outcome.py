@@ -43,7 +43,7 @@ class Evidence(StrEnum):
 
     MEASURED = "measured"
     EMULATED = "emulated"
-    """Real code on a stand-in: more ranks than cores or devices, virtual nodes, a shaped network."""
+    """Real code on a stand-in: more ranks than cores or devices, virtual nodes, or a shaped network."""
 
 
 class Ending(NamedTuple):

@@ -1,6 +1,6 @@
-"""A model in parts, as planning knows it without building it: parameters, and what autograd keeps.
+"""A model in parts, for planning without building it: parameters, and the activations that autograd keeps.
 
-A fact that nobody has stated is `Unknown` with its reason: never 0, empty or a guess."""
+A fact that is not stated is `Unknown` with its reason: never 0, empty or a guess."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan: what one `bench matrix` call asked of a study, expanded. Written once, before anything runs."""
+"""A plan: the expanded matrix of one `bench matrix` call. It is written once, before the first run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory_format: MemoryFormat = "contiguous"
     seed: int = 0
     memory_limit_mb: int | None = None
-    """MiB that each rank may take beyond the idle worker; None: what the device has."""
+    """MiB that each rank may take beyond the idle worker; None: all memory of the device."""
     steps: StepPolicy = StepPolicy()
     gpus_per_node: int | None = None
     """Devices of one node; None: all of a cell's workers are on one."""
@@ -174,8 +174,8 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
     rule: Rule | None = None
     """The rule that left it out; None in plans that were made before rules were kept."""
     predicate: str | None = None
-    """The reason after the name of the strategy that is its subject, the same for all strategies that one
-    rule refuses; None where the reason has another subject, and in plans from before it was kept."""
+    """The reason without its subject, the strategy, so that it is equal for all strategies that a rule
+    refuses. None if the reason has another subject, and in older plans."""
 
     @property
     def excluded(self) -> bool:

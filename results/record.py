@@ -1,12 +1,11 @@
-"""A rank record: what one rank measured in one run. Raw, immutable, one writer each.
+"""A rank record: the measurements of one rank in one run. It is raw and immutable, and has one writer.
 
-Durations are integer nanoseconds of this rank's own clock, which is compared with no other rank's, sizes
-are integer bytes; `None` is unknown and has its reason in `absent`.
+Durations are integer nanoseconds of the rank's own clock, which is not compared with other ranks' clocks.
+Sizes are integer bytes. `None` is unknown and has its reason in `absent`.
 
-What a rank records in addition to its timed blocks is optional: its collectives, its device, the peak of
-its network. How a configuration trains differently from plain data parallelism is recorded as its facts say
-when it runs. How many steps a proof checks, and what that may take, is declared here for ranks and for
-estimates.
+Some parts are optional: the recorded collectives, the device, the peak of the network. The record also has
+how the configuration trains differently from plain data parallelism, by the facts of its strategy. The number
+of steps that a proof checks, and its limits, are declared here for ranks and for estimates.
 """
 
 from __future__ import annotations
@@ -79,12 +78,12 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which the training thread waited instead of computing: wall time less its own CPU time,
     without the data phase. Only on CPU."""
     dispatch_ns: list[int] | None = None
-    """Host time of the step: what it takes to queue it on the device. Only on CUDA."""
+    """Host time of the step, in which it is queued on the device. Only on CUDA."""
     exchange_cpu_ns: list[int] | None = None
     """CPU time of threads other than the training thread that issued operations: encoding, decoding and
     adding up. None where the exchange uses the training thread."""
     bubble_ns: list[int] | None = None
-    """Time in which a pipeline's stage had nothing to do. None for strategies without stages."""
+    """Time in which a pipeline's stage was idle. None for strategies without stages."""
     operations: Operations = Operations()
     kernels: KernelTimes | None = None
 
@@ -197,8 +196,9 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
     off_second_ns: list[int] = []
     on_second_ns: list[int] = []
     off_step_ns: list[int] = []
-    """Every step of the off blocks, in order: what this rank needs when it waits for nobody. With an equal
-    share of the time between steps, which older records left out: the sum is the block's time."""
+    """The times of all steps of the off blocks, in order, in which the rank does not wait for others. They
+    include equal shares of the time between steps, which older records left out, so that the sum is the
+    block's time."""
 
     def __post_init__(self) -> None:
         lengths = [

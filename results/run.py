@@ -30,9 +30,10 @@ class StepBudget(msgspec.Struct, frozen=True, kw_only=True):
     compute_ns: float
     """Forward, backward and update without any exchange, the mean over ranks."""
     transfer_ns: Metric
-    """Exposed communication: what the exchange adds to the slowest rank, with what it slows compute by."""
+    """Exposed communication: the time that the exchange adds to the slowest rank, with the slowdown of
+    compute."""
     wait_ns: Metric
-    """Exposed wait: what the mean rank loses because the slowest of each step is slower."""
+    """Exposed wait: the time that the mean rank loses because another rank is the slowest of a step."""
     bubble_ns: float | None = None
     """Idle time of pipeline stages; None for strategies without stages."""
     other_ns: float
@@ -59,7 +60,7 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     step_ns: float
-    """With the recorder on; compared with the step time it shows how far the recorder disturbs."""
+    """The step time with the recorder on; the difference from the step time is the recorder's overhead."""
     total_ns: float
     """Union of the intervals in which an operation was in flight."""
     blocked_ns: float | None
@@ -67,7 +68,7 @@ class Communication(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ns: float | None
     """Sum of the shortest durations of the collectives; None without collectives."""
     wait_ns: float | None
-    """Sum of what the durations are above them: waiting for the last rank to arrive, exposed or not."""
+    """Sum of durations less these shortest ones: the wait for the last rank to arrive, exposed or not."""
     exchange_cpu_ns: float | None
     """Encoding, decoding and adding up on threads other than the training thread."""
     dispatch_ns: float | None
@@ -127,7 +128,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     step_ns_p99: float | None = None
     slow_steps: int | None = None
     phase_ns: dict[str, float] = {}
-    """Mean over ranks and steps; `other` is what the step has beyond its phases."""
+    """Mean over ranks and steps; `other` is the step time less its phases."""
     samples_per_s: float | None = None
     units_per_s: float | None = None
     unit: str | None = None

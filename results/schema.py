@@ -1,4 +1,4 @@
-"""Versioned JSON: every file says what it is and which version of that it is.
+"""Versioned JSON: every file names its schema and version.
 
 Each schema has its own integer, its history in results/schemas.py, and one golden file a version under
 tests/results/golden/. A file that is newer than the program is refused with advice.

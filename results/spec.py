@@ -92,7 +92,7 @@ def require_options(entry: Entry) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A parsed text: what it names and every option, defaults filled in."""
+    """A parsed spec: its name, its positional and all options, with defaults."""
 
     name: str
     positional: Value | None

@@ -1,4 +1,4 @@
-"""Intervals that mean what they say: the run, not the step, is the independent sample.
+"""Means with intervals: the run, not the step, is the independent sample.
 
 Sources: batch means, Law & Kelton, Simulation Modeling and Analysis, ch. 9; interval over runs, Kalibera &
 Jones, Rigorous Benchmarking in Reasonable Time (ISMM 2013); ratios of runs by Welch's t on logarithms.

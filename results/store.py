@@ -66,7 +66,7 @@ def new_id() -> str:
 
 
 class Study:
-    """One study's folder: reads what is there, writes what is new."""
+    """Reads and writes the files of one study's folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -173,7 +173,7 @@ class Study:
         return self.cell_folder(cell_id) / run_id
 
     def start_run(self, cell_id: str, run_id: str) -> None:
-        """Make the run's folder, so that a run that leaves nothing else is still known to have begun."""
+        """Make the run's folder, which shows that the run began even if it leaves no file."""
         try:
             self.run_folder(cell_id, run_id).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -333,9 +333,9 @@ class Study:
     # What is derived
 
     def collect(self) -> list[RunResult]:
-        """Every run of the study, derived anew where it is not yet.
+        """Every run of the study; results that are missing or out of date are derived.
 
-        `index.jsonl` is rewritten, and what killed processes were writing is removed.
+        It writes `index.jsonl` again, and removes temporary files of killed processes.
         """
         for folders in ("", "*/*/", "*/*/*/"):
             files.remove_left(self.root.glob(f"{folders}.*.tmp"))

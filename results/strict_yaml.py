@@ -38,7 +38,7 @@ _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKind(Generic[T]):
-    """A kind of YAML file: what it holds, and how errors speak of it."""
+    """A kind of YAML file: its type, and its name and advice in errors."""
 
     type: type[T]
     name: str

@@ -26,7 +26,7 @@ _TARGET = re.compile(r"(?P<metric>[A-Za-z]\w*)\s*(?P<sign><=|>=)\s*(?P<value>\S+
 
 
 def larger_is_better(metric: MetricName) -> bool:
-    """Whether a larger value is better: of all metrics but those whose name ends in `loss` or `error`."""
+    """Whether a larger value is better, as for all metrics except names that end in `loss` or `error`."""
     return not metric.endswith(("loss", "error"))
 
 
@@ -81,7 +81,7 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     steps: int | None = None
     """Updates of the optimizer, from the first of the run on."""
     checkpoint_every: int = CHECKPOINT_EVERY
-    """Steps."""
+    """Steps from one checkpoint to the next."""
     keep: int = KEEP
     """The number of last checkpoints that are kept, in addition to the best one."""
     best: MetricName | None = None
@@ -91,7 +91,7 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     target: str | None = None
     """A bound such as `val_accuracy>=0.97`: training ends when a validation reaches it."""
     validate_every: int | None = None
-    """Steps; None: each epoch, or where data have no epochs `checkpoint_every`."""
+    """Steps between validations; None: an epoch, or `checkpoint_every` for data without epochs."""
     schedule: Schedule = "none"
     """The schedule of the rate, over the ordered steps."""
     warmup_steps: int = 0

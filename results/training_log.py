@@ -63,7 +63,7 @@ class Steps(_Dated, frozen=True, kw_only=True, tag="steps"):
     loss: float
     """Mean over the replicas and over the steps since the last row."""
     seconds: float
-    """Time of these steps, without validation and without what a checkpoint blocked."""
+    """Time of these steps, without validation and without the time blocked by a checkpoint."""
     learning_rate: float
     """Rate of the first group of parameters, at the last step."""
     gradient_norm: float | None = None
@@ -93,7 +93,7 @@ class SavedCheckpoint(_Dated, frozen=True, kw_only=True, tag="saved"):
 
 
 class Ended(_Dated, frozen=True, kw_only=True, tag="ended"):
-    """Training ended by itself."""
+    """Training ended regularly, for one of the `EndReason`s."""
 
     step: int
     why: EndReason

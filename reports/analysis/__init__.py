@@ -1,1 +1,1 @@
-"""From runs to the figures of a study. Nothing here draws, and nothing here needs pandas."""
+"""Analysis: from runs to the figures of a study, without drawings and without pandas."""

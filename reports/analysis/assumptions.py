@@ -28,7 +28,8 @@ class Goal:
 
     kind: GoalKind = "knee"
     limit: float | None = None
-    """Seconds of an epoch (`time`), or an efficiency as a fraction of 1 (`efficiency`); else None."""
+    """Seconds of an epoch (`time`), or an efficiency as a fraction of 1 (`efficiency`); None for other
+    rules."""
     smallest: float = SMALLEST_EFFECT
     """Share by which two points must differ to count as different."""
 
@@ -96,7 +97,7 @@ class Quote:
     """All prices of the device in the same catalogue or file, with the chosen one."""
 
     def warning(self, day: datetime.date | None) -> str | None:
-        """Return a warning if the price is old on the `day` of the study, else None."""
+        """A warning if the price is old on the `day` of the study; None if it is not."""
         if self.origin in ("flag", "site"):
             return None
         if self.price.date is None:

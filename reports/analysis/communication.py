@@ -78,7 +78,7 @@ def link_peaks(cells: Iterable[CellFigures]) -> LinkPeaks:
 
 
 LIMITS_ABOVE = 0.10
-"""Share of a step that must be exposed before the network is said to limit it."""
+"""Share of a step above which exposed transfer may mean that the network limits the step."""
 FULL_FROM = 0.70
 """Share of the measured peak from which a link is called full; it is below 1, as nothing else runs in a
 peak."""
@@ -107,7 +107,7 @@ class CellCommunication:
     figures: CellFigures
     budget: CellBudget | None
     recorded: tuple[Communication, ...]
-    """One entry a run; empty if a run recorded nothing."""
+    """One entry for each run; empty if a run did not record its communication."""
     peak: PooledLinkPeak | None
     """The peak of its network at its size, over all cells that measured it."""
 
@@ -265,7 +265,7 @@ def communication(figures: CellFigures, peaks: LinkPeaks | None = None) -> CellC
 
 
 def communication_finding(figures: CellFigures, peaks: LinkPeaks | None = None) -> str | None:
-    """A sentence if the network limits the step of this cell or is slower than its rate; else None."""
+    """A sentence if the network limits the step of this cell or is slower than its rate; None if not."""
     one = communication(figures, peaks)
     found = [text for text in (_limit(one), _below_nominal(one)) if text is not None]
     return " ".join(found) or None

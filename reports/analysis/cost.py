@@ -89,7 +89,7 @@ def energy_per_sample(figures: CellFigures) -> Metric | None:
 
 
 def why_no_energy(figures: CellFigures) -> str | None:
-    """Why a cell has no joules; None if it has."""
+    """Why the energy of a cell is unknown; None if it is known."""
     if energy_per_sample(figures) is not None:
         return None
     reasons = [run.absent["energy_j"] for run in figures.runs if "energy_j" in run.absent]

@@ -72,13 +72,13 @@ class BreakEven:
 
 
 def payload_ratio(figures: CellFigures, dense: CellFigures) -> float | None:
-    """Payload over the dense payload, both of one step and rank; None if the dense exchange sends nothing."""
+    """Payload over the dense payload of one step and rank; None if the dense exchange does not send."""
     own, other = figures.newest.exchange_payload_bytes, dense.newest.exchange_payload_bytes
     return own / other if own is not None and other else None
 
 
 def loss_guard(figures: CellFigures, dense: CellFigures) -> LossGuard | None:
-    """Both losses of the last steps that every run of both kept together; None without such steps."""
+    """The losses of both exchanges at the last steps that every run recorded; None without such steps."""
     kept: list[dict[Window, float]] = []
     for run in (*figures.runs, *dense.runs):
         first, every = run.first_steps or 0, run.losses_every

@@ -1,7 +1,7 @@
 """A cell's figures from its pooled runs: step time, throughput, phases, on less off.
 
-A configuration may train differently, so that a higher throughput alone does not recommend it:
-`differences_in_training` names what differs.
+A configuration may train differently, so a higher throughput is not enough to recommend it:
+`differences_in_training` names the differences.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class LossGroup:
 
 
 def trained_samples(cell: Cell, run: RunResult) -> int | None:
-    """Samples of all replicas that a run was trained on up to its last loss; None if not on record."""
+    """Samples of all replicas that a run was trained on up to its last loss; None if it was not recorded."""
     if run.loss_last is None or run.first_steps is None:
         return None
     return (run.first_steps + run.warmup_steps + run.steps) * cell.global_batch
@@ -146,7 +146,7 @@ def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
 
 
 def loss_curve(label: str, figures: CellFigures, run: RunResult) -> LossCurve | None:
-    """The losses of one run of a cell; None where it kept none, or its samples are noise."""
+    """The losses of one run of a cell; None if it did not record them, or its samples are synthetic."""
     if figures.cell.synthetic or len(run.losses) < 2:
         return None
     first = run.first_steps or 0

@@ -57,10 +57,10 @@ class NextRun:
 
 
 def next_run(study: StudyFigures) -> NextRun | None:
-    """Return the run that the study needs next.
+    """The run that the study needs next.
 
-    None where every planned cell has a figure and no size is open, and for a study of trainings, which the
-    call that ordered them continues.
+    None if every planned cell has a figure and no size is open. Also None for a study of trainings: the call
+    that ordered them continues them.
     """
     if any(plan.training is not None for plan in study.plans):
         return None

@@ -35,7 +35,7 @@ class OverRow:
     value: str
     figures: CellFigures
     memory_bytes: int | None
-    """The largest of any rank and run: its allocator's peak, or on a CPU what was taken over idle."""
+    """The largest memory of any rank and run: the allocator's peak, or on a CPU the memory over idle."""
     ratio: Metric | None
     """Step time of the first value over its own: above 1 it is faster. None for the first."""
     absent: str | None

@@ -13,7 +13,7 @@ from results.plan import Plan, Request, Scaling, SeriesId, Skip
 
 _TRAVEL = ("strategy", "compression", "collective", "link_mbit_per_s")
 _SIZED = ("workload", *_TRAVEL, "gpus", "model_parallel", "micro_batch", "steps")
-"""Fields of a cell that its series' key holds in another form, or that vary along the series."""
+"""Fields of a cell that its series' key contains in another form, or that vary along the series."""
 _AXES = ("workloads", "gpus", "strategies", "compressions", "collectives", "links")
 _ASKED = (*_AXES, "batch_sizes", "global_batch_sizes")
 """Fields of a request that only say which points there are."""

@@ -85,7 +85,7 @@ class StudyPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide:
-    """The cells that several studies have in common, and those that they do not."""
+    """The cells that several studies share, and the cells whose work differs."""
 
     studies: tuple[str, ...]
     cells: tuple[SharedCell, ...]

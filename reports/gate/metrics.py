@@ -179,7 +179,7 @@ def read_margins(texts: tuple[str, ...]) -> dict[str, float]:
 
 
 def read_share(value: str, given: str) -> float:
-    """A share from a text such as `5%`. Raises UsageError that names what was given.
+    """A share from a text such as `5%`. Raises UsageError that names the option.
 
     The sign is required, because 0.05 could be a share or a twentieth of a percent.
     """

@@ -21,7 +21,7 @@ from results.statistics import t_quantile
 RUNS_A_SIDE = 10
 """The number of runs on each side that a written margin is for."""
 CERTAINTY = 0.8
-"""The one-sided probability that the noise of a machine is at most what the margin assumes."""
+"""The one-sided probability that the noise of a machine does not exceed the assumed noise."""
 LARGEST = 0.25
 """The largest margin that is written, because a gate that accepts 25 % is useless."""
 GATED = ("step_time", "peak_memory", "startup")

@@ -1,1 +1,1 @@
-"""The report page: one HTML file that needs nothing else."""
+"""The report page: one self-contained HTML file."""

@@ -1,1 +1,1 @@
-"""From the records of a run's ranks to its result; no file is read here."""
+"""From the records of a run's ranks to its result. This package does not read files."""

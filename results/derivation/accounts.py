@@ -85,7 +85,7 @@ def quads_of(ranks: Sequence[RankRecord]) -> list[Quads] | None:
 
 
 def off_periods(quads: Sequence[Quads], period: int) -> Floats:
-    """The time that each rank needs for a step when it waits for nobody: (ranks, quads, periods).
+    """The time that each rank needs for a step without waiting for others: (ranks, quads, periods).
 
     Each value is the mean over the steps of a complete period of an off block. Ranks meet only once a period,
     so a rank that is slow in one of its steps can catch up in another.
@@ -96,12 +96,13 @@ def off_periods(quads: Sequence[Quads], period: int) -> Floats:
 
 
 def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> StepBudget | None:
-    """Blocks with and without the exchange. Of each quad, with c(r, s) what rank r needs for off step s:
+    """The budget from blocks with and without the exchange. For each quad, with c(r, s) the time of rank r in
+    off step s:
 
-    compute = mean over r and s of c; expected slowest = mean over s of the maximum over r of c;
-    wait = expected slowest - compute: what the mean rank loses because each period waits for its slowest,
-    by ranks that are always slow and by random skew together;
-    transfer = mean time of an on step to the last rank - expected slowest.
+    compute = mean over r and s of c; expected slowest = mean over s of the maximum over r of c; wait =
+    expected slowest - compute: the time that the mean rank loses because each period waits for its slowest
+    rank, by persistently slow ranks and by random skew together; transfer = mean time of an on step to the
+    last rank - expected slowest.
 
     Their values are means over the quads. Without the exchange the stages of a pipeline do not wait. The wait
     that the recorder saw has two parts: the wait above, as stages take different times, and the bubble, which
@@ -139,7 +140,8 @@ def _over_quads(values: Floats) -> Metric:
 def _by_the_recorder(
     ranks: Sequence[RankRecord], step_ns: float, data_ns: float, matched: Matched | None
 ) -> StepBudget | None:
-    """Time blocked, by the recorder; None unless all ranks have it. Of each recorded step, means over ranks:
+    """The budget from the recorder's time blocked; None unless all ranks have it. For each recorded step,
+    means over ranks:
 
     exposed = time blocked, less the bubble; wait = the wait inside of collectives, or all that is exposed if
     that is less in the mean: only exposed wait counts; transfer = exposed - wait;

@@ -71,7 +71,7 @@ BIT_MASKS = ("throttle_reasons",)
 
 
 def telemetry_means(ranks: Sequence[RankRecord]) -> dict[str, float]:
-    """The mean over ranks of each one's mean over its samples, by name of the series, and `NAME_max`.
+    """The mean over ranks of the means over their samples, by name of the series, and `NAME_max`.
 
     Unknown samples do not count, and a series without a known sample is left out. A bit mask becomes the
     bits that were ever set.

@@ -1,4 +1,4 @@
-"""Half-open intervals of integers `[start, end)`: their union, their length, what two sets share.
+"""Half-open intervals of integers `[start, end)`: their union, length and intersection.
 
 They measure how long operations were in flight, or how long kernels of a device ran. An interval whose end is
 not above its start is empty and is left out.

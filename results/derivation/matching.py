@@ -1,4 +1,4 @@
-"""The operations of a run's ranks side by side: the k-th collective of a group is one event on all its ranks.
+"""Match the operations of a run's ranks: the k-th collective of a group is one event on all its ranks.
 
 Ranks are matched by group and sequence number, never by time, so no two clocks are compared. In a collective
 that needs all of its ranks, the last to arrive waits for nobody: its duration, the shortest, is the transfer,
@@ -86,7 +86,7 @@ def recorded_of(ranks: Sequence[RankRecord]) -> list[Recorded] | None:
 def match(ranks: Sequence[RankRecord]) -> Matched | None:
     """The operations of all ranks, given in the order of ranks; None unless all ranks recorded steps.
 
-    Raises SchemaError, naming ranks, if what they recorded of a group is not the same collectives.
+    Raises SchemaError, naming ranks, if they did not record the same collectives of a group.
     """
     recorded = recorded_of(ranks)
     if recorded is None:

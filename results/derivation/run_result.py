@@ -1,4 +1,5 @@
-"""From the rank records of a run to its result: pure, and every formula has a test worked out by hand."""
+"""From the rank records of a run to its result. The functions are pure, and tests check every formula by
+hand."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ _WORST_FIRST = (
 
 
 class _Facts(TypedDict):
-    """The fields of a result that every run has, whatever its outcome."""
+    """The fields of a result that every run has, with any outcome."""
 
     cell_id: str
     run_id: str

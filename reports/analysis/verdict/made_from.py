@@ -109,7 +109,7 @@ class MadeFrom:
     disturbed: int
     """Runs that other processes disturbed."""
     baseline_disturbed: bool
-    """Whether one of them is of a cell that others are measured against."""
+    """Whether some disturbed runs belong to a baseline of other cells."""
     failed: tuple[str, ...]
     """The failed runs of cells with a figure: `ddp on 2: crashed`."""
 

@@ -1,1 +1,1 @@
-"""The sections of the page, one module each: a function from a study to what is shown."""
+"""The sections of the page. Each module has a function from a study to a section."""
