@@ -71,12 +71,6 @@ class BreakEven:
         return f"below {number(self.mbit_per_s)} Mbit/s"
 
 
-def payload_ratio(figures: CellFigures, dense: CellFigures) -> float | None:
-    """Payload over the dense payload of one step and rank; None if the dense exchange does not send."""
-    own, other = figures.newest.exchange_payload_bytes, dense.newest.exchange_payload_bytes
-    return own / other if own is not None and other else None
-
-
 def loss_guard(figures: CellFigures, dense: CellFigures) -> LossGuard | None:
     """The losses of both exchanges at the last steps that every run recorded; None without such steps."""
     kept: list[dict[Window, float]] = []
@@ -200,11 +194,6 @@ class ExchangeRow:
         if exposed is None or exposed.low is None or exposed.low <= 0 or not parameters:
             return None
         return GRADIENT_BYTES * parameters / (exposed.value / 1e9)
-
-    @property
-    def payload_ratio(self) -> float | None:
-        """Payload over the payload of the dense exchange."""
-        return None if self.dense is None else payload_ratio(self.figures, self.dense)
 
     @property
     def exchange_cpu_ns(self) -> float | None:

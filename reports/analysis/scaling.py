@@ -16,7 +16,6 @@ from reports.analysis.figures import CellFigures
 from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import differing, machine_facts
 from reports.analysis.series import MergedSeries, SeriesKey
-from reports.text import devices, duration
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, StepPolicy
 from results.notation import NO_LINK
 from results.outcome import Evidence
@@ -43,12 +42,6 @@ class BaselineCell:
     @property
     def gpus(self) -> int:
         return self.figures.cell.gpus
-
-    @property
-    def label(self) -> str:
-        """`single on 1 rank (CPU), 12.3 ms a step`."""
-        where = devices(self.gpus, self.figures.cell.device)
-        return f"{self.strategy} on {where}, {duration(self.figures.step_ns.value)} a step"
 
     @property
     def short(self) -> str:
@@ -201,14 +194,6 @@ def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: 
     scale = work * baseline.gpus / figures.cell.gpus
     ratio = ratio_of_runs(baseline.figures.run_step_ns, figures.run_step_ns, "ratio")
     return Efficiency(metric=ratio.times(scale), baseline=baseline)
-
-
-def speed_up(point: CurvePoint) -> Metric | None:
-    """S(n) = X(n) / X(n0) = E(n) n / n0 against the same baseline; None if no efficiency is claimed."""
-    claim = point.efficiency
-    if claim.metric is None or claim.baseline is None:
-        return None
-    return claim.metric.times(point.gpus / claim.baseline.gpus)
 
 
 def _best_singles(

@@ -1,4 +1,4 @@
-"""Slow ranks: whether they are persistently slow, by how much, and what it costs, by node, rank and step.
+"""Slow ranks: whether they are persistently slow, by how much, and what it costs.
 
 Ranks are compared by their compute, the step without any exchange, in which no rank waits for another. The
 resulting wait is split into the cost of a lasting imbalance and the cost of random skew.
@@ -28,27 +28,6 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Component:
-    """One source of variance."""
-
-    sd_ns: float
-    share: float
-    """The share in the sum of the components; 0 if all are 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VarianceSplit:
-    """The compute of a step as mean + node + rank of the node + step."""
-
-    node: Component | None
-    """Between nodes; None on one node."""
-    rank: Component | None
-    """Between the ranks of a node; None with one rank a node, where the two are one component."""
-    step: Component
-    """Between the steps of a rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
     """The ranks of a cell compared with each other, over the runs that recorded them."""
 
@@ -66,7 +45,6 @@ class Stragglers:
     slow_nodes: tuple[int, ...]
     """Nodes of several ranks that are all persistently slow; never all nodes, as some ranks are not slower
     than the median."""
-    variance: VarianceSplit
     persistent_wait_ns: float
     """Time that the mean rank loses a step because one rank has a larger mean compute; 0 where no rank is
     persistently slow, because one of equal ranks is the slowest by chance."""
@@ -139,7 +117,6 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
         slowest_share=_mean_by_rank(np.asarray(ranks.slowest_share) for ranks in columns),
         persistent=persistent,
         slow_nodes=tuple(slow_nodes),
-        variance=variance_split(columns),
         persistent_wait_ns=lasting,
         random_wait_ns=random,
     )
@@ -170,52 +147,6 @@ def _slow(ranks: RankColumns) -> npt.NDArray[np.bool_]:
     chance = stdtr(ranks.steps - 1, -t)
     slow: npt.NDArray[np.bool_] = (_excess(ranks) > SLOW_ABOVE) & (chance < FALSE_ALARM / len(means))
     return slow
-
-
-def variance_split(runs: Sequence[RankColumns]) -> VarianceSplit:
-    """Split the variance of single steps into three components by the method of moments, each the mean over
-    runs.
-
-    X = mean + node_i + rank_ij + step_ijk, with y the means of p ranks over n steps each, m_i of them on
-    node i of N. The mean squares are set equal to what is expected of them and solved from below:
-    step = mean of the ranks' variances; rank = sum (y_ij - y_i)^2 / (p - N) - step / n;
-    node = (sum m_i (y_i - y)^2 / (N - 1) - rank - step / n) / m0, m0 = (p - sum m_i^2 / p) / (N - 1)
-    (Searle, Casella & McCulloch, Variance Components, 1992, ch. 3, and ch. 5 for nested classes of unequal
-    size). A negative estimate counts as 0. With one rank a node, `node` contains the rank.
-    """
-    found = [_moments(ranks) for ranks in runs]
-    # The means of the known values, at least 0.
-    known = [[value for value in values if value is not None] for values in zip(*found, strict=True)]
-    node, rank, step = (max(0.0, sum(values) / len(values)) if values else None for values in known)
-    total = sum(value or 0.0 for value in (node, rank, step))
-
-    def component(variance: float) -> Component:
-        return Component(sd_ns=variance**0.5, share=variance / total if total else 0.0)
-
-    return VarianceSplit(
-        node=None if node is None else component(node),
-        rank=None if rank is None else component(rank),
-        step=component(step or 0.0),
-    )
-
-
-def _moments(ranks: RankColumns) -> tuple[float | None, float | None, float]:
-    """Variance of node, rank and step of one run in ns^2; by chance it can be below 0."""
-    means, node = np.asarray(ranks.compute_ns, dtype=np.float64), np.asarray(ranks.node)
-    step = float(np.mean(np.square(np.asarray(ranks.compute_sd_ns, dtype=np.float64))))
-    of_means = step / ranks.steps
-    names, place, sizes = np.unique(node, return_inverse=True, return_counts=True)
-    node_means = np.bincount(place, means) / sizes
-    inside = None
-    if len(means) > len(names):
-        inside = float(np.square(means - node_means[place]).sum()) / (len(means) - len(names))
-    if len(names) == 1:
-        return None, inside - of_means if inside is not None else None, step
-    between = float((sizes * np.square(node_means - means.mean())).sum()) / (len(names) - 1)
-    ranks_a_node = (len(means) - float(np.square(sizes).sum()) / len(means)) / (len(names) - 1)
-    if inside is None:
-        return between - of_means, None, step
-    return (between - inside) / ranks_a_node, inside - of_means, step
 
 
 def split_wait(

@@ -17,7 +17,6 @@ from reports.analysis.exchange import (
     break_even,
     exchange_parts,
     loss_guard,
-    payload_ratio,
     wire_bytes,
 )
 from results.record import Training
@@ -135,17 +134,6 @@ def test_an_exchange_by_nodes_projects_nothing(exchanged, collective: str, recor
     assert (break_even(found, dense).reason == BY_NODES) is by_nodes
 
 
-def test_the_payload_is_divided_by_the_dense_one(exchanged) -> None:
-    dense = exchanged(20.0, 12.0, None, 0)
-    small = exchanged(20.0, 12.0, None, 0, run={"exchange_payload_bytes": 1_000_000})
-    none = exchanged(20.0, 12.0, None, 0, run={"exchange_payload_bytes": 0})
-    unknown = exchanged(20.0, 12.0, None, 0, run={"exchange_payload_bytes": None})
-    assert payload_ratio(small, dense) == pytest.approx(0.25)
-    assert payload_ratio(dense, none) is None
-    assert payload_ratio(dense, unknown) is None
-    assert payload_ratio(unknown, dense) is None
-
-
 @pytest.fixture
 def trained(new_cell, new_run, figures_of):
     """A cell whose runs kept these losses, each with the steps between them."""
@@ -207,8 +195,7 @@ def test_a_row_carries_what_it_costs_and_spares(
     study = study_of({dense: runs(dense, 20.0, 12.0, 4e6, None), small: runs(small, 18.0, 6.0, 2e6, 3 * MS)})
     (part,) = exchange_parts(study)
     first, second = part.rows
-    assert (first.payload_ratio, first.exchange_cpu_ns, first.loss_guard, first.break_even) == (None,) * 4
-    assert second.payload_ratio == pytest.approx(0.5)
+    assert (first.exchange_cpu_ns, first.loss_guard, first.break_even) == (None,) * 3
     assert second.exchange_cpu_ns == pytest.approx(3 * MS)
     assert str(second.loss_guard) == "1.000 against 1.000 after 2 steps"
     # 2 MB less in 12 - 8 ms more.

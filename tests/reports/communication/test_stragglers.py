@@ -14,7 +14,6 @@ from reports.analysis.stragglers import (
     persistently_slow,
     split_wait,
     stragglers,
-    variance_split,
 )
 
 MS = 1e6
@@ -147,75 +146,6 @@ def test_the_split_of_the_wait_adds_up_on_single_steps(ranks_of) -> None:
     assert lasting + random == pytest.approx(wait)
     # Rank 3 is 1 ms above seven others: 7/8 ms above the mean of all.
     assert lasting == pytest.approx(0.875 * MS, rel=0.1)
-
-
-def test_variance_of_two_nodes_by_hand(new_ranks) -> None:
-    # Node means 11 and 15; ranks 1 off their node's mean; steps with a variance of 4 over 4 steps each.
-    split = variance_split([new_ranks([10.0, 12.0, 14.0, 16.0], 2.0, steps=4, node=[0, 0, 1, 1])])
-    # Inside of nodes 4 / (4 - 2) = 2, of which 4 / 4 = 1 is of steps.
-    assert split.rank is not None
-    assert split.rank.sd_ns == pytest.approx(1.0 * MS)
-    # Between nodes 2 (2^2 + 2^2) / 1 = 16; less 2, over two ranks a node: 7.
-    assert split.node is not None
-    assert split.node.sd_ns == pytest.approx(7**0.5 * MS)
-    assert split.step.sd_ns == pytest.approx(2.0 * MS)
-    shares = [split.node.share, split.rank.share, split.step.share]
-    assert shares == pytest.approx([7 / 12, 1 / 12, 4 / 12])
-
-
-def test_variance_of_nodes_of_unequal_size_by_hand(new_ranks) -> None:
-    # Nodes of 1 and 3 ranks without any variance inside; means 10 and 14, of all 13; no steps' variance.
-    split = variance_split([new_ranks([10.0, 14.0, 14.0, 14.0], 0.0, node=[0, 1, 1, 1])])
-    # (1 x 9 + 3 x 1) / 1 = 12 over m0 = (4 - (1 + 9) / 4) / 1 = 1.5: 8, the half of (14 - 10)^2.
-    assert split.node is not None
-    assert split.node.sd_ns == pytest.approx(8**0.5 * MS)
-    assert split.node.share == pytest.approx(1.0)
-
-
-def test_what_cannot_be_told_apart_has_no_component(new_ranks) -> None:
-    one_node = variance_split([new_ranks([10.0, 12.0], 0.0)])
-    assert one_node.node is None
-    assert one_node.rank is not None
-    assert one_node.rank.sd_ns == pytest.approx(2**0.5 * MS)
-    one_each = variance_split([new_ranks([10.0, 12.0], 1.0, steps=2, node=[0, 1])])
-    assert one_each.rank is None
-    assert one_each.node is not None
-    # Variance 2 of the two means, less 1 / 2 of their steps.
-    assert one_each.node.sd_ns == pytest.approx(1.5**0.5 * MS)
-
-
-def test_a_negative_component_is_nothing_and_shares_add_up_to_one(new_ranks) -> None:
-    split = variance_split([new_ranks([10.0, 10.0], 3.0, steps=9)])
-    assert split.rank is not None
-    assert (split.rank.sd_ns, split.rank.share, split.step.share) == (0.0, 0.0, 1.0)
-    still = variance_split([new_ranks([10.0, 10.0], 0.0)])
-    assert still.step.share == 0.0
-
-
-def test_components_are_averaged_over_runs_before_a_negative_one_is_cut(new_ranks) -> None:
-    # Rank: 2 - 9/9 = 1 in the first, 0 - 9/9 = -1 in the second, 0 on the mean and not 1/2.
-    split = variance_split([new_ranks([10.0, 12.0], 3.0, steps=9), new_ranks([10.0, 10.0], 3.0, steps=9)])
-    assert split.rank is not None
-    assert split.rank.sd_ns == pytest.approx(0.0, abs=1.0)
-
-
-def test_planted_components_are_found_on_the_mean(ranks_of) -> None:
-    """Means over 300 seeded studies are within 4 standard errors of the planted variances."""
-    rng = np.random.default_rng(11)
-    node = np.repeat(np.arange(4), [2, 3, 4, 5])
-    found = []
-    for _ in range(300):
-        ranks = 100 + 2.0 * rng.standard_normal(4)[node] + 1.0 * rng.standard_normal(14)
-        steps = ranks[:, None] + 3.0 * rng.standard_normal((14, 10))
-        columns = ranks_of(steps * MS, node.tolist())
-        split = variance_split([columns])
-        assert split.node is not None
-        assert split.rank is not None
-        found.append([split.node.sd_ns**2, split.rank.sd_ns**2, split.step.sd_ns**2])
-    values = np.array(found) / MS**2
-    errors = values.std(axis=0) / 300**0.5
-    # Cutting at 0 lifts the first two a little.
-    assert np.all(np.abs(values.mean(axis=0) - [4.0, 1.0, 9.0]) < 4 * errors + [0.3, 0.1, 0.0])
 
 
 def test_clean_runs_raise_no_more_alarms_than_stated(ranks_of) -> None:
