@@ -17,10 +17,10 @@ MOST_DIGITS = 5
 NOTHING = "-"
 """The mark for a missing value; the reason is given in another column or below the table."""
 
-_DURATIONS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
-_SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+DURATIONS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
+SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _PLAIN_RATES_BELOW = 1e5
-_SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+SI = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def duration(ns: float) -> str:
     """A time given in nanoseconds: `812 us`, `12.3 ms`, `1.50 s`, `2 min 05 s`, `3 h 20 min`."""
     seconds = ns / 1e9
     if abs(seconds) < 100:
-        return _scaled(ns, _DURATIONS)
+        return _scaled(ns, DURATIONS)
     minutes, rest = divmod(round(abs(seconds)), 60)
     sign = "-" if ns < 0 else ""
     if minutes < 60:
@@ -61,7 +61,7 @@ def duration(ns: float) -> str:
 
 def size(size_bytes: float) -> str:
     """A size given in bytes, in units of 1024: `97.5 MiB`."""
-    return _scaled(size_bytes, _SIZES)
+    return _scaled(size_bytes, SIZES)
 
 
 def rate(per_s: float, unit: str) -> str:
@@ -72,7 +72,7 @@ def rate(per_s: float, unit: str) -> str:
 
 def si(value: float, unit: str) -> str:
     """A quantity with an SI prefix: `4.12 GFLOP`."""
-    scale, prefix = _scale(value, _SI)
+    scale, prefix = _scale(value, SI)
     return f"{number(value / scale)} {prefix}{unit}"
 
 
@@ -173,9 +173,9 @@ def _label(figure: Metric) -> str:
 def _form(figure: Metric) -> tuple[float, str]:
     """The divisor of a figure and the name of its scaled unit."""
     if figure.unit == "ns":
-        return _scale(figure.value, _DURATIONS)
+        return _scale(figure.value, DURATIONS)
     if figure.unit == "bytes":
-        return _scale(figure.value, _SIZES)
+        return _scale(figure.value, SIZES)
     if figure.unit == "ratio":
         return 0.01, "%"
     scale, prefix = _rate_scale(figure.value)
@@ -186,7 +186,7 @@ def _rate_scale(per_s: float) -> tuple[float, str]:
     """The scale of a rate: more than five digits get a prefix, with a space before the unit's word."""
     if abs(per_s) < _PLAIN_RATES_BELOW:
         return 1.0, ""
-    scale, prefix = _scale(per_s, _SI)
+    scale, prefix = _scale(per_s, SI)
     return scale, f"{prefix} "
 
 

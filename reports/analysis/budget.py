@@ -62,11 +62,6 @@ class CellBudget:
         return None if ns is None else ns / self.step_ns
 
     @property
-    def bubble_ideal(self) -> float | None:
-        """Share of a step in which the stages idle at best, by the schedule."""
-        return self.figures.newest.bubble_ideal
-
-    @property
     def warning(self) -> str | None:
         """A warning if `other` is a large share of the step."""
         other_ns = self.part_ns["other"]

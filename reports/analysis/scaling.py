@@ -126,12 +126,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One series: its points, its gaps, and its baselines."""
+    """One series: its points, its gaps, and the single device of the same work."""
 
     key: SeriesKey
     points: tuple[CurvePoint, ...]
     gaps: tuple[Gap, ...]
-    own: BaselineCell | None
     single: BaselineCell | None
 
     @property
@@ -166,7 +165,7 @@ def curves(
             for point in there
         )
         gaps.sort(key=lambda gap: gap.gpus)
-        found.append(Curve(key=one.key, points=points, gaps=tuple(gaps), own=own, single=single))
+        found.append(Curve(key=one.key, points=points, gaps=tuple(gaps), single=single))
     return found
 
 

@@ -39,12 +39,9 @@ class MeasuredAllocation:
 
     name: str
     """The name of the allocation, such as `slurm 17`."""
-    hosts: tuple[str, ...]
     runs: int
-    step_ns: float
-    """Mean over its runs."""
     ratio: float
-    """Its step time over the median allocation's."""
+    """Its mean step time over the median allocation's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +95,7 @@ def _drift(cell_id: str, runs: Sequence[RunResult]) -> Drift | None:
         allocations=tuple(
             MeasuredAllocation(
                 name=name,
-                hosts=tuple(sorted({host for run in group for host in run.hosts})),
                 runs=len(group),
-                step_ns=times[name],
                 ratio=times[name] / middle,
             )
             for name, group in largest.items()

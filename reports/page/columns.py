@@ -29,6 +29,7 @@ from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
 from reports.table import Column, Dtype, Unit
+from reports.text import DURATIONS, SI, SIZES
 from results.cell import Cell, label
 from results.outcome import Outcome
 from results.plan import Scaling, Skip
@@ -329,13 +330,12 @@ def _own(name: str) -> Callable[[RankRow], object]:
     return value
 
 
-_TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
-_RATES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_RATES = SI[2:]
 # Parts of a step are shown in the unit of the step, so that they can be added up by eye.
-NS = Unit(scales=_TIMES, sized_by=lambda row: row.figures.step_ns.value if row.figures else None)
-ONCE = Unit(scales=_TIMES)
+NS = Unit(scales=DURATIONS, sized_by=lambda row: row.figures.step_ns.value if row.figures else None)
+ONCE = Unit(scales=DURATIONS)
 HOURS = Unit(scales=((3.6e12, "h"), (6e10, "min"), (1e9, "s"), (1e6, "ms")))
-BYTES = Unit(scales=((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")))
+BYTES = Unit(scales=SIZES[1:])
 # Symbols are joined, words are not: `MB/s`, `M units/s`.
 BANDWIDTH = Unit(scales=tuple((scale, f"{prefix}B/s") for scale, prefix in _RATES))
 THROUGHPUT = Unit(scales=tuple((scale, f"{prefix} units/s".strip()) for scale, prefix in _RATES))

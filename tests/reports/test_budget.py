@@ -129,7 +129,7 @@ def test_a_bubble_is_a_part_where_there_are_stages(cell) -> None:
     assert one.share("bubble") == pytest.approx(3 / 16.5)
     # 16.5 - 1 - 10 - 2 - 0.5 - 3 = 0.
     assert one.part_ns["other"] == pytest.approx(0.0)
-    assert one.bubble_ideal == 0.2
+    assert one.figures.newest.bubble_ideal == 0.2
 
 
 @pytest.mark.parametrize(

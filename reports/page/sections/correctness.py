@@ -157,7 +157,20 @@ def loss_curves(group: LossGroup, shown: Looks, *, name: str, common: str) -> Dr
             title=f"Training loss by step, {common}",
             y_title="loss",
             x_title="step, from the first of the warm-up",
-            lines=tuple(_lines(group, shown)),
+            lines=tuple(
+                Line(
+                    name=curve.label,
+                    colour=shown[curve.label].colour,
+                    dash="" if pale else shown[curve.label].dash,
+                    points=thinned(
+                        zip(curve.steps, curve.losses if pale else group.smoothed(curve), strict=True)
+                    ),
+                    plain=True,
+                    pale=pale,
+                )
+                for pale in (True, False)
+                for curve in group.curves
+            ),
             rules=(Rule(text=f"target: {number(group.target)}", y=group.target),),
             x_axis="linear",
             note=f"After {count(group.samples, 'sample')}: {labels}.",
@@ -165,17 +178,3 @@ def loss_curves(group: LossGroup, shown: Looks, *, name: str, common: str) -> Dr
             switchable=False,
         )
     )
-
-
-def _lines(group: LossGroup, shown: Looks) -> Iterator[Line]:
-    for pale in (True, False):
-        for curve in group.curves:
-            look, losses = shown[curve.label], curve.losses if pale else group.smoothed(curve)
-            yield Line(
-                name=curve.label,
-                colour=look.colour,
-                dash="" if pale else look.dash,
-                points=thinned(zip(curve.steps, losses, strict=True)),
-                plain=True,
-                pale=pale,
-            )
