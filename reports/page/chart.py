@@ -169,8 +169,9 @@ def drawn(chart: Chart) -> Drawing:
     )
 
 
-def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten within the ends, at most `most` and at least one."""
+def nice_ticks(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten within the ends, at most 6 and at least one."""
+    most = 6
     span = (high - low) or abs(high) or 1.0
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(power * times for times in (1, 2, 5, 10, 20) if span / (power * times) <= most - 1)
@@ -178,13 +179,13 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [place * step for place in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def log_ticks(low: float, high: float, most: int = 8) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 of each decade within the ends, or only 1 if these are too many."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1, 2, 5), (1,)):
         found = [digit * 10.0**decade for decade in decades for digit in digits]
         found = [value for value in found if low <= value <= high]
-        if len(found) <= most:
+        if len(found) <= 8:
             break
     return found if len(found) > 1 else nice_ticks(low, high)
 

@@ -181,7 +181,5 @@ def test_every_price_of_the_catalogue_has_a_source_and_a_date_or_says_that_it_ha
 
 @pytest.mark.parametrize("value", [0.0, -2.5, float("nan"), float("inf")])
 def test_a_price_is_more_than_nothing(value: float) -> None:
-    with pytest.raises(
-        UsageError, match=f"--price must be > 0, in USD per device and hour, not {value:g}"
-    ):
+    with pytest.raises(UsageError, match=f"--price must be > 0, in USD per device and hour, not {value:g}"):
         checked_usd(value, "--price")
