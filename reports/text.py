@@ -81,6 +81,11 @@ def percent(share: float) -> str:
     return f"{_clean(share * 100, 1)} %"
 
 
+def whole_percent(share: float) -> str:
+    """A share of one, for odds: `20 %`."""
+    return f"{100 * share:.0f} %"
+
+
 def count(items: int, noun: str) -> str:
     """`1 run`, `1,000 runs`."""
     return f"{items:,} {noun}{'' if items == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""The knee of a scaling curve: the last size up to which every growth still pays.
+"""The knee of a scaling curve: the last size up to which every growth still pays, and the odds of that.
 
 From n to m devices the throughput X grows, and each added device brings (X(m) - X(n)) / (m - n). Over what
 each device brought before, X(n) / n, that is the marginal yield
@@ -8,22 +8,38 @@ each device brought before, X(n) / n, that is the marginal yield
 1 on an ideal line, 0 where growing adds nothing. With E = (X(m) / X(n)) / (m / n), the efficiency of the
 growth, it is 2 E - 1 for a doubling: 0.5 is E = 0.75. Unlike E it also sees that growing by a quarter added
 nothing (E = 0.8), and does not blame growing eightfold for three doublings at once.
+
+The best estimates decide: the knee is before the first growth whose yield, from the means of its runs, is
+below `PAYS_FROM`. Disturbed runs of a size are left out where two others are left. The odds of each size come
+from resamples: the logarithms of a size's step times are taken as normal, with one variance for all sizes,
+because a size has too few runs to know its own. A draw has a variance (scaled inverse chi-square), a mean for
+each size (normal), and so a knee: the posterior under the reference prior (Gelman et al., Bayesian Data
+Analysis, section 3.2). `make knee` measures how often the named size is the true one, and the odds
+(docs/costs.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from reports.analysis.figures import CellFigures
-from reports.analysis.scaling import BaselineCell, Curve, efficiency
+from reports.analysis.scaling import Curve, unlike_conditions
+from reports.text import count, whole_percent
 from results.outcome import Evidence
-from results.statistics import Metric
+from results.statistics import Metric, ratio_of_runs
 
 PAYS_FROM = 0.5
 """Marginal yield below which growing does not pay: an added device brings less than half of what each brought
 before, which for a doubling is an efficiency of 75 %. A convention, not a law."""
+SURE_FROM = 0.95
+"""Odds from which on the size is stated without other sizes beside it."""
+FEWEST_UNDISTURBED = 2
+"""Undisturbed runs of a size from which on its disturbed ones are left out."""
+DRAWS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +53,8 @@ class Growth:
 
     @property
     def pays(self) -> bool:
-        """False where the yield, and the upper end of its interval if it has one, are below the threshold."""
-        return max(self.marginal.value, self.marginal.high or 0.0) >= PAYS_FROM
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the interval holds the threshold, so that it may pay or not."""
-        return self.pays and self.marginal.low is not None and self.marginal.low < PAYS_FROM
+        """Whether the best estimate of the yield reaches the threshold."""
+        return self.marginal.value >= PAYS_FROM
 
     @property
     def text(self) -> str:
@@ -63,9 +74,13 @@ class Knee:
 
     growths: tuple[Growth, ...]
     """Between measured sizes, ascending; it ends where no claim is made."""
-    unclaimed: tuple[int, ...]
+    odds: Mapping[int, float] | None
+    """The share of resamples that name each size (the largest: no knee); None for single runs."""
+    left_out: int
+    """Disturbed runs that the growths do not rest on."""
+    unclaimed: tuple[int, ...] = ()
     """Sizes with figures that no claim is made of."""
-    reason: str | None
+    reason: str | None = None
     """Why, of the first of them; None if there is none."""
 
     @property
@@ -79,52 +94,124 @@ class Knee:
         return None if self.beyond is None else self.beyond.smaller
 
     @property
-    def deciding(self) -> tuple[Growth, ...]:
-        """The growths up to the first that does not pay: those beyond it do not move the knee."""
-        if self.beyond is None:
-            return self.growths
-        return self.growths[: self.growths.index(self.beyond) + 1]
+    def size(self) -> int | None:
+        """The knee or, without one, the largest size; None if no growth can be judged."""
+        return self.at or (self.growths[-1].larger if self.growths else None)
+
+    @property
+    def instead(self) -> Mapping[int, float]:
+        """The odds of other sizes, from 1 - `SURE_FROM` on; empty where the size has odds of `SURE_FROM`."""
+        if self.odds is None or self.size is None or self.odds[self.size] >= SURE_FROM:
+            return {}
+        least = 1 - SURE_FROM
+        return {size: share for size, share in self.odds.items() if size != self.size and share >= least}
+
+    @property
+    def shown_to(self) -> int | None:
+        """The largest size that `SURE_FROM` of the resamples reach, if that is smaller than the size."""
+        if not self.instead or self.odds is None or self.size is None:
+            return None
+        reached = {one: sum(share for size, share in self.odds.items() if size >= one) for one in self.odds}
+        largest = max(size for size, share in reached.items() if share >= SURE_FROM)
+        return largest if largest < self.size else None
 
     @property
     def text(self) -> str:
         """`knee between 32 and 64: ...`, `no knee up to 64`, or why nothing is claimed; a clause."""
+        if not self.growths or self.size is None:
+            return f"no knee is claimed: {self.reason or 'fewer than two sizes have a figure'}"
+        odds = self.odds[self.size] if self.odds else None
+        unsure = "" if odds is None or odds >= SURE_FROM else f" (in {whole_percent(odds)} of resamples)"
+        without = f"; {count(self.left_out, 'disturbed run')} left out" if self.left_out else ""
         if self.beyond is not None:
-            return f"knee between {self.beyond.smaller:,} and {self.beyond.larger:,}: {self.beyond.text}"
-        if self.growths:
-            return self._none_text
-        return f"no knee is claimed: {self.reason or 'fewer than two sizes have a figure'}"
+            place = f"knee between {self.beyond.smaller:,} and {self.beyond.larger:,}"
+            return f"{place}{unsure}: {self.beyond.text}{without}"
+        if odds is None or unsure:
+            return f"no knee seen up to {self.size:,}{unsure or ' (single runs)'}{without}"
+        return f"no knee up to {self.size:,}{without}"
 
-    @property
-    def _none_text(self) -> str:
-        """A knee is ruled out only where all intervals lie above the threshold."""
-        last = f"{self.growths[-1].larger:,}"
-        if any(growth.is_open for growth in self.growths):
-            return f"no knee shown up to {last} (the runs are too far apart to tell)"
-        if any(growth.marginal.low is None for growth in self.growths):
-            return f"no knee seen up to {last} (single runs)"
-        return f"no knee up to {last}"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What the knee needs of a size."""
+
+    gpus: int
+    batch: int
+    """Samples of a step."""
+    steps: tuple[float, ...]
+    """Step times of the runs that count, in any one unit."""
+    left_out: int
+    """Disturbed runs that do not count."""
+
+    @classmethod
+    def of(cls, gpus: int, batch: int, steps: Sequence[float], disturbed: Sequence[bool]) -> Size:
+        """Leave the disturbed runs out if enough others are left."""
+        kept = [step for step, one in zip(steps, disturbed, strict=True) if not one]
+        counted = kept if len(kept) >= FEWEST_UNDISTURBED else steps
+        return cls(gpus=gpus, batch=batch, steps=tuple(counted), left_out=len(steps) - len(counted))
 
 
 def knee(curve: Curve) -> Knee:
     """The knee of a curve, from the single device that it is measured against, if that is smaller."""
     cells = _cells(curve)
-    measured = [one for one in cells if one.evidence is Evidence.MEASURED]
     unclaimed = {
         one.cell.gpus: "emulated sizes make no claim" for one in cells if one.evidence is Evidence.EMULATED
     }
-    growths: list[Growth] = []
+    measured = [one for one in cells if one.evidence is Evidence.MEASURED]
+    judged = measured[:1]
     for smaller, larger in pairwise(measured):
-        grown = efficiency(larger, BaselineCell(strategy=curve.key.label, figures=smaller), without="")
-        if grown.metric is None:
-            behind = measured[measured.index(larger) :]
-            unclaimed |= {one.cell.gpus: grown.reason or "" for one in behind}
+        if (unlike := unlike_conditions(larger, smaller)) is not None:
+            unclaimed |= {one.cell.gpus: str(unlike) for one in measured[len(judged) :]}
             break
-        growths.append(_growth(smaller.cell.gpus, larger.cell.gpus, grown.metric))
-    return Knee(
-        growths=tuple(growths),
+        judged.append(larger)
+    sizes = [
+        Size.of(one.cell.gpus, one.cell.global_batch, one.run_step_ns, [run.disturbed for run in one.runs])
+        for one in judged
+    ]
+    return replace(
+        knee_of(sizes),
         unclaimed=tuple(sorted(unclaimed)),
         reason=unclaimed[min(unclaimed)] if unclaimed else None,
     )
+
+
+def knee_of(sizes: Sequence[Size]) -> Knee:
+    """The knee of comparable sizes, which ascend."""
+    return Knee(
+        growths=tuple(_growth(smaller, larger) for smaller, larger in pairwise(sizes)),
+        odds=_odds(sizes),
+        left_out=sum(one.left_out for one in sizes),
+    )
+
+
+def _growth(smaller: Size, larger: Size) -> Growth:
+    speed_up = ratio_of_runs(smaller.steps, larger.steps, "ratio").times(larger.batch / smaller.batch)
+    added = larger.gpus / smaller.gpus - 1
+    return Growth(
+        smaller=smaller.gpus, larger=larger.gpus, marginal=speed_up.mapped(lambda end: (end - 1) / added)
+    )
+
+
+def _odds(sizes: Sequence[Size]) -> dict[int, float] | None:
+    """Return the share of resamples that name each size as the knee, the largest where they have none.
+
+    `sizes` are ascending; None where no size has two runs.
+    """
+    logs = [np.log(one.steps) for one in sizes]
+    freedom = sum(len(one) - 1 for one in logs)
+    if freedom <= 0:
+        return None
+    squares = sum(float(np.square(one - one.mean()).sum()) for one in logs)
+    random = np.random.default_rng(0)
+    deviations = np.sqrt(squares / random.chisquare(freedom, (DRAWS, 1)))
+    errors = deviations * random.standard_normal((DRAWS, len(sizes))) / np.sqrt([len(one) for one in logs])
+    work = np.array([one.batch for one in sizes])
+    rates = work / (np.array([np.mean(one.steps) for one in sizes]) * np.exp(errors))
+    gpus = np.array([one.gpus for one in sizes])
+    marginal = (rates[:, 1:] / rates[:, :-1] - 1) / (gpus[1:] / gpus[:-1] - 1)
+    stops = np.column_stack([marginal < PAYS_FROM, np.ones(DRAWS, dtype=bool)]).argmax(axis=1)
+    shares = np.bincount(stops, minlength=len(sizes)) / DRAWS
+    return {one.gpus: float(share) for one, share in zip(sizes, shares, strict=True)}
 
 
 def _cells(curve: Curve) -> Sequence[CellFigures]:
@@ -133,10 +220,3 @@ def _cells(curve: Curve) -> Sequence[CellFigures]:
     if curve.single is not None and cells and curve.single.gpus < cells[0].cell.gpus:
         return [curve.single.figures, *cells]
     return cells
-
-
-def _growth(smaller: int, larger: int, efficiency: Metric) -> Growth:
-    """With r = m / n and E the efficiency from n to m: (E r - 1) / (r - 1)."""
-    times = larger / smaller
-    marginal = efficiency.mapped(lambda end: (end * times - 1) / (times - 1))
-    return Growth(smaller=smaller, larger=larger, marginal=marginal)

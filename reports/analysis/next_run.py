@@ -133,10 +133,7 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     at = max(
         series, key=lambda one: (len(asked(one)) + (single(one) is not None), max(asked(one), default=0))
     )
-    if picked.open:
-        why = "it is open whether growth pays there" if picked.shown_to else picked.open[0]
-    else:
-        why = f"the answer rests on {count(fewest, 'run')} a size"
+    why = picked.open[0] if picked.open else f"the answer rests on {count(fewest, 'run')} a size"
     gpus, alone = asked(at), single(at)
     strategy = None if alone is None else alone.cell.strategy
     command = matrix_call(study, at.key, gpus, repeats=wanted, alone=strategy)

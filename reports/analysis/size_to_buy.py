@@ -19,7 +19,7 @@ from reports.analysis.figures import CellFigures, differences_in_training
 from reports.analysis.knee import Knee, knee
 from reports.analysis.scaling import Curve, Efficiency, Piece, piece_of, ties
 from reports.analysis.study import StudyFigures
-from reports.text import count, devices, duration, listed, metric, percent
+from reports.text import count, devices, duration, listed, metric, percent, whole_percent
 from results.cell import Device
 from results.plan import Scaling
 from results.statistics import FEWEST_FOR_INTERVAL, Metric
@@ -65,8 +65,8 @@ class Picked:
     """The other cells whose runs decide the choice."""
     open: tuple[str, ...] = ()
     """Clauses on what the runs leave open."""
-    shown_to: int | None = None
-    """The last size up to which every growth is shown to pay, where that is smaller than the candidate."""
+    knee: Knee | None = None
+    """That of the candidate's curve, where it decides."""
     or_more: bool = False
 
 
@@ -116,26 +116,30 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
         _smallest_of_fastest([end for end, *_ in ends.values()], goal.smallest).figures.cell.id
     ]
     sizes = {one.cell.gpus: one for one in curve.figures}
-    left_open = [one for one in stop.deciding if one.is_open]
-    spans = [f"from {one.smaller:,} to {one.larger:,}" for one in left_open]
-    telling = [one for one in stop.deciding if one is stop.beyond or one.larger == chosen.gpus or one.is_open]
+    telling = [
+        one
+        for one in stop.growths
+        if one is stop.beyond or one.larger == chosen.gpus or one.smaller in stop.instead
+    ]
     return Picked(
         candidate=chosen,
         why=stop.text,
         deciding=tuple(sizes[size] for one in telling for size in (one.smaller, one.larger)),
-        open=(f"it is open whether growing {listed(spans)} pays",) if spans else (),
-        shown_to=left_open[0].smaller if left_open else None,
+        open=(f"resamples of the runs name {_instead(stop.instead)}",) if stop.instead else (),
+        knee=stop,
         or_more=stop.at is None,
     )
 
 
 def _end(curve: Curve, stop: Knee, candidates: Sequence[Candidate]) -> Candidate | None:
     """The candidate at a curve's knee or, without one, at its largest claimed size."""
-    if not stop.growths:
-        return None
-    size = stop.growths[-1].larger if stop.at is None else stop.at
-    ids = {one.cell.id for one in curve.figures if one.cell.gpus == size}
+    ids = {one.cell.id for one in curve.figures if one.cell.gpus == stop.size}
     return next((one for one in candidates if one.figures.cell.id in ids), None)
+
+
+def _instead(odds: Mapping[int, float]) -> str:
+    """`32 in 6 % and 128 in 20 %`."""
+    return listed([f"{size:,} in {whole_percent(share)}" for size, share in odds.items()])
 
 
 def _smallest_of_fastest(candidates: Sequence[Candidate], smallest: float) -> Candidate:
@@ -255,8 +259,10 @@ def _cost_text(one: Candidate, priced: bool) -> str:
 
 
 Confidence = Literal["high", "medium", "low"]
-"""low: the runs leave the choice open, or a size has one run. medium: fewer than six runs a size, or runs
-that were disturbed or of changed code. high: none of these."""
+"""low: the size has odds below `LIKELY_FROM` (by other goals: the runs leave the choice open), or a size has
+one run. medium: odds below `SURE_FROM`, fewer than six runs a size, or the choice rests on runs that were
+disturbed or of changed code. high: none of these."""
+LIKELY_FROM = 0.8
 CPU = "ranks on CPU share the cores of a machine"
 ONE_SIZE = "one size alone was measured: at least two are needed to say whether growing pays"
 NOT_PROVEN = "no measured cell has a proof that it trained"
@@ -273,9 +279,12 @@ class Purchase:
     strategy: str
     gpus: int
     device: Device
+    odds: Mapping[int, float] | None
+    """The share of resamples that name each measured size. Only the knee has it."""
+    instead: Mapping[int, float]
+    """The odds of other sizes; empty where those of `gpus` are at least `SURE_FROM`."""
     shown_to: int | None
-    """The last size up to which every growth is shown to pay, if that is smaller than `gpus` because the runs
-    leave a growth open. Only the knee has it."""
+    """The largest size that `SURE_FROM` of the resamples reach, if that is smaller than `gpus`."""
     or_more: bool
     """Whether it is the largest measured size, so that growing may pay beyond it. Only the knee has it."""
     throughput: Metric
@@ -290,14 +299,18 @@ class Purchase:
 
     @property
     def size(self) -> str:
-        """`16 GPUs`; `64 GPUs or more`; `4 to 64 GPUs` where growing beyond 4 may pay or not."""
-        least = "" if self.shown_to is None else f"{self.shown_to:,} to "
-        return f"{least}{devices(self.gpus, self.device)}{' or more' if self.or_more else ''}"
+        """`16 GPUs`; `64 GPUs or more`."""
+        return f"{devices(self.gpus, self.device)}{' or more' if self.or_more else ''}"
+
+    @property
+    def doubt(self) -> str:
+        """`128 in 20 % of resamples`; empty where the size is sure, or no odds are known."""
+        return f"{_instead(self.instead)} of resamples" if self.instead else ""
 
     @property
     def text(self) -> str:
-        """`16 GPUs with ddp`."""
-        return f"{self.size} with {self.strategy}"
+        """`16 GPUs with ddp`; `64 GPUs with ddp (128 in 20 % of resamples)`."""
+        return f"{self.size} with {self.strategy}{f' ({self.doubt})' if self.doubt else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +364,7 @@ class SizeToBuy:
         if self.choice is None:
             return f"No size to buy: {self.absent}."
         because = f": {'; '.join(self.doubts)}" if self.doubts else ""
-        told = f"To buy: {self.choice.text}, {self.goal}"
+        told = f"To buy: {self.choice.size} with {self.choice.strategy}, {self.goal}"
         return f"{told} ({self.confidence} confidence{because}): {self.why}."
 
 
@@ -414,18 +427,20 @@ def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
 def _choice(picked: Picked, candidates: Sequence[Candidate]) -> Purchase:
     one, claim = picked.candidate, picked.candidate.efficiency
     claimed = None if claim.is_baseline else claim
+    shown_to = picked.knee.shown_to if picked.knee else None
     smaller = [
         other.efficiency.metric
         for other in candidates
-        if (other.strategy, other.gpus) == (one.strategy, picked.shown_to)
-        and not other.efficiency.is_baseline
+        if (other.strategy, other.gpus) == (one.strategy, shown_to) and not other.efficiency.is_baseline
     ]
     return Purchase(
         cell_id=one.figures.cell.id,
         strategy=one.strategy,
         gpus=one.gpus,
         device=one.figures.cell.device,
-        shown_to=picked.shown_to,
+        odds=picked.knee.odds if picked.knee else None,
+        instead=picked.knee.instead if picked.knee else {},
+        shown_to=shown_to,
         or_more=picked.or_more,
         throughput=one.figures.throughput,
         efficiency=claimed.metric if claimed else None,
@@ -451,12 +466,13 @@ def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
 
 def _doubts(picked: Picked, rests_on: RestsOn) -> tuple[str, ...]:
     few = rests_on.fewest_runs < FEWEST_FOR_INTERVAL
-    told = {
+    disturbed = rests_on.disturbed - (picked.knee.left_out if picked.knee else 0)
+    doubts = {
         f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": few,
-        f"{_part(rests_on.disturbed, rests_on.runs)} disturbed": rests_on.disturbed,
+        f"{_part(disturbed, rests_on.runs)} disturbed": disturbed,
         f"{_part(rests_on.dirty, rests_on.runs)} of code with local changes": rests_on.dirty,
     }
-    return (*picked.open, *(text for text, holds in told.items() if holds))
+    return (*picked.open, *(text for text, holds in doubts.items() if holds))
 
 
 def _part(these: int, runs: int) -> str:
@@ -465,6 +481,8 @@ def _part(these: int, runs: int) -> str:
 
 
 def _confidence(picked: Picked, rests_on: RestsOn, doubts: Sequence[str]) -> Confidence:
-    if picked.open or rests_on.fewest_runs == 1:
+    odds = picked.knee.odds if picked.knee else None
+    likely = odds[picked.candidate.gpus] >= LIKELY_FROM if odds else not picked.open
+    if not likely or rests_on.fewest_runs == 1:
         return "low"
     return "medium" if doubts else "high"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from reports.analysis.knee import Growth, Knee, _growth, knee
+from reports.analysis.knee import Knee, Size, knee, knee_of
 from results.outcome import Evidence
-from results.statistics import Metric
 
 Times = dict[int, list[float]]
 """Step times in ms of the runs, by size."""
@@ -86,29 +88,50 @@ def test_a_fourth_more_for_nothing_does_not_pay(found) -> None:
     assert one.at == 4
 
 
-def test_a_growth_whose_interval_reaches_the_threshold_is_not_blamed(found) -> None:
+def test_the_best_estimate_decides_and_the_odds_of_other_sizes_are_given(found) -> None:
     # Mean 16: 2 (10 / 16) - 1 = 0.25. At best 10 / 12: 2 (0.83) - 1 = 0.67; at worst 10 / 20: 0.
     one = found({1: [10.0, 10.0], 2: [12.0, 20.0]})
     assert yields(one) == pytest.approx([0.25])
     assert (one.growths[0].marginal.low, one.growths[0].marginal.high) == pytest.approx((0.0, 2 / 3))
-    assert one.at is None
-    assert one.text == "no knee shown up to 2 (the runs are too far apart to tell)"
+    assert (one.at, one.shown_to) == (1, None)
+    assert one.odds is not None
+    assert sum(one.odds.values()) == pytest.approx(1)
+    assert one.instead == {2: one.odds[2]}
+    assert one.text.startswith(f"knee between 1 and 2 (in {100 * one.odds[1]:.0f} % of resamples): going")
 
 
-def test_a_knee_is_ruled_out_only_by_an_interval_above_the_threshold(found) -> None:
-    # At worst 2 (10 / 12) - 1 = 0.67.
-    assert found({1: [10.0, 10.0], 2: [11.0, 12.0]}).text == "no knee up to 2"
+def test_the_odds_are_those_of_students_t(found) -> None:
+    """One growth with T(1) known exactly: P(T(2) < T(1) / 0.75) is a tail of Student's t on logarithms."""
+    runs = [12.9, 13.3, 13.8]
+    [odds, _] = found({1: [10.0], 2: runs}).odds.values()
+    logs = np.log(runs)
+    # The single run of size 1 has the same variance: 1 / 1 + 1 / 3 of it in the difference.
+    error = logs.std(ddof=1) * (1 + 1 / 3) ** 0.5
+    exact = stats.t(2).sf((math.log(10 / 0.75) - math.log(np.mean(runs))) / error)
+    assert odds == pytest.approx(exact, abs=0.05)
 
 
-def test_an_interval_that_begins_at_the_threshold_is_above_it(found) -> None:
-    # At worst 2 (7.5 / 10) - 1 = 0.5.
-    assert found({1: [7.5, 7.5], 2: [8.0, 10.0]}, batch=16).text == "no knee up to 2"
+def test_a_disturbed_run_is_left_out_where_two_others_are_left(planted) -> None:
+    cells = planted.series("weak", "ddp", [1, 2], batch=8)
+    planted.plan()
+    planted.runs(cells[0], [10.0, 10.0, 10.0])
+    planted.runs(cells[1], [13.0, 13.1, 13.2])
+    planted.runs(cells[1], [15.0], foreign_cpu_cores=1.0)
+    one = knee(planted.analysed().curves[0])
+    # 2 (10 / 13.1) - 1 = 0.53; with the run of 15 ms it would be 0.47.
+    assert yields(one) == pytest.approx([2 / 1.31 - 1])
+    assert (one.at, one.left_out) == (None, 1)
+    assert one.text.endswith("; 1 disturbed run left out")
 
 
-def test_one_growth_too_far_apart_leaves_all_open(found) -> None:
-    # From 1 to 2 at worst 2 (8 / 12) - 1 = 0.33; from 2 to 4 at worst 2 (8 / 10) - 1 = 0.6.
-    one = found({1: [8.0, 8.0], 2: [8.0, 12.0], 4: [10.0, 10.0]})
-    assert one.text.startswith("no knee shown up to 4")
+def test_a_slow_run_does_not_walk_past_the_first_growth_that_does_not_pay(found) -> None:
+    """Efficiencies 94 % at 64, 66 % at 128, 56 % at 512; one of six runs at 64 takes 15 % longer."""
+    true = {1: 10.0, 64: 10.6, 128: 15.1, 256: 16.5, 512: 17.8}
+    times = {n: [t * (1 + 0.02 * (at - 2.5) / 2.5) for at in range(6)] for n, t in true.items()}
+    times[64][3] *= 1.15
+    one = found(times)
+    assert one.at == 64
+    assert 512 not in one.instead
 
 
 def test_a_growth_that_lowers_throughput_says_so(found) -> None:
@@ -180,7 +203,6 @@ def test_the_yield_is_what_an_added_device_brings_over_what_each_brought(
     larger = max(smaller + 1, round(smaller * times))
     # Each added one brings `gain` of what each brought before.
     after = before + gain * before / smaller * (larger - smaller)
-    efficiency = (after / before) / (larger / smaller)
-    metric = Metric(value=efficiency, unit="ratio", low=None, high=None, samples=1, interval=None)
-    growth: Growth = _growth(smaller, larger, metric)
+    sizes = [Size.of(gpus, 8, [8 / rate], [False]) for gpus, rate in ((smaller, before), (larger, after))]
+    [growth] = knee_of(sizes).growths
     assert growth.marginal.value == pytest.approx(gain, abs=1e-6)

@@ -128,12 +128,15 @@ def test_where_growing_pays_to_the_end_it_is_that_size_or_more(gpus) -> None:
 
 
 def test_what_the_runs_leave_open_few_runs_and_disturbed_ones_lower_the_confidence(gpus) -> None:
-    # The yield of 2 to 4 is 2 (10.5 / 14) - 1 = 0.5, and its range holds that.
+    # The yield of 2 to 4 is 2 (10.5 / 14) - 1 = 0.5.
     left_open = bought(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03))
     assert left_open.confidence == "low"
-    assert left_open.doubts == ("it is open whether growing from 2 to 4 pays",)
     assert left_open.choice is not None
-    assert left_open.choice.text == "2 to 4 GPUs or more with ddp"
+    assert (left_open.choice.gpus, left_open.choice.shown_to, left_open.choice.or_more) == (4, 2, True)
+    share = left_open.choice.instead[2]
+    assert 0.4 < share < 0.6
+    assert left_open.doubts == (f"resamples of the runs name 2 in {100 * share:.0f} %",)
+    assert left_open.choice.text == f"4 GPUs or more with ddp (2 in {100 * share:.0f} % of resamples)"
     few = bought(gpus(runs=3, foreign_cpu_cores=1.0))
     assert few.confidence == "medium"
     assert few.doubts == ("3 runs a size (fewer than 6)", "all 12 runs disturbed")

@@ -229,7 +229,7 @@ def test_why_is_not_known_without_a_budget(small) -> None:
         "to 2,286), an efficiency of 62.5 % (50.0 to 78.6) against single on 1."
     )
     # From 2 to 4 at worst 2 (12 / 18) - 1 = 0.33.
-    assert sentences[1].startswith("No knee shown up to 4 ")
+    assert sentences[1].startswith("No knee seen up to 4 ")
     assert sentences[2].startswith(
         "Strong scaling, global batch 32: ddp on 4 ranks (CPU) is the fastest with "
     )

@@ -122,11 +122,11 @@ _DEFINITIONS = (
         "Size to buy",
         Markup(
             "Chosen from measured, proven cells that train as plain data parallelism does; by default the "
-            "knee: growing from n to m devices pays while each added one brings at least {pays} of what "
-            "each brought before, <code>(X(m) / X(n) - 1) / (m / n - 1)</code> with X in samples a second. "
-            "Growth does not pay if its complete interval lies below that. <code>bench report --goal</code> "
-            "chooses by throughput, cost, time or efficiency. Ranks on a CPU and emulated sizes are not "
-            "recommended."
+            "knee: growing from n to m devices pays while each added one brings at least {pays} of what each "
+            "brought before, <code>(X(m) / X(n) - 1) / (m / n - 1)</code> with X in samples a second. Best "
+            "estimates decide; the odds of other sizes come from resamples of the runs. <code>bench report "
+            "--goal</code> chooses by throughput, cost, time or efficiency. Ranks on a CPU and emulated "
+            "sizes are not recommended."
         ).format(pays=percent(PAYS_FROM)),
     ),
     Definition(
@@ -291,12 +291,10 @@ def _size_tile(all_shown: Sequence[Shown]) -> Tile:
     first = all_shown[0].bought if all_shown else None
     figure, lines = "none", ["no cell has a figure" if first is None else first.absent or ""]
     if first is not None and first.choice is not None:
-        beyond = first.choice.shown_to
-        open_growth = f"growing beyond {beyond or 0:,} may pay or not: the runs leave it open"
         figure = first.choice.size
         lines = [
             f"with {first.choice.strategy}; {all_shown[0].named}",
-            first.goal if beyond is None else open_growth,
+            first.choice.doubt or first.goal,
             *_left_out(first.left_out),
             *(f"{one.named}: {one.bought.text}" for one in all_shown[1:4]),
         ]
@@ -337,13 +335,8 @@ def _efficiency_tile(all_shown: Sequence[Shown]) -> Tile:
             said = metric(value)
             told = f"{where}: {said.value} ({said.note})"
             if not figure:
-                figure, note, choice = said.value, said.note, one.bought.choice
-                if choice is not None and choice.shown_efficiency is not None:
-                    # The choice is from one size to another.
-                    least = metric(choice.shown_efficiency)
-                    note = f"on {choice.shown_to:,}: {least.note}; on {choice.gpus:,}: {said.note}"
-                    figure = f"{least.value} to {said.value}"
-                told = f"{note}; {where}, against {against}"
+                figure = said.value
+                told = f"{said.note}; {where}, against {against}"
         lines.append(told)
     return Tile(
         title="Efficiency",

@@ -1,0 +1,83 @@
+"""How often the named size is the true one, and whether its odds are: tables of docs/costs.md (`make knee`).
+
+A generated study has the sizes 1, 2, ..., 128 under weak scaling. The yields of its growths are uniform in
+[0, 1], in the first table at least 0.1 from `PAYS_FROM`; the step times of its runs are normal about the true
+ones. Slow runs take 10 to 30 % longer and are marked as disturbed in every second study.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import product
+
+import click
+import numpy as np
+
+from reports.analysis.knee import PAYS_FROM, Knee, Size, knee_of
+
+GPUS = [2**doubling for doubling in range(8)]
+BINS = (0.0, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.01)
+
+Condition = tuple[float, int, int]
+"""Noise, runs a size, slow runs."""
+
+
+def generated(
+    random: np.random.Generator, condition: Condition, *, margin: float, marked: bool
+) -> tuple[int, Knee]:
+    """Return the true size and the knee of one generated study."""
+    noise, runs, slow = condition
+    yields = random.uniform(0, 1 - 2 * margin, len(GPUS) - 1)
+    yields = np.where(yields < PAYS_FROM - margin, yields, yields + 2 * margin)
+    # Under weak scaling a doubling that yields y multiplies the step time by 2 / (1 + y).
+    true = np.cumprod([1.0, *(2 / (1 + yields))])
+    steps = true[:, None] * np.maximum(1 + noise * random.standard_normal((len(GPUS), runs)), 0.5)
+    disturbed = np.zeros(steps.shape, dtype=bool)
+    for _ in range(slow):
+        at = random.integers(len(GPUS)), random.integers(runs)
+        steps[at] *= random.uniform(1.1, 1.3)
+        disturbed[at] = marked
+    sizes = [
+        Size.of(gpus, 8 * gpus, times.tolist(), flags.tolist())
+        for gpus, times, flags in zip(GPUS, steps, disturbed, strict=True)
+    ]
+    stops = [*(yields < PAYS_FROM), True]
+    return GPUS[stops.index(True)], knee_of(sizes)
+
+
+@click.command()
+@click.option("--studies", default=500, show_default=True, help="Studies of each condition.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the generated studies.")
+def main(studies: int, seed: int) -> None:
+    """Print both tables: the share of studies whose named size is the true one, and the odds against it."""
+    random = np.random.default_rng(seed)
+    claims: dict[int, list[tuple[float, bool]]] = defaultdict(list)
+    for margin in (0.1, 0.0):
+        print(f"\n| noise, runs a size (margin {margin:g}) | no slow run | 1 slow run | 2 slow runs |")
+        print("|---|---|---|---|")
+        for noise, runs in product((0.01, 0.03, 0.05, 0.1), (3, 6)):
+            shares = []
+            for slow in range(3):
+                found = [
+                    generated(random, (noise, runs, slow), margin=margin, marked=number % 2 == 0)
+                    for number in range(studies)
+                ]
+                right = [
+                    (knee.odds[knee.size], knee.size == true)
+                    for true, knee in found
+                    if knee.odds and knee.size
+                ]
+                shares.append(f"{100 * np.mean([one for _, one in right]):.1f} %")
+                if not margin:
+                    for odds, one in right:
+                        claims[int(np.searchsorted(BINS, odds, side="right"))].append((odds, one))
+            print(f"| {100 * noise:g} %, {runs} | {' | '.join(shares)} |")
+    print("\n| stated odds | studies | mean of the odds | true share |\n|---|---|---|---|")
+    for at in sorted(claims):
+        odds, right = np.array(claims[at]).T
+        ends = f"{100 * BINS[at - 1]:.0f} % to {min(100, 100 * BINS[at]):.0f} %"
+        print(f"| {ends} | {len(odds):,} | {100 * odds.mean():.1f} % | {100 * right.mean():.1f} % |")
+
+
+if __name__ == "__main__":
+    main()
