@@ -36,7 +36,7 @@ PAYS_FROM = 0.5
 """Marginal yield below which growing does not pay: an added device brings less than half of what each brought
 before, which for a doubling is an efficiency of 75 %. A convention, not a law."""
 SURE_FROM = 0.95
-"""Odds from which on the size is stated without other sizes beside it."""
+"""Odds from which on the report names no other size."""
 FEWEST_UNDISTURBED = 2
 """Undisturbed runs of a size from which on its disturbed ones are left out."""
 DRAWS = 2000
@@ -133,7 +133,7 @@ class Knee:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What the knee needs of a size."""
+    """A size with the step times of its runs that count."""
 
     gpus: int
     batch: int
@@ -193,9 +193,9 @@ def _growth(smaller: Size, larger: Size) -> Growth:
 
 
 def _odds(sizes: Sequence[Size]) -> dict[int, float] | None:
-    """Return the share of resamples that name each size as the knee, the largest where they have none.
+    """Return the share of resamples that name each size as the knee; those without a knee name the largest.
 
-    `sizes` are ascending; None where no size has two runs.
+    `sizes` ascend. Return None if no size has two runs.
     """
     logs = [np.log(one.steps) for one in sizes]
     freedom = sum(len(one) - 1 for one in logs)

@@ -66,7 +66,7 @@ class Picked:
     open: tuple[str, ...] = ()
     """Clauses on what the runs leave open."""
     knee: Knee | None = None
-    """That of the candidate's curve, where it decides."""
+    """The knee of the candidate's curve; None for other goals."""
     or_more: bool = False
 
 
@@ -282,7 +282,7 @@ class Purchase:
     odds: Mapping[int, float] | None
     """The share of resamples that name each measured size. Only the knee has it."""
     instead: Mapping[int, float]
-    """The odds of other sizes; empty where those of `gpus` are at least `SURE_FROM`."""
+    """The odds of other sizes; empty if the odds of `gpus` are at least `SURE_FROM`."""
     shown_to: int | None
     """The largest size that `SURE_FROM` of the resamples reach, if that is smaller than `gpus`."""
     or_more: bool
