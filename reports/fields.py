@@ -25,6 +25,8 @@ class Field:
     value: float | None = None
     """The number in `unit`, without a prefix; None for words and intervals."""
     unit: str = ""
+    link: str = ""
+    """The address that the text leads to; empty for none."""
 
     def __post_init__(self) -> None:
         assert self.value is None or math.isfinite(self.value), self

@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "Train cells to completion, through crashes and restarts.",
     "check": "Check a workload before a study plans with it: a step, a proof, every strategy.",
     "report": "Write the report of a study again, or of several side by side.",
+    "site": "Write an index of many studies, with their pages, as a static folder.",
     "export": "Write a study as Markdown, CSV, JSON or Parquet.",
     "compare": "Compare a study, a run or a baseline with another.",
     "baseline": "Keep what was accepted, to compare later studies with it.",

@@ -205,10 +205,11 @@ def _odds(sizes: Sequence[Size]) -> dict[int, float] | None:
     random = np.random.default_rng(0)
     deviations = np.sqrt(squares / random.chisquare(freedom, (DRAWS, 1)))
     errors = deviations * random.standard_normal((DRAWS, len(sizes))) / np.sqrt([len(one) for one in logs])
-    work = np.array([one.batch for one in sizes])
-    rates = work / (np.array([np.mean(one.steps) for one in sizes]) * np.exp(errors))
+    log_rates = np.log([one.batch / np.mean(one.steps) for one in sizes]) - errors
+    # Runs that are absurdly far apart must not overflow.
+    speed_ups = np.exp(np.clip(np.diff(log_rates, axis=1), -700, 700))
     gpus = np.array([one.gpus for one in sizes])
-    marginal = (rates[:, 1:] / rates[:, :-1] - 1) / (gpus[1:] / gpus[:-1] - 1)
+    marginal = (speed_ups - 1) / (gpus[1:] / gpus[:-1] - 1)
     stops = np.column_stack([marginal < PAYS_FROM, np.ones(DRAWS, dtype=bool)]).argmax(axis=1)
     shares = np.bincount(stops, minlength=len(sizes)) / DRAWS
     return {one.gpus: float(share) for one, share in zip(sizes, shares, strict=True)}

@@ -103,13 +103,19 @@ def render_studies(studies: Sequence[StudyFigures]) -> str:
     return _page("studies.html.j2", studies, sections, title=title, comparison=comparison, parts=parts)
 
 
+def render_sections(title: str, sections: Sequence[Section]) -> str:
+    """One page of sections that are of no single study."""
+    return _page("report.html.j2", [], sections, title=title, sections=sections, appendix=())
+
+
 def _page(
     template: str, studies: Sequence[StudyFigures], defining: Sequence[Section], **shown: object
 ) -> str:
     """The document: what is `shown`, with the definitions of its sections, and the script."""
     script = (_FOLDER / "script.js").read_text(encoding="utf-8")
     cpu = any(pool.cell.device == "cpu" for study in studies for pool in study.pools.values())
-    defined = definitions(defining, cpu=cpu)
+    of_sections = tuple(one for section in defining for one in section.definitions)
+    defined = definitions(defining, cpu=cpu) if studies else of_sections
     return _TEMPLATES.get_template(template).render(
         **shown,
         definitions=defined,

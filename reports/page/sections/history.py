@@ -5,7 +5,7 @@ A drawing of a series shows its figures, their levels, and the nights between wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
@@ -22,9 +22,10 @@ from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
 from reports.text import percent
+from results.baseline import Baseline
 
 _ABOUT = (
-    "The step times of this study's cells in the nights of the history, a series for each cell and machine; "
+    "The step times of cells in the nights of the history, a series for each cell and machine; "
     "other metrics ({others}) where one changed. A change is named with the nights and commits on either "
     "side, and with what changed in the environment between them."
 )
@@ -37,13 +38,21 @@ _DRAWN = 8
 def history_section(study: StudyFigures) -> Section | None:
     """Make the section; None without a history that has two nights of a cell of this study."""
     keys = {subject_key(pool.cell) for pool in study.pools.values()}
-    nights = {
-        machine: [
-            msgspec.structs.replace(night, subjects=tuple(one for one in night.subjects if one.key in keys))
-            for night in found
-        ]
-        for machine, found in study.nights.items()
-    }
+    return nights_section(
+        {
+            machine: [
+                msgspec.structs.replace(
+                    night, subjects=tuple(one for one in night.subjects if one.key in keys)
+                )
+                for night in found
+            ]
+            for machine, found in study.nights.items()
+        }
+    )
+
+
+def nights_section(nights: Mapping[str, Sequence[Baseline]]) -> Section | None:
+    """The nights by machine; None if no series has two."""
     searched = [trend for trend in trends(nights, ("step_time", *_OTHERS)) if len(trend.nights) > 1]
     found = [trend for trend in searched if trend.metric.name == "step_time" or trend.steps]
     if not found:

@@ -121,7 +121,7 @@
     const [title, order] = (state.get("sort") ?? "").split("|");
     const head = [...table.tHead.rows[0].cells].find((one) => one.dataset.title === title);
     for (let times = order === "descending" ? 2 : 1; head && times; times--) head.click();
-    for (const radio of table.closest(".columns").querySelectorAll("[type=radio]")) {
+    for (const radio of table.closest(".columns")?.querySelectorAll("[type=radio]") ?? []) {
       if (radio.value === state.get("columns")) radio.checked = true;
       radio.addEventListener("change", () => keep("columns", radio.value));
     }

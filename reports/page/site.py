@@ -1,0 +1,141 @@
+"""The index of a site: a row a study, with its answer and what changed since the last study like it.
+
+It is made of the blocks and the script of a study's page, so that its table is searched and sorted without a
+server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from reports import fields
+from reports.analysis.outcomes import outcome_words
+from reports.analysis.side_by_side import side_by_side
+from reports.analysis.study import StudyFigures
+from reports.analysis.verdict.brief import brief
+from reports.analysis.verdict.verdict import verdict
+from reports.fields import Field
+from reports.page.render import render_sections
+from reports.page.section import Block, Definition, Paragraph, Section, Table
+from reports.page.sections.history import nights_section
+from reports.table import Column, figures, table, words
+from reports.text import NOTHING, count, listed, percent
+from results.baseline import Baseline
+from results.cell import label
+
+NIGHTS = "nights.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteStudy:
+    """A study of the site."""
+
+    figures: StudyFigures
+    page: str
+    """The path of its page, relative to the index."""
+
+    @property
+    def ran(self) -> str:
+        """When its newest run started, as ISO 8601; empty if nothing ran."""
+        return max((run.started_at or "" for run in self.figures.runs), default="")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices that it ran on."""
+        environments = [run.environment for run in self.figures.runs if run.environment is not None]
+        return tuple(dict.fromkeys(one.device_name for one in environments))
+
+
+def site_index(studies: Sequence[SiteStudy], unreadable: Mapping[str, str], *, nights: bool) -> str:
+    """Render the index. `unreadable` has the reason for each study that has no page."""
+    ordered = sorted(studies, key=lambda one: one.ran)
+    changes = {one.page: _change(one, ordered[:place]) for place, one in enumerate(ordered)}
+    columns: list[Column[SiteStudy]] = [
+        Column(title="study", value=_linked, form=lambda shown: shown),
+        words("ran", lambda one: one.ran[:16].replace("T", " ") or NOTHING),
+        words("machine", lambda one: listed(one.devices) if one.devices else NOTHING),
+        words("answer", lambda one: _answer(one.figures), anchor="method-answer"),
+        words("change", lambda one: changes[one.page], anchor="method-change"),
+        figures("cells", lambda one: fields.whole(len(one.figures.pools))),
+        words("without a figure", lambda one: _missing(one.figures)),
+    ]
+    blocks: list[Block] = [
+        *(Paragraph(f"{name} has no page: {why}", "none") for name, why in unreadable.items()),
+        *(
+            [Paragraph(Markup('<a href="{}">Nights, and where they changed</a>').format(NIGHTS))]
+            if nights
+            else []
+        ),
+        Table(table(reversed(ordered), columns), f"{len(studies):,} studies, the newest first", tools=True),
+    ]
+    section = Section(anchor="table", title="Studies", blocks=tuple(blocks), definitions=_DEFINITIONS)
+    return render_sections("Studies", [section])
+
+
+def site_nights(nights: Mapping[str, Sequence[Baseline]]) -> str | None:
+    """Render the nights of a history; None if no series has two."""
+    section = nights_section(nights)
+    return None if section is None else render_sections("Nights", [section])
+
+
+def _linked(one: SiteStudy) -> Field:
+    return Field(one.figures.name, link=quote(one.page))
+
+
+def _answer(study: StudyFigures) -> str:
+    """The first two clauses of the verdict, as the terminal has them."""
+    clauses = [one for found in verdict(study).workloads[:1] for one in brief(found)]
+    return "; ".join(f"{one.title}: {one.text}" for one in clauses[:2]) or NOTHING
+
+
+def _missing(study: StudyFigures) -> str:
+    """The cells without a figure, by outcome: `2 out of memory, 1 not run`."""
+    outcomes = Counter(outcome_words(one.outcome) for one in study.failures)
+    return ", ".join(f"{number:,} {outcome}" for outcome, number in outcomes.most_common()) or NOTHING
+
+
+def _change(this: SiteStudy, earlier: Sequence[SiteStudy]) -> str:
+    """The largest change of a cell since the last study with shared cells on the same devices."""
+    before = next(
+        (
+            one
+            for one in reversed(earlier)
+            if one.devices == this.devices and one.figures.cells.keys() & this.figures.cells.keys()
+        ),
+        None,
+    )
+    if before is None:
+        return NOTHING
+    shared = [one.entries[1] for one in side_by_side([before.figures, this.figures]).cells]
+    changed = [one for one in shared if one.change in ("faster", "slower") and one.ratio is not None]
+    if not changed:
+        return f"none shown in {count(len(shared), 'cell')} since {before.figures.name}"
+    most = max(changed, key=lambda one: abs(log(one.ratio.value)) if one.ratio else 0.0)
+    assert most.ratio is not None
+    cell = most.figures.cell
+    largest = f"{label(cell)} on {cell.gpus:,}: {percent(abs(1 / most.ratio.value - 1))} {most.change}"
+    changed_of = f"{len(changed):,} of {count(len(shared), 'cell')} changed"
+    return f"{largest}; {changed_of} since {before.figures.name}"
+
+
+_DEFINITIONS = (
+    Definition(
+        "method-answer",
+        "Answer",
+        "The size to buy with its confidence, and how far the fastest configuration scales, of the study's "
+        "first workload.",
+    ),
+    Definition(
+        "method-change",
+        "Change",
+        "Cells whose step time differs by the smallest effect or more from the last study before it with the "
+        "same cells on the same devices; the largest change is named. bench report BEFORE AFTER has the "
+        "conditions that differ.",
+    ),
+)

@@ -1,0 +1,121 @@
+"""`bench site`: an index of studies, their pages, and the nights, as a static folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from harness.cli import run
+from results.baseline import Baseline
+from results.history import add_night
+
+STEPS = {"before": 10.0, "team/after": 12.0}
+
+
+@pytest.fixture
+def runs(new_study, tmp_path: Path) -> Path:
+    """Two studies, the second 20 % slower and with a cell that was not run, and a damaged one."""
+    for number, (name, step) in enumerate(STEPS.items()):
+        planted = new_study(tmp_path / "runs" / name, runs_before=10 * number)
+        cells = planted.series("weak", "ddp", [2, 4], batch=8)
+        planted.plan()
+        planted.runs(cells[0], [step * (1 + 0.001 * at) for at in range(6)])
+        if number == 0:
+            planted.runs(cells[1], [step] * 6)
+    (tmp_path / "runs" / "torn").mkdir()
+    (tmp_path / "runs" / "torn" / "plan-0001.json").write_text("{")
+    return tmp_path / "runs"
+
+
+def rows(index: str) -> list[list[str]]:
+    body = index.partition("<tbody>")[2].partition("</tbody>")[0]
+    return [
+        [re.sub("<[^>]+>", "", cell).strip() for cell in re.findall(r"<td.*?</td>", row, re.DOTALL)]
+        for row in body.split("</tr>")[:-1]
+    ]
+
+
+def test_the_index_has_a_row_a_study_with_what_changed(runs: Path, tmp_path: Path) -> None:
+    public = tmp_path / "public"
+    assert run(["site", str(runs), "--output", str(public)]) == 0
+    index = (public / "index.html").read_text(encoding="utf-8")
+    after, before = [row for row in rows(index) if row[0] != "torn"]
+    assert (after[0], before[0], before[4]) == ("team/after", "before", "-")
+    assert after[4] == "ddp on 2: 20.0 % slower; 1 of 1 cell changed since before"
+    assert after[6] == "1 not run"
+    for page in re.findall(r'<td><a href="([^"]+)"', index):
+        assert "In short" in (public / page).read_text(encoding="utf-8")
+
+
+def test_a_page_as_new_as_its_study_is_copied_and_an_older_one_is_rendered(
+    runs: Path, tmp_path: Path
+) -> None:
+    page = runs / "before" / "report.html"
+    public = tmp_path / "public"
+    run(["site", str(runs), "--output", str(public)])
+    page.write_text("mine", encoding="utf-8")
+    run(["site", str(runs), "--output", str(public)])
+    copied = public / "studies" / "before.html"
+    assert copied.read_text(encoding="utf-8") == "mine"
+    os.utime(page, (0, 0))
+    run(["site", str(runs), "--output", str(public)])
+    assert "In short" in copied.read_text(encoding="utf-8")
+
+
+def test_a_redacted_site_has_no_host(runs: Path, tmp_path: Path) -> None:
+    (runs / "before" / "report.html").write_text("on node-a", encoding="utf-8")
+    public = tmp_path / "public"
+    run(["site", str(runs), "--output", str(public), "--redact"])
+    assert not [path for path in public.rglob("*.html") if "node-a" in path.read_text(encoding="utf-8")]
+
+
+def test_the_nights_are_a_page_of_their_own(runs: Path, tmp_path: Path, small, twenty_nights) -> None:
+    history = tmp_path / "nights"
+    nights: list[Baseline] = twenty_nights(small.study.cell(small.study.cell_ids()[0]), "ddp on 2")
+    for night in nights:
+        add_night(night, history)
+    public = tmp_path / "public"
+    run(["site", str(runs), "--output", str(public), "--history", str(history)])
+    assert 'href="nights.html"' in (public / "index.html").read_text(encoding="utf-8")
+    assert "20.0 %" in (public / "nights.html").read_text(encoding="utf-8")
+
+
+def test_a_folder_without_studies_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["site", str(tmp_path)]) == 2
+    assert "has no study" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_served_index_is_searched_in_the_browser(runs: Path, tmp_path: Path) -> None:
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("no Chromium on the path")
+    served = subprocess.Popen(
+        ["bench", "site", str(runs), "--output", str(tmp_path / "public"), "--serve"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert served.stdout is not None
+        address = next(line for line in served.stdout if line.startswith("http://127.0.0.1:")).split()[0]
+        with urllib.request.urlopen(address) as page:
+            assert len(rows(page.read().decode())) == 2
+        found = subprocess.run(
+            [
+                *(program, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+                *(f"--user-data-dir={tmp_path}/chromium", f"{address}#~filter=after"),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    finally:
+        served.terminate()
+        served.communicate()
+    assert "1 of 2 rows shown" in found
