@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The gate of a change: compares HEAD with BASE, a git revision, in paired mode on this machine.
 #
-#   docs/ci/gate.sh STUDY.yaml BASE [FOLDER]
+#   bench/gate.sh STUDY.yaml BASE [FOLDER]
 #
 # Against the branch that a change is for, a drift of 1 % a change is never reported: where the checkout has
 # baselines/accepted.yaml, the commit that it names is compared with in place of BASE (docs/gate.md).

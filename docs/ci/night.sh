@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One night: measures STUDY.yaml again, keeps the night in history/ and compares it with BASELINE.
 #
-#   docs/ci/night.sh STUDY.yaml BASELINE
+#   bench/night.sh STUDY.yaml BASELINE
 #
 # ON_REGRESSION in the environment is a command line that runs on a regression (docs/gate.md). runs/STUDY.md gets
 # the verdicts. Where nothing was measured, the exit code is that of bench matrix: 4 if another night has not

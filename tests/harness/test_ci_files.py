@@ -21,7 +21,7 @@ from harness.plan.study_file import STUDY_FILE
 
 CI = Path(__file__).parents[2] / "docs" / "ci"
 BIN = Path(sys.executable).parent
-SCRIPTS = ("gate.sh", "night.sh")
+SCRIPTS = ("gate.sh", "night.sh", "history.sh")
 INSTALLATION = ("Install", "Remove what earlier jobs left")
 """Steps that make the machine ready; the tests' machine is."""
 STUDY = """
@@ -92,7 +92,7 @@ def test_both_systems_run_the_same_commands_on_a_study_that_can_be_read() -> Non
         (step,) = [step["run"] for step in github_steps(job) if ".sh" in step["run"]]
         ours = [re.sub(r'"(origin/)?\$\w+"', "BASE", line) for line in step.strip().splitlines()]
         assert ours == [re.sub(r'"\$\w+"', "BASE", line) for line in gitlab_script(job)]
-    (night,) = [line.partition(" ||")[0] for line in gitlab_script("night") if ".sh" in line]
+    (night,) = [line.partition(" ||")[0] for line in gitlab_script("night") if "night.sh" in line]
     assert night in (CI / "scrontab").read_text()
     assert STUDY_FILE.read(CI / "nightly.yaml").repeats == 5
 
@@ -100,17 +100,20 @@ def test_both_systems_run_the_same_commands_on_a_study_that_can_be_read() -> Non
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's checkout on a runner: `accepted` is a model of one layer, HEAD of two."""
-    folder = tmp_path / "docs" / "ci"
+    checkout = tmp_path / "project"
+    folder = checkout / "bench"
     folder.mkdir(parents=True)
     for name in SCRIPTS:
         shutil.copy(CI / name, folder)
     (folder / "nightly.yaml").write_text(STUDY)
-    (tmp_path / ".gitignore").write_text("/runs/\n/gate/\n/history/\n/baselines/\n")
-    monkeypatch.chdir(tmp_path)
+    (checkout / ".gitignore").write_text("/runs/\n/gate/\n/history/\n/baselines/\n/public/\n")
+    monkeypatch.chdir(checkout)
     monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
     monkeypatch.setenv("GITHUB_BASE_REF", "accepted")
+    git("init", "--quiet", "--bare", str(tmp_path / "origin"))
     git("init", "--quiet")
+    git("remote", "add", "origin", str(tmp_path / "origin"))
     for layers, name in (
         ("nn.Linear(16, 1)", "accepted"),
         ("nn.Linear(16, 16), nn.Linear(16, 1)", "changed"),
@@ -118,8 +121,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / "model.py").write_text(MODEL.format(layers=layers))
         git("add", "--all")
         git("commit", "--quiet", "--message", name)
-        git("update-ref", f"refs/remotes/origin/{name}", "HEAD")
-    return tmp_path
+        git("push", "--quiet", "origin", f"HEAD:refs/heads/{name}")
+    return checkout
 
 
 def git(*words: str) -> None:
@@ -138,7 +141,7 @@ def shell(text: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_night_that_meets_another_one_ends_with_4_and_keeps_nothing(project: Path) -> None:
     with night("nightly", Path("runs")):
-        done = shell("docs/ci/night.sh docs/ci/nightly.yaml main")
+        done = shell("bench/night.sh bench/nightly.yaml main")
     assert done.returncode == 4, done.stderr
     assert "another night measures on this host" in done.stderr
     assert not Path("history").exists()
@@ -146,7 +149,7 @@ def test_a_night_that_meets_another_one_ends_with_4_and_keeps_nothing(project: P
 
 def test_a_gate_refuses_the_folder_of_an_earlier_one(project: Path) -> None:
     Path("gate").mkdir()
-    done = shell("docs/ci/gate.sh docs/ci/nightly.yaml main")
+    done = shell("bench/gate.sh bench/nightly.yaml main")
     assert done.returncode == 2
     assert "gate is there already" in done.stderr
 
@@ -156,15 +159,17 @@ def test_a_gate_compares_with_the_accepted_commit_where_one_is_named(
     project: Path, monkeypatch: pytest.MonkeyPatch, *, accepted: bool
 ) -> None:
     """Not with the branch that the change is for: a drift of 1 % a change stays below the margin there."""
-    (project / "bench").write_text('#!/bin/sh\necho "$@" > called\n')
-    (project / "bench").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{project}{os.pathsep}{os.environ['PATH']}")
+    program = project / "bin" / "bench"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "$@" > called\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     if accepted:
         guide = (CI / "README.md").read_text().partition("```sh\n")[2].partition("```")[0]
         named = guide.replace("HEAD", "origin/accepted").replace("git add", "git add --force")
         assert shell(named).returncode == 0
         assert ACCEPTED.read(Path("baselines/accepted.yaml")).commit == revision("origin/accepted")
-    assert shell("docs/ci/gate.sh docs/ci/nightly.yaml origin/accepted").returncode == 0
+    assert shell("bench/gate.sh bench/nightly.yaml origin/accepted").returncode == 0
     base = "baselines/accepted.yaml" if accepted else "origin/accepted"
     assert Path("called").read_text().startswith(f"compare --ab {base} HEAD ")
 
@@ -228,7 +233,7 @@ def test_the_canary_ends_with_what_the_comparison_says_and_leaves_the_clone_its_
 
 @pytest.mark.slow
 def test_the_gate_of_a_pull_request_is_red_where_a_counter_changed(project: Path) -> None:
-    measure, show = github_steps("gate")
+    measure, show, _ = github_steps("gate")
     done = shell(measure["run"])
     assert done.returncode == 1, done.stdout + done.stderr
     assert "parameters of py:model:build" in done.stdout
@@ -246,15 +251,15 @@ def test_a_night_of_failures_alone_is_red_and_tells_so(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its study's name is not the plain one, and the verdicts of the night before are there."""
-    study = project / "docs/ci/my_night.yml"
+    study = project / "bench/my_night.yml"
     study.write_text(STUDY)
     assert shell(f"bench matrix {study} --out runs/ok && bench baseline save main runs/ok").returncode == 0
     Path("runs/my_night.md").write_text("all is well")
     broken = MODEL.format(layers="nn.Linear(16, 1)").replace("nn.functional.mse_loss", "lambda *_: 1 / 0")
-    (project / "docs/ci/model.py").write_text(broken)
+    (project / "bench/model.py").write_text(broken)
     git("commit", "--quiet", "--all", "--message", "broken")
     monkeypatch.setenv("ON_REGRESSION", "cp $BENCH_VERDICT told.json")
-    done = shell(f"docs/ci/night.sh {study} main")
+    done = shell(f"bench/night.sh {study} main")
     assert done.returncode == 1, done.stdout + done.stderr
     assert json.loads(Path("told.json").read_text())["findings"][0]["verdict"] == "failed"
     assert "| failed |" in Path("runs/my_night.md").read_text()
@@ -265,7 +270,7 @@ def test_a_night_of_failures_alone_is_red_and_tells_so(
 def test_a_night_is_kept_and_tells_what_changed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git("checkout", "--quiet", "origin/accepted")
     made = shell(
-        "bench matrix docs/ci/nightly.yaml --out runs/accepted && bench baseline save main runs/accepted"
+        "bench matrix bench/nightly.yaml --out runs/accepted && bench baseline save main runs/accepted"
     )
     assert made.returncode == 0, made.stderr
     git("checkout", "--quiet", "origin/changed")
@@ -274,5 +279,25 @@ def test_a_night_is_kept_and_tells_what_changed(project: Path, monkeypatch: pyte
     assert done.returncode == 1, done.stdout + done.stderr
     told = json.loads(Path("told.json").read_text())["findings"]
     assert {"parameters"} <= {finding["metric"] for finding in told if finding["verdict"] == "changed"}
-    assert len(list(Path("history").glob("*/*.json"))) == 1
     assert "parameters" in Path("runs/nightly.md").read_text()
+    # Another runner gets the night from the branch.
+    git("clone", "--quiet", "--branch", "bench-history", "../origin", "../other")
+    kept = [path.relative_to("../other") for path in Path("../other").glob("*/*.json")]
+    assert kept == [path.relative_to("history") for path in Path("history").glob("*/*.json")]
+    assert len(kept) == 1
+    assert 'href="studies/' in Path("public/index.html").read_text()
+
+
+def test_a_history_of_two_runners_is_one_and_a_folder_on_no_branch_is_left(project: Path) -> None:
+    git("worktree", "add", "--quiet", "../second", "HEAD")
+    for runner in (project, project.parent / "second"):
+        script = (
+            "bench/history.sh pull && mkdir -p history/m && touch history/m/$$.json && bench/history.sh push"
+        )
+        done = subprocess.run(["bash", "-ec", script], cwd=runner, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert shell("bench/history.sh pull").returncode == 0
+    assert len(list(Path("history/m").iterdir())) == 2
+    Path("../second/history/.git").unlink()
+    done = subprocess.run(["bench/history.sh", "pull"], cwd="../second", capture_output=True, text=True)
+    assert (done.returncode, len(list(Path("../second/history/m").iterdir()))) == (2, 2)
