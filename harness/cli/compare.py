@@ -207,7 +207,7 @@ def _paired(words: Sequence[str], rules: Rules, given: Mapping[str, Any]) -> Com
         return comparison.run()
     except KeyboardInterrupt:
         if comparison.folder.is_dir():
-            console.note(f"interrupted; the same call with --out {comparison.folder} goes on from here")
+            console.note(f"interrupted; the same call with --out {comparison.folder} continues from here")
         raise
 
 

@@ -45,7 +45,7 @@ def progress(
     found: dict[str, list[RunResult]] = {}
     for result in results:
         found.setdefault(result.cell_id, []).append(result)
-    in_hand = _in_hand(study, jobs)
+    in_hand, running = _in_hand(study, jobs)
     tallies: dict[str, Tally] = {}
     for plan in plans:
         trained = trained_cells(study, plan)
@@ -59,12 +59,12 @@ def progress(
         if ok >= repeats:
             state = "done"
         elif job is not None:
-            state = job.state
+            state = "running" if cell in running else "waiting"
         elif cell in so_far.inferred:
             state = "skipped"
         others = so_far.closed[cell] if cell in so_far.inferred else _others(runs, so_far)
-        if not others and job is not None and job.state != "running" and job.runs:
-            others = f"job {job.job_id} runs and has not reached it"
+        if not others and job is not None and job.is_running and cell not in running:
+            others = f"job {job.job.job_id} runs and has not reached it"
         if not others:
             others = next((run.absent["proof"] for run in reversed(runs) if "proof" in run.absent), "")
         rows.append(CellProgress(cell=cell, state=state, ok=ok, planned=repeats, others=others))
@@ -83,30 +83,18 @@ def _others(runs: Sequence[RunResult], so_far: Tally) -> str:
     return f"{others}: {failed[-1].reason}" if failed and failed[-1].reason else others
 
 
-@dataclass(frozen=True, slots=True)
-class _InHand:
-    """A cell of a live job."""
-
-    state: CellState
-    job_id: str
-    runs: bool
-    """Whether the job runs."""
-
-
-def _in_hand(study: Study, jobs: Sequence[JobStatus]) -> dict[str, _InHand]:
-    """The cells of live jobs. The one that a running job is at runs, from the start of its launch on."""
+def _in_hand(study: Study, jobs: Sequence[JobStatus]) -> tuple[dict[str, JobStatus], set[str]]:
+    """The live job of each cell, and the cells that run: a cell runs from the start of its launch."""
     live = {status.job.job_id: status for status in jobs if status.is_live}
-    cells = {
-        cell: _InHand("waiting", job_id, status.is_running)
-        for job_id, status in live.items()
-        for cell in status.job.cells
-    }
+    job_of = {cell: status for status in live.values() for cell in status.job.cells}
+    running: set[str] = set()
     for launch in study.launches() if any(status.is_running for status in live.values()) else []:
         status = live.get(launch.job_id or "")
         if status is not None and status.is_running and not study.has_attempt(launch.launch_id):
             # While its workers start, the launch is at the first cell.
             state = LaunchState.of(rank_log_path(study.launch_folder(launch.launch_id), 0))
             cell = state.cell_id or launch.slots[0].cell_id
-            if cell in cells:
-                cells[cell] = _InHand("running", status.job.job_id, runs=True)
-    return cells
+            if cell in job_of:
+                job_of[cell] = status
+                running.add(cell)
+    return job_of, running

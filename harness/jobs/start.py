@@ -96,7 +96,7 @@ class JobStart:
         self._environment = environment
         self._deadline = Deadline(job.options.max_time_s, "--max-time was over")
         if environment.notice_s is None:
-            self._end_before(job.time_limit_s)
+            self._end_launches_before(job.time_limit_s)
         self._console = Console()
 
     def run(self) -> int:
@@ -173,9 +173,9 @@ class JobStart:
         left_s = self._environment.left_s()
         if left_s is None:
             left_s = (self._environment.notice_s or 0.0) - (time.monotonic() - heard)
-        self._end_before(left_s)
+        self._end_launches_before(left_s)
 
-    def _end_before(self, left_s: float) -> None:
+    def _end_launches_before(self, left_s: float) -> None:
         """End launches so that END_S are left of the `left_s` seconds that the job still has."""
         self._deadline.bring_forward(max(0.0, left_s - END_S), "the job's time limit was near")
 

@@ -81,7 +81,7 @@ class CampaignCall(LauncherCall):
             campaign.run(context)
         except Interrupted:
             study.collect()
-            console.note("interrupted; the same command goes on from here")
+            console.note("interrupted; the same command continues from here")
             return INTERRUPTED
         return None
 

@@ -5,7 +5,6 @@ They are on one host, or on several that share the study's folder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,6 @@ from harness.launch.tally import Conditions
 from harness.launchers.campaign_call import show_plan
 from harness.launchers.launcher import Launcher, LauncherCall, MatrixCall, WorkerHosts
 from harness.machine.code import checkout
-from harness.plan.schedule import PlannedLaunch
 from results.catalogue.gpus import require_known
 from results.environment import CodeVersion
 from results.errors import bench_call
@@ -93,9 +91,14 @@ class ManualCall(LauncherCall):
         so_far = Campaign(study, plan, options, console).tally(study.collect(), Conditions.here(code))
         context = CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code)
         maker = LaunchMaker(plan, options, Machine.here(), context)
-        waiting = [launch for launch in study.launches() if _waits(study, launch, code, options)]
+        waiting = {
+            (launch.placement, *((slot.cell_id, slot.repeat) for slot in launch.slots)): launch
+            for launch in reversed(study.launches())
+            if _waits(study, launch, code, options)
+        }
         for planned in so_far.planned(options.isolation):
-            launch = _written_before(planned, waiting)
+            runs = ((cell.id, planned.repeat) for cell in planned.cells)
+            launch = waiting.get((planned.placement, *runs))
             if launch is None:
                 launch = msgspec.structs.replace(
                     maker.launch(planned, planned.cells, so_far),
@@ -122,6 +125,7 @@ def typed_line(launch: Launch, path: Path) -> str:
 
 
 def _waits(study: Study, launch: Launch, code: CodeVersion, options: RunOptions) -> bool:
+    """Whether nobody has started a launch of an earlier call, and this call would write the same."""
     kept, asked = (launch.trace, launch.tensorboard), (options.trace, options.tensorboard)
     return (
         launch.supervisor_pid is None
@@ -129,12 +133,3 @@ def _waits(study: Study, launch: Launch, code: CodeVersion, options: RunOptions)
         and kept == asked
         and not study.begun_slots(launch)
     )
-
-
-def _written_before(planned: PlannedLaunch, waiting: Sequence[Launch]) -> Launch | None:
-    wanted = [(cell.id, planned.repeat) for cell in planned.cells]
-    for launch in waiting:
-        same = [(slot.cell_id, slot.repeat) for slot in launch.slots] == wanted
-        if same and launch.placement == planned.placement:
-            return launch
-    return None

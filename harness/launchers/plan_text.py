@@ -36,7 +36,7 @@ CHOICE_COLUMNS = (
     *("candidate", "parameters", "gradients", "optimizer", "gathered", "buckets", "activations", "MiB"),
     *("sent MiB", "compute s", "update s", "bubble s", "exposed s", "ms a sample", "fullest when", "verdict"),
 )
-"""Of a table of candidates: memory by its parts at the fullest moment, and seconds of a step."""
+"""Columns of a table of candidates: memory by its parts at the fullest moment, and seconds of a step."""
 CHOICE_NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for name in CHOICE_COLUMNS)
 
 
@@ -46,12 +46,17 @@ def plan_summary(study: Study, plan: Plan, launches: Sequence[PlannedLaunch], co
     if plan.training is not None:
         return [*lines, training_line(plan.training)]
     if launches:
-        lines += _cost(costs, launches)
+        launch = "launch" if len(launches) == 1 else "launches"
+        lines.append(
+            f"about {duration(costs.seconds * 1e9)} in {len(launches)} {launch}, "
+            f"{costs.device_hours:.2f} device-hours, if every run takes its whole measuring budget"
+        )
+        lines += [f"  {note}" for note in costs.notes]
     return lines
 
 
 def training_line(order: TrainOrder) -> str:
-    """What is done with each cell."""
+    """Describe the training of each cell: its length, its checkpoints, and when it ends early."""
     length = count(order.epochs, "epoch") if order.epochs is not None else count(order.steps or 0, "step")
     told = [
         f"trains {length}",
@@ -74,11 +79,15 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     request = plan.request
     left = sum(len(launch.cells) for launch in launches)
     total = len(plan.cells) * request.repeats
+    sizes = ", ".join(str(size) for size in request.gpus)
+    seeds = list(dict.fromkeys(cell.seed for cell in plan.cells))
+    settings = [_all_of(plan, "dataset") + " data", *told_settings([plan])]
+    if seeds not in ([], [0]):
+        settings.append(f"seed={','.join(map(str, seeds))}")
     lines = [
         f"study {plan.study} in {study.root}",
-        f"{_axes(request)} on {_sizes(plan)}, "
-        f"{' and '.join(request.scalings)} scaling, {_all_of(plan, 'precision')}, "
-        f"{', '.join([_all_of(plan, 'dataset') + ' data', *told_settings([plan]), *_seeds(plan)])}",
+        f"{_axes(request)} on {devices(2, request.device).replace('2', sizes, 1)}, "
+        f"{' and '.join(request.scalings)} scaling, {_all_of(plan, 'precision')}, {', '.join(settings)}",
         f"{count(len(plan.cells), 'cell')} x {count(request.repeats, 'repeat')}; "
         f"{count(len(plan.skips), 'point')} skipped; {left} of {count(total, 'run')} to do",
     ]
@@ -89,27 +98,22 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
 
 
 def _choice_lines(weighed: Sequence[tuple[MatrixPoint, Choice]]) -> list[str]:
-    """What `auto` chose for each point, and at the end what all of it is based on."""
-    lines = [
-        f"  auto for {name}: {choice.chosen.strategy}, {choice.reason}"
-        for name, (_, choice) in zip(_names([point for point, _ in weighed]), weighed, strict=True)
-        if choice.chosen is not None
-    ]
-    notes = dict.fromkeys(note for _, choice in weighed for note in choice.around.notes)
-    return [*lines, *(f"  {note}" for note in notes)]
+    """The strategy that `auto` chose for each point, and then the assumptions of all these choices.
 
-
-def _names(points: Sequence[MatrixPoint]) -> list[str]:
-    """Workload and size of each, and whatever else they differ in."""
+    A point is named by its workload and size, and by whatever else the points differ in.
+    """
     every = [
         {"batch": point.key.batch_size, "scaling": point.key.scaling, "link": point.key.link}
-        for point in points
+        for point, _ in weighed
     ]
     vary = [word for word in ("batch", "scaling", "link") if len({told[word] for told in every}) > 1]
-    return [
-        ", ".join([f"{point.key.workload} on {point.gpus}", *(f"{word} {told[word]}" for word in vary)])
-        for point, told in zip(points, every, strict=True)
-    ]
+    lines = []
+    for (point, choice), told in zip(weighed, every, strict=True):
+        if choice.chosen is not None:
+            words = [f"{point.key.workload} on {point.gpus}", *(f"{word} {told[word]}" for word in vary)]
+            lines.append(f"  auto for {', '.join(words)}: {choice.chosen.strategy}, {choice.reason}")
+    notes = dict.fromkeys(note for _, choice in weighed for note in choice.around.notes)
+    return [*lines, *(f"  {note}" for note in notes)]
 
 
 def plan_tables(
@@ -132,7 +136,13 @@ def plan_tables(
     console.result("\ncells")
     console.table(
         ["cell", "workload", *axes, workers, "micro-batch", "accumulation", "global batch"],
-        [_cell_row(cell, axes) for cell in plan.cells],
+        [
+            [
+                *(cell.id, cell.workload, *(str(getattr(cell, axis)) for axis in axes)),
+                *map(str, (cell.gpus, cell.micro_batch, cell.accumulation, cell.global_batch)),
+            ]
+            for cell in plan.cells
+        ],
         numeric=[False] * (2 + len(axes)) + [True] * 4,
     )
     if plan.skips:
@@ -140,10 +150,25 @@ def plan_tables(
         console.result("\nskipped")
         console.table(
             ["workload", *axes, workers, "batch", "scaling", "reason"],
-            [_skip_row(skip, axes) for skip in plan.skips],
+            [
+                [
+                    *(skip.workload, *(getattr(skip, axis) for axis in axes)),
+                    *(str(skip.gpus), str(skip.batch_size), skip.scaling, skip.reason),
+                ]
+                for skip in plan.skips
+            ],
             numeric=[False] * (1 + len(axes)) + [True, True, False, False],
         )
-    _choice_tables(console, plan)
+    for point, choice in auto_choices(plan):
+        key = point.key
+        console.result(
+            f"\nauto for {key.workload} on {point.gpus}, batch {key.batch_size}, {key.scaling} scaling"
+            + (f", link {key.link}" if key.link != NO_LINK else "")
+        )
+        for text in choice.around.lines():
+            console.result(f"  {text}")
+        rows = [choice_row(row) for row in candidate_rows(choice)]
+        console.table(CHOICE_COLUMNS, rows, numeric=CHOICE_NUMERIC)
     if groups := list(group_lines(plan)):
         console.result("\ngroups of ranks")
         for text in groups:
@@ -156,21 +181,6 @@ def plan_tables(
             place += f" over {link_text(launch.link_mbit_per_s)}"
         console.result(f"repeat {launch.repeat}, {place}: {count(len(launch.cells), 'cell')}{takes}")
         console.result(f"  {_command(study, launch, line)}")
-
-
-def _choice_tables(console: Console, plan: Plan) -> None:
-    """What `auto` weighed: of each of its points what it went by, and every candidate."""
-    for point, choice in auto_choices(plan):
-        key = point.key
-        console.result(
-            f"\nauto for {key.workload} on {point.gpus}, batch {key.batch_size}, {key.scaling} scaling"
-            + (f", link {key.link}" if key.link != NO_LINK else "")
-        )
-        for line in choice.around.lines():
-            console.result(f"  {line}")
-        console.table(
-            CHOICE_COLUMNS, [choice_row(row) for row in candidate_rows(choice)], numeric=CHOICE_NUMERIC
-        )
 
 
 def choice_row(row: ChoiceRow) -> list[str]:
@@ -204,20 +214,6 @@ def _verdict(candidate: StrategyCandidate, *, chosen: bool) -> str:
     return f"{verdict}, with {host}" if candidate.host_bytes else verdict
 
 
-def _cost(costs: Estimate, launches: Sequence[PlannedLaunch]) -> list[str]:
-    launch = "launch" if len(launches) == 1 else "launches"
-    line = (
-        f"about {duration(costs.seconds * 1e9)} in {len(launches)} {launch}, "
-        f"{costs.device_hours:.2f} device-hours, if every run takes its whole measuring budget"
-    )
-    return [line, *(f"  {note}" for note in costs.notes)]
-
-
-def _sizes(plan: Plan) -> str:
-    sizes = ", ".join(str(size) for size in plan.request.gpus)
-    return devices(2, plan.request.device).replace("2", sizes, 1)
-
-
 def _reasons(skips: Sequence[Skip]) -> list[tuple[str, str, int]]:
     """Each reason, the sizes where they are what differs (` (4 to 16)`), and how many points it left out."""
     groups: dict[str, list[Skip]] = {}
@@ -233,7 +229,7 @@ def _reasons(skips: Sequence[Skip]) -> list[tuple[str, str, int]]:
 
 
 def _axes(request: Request) -> str:
-    """What is multiplied with what; axes of one default value are left out."""
+    """The axes of the matrix and their values; an axis with only its default value is left out."""
     travel = {"compression": request.compressions, "collective": request.collectives, "link": request.links}
     axes = {"": request.workloads, " x ": request.strategies} | {
         f" x {name} ": values for name, values in travel.items() if values != (_DEFAULTS[name],)
@@ -242,7 +238,7 @@ def _axes(request: Request) -> str:
 
 
 def _all_of(plan: Plan, field: str) -> str:
-    """What the cells have of a setting: `fp32 and bf16`."""
+    """The values of a setting in all cells, as words: `fp32 and bf16`."""
     found = dict.fromkeys(str(getattr(cell, field)) for cell in plan.cells)
     return listed(list(found) or [getattr(plan.request, field)])
 
@@ -266,17 +262,6 @@ def _varied(cells: Sequence[Cell]) -> list[str]:
             found.setdefault((name, cell.workload), set()).add(getattr(cell, name))
     varied = {name for (name, _), values in found.items() if len(values) > 1}
     return [name for name in SETTINGS if name in varied and name != "accumulation"]
-
-
-def _cell_row(cell: Cell, axes: Sequence[str]) -> list[str]:
-    figures = (cell.gpus, cell.micro_batch, cell.accumulation, cell.global_batch)
-    named = [str(getattr(cell, axis)) for axis in axes]
-    return [cell.id, cell.workload, *named, *(str(figure) for figure in figures)]
-
-
-def _skip_row(skip: Skip, axes: Sequence[str]) -> list[str]:
-    named = [getattr(skip, axis) for axis in axes]
-    return [skip.workload, *named, str(skip.gpus), str(skip.batch_size), skip.scaling, skip.reason]
 
 
 def _command(study: Study, planned: PlannedLaunch, line: Callable[[Launch, Path], str]) -> str:

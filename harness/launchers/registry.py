@@ -45,8 +45,8 @@ def job_launcher(name: str) -> JobLauncher:
     if not isinstance(found, JobLauncher):
         makers = [each.name for each in launchers() if isinstance(each, JobLauncher)]
         raise SchedulerError(
-            f"a job of the study was made by the launcher {name!r}, and there is none here that makes jobs "
-            f"under this name ({', '.join(makers)} do): install it, or close the jobs: bench cancel --forget"
+            f"a job of the study was made by the launcher {name!r}, which is not installed here (launchers "
+            f"that make jobs: {', '.join(makers)}): install it, or close the jobs: bench cancel --forget"
         )
     return found
 

@@ -32,7 +32,6 @@ from harness.gate.paired.comparison import (
 from harness.gate.paired.pair import (
     PairContext,
     Pairs,
-    SideCall,
     both_can_be_only_timed,
     runs_of,
     share_of_others,
@@ -233,9 +232,9 @@ def test_pairs_are_forked_from_warm_ranks_that_have_one_thread(
     folder = tmp_path / "ab"
     with temporary_folder("bench-ab-") as (temporary, held):
         source = Repository(repository).source("NEW", "main", None, temporary)
-        call = SideCall(source=source, options=(*CELL, *QUICK))
+        source = replace(source, options=(*CELL, *QUICK))
         context = PairContext(
-            sides={"base": call, "new": call},
+            sides={"base": source, "new": source},
             folder=folder,
             temporary=temporary,
             held=held,
@@ -286,12 +285,12 @@ def run_pairs(repository: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *
     monkeypatch.setattr("harness.gate.paired.pair.QUADS_S", 0)
     with temporary_folder("bench-ab-") as (temporary, held):
         user = Repository(repository)
-        calls: dict[Side, SideCall] = {
-            side: SideCall(source=user.source(name, revision, None, temporary), options=("study.yaml",))
+        sources: dict[Side, Source] = {
+            side: replace(user.source(name, revision, None, temporary), options=("study.yaml",))
             for side, name, revision in (("base", "BASE", "main~1"), ("new", "NEW", "main"))
         }
         context = PairContext(
-            sides=calls, folder=folder, temporary=temporary, held=held, spoiled_above=1.0, repeats=2
+            sides=sources, folder=folder, temporary=temporary, held=held, spoiled_above=1.0, repeats=2
         )
         with closing(Pairs(context)) as running:
             return [running.run(number, "blocks") for number in range(1, count + 1)]
@@ -606,18 +605,14 @@ def test_the_records_of_a_comparison_have_the_changes_that_its_last_call_accepts
         Source(name=name, revision=name, commit=None, folder=tmp_path, tree=tmp_path, python="python")
         for name in ("BASE", "NEW")
     )
-    calls: dict[Side, SideCall] = {
-        "base": SideCall(source=base, options=()),
-        "new": SideCall(source=new, options=()),
-    }
+    sources: dict[Side, Source] = {"base": base, "new": new}
     for metrics in (("buckets", "flops"), ("flops",)):
-        accepting(folder, *metrics)._claim(calls)
+        accepting(folder, *metrics)._claim(sources)
         kept = schemas.PAIRED_CALL.read(folder / "call.json")
         assert kept.changes == dict.fromkeys(metrics, "meant")
-    edited = replace(new, files="0123")
-    for other in (SideCall(source=new, options=("--gpus", "2")), SideCall(source=edited, options=())):
+    for other in (replace(new, options=("--gpus", "2")), replace(new, files="0123")):
         with pytest.raises(UsageError, match="holds another comparison"):
-            accepting(folder)._claim({**calls, "new": other})
+            accepting(folder)._claim({**sources, "new": other})
 
 
 def test_a_look_is_taken_when_every_cell_has_its_pairs_and_not_again_while_one_catches_up(

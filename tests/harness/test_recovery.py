@@ -92,7 +92,7 @@ def test_who_asks_it_to_end_or_gives_it_no_time_gets_its_workers_ended_and_can_g
         process.send_signal(number)
         _, errors = process.communicate(timeout=200)
         assert process.returncode == 130
-        assert "the same command goes on from here" in errors
+        assert "the same command continues from here" in errors
         assert scene.bench.processes() == []
     assert scene.bench.run(*scene.call("wait"), "--max-time", "1s").code == 1
     assert scene.bench.processes() == []

@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 
 from harness.gate.baselines import require_figures
-from harness.gate.paired.pair import PairContext, Pairs, SideCall, runs_of, study_of
+from harness.gate.paired.pair import PairContext, Pairs, runs_of, study_of
 from harness.gate.paired.sources import (
     WORKING_TREE,
     IncomparableError,
     Repository,
+    Source,
     is_accepted_file,
     resolve_base,
 )
@@ -125,18 +126,17 @@ class PairedComparison:
         if WORKING_TREE not in revisions:
             repository.require_committed({revision: repository.commit(revision) for revision in revisions})
         with signals_are_ctrl_c(), temporary_folder("bench-ab-") as (temporary, held):
-            sources = [
-                repository.source(side.upper(), request.revision, request.python, temporary)
+            sources = {
+                side: replace(
+                    repository.source(side.upper(), request.revision, request.python, temporary),
+                    options=request.options,
+                )
                 for side, request in zip(SIDES, named, strict=True)
-            ]
-            try:
-                fork = [source.require_protocol() for source in sources]
-            except IncomparableError as error:
-                return _incomparable(str(sources[0]), str(sources[1]), str(error))
-            calls = {
-                side: SideCall(source=source, options=request.options)
-                for side, source, request in zip(SIDES, sources, named, strict=True)
             }
+            try:
+                fork = [source.require_protocol() for source in sources.values()]
+            except IncomparableError as error:
+                return _incomparable(str(sources["base"]), str(sources["new"]), str(error))
             there = {path.name for path in self.folder.glob("*")} - {".lock"}
             if there and CALL not in there:
                 raise UsageError(
@@ -144,7 +144,7 @@ class PairedComparison:
                 )
             most = self._request.looks * PAIRS_A_LOOK + MOST_LOST + 1
             context = PairContext(
-                sides=calls,
+                sides=sources,
                 folder=self.folder,
                 temporary=temporary,
                 held=held,
@@ -153,12 +153,11 @@ class PairedComparison:
                 always_recorded=not {"exposed", "wait"}.isdisjoint(self._rules.margins),
             )
             with study_lock(self.folder), closing(Pairs(context)) as source:
-                self._claim(calls)
-                return self._run_pairs(context, source)
+                self._claim(sources)
+                return self._run_pairs(source, {side: str(sources[side]) for side in SIDES})
 
-    def _run_pairs(self, context: PairContext, source: Pairs) -> Comparison:
+    def _run_pairs(self, source: Pairs, names: Mapping[Side, str]) -> Comparison:
         self._console.note(f"records: {self.folder}")
-        names = {side: str(context.sides[side].source) for side in SIDES}
         began, limit_s = time.monotonic(), self._request.max_time_s
         while True:
             pairs = read_pairs(self.folder)
@@ -238,20 +237,20 @@ class PairedComparison:
             what = "no value" if log is None else f"{log:+.2%}"
             self._console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
 
-    def _claim(self, calls: Mapping[Side, SideCall]) -> None:
+    def _claim(self, sources: Mapping[Side, Source]) -> None:
         """Keep what is compared, and how it is judged now.
 
         Raises UsageError if the folder holds another comparison.
         """
         base, new = (
             PairedSide(
-                revision=call.source.revision,
-                commit=call.source.commit,
-                python=call.source.python,
-                options=call.options,
-                files=call.source.files,
+                revision=source.revision,
+                commit=source.commit,
+                python=source.python,
+                options=source.options,
+                files=source.files,
             )
-            for call in (calls["base"], calls["new"])
+            for source in (sources["base"], sources["new"])
         )
         path = self.folder / CALL
         if path.exists():

@@ -46,18 +46,10 @@ POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideCall:
-    """The command of one side: its code and the options of its `bench matrix`."""
-
-    source: Source
-    options: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PairContext:
     """The settings that all pairs of a comparison share."""
 
-    sides: Mapping[Side, SideCall]
+    sides: Mapping[Side, Source]
     folder: Path
     """The folder of the comparison: a pair's studies are in `0001/base` and `0001/new`."""
     temporary: Path
@@ -97,8 +89,8 @@ class Pairs:
                 self._session = Session(self._context, number, order)
             cells, repeat, forked = self._session.run(order)
             since = self._session.number
-        for call in self._context.sides.values():
-            call.source.require_unedited()
+        for source in self._context.sides.values():
+            source.require_unedited()
         return Pair(
             number=number,
             first=first,
@@ -190,10 +182,10 @@ class Session:
                 continue
             wanted = self._repeat > 1 and not self._context.always_recorded
             only_timed = wanted and both_can_be_only_timed(begun)
-            blocks = _take_turns(
-                self._seats, order, base["cores"], self._context.spoiled_above, only_timed=only_timed
-            )
-            self._lost |= not blocks
+            try:
+                blocks = self._take_turns(order, base["cores"], only_timed=only_timed)
+            except LostError:
+                blocks, self._lost = (), True
             self._end(order)
             forked += [told.get("forked", False) for told in (base, new)]
             cells.append(
@@ -202,7 +194,7 @@ class Session:
                     base_run=base["run"],
                     new_cell=new["cell"],
                     new_run=new["run"],
-                    blocks=tuple(blocks),
+                    blocks=blocks,
                 )
             )
         # Runs that the other side has no counterpart of.
@@ -238,6 +230,18 @@ class Session:
                 f"the sides run their cells in different orders ({cells}): compare one cell at a time"
             )
 
+    def _take_turns(
+        self, order: tuple[Side, Side], cores: Sequence[int], *, only_timed: bool
+    ) -> tuple[PairedBlock, ...]:
+        """Time the blocks of two runs. Raises LostError if one of them was lost."""
+        ready = [told for side in order for told in self._seats[side].go(only_timed=only_timed)]
+        steps = max(1, math.ceil(BLOCK_S * 1e9 / max(1.0, *(told["step_ns"] for told in ready))))
+        quads: list[list[PairedBlock]] = []
+        began = time.monotonic()
+        while not _are_enough(quads, self._context.spoiled_above, time.monotonic() - began):
+            quads.append(_quad(self._seats, order, steps, cores))
+        return tuple(block for quad in quads for block in quad)
+
     def _end(self, sides: Sequence[Side]) -> None:
         for side in sides:
             self._seats[side].end()
@@ -260,27 +264,6 @@ def without_counterpart(counterparts: Mapping[str, str], base: str, new: str) ->
     if new not in counterparts.values():
         alone.append("new")
     return tuple(alone)
-
-
-def _take_turns(
-    seats: Mapping[Side, Seat],
-    order: tuple[Side, Side],
-    cores: Sequence[int],
-    spoiled_above: float,
-    *,
-    only_timed: bool,
-) -> list[PairedBlock]:
-    """The blocks of two runs; empty if one of them was lost."""
-    try:
-        ready = [told for side in order for told in seats[side].go(only_timed=only_timed)]
-        steps = max(1, math.ceil(BLOCK_S * 1e9 / max(1.0, *(told["step_ns"] for told in ready))))
-        quads: list[list[PairedBlock]] = []
-        began = time.monotonic()
-        while not _are_enough(quads, spoiled_above, time.monotonic() - began):
-            quads.append(_quad(seats, order, steps, cores))
-    except LostError:
-        return []
-    return [block for quad in quads for block in quad]
 
 
 def _are_enough(quads: Sequence[Sequence[PairedBlock]], spoiled_above: float, spent_s: float) -> bool:
@@ -371,28 +354,25 @@ def _launched(
     context: PairContext, number: int, side: Side, *, takes_turns: bool = True
 ) -> Iterator[Guarded]:
     """One side's `bench matrix`, which is ended with all of its workers when this block is left."""
-    call = context.sides[side]
+    source = context.sides[side]
     study = _study(context.folder, number, side)
     study.root.parent.mkdir(parents=True, exist_ok=True)
-    variables = call.source.environment()
+    variables = source.environment()
     variables.pop(VARIABLE, None)
     if takes_turns:
         variables[VARIABLE] = str(_socket_path(context, number, side))
-    command = [call.source.python, "-m", "harness.cli", "matrix", *call.options]
     repeats = context.repeats if takes_turns else 1
-    command += [
-        "--repeats",
-        str(repeats),
+    command = [
+        *(source.python, "-m", "harness.cli", "matrix", *source.options),
+        *("--repeats", str(repeats)),
         *(["--isolation", "fork"] if repeats > 1 else []),
-        "--out",
-        str(study.root.resolve()),
-        "--no-report",
+        *("--out", str(study.root.resolve()), "--no-report"),
         # A study file may name another one, whose jobs nobody would wait for.
         *("--launcher", "local"),
     ]
     with _log_path(context, number, side).open("wb") as log:
         launched = Guarded(
-            ["env", "-C", str(call.source.folder), *command],
+            ["env", "-C", str(source.folder), *command],
             log=log,
             environment=variables,
             descriptors=(context.held,),
@@ -422,7 +402,7 @@ def _require_runs(context: PairContext, number: int, side: Side, exit_code: int)
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     said = (errors or lines or ["it said nothing"])[-1]
     kind: type[BenchError] = UsageError if exit_code == 2 else MachineError
-    raise kind(f"bench matrix of {context.sides[side].source} has no run: {said} ({path})")
+    raise kind(f"bench matrix of {context.sides[side]} has no run: {said} ({path})")
 
 
 def counterparts(base: Sequence[Cell], new: Sequence[Cell], *, same_options: bool) -> dict[str, str]:

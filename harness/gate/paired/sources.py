@@ -59,6 +59,8 @@ class Source:
     """A hash of the working tree's files when the comparison began; None for a commit."""
     import_path: tuple[str, ...] = ()
     """PYTHONPATH, as it is for this side."""
+    options: tuple[str, ...] = ()
+    """Options of its `bench matrix`."""
 
     def environment(self) -> dict[str, str]:
         """Variables with which its own `bench` is found, where its tree is one; else the installed one."""

@@ -155,7 +155,17 @@ class KubernetesCall(JobCall):
             if status.job.launcher == "kubernetes" and status.is_live and status.submission is None
             if status.job.job_id not in self._offered
         ]
-        self._hand_over(store, [*waiting, *(document.job.job_id for document in documents)])
+        # Manifests of earlier calls that were not applied are handed over again.
+        for job_id in (*waiting, *(document.job.job_id for document in documents)):
+            self._offered.add(job_id)
+            path = store.folder(job_id) / MANIFEST
+            if not self._options.apply:
+                self._console.result(f"kubectl apply -f {path}")
+                continue
+            for line in apply(path.read_text(encoding="utf-8")):
+                self._console.note(line)
+            name = f"{self._profile.namespace}/{object_name(store.job(job_id).name)}"
+            store.add_submission(Submission(job_id=job_id, scheduler_id=name, submitted_at=utc_now()))
         seen, root = self._study_folder(study.root.resolve()), study.root
         if seen != str(root.resolve()):
             self._console.note(
@@ -165,19 +175,6 @@ class KubernetesCall(JobCall):
         status, report = (bench_call(command, root) for command in ("status", "report"))
         self._console.note(f"{status} says where it stands; then {report}")
         return 0
-
-    def _hand_over(self, store: JobStore, job_ids: list[str]) -> None:
-        """Apply the manifests, or print how, manifests of earlier calls that were not applied included."""
-        self._offered.update(job_ids)
-        for job_id in job_ids:
-            path = store.folder(job_id) / MANIFEST
-            if not self._options.apply:
-                self._console.result(f"kubectl apply -f {path}")
-                continue
-            for line in apply(path.read_text(encoding="utf-8")):
-                self._console.note(line)
-            name = f"{self._profile.namespace}/{object_name(store.job(job_id).name)}"
-            store.add_submission(Submission(job_id=job_id, scheduler_id=name, submitted_at=utc_now()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

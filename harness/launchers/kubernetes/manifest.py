@@ -18,7 +18,6 @@ import yaml
 from harness.launchers.kubernetes.profile import (
     OWN_LABELS,
     QUEUE_LABEL,
-    ExtraVolume,
     KubernetesProfile,
     object_name,
 )
@@ -152,16 +151,15 @@ def _pod(profile: KubernetesProfile, job: Job, command: list[str], selector: dic
                     "name": "shared-memory",
                     "emptyDir": {"medium": "Memory", "sizeLimit": profile.shared_memory},
                 },
-                *(_volume(volume) for volume in profile.volumes),
+                *(
+                    {"name": volume.name, "hostPath": {"path": volume.host_path, "type": "Directory"}}
+                    if volume.claim is None
+                    else {"name": volume.name, "persistentVolumeClaim": {"claimName": volume.claim}}
+                    for volume in profile.volumes
+                ),
             ],
         }
     )
-
-
-def _volume(volume: ExtraVolume) -> _Json:
-    if volume.claim is not None:
-        return {"name": volume.name, "persistentVolumeClaim": {"claimName": volume.claim}}
-    return {"name": volume.name, "hostPath": {"path": volume.host_path, "type": "Directory"}}
 
 
 def _container(profile: KubernetesProfile, job: Job, command: list[str]) -> _Json:

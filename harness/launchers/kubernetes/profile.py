@@ -113,11 +113,6 @@ def _matches(pattern: str, words: str) -> Callable[[str], None]:
     return rule
 
 
-def _word(text: str) -> None:
-    if not text or not text.isprintable() or " " in text:
-        raise ValueError(f"{text!r} is not one printable word")
-
-
 def _text(text: str) -> None:
     if re.search(r"[\0\ud800-\udfff]", text):
         raise ValueError(f"{text!a} has a character that no variable can hold")
@@ -151,7 +146,7 @@ class Toleration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         _check("key", check_key, self.key)
         _check("value", check_value, self.value)
         if (self.operator == "Equal") != (self.value is not None):
-            raise ValueError("operator Equal needs a value, and Exists has none")
+            raise ValueError("operator Equal needs a value, and Exists does not take one")
         if self.key is None and self.operator == "Equal":
             raise ValueError("without a key, operator is Exists")
 
@@ -250,8 +245,9 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     price: SitePrice | None = None
 
     def __post_init__(self) -> None:
-        for name in ("image", "python"):
-            _check(name, _word, getattr(self, name))
+        for name, word in (("image", self.image), ("python", self.python)):
+            if not word or not word.isprintable() or " " in word:
+                raise ValueError(f"{name}: {word!r} is not one printable word")
         for name in ("mount_path", "code_path"):
             _check(name, _path, getattr(self, name))
         for name in ("memory_per_node", "shared_memory"):
@@ -276,7 +272,7 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         _check("gpu_model", require_known, self.gpu_model)
         if self.gpu_resource == "none" and (self.gpu_model or self.gpus_per_node):
             raise ValueError(
-                "gpu_resource is none, but gpu_model or gpus_per_node is given; keep one of them"
+                'gpu_resource is "none", but gpu_model or gpus_per_node is given; keep one of them'
             )
 
     def _check_mappings(self) -> None:

@@ -141,7 +141,13 @@ class SlurmCall(JobCall):
                 self._follow(submitter, study, self.maker(study, plan, code), live, Submitted())
             return 0
         require_within_budget(documents, self._options.max_gpu_hours)
-        self._require_room_for_feeders(documents)
+        limit = self._site.submit_limit
+        # Room is needed for the job that runs, the one that it submits, and the next one.
+        if self._feed == "depend" and limit is not None and limit < min(len(documents), FEEDING):
+            raise UsageError(
+                f"--feed depend needs room for three jobs, and the site takes {limit} (submit_limit): "
+                f"--feed wait waits for room here. Nothing was submitted"
+            )
         if plan.training is None:
             study.add_cell(baseline_of(plan.cells))
         submitter = Submitter(study, client, self._site, self._console)
@@ -164,15 +170,6 @@ class SlurmCall(JobCall):
                 "exclusive in the profile"
             )
         return super().summary(documents)
-
-    def _require_room_for_feeders(self, documents: Sequence[Document]) -> None:
-        """Raises UsageError without room for the job that runs, the one that it submits, and the next one."""
-        limit = self._site.submit_limit
-        if self._feed == "depend" and limit is not None and limit < min(len(documents), FEEDING):
-            raise UsageError(
-                f"--feed depend needs room for three jobs, and the site takes {limit} (submit_limit): "
-                f"--feed wait waits for room here. Nothing was submitted"
-            )
 
     def _follow(
         self, submitter: Submitter, study: Study, jobs: JobMaker, after: Sequence[int], done: Submitted

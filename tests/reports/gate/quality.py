@@ -33,7 +33,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -43,8 +43,8 @@ import torch
 from scipy.stats import beta
 
 from harness.gate.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
-from harness.gate.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs, SideCall
-from harness.gate.paired.sources import Repository
+from harness.gate.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs
+from harness.gate.paired.sources import Repository, Source
 from harness.machine.device import cpu_model
 from harness.machine.processes import temporary_folder
 from harness.matrix import signals_are_ctrl_c
@@ -422,8 +422,8 @@ def cost(rounds: int) -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, temporary_folder("bench-ab-") as (temporary, held):
         source = Repository(Path(__file__).parent).source("NEW", ".", None, temporary)
-        call = SideCall(source=source, options=tuple(CANARY.split()))
-        sides: dict[Side, SideCall] = {"base": call, "new": call}
+        source = replace(source, options=tuple(CANARY.split()))
+        sides: dict[Side, Source] = {"base": source, "new": source}
 
         def context(name: str, repeats: int) -> PairContext:
             (temporary / name).mkdir()
