@@ -145,8 +145,7 @@ class Campaign:
         if self._plan.training is not None:
             left = {cell.id: names[cell.id] for launch in launches for cell in launch.cells}
             return TrainingPace(line, self._study, left, deadline=self._deadline)
-        hardware = machine.hardware(self._plan.request.device)
-        costs = estimate(launches, earlier=so_far.earlier, hardware=hardware)
+        costs = estimate(launches, earlier=so_far.earlier, hardware=machine.hardware)
         runs = [len(launch.cells) for launch in launches]
         return Pace(line, costs.launches, runs, deadline=self._deadline, names=names)
 
@@ -192,7 +191,7 @@ class Campaign:
         placement = planned.placement
         nodes = nodes_left(order.elastic, placement.nodes, self._failures.get(planned.cells[0].id, ()))
         if nodes < placement.nodes:
-            self._console.note(f"{planned.cells[0].id} goes on on {nodes} of {placement.nodes} nodes")
+            self._console.note(f"{planned.cells[0].id} continues on {nodes} of {placement.nodes} nodes")
         return replace(planned, placement=msgspec.structs.replace(placement, nodes=nodes))
 
     def _trains_again(self, results: Sequence[RunResult], so_far: Tally) -> bool:
@@ -210,8 +209,8 @@ class Campaign:
         so_far.closed.pop(result.cell_id, None)
         seconds = pause_s(len(failures))
         self._console.note(
-            f"{result.cell_id} goes on from its last checkpoint in {seconds:.0f} s: restart {len(failures)} "
-            f"of {order.restarts}"
+            f"{result.cell_id} continues from its last checkpoint in {seconds:.0f} s: "
+            f"restart {len(failures)} of {order.restarts}"
         )
         self._pause(seconds)
         return True

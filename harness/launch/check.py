@@ -21,7 +21,6 @@ from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequ
 from results.errors import MachineError
 from results.parts import Unknown
 from strategies.catalog import STRATEGIES
-from strategies.facts import StrategyFacts
 from workloads.catalog import MEMBERS, WORKLOADS, learn
 
 LONGEST_COUNT_S = 120.0
@@ -36,18 +35,24 @@ def check_request(
     """Return the request to check a workload by its text, with a plan's defaults for values that are not
     given.
 
-    `strategies` None: all that run on several ranks. Raises SpecError for a text that names no workload.
+    `strategies` None: all that run on several ranks, with an example of a value that must be given. Raises
+    SpecError for a text that names no workload.
     """
     spec = WORKLOADS.parse(workload)
     member = MEMBERS[spec.name]
+    texts = [STRATEGIES.facts(text).spec.text for text in strategies or ()]
+    for facts in STRATEGIES.all_facts if strategies is None else ():
+        # Not the single-device strategy, nor one that a plan replaces by another.
+        if facts.distributed and hasattr(facts, "model"):
+            value = facts.positional
+            is_needed = value is not None and value.default is None
+            texts.append(f"{facts.name}:{value.example}" if value and is_needed else facts.name)
     return CheckRequest(
         workload=spec.text,
         micro_batch=micro_batch or member.batch,
         optimizer=member.optimizer,
         source_folder=str(folder),
-        strategies=tuple(_example(facts) for facts in STRATEGIES.all_facts if _runs_on_ranks(facts))
-        if strategies is None
-        else tuple(STRATEGIES.facts(text).spec.text for text in strategies),
+        strategies=tuple(texts),
     )
 
 
@@ -64,17 +69,6 @@ def count_own_parts(workload: str, folder: Path) -> None:
         learn(workload, found.parts or Unknown(why), splits=found.splits, uncut=found.uncut)
 
 
-def _example(facts: type[StrategyFacts]) -> str:
-    """Return a text of the strategy, with an example of a value that must be given."""
-    needed = facts.positional
-    return facts.name if needed is None or needed.default is not None else f"{facts.name}:{needed.example}"
-
-
-def _runs_on_ranks(facts: type[StrategyFacts]) -> bool:
-    """Return False for the single-device strategy, and for one that a plan replaces by another."""
-    return facts.distributed and hasattr(facts, "model")
-
-
 def can_check() -> bool:
     """Return whether torch is installed."""
     return find_spec("torch") is not None
@@ -89,7 +83,9 @@ def check(request: CheckRequest) -> CheckReport:
         longest_s = LONGEST_COUNT_S if request.parts else LONGEST_S
         ranks = RANKS if request.strategies else 1
         code, printed = _run(folder, held=held, ranks=ranks, longest_s=longest_s)
-        ended = _ended(code, longest_s, printed)
+        ended = f"took longer than {longest_s:g} s" if code is None else exit_words(code)
+        if lines := printed.strip().splitlines():
+            ended += f"; the last line printed: {lines[-1][:LONGEST_LINE]}"
         path = folder / "found.json"
         if not path.exists():
             raise MachineError(f"the check of {request.workload} ended without a result: it {ended}")
@@ -98,13 +94,6 @@ def check(request: CheckRequest) -> CheckReport:
         return found
     # A report that ends early is not a result.
     return msgspec.structs.replace(found, failure=f"its check {ended}")
-
-
-def _ended(code: int | None, longest_s: float, printed: str) -> str:
-    """Return how the check ended, with the last line that was printed."""
-    how = f"took longer than {longest_s:g} s" if code is None else exit_words(code)
-    lines = printed.strip().splitlines()
-    return f"{how}; the last line printed: {lines[-1][:LONGEST_LINE]}" if lines else how
 
 
 def _run(folder: Path, *, held: int, ranks: int, longest_s: float) -> tuple[int | None, str]:

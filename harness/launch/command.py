@@ -29,11 +29,11 @@ class Rendezvous:
     """HOST:PORT of node 0."""
 
 
-def local_command(launch: Launch, path: Path, *, python: str = sys.executable) -> tuple[str, ...]:
+def local_command(launch: Launch, path: Path) -> tuple[str, ...]:
     """The command that starts all workers of a launch on this machine."""
     if launch.link_mbit_per_s is not None:
-        return (python, "-m", "harness.launch.nodes", str(path))
-    return torchrun_command(launch, path, python=python)
+        return (sys.executable, "-m", "harness.launch.nodes", str(path))
+    return torchrun_command(launch, path)
 
 
 def torchrun_command(
@@ -53,7 +53,7 @@ def torchrun_command(
             f"--rdzv-endpoint={rendezvous.endpoint}",
             f"--rdzv-id={launch.launch_id}",
         ]
-    # Each rank's stdout and stderr go to files of their own, and its last exception to error.json.
+    # Each rank's stdout and stderr go to separate files, and its last exception to error.json.
     logs = torchrun_folder(path.parent, None if rendezvous is None else rendezvous.node_rank)
     command += [f"--log-dir={logs}", "--redirects=3"]
     return (*command, "-m", "harness.worker", str(path))

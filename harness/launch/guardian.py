@@ -75,8 +75,12 @@ class Guardian:
         end = time.monotonic() + KILL_S
         while not self._childless and time.monotonic() < end:
             for pid in _children():
-                # Its children come to this process, and are next.
-                _kill(pid)
+                try:
+                    # Its children become those of this process, and are next.
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    # It has ended, or belongs to another user by now.
+                    pass
             self._wait(lambda: self._childless, POLL_S)
         if not self._childless:
             _tell(f"these processes do not end: {' '.join(map(str, _children()))}")
@@ -151,14 +155,6 @@ def _children() -> list[int]:
             if fields[1] == own:
                 found.append(int(name))
     return found
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:
-        # It has ended, or belongs to another user by now.
-        pass
 
 
 def _prctl(option: int, value: int) -> None:

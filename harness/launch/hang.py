@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +46,17 @@ Issues = Mapping[str, Mapping[int, Issued]]
 
 def heartbeats(folder: Path) -> dict[int, str]:
     """The time at which each rank wrote the last complete line of its log, by its own host's clock."""
-    times = {rank: _last_time(path) for rank, path in rank_log_paths(folder).items()}
-    return {rank: at for rank, at in times.items() if at is not None}
+    times: dict[int, str] = {}
+    for rank, path in rank_log_paths(folder).items():
+        with path.open("rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
+            lines = file.read().split(b"\n")
+        # What comes after the last line's end is a line that was cut off.
+        for line in reversed(lines[:-1]):
+            with suppress(ValueError, KeyError, TypeError):
+                times[rank] = str(json.loads(line)["at"])
+                break
+    return times
 
 
 def hang_reason(folder: Path, silence_s: Mapping[int, float]) -> str:
@@ -116,16 +126,3 @@ def laggard(found: Issues) -> str | None:
 
 def _most(group: Mapping[int, Issued]) -> int:
     return max(issued.collectives for issued in group.values())
-
-
-def _last_time(path: Path) -> str | None:
-    with path.open("rb") as file:
-        file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
-        lines = file.read().split(b"\n")
-    # What comes after the last line's end is a line that was cut off.
-    for line in reversed(lines[:-1]):
-        try:
-            return str(json.loads(line)["at"])
-        except (ValueError, KeyError, TypeError):
-            continue
-    return None

@@ -34,7 +34,8 @@ class Machine:
             hint=", ".join(hint for hint in hints if hint is not None),
         )
 
-    def hardware(self, device: Device) -> Hardware:
+    @property
+    def hardware(self) -> Hardware:
         """The hardware from which step times are assumed."""
         return Hardware(cores=self.cores, gpu_name=self.gpu_names[0] if self.gpu_names else None)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from harness.launch.command import code_environment
 from harness.machine.code import checkout
 from harness.machine.device import (
-    LostGpu,
     gpu_warnings,
     lost_gpus,
     on_battery,
@@ -130,7 +129,14 @@ def unknown_name() -> list[str]:
 def warnings(device: Device) -> tuple[str, ...]:
     """Conditions of this machine at the start that may distort the figures; kept on every record."""
     if device == "cuda":
-        lost = [f"GPU {gpu.index} {_why_lost(gpu)}" for gpu in lost_gpus()]
+        lost = [
+            f"GPU {gpu.index} is left out, as this process may not open it ({gpu.why}): ask the scheduler "
+            f"for it, leave it out of CUDA_VISIBLE_DEVICES, or have /dev/nvidia{gpu.index} opened to this "
+            f"user"
+            if gpu.denied
+            else f"GPU {gpu.index} does not answer and is left out: {gpu.why}"
+            for gpu in lost_gpus()
+        ]
         blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
         waits = "CUDA_LAUNCH_BLOCKING is set: each kernel is waited for, and nothing overlaps; unset it"
         return (*gpu_warnings(visible_gpus()), *lost, *([waits] * blocking))
@@ -144,12 +150,3 @@ def warnings(device: Device) -> tuple[str, ...]:
     if load > BUSY_LOAD * cores:
         found.append(f"the machine was busy at the start: load {load:.1f} on {cores} cores")
     return tuple(found)
-
-
-def _why_lost(gpu: LostGpu) -> str:
-    if not gpu.denied:
-        return f"does not answer and is left out: {gpu.why}"
-    return (
-        f"is left out, as this process may not open it ({gpu.why}): ask the scheduler for it, leave it out "
-        f"of CUDA_VISIBLE_DEVICES, or have /dev/nvidia{gpu.index} opened to this user"
-    )

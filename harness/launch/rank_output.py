@@ -90,7 +90,7 @@ class OutputTail:
             self._failed = True
             return
         if cut:
-            # The rank has cut the middle out of it, and goes on at its new end.
+            # The rank has cut the middle out of it, and continues at its new end.
             yield from self._skip(data)
             return
         whole = data if ended else data[: data.rfind(b"\n") + 1]

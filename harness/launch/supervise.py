@@ -44,8 +44,6 @@ PATIENCE_S = 10.0
 NOTICE_S = 30.0
 """After the scheduler has refused a launch because the job is over: the time in which it may say why."""
 
-Report = Callable[[LaunchState], None]
-
 
 class Interrupted(Exception):
     """This process was asked to end; its launch has been stopped and recorded."""
@@ -59,7 +57,7 @@ class Interrupted(Exception):
 class Watch:
     """The ways in which a campaign follows, ends and locks each of its launches."""
 
-    report: Report
+    report: Callable[[LaunchState], None]
     """Called with rank 0's progress, about ten times a second."""
     deadline: Deadline
     lock: int | None = None

@@ -28,7 +28,7 @@ def trained_cells(study: Study, plan: Plan) -> frozenset[str] | None:
 
 
 def lost_checkpoints(study: Study, cell_id: str) -> str | None:
-    """Why training cannot go on from what it has written, with what to type; None if it can.
+    """Why training cannot continue from what it has written, with what to type; None if it can.
 
     A checkpoint counts as complete here if its files have their sizes; a rank reads all of them.
     """
@@ -43,8 +43,8 @@ def lost_checkpoints(study: Study, cell_id: str) -> str | None:
                 return None
     anew = shlex.quote(str(study.training_log_path(cell_id).parent))
     return (
-        f"{folder} has no whole checkpoint of {log.step:,} steps: put a copy back, or train anew by the same "
-        f"command after: rm -r {anew}"
+        f"{folder} has no complete checkpoint of {log.step:,} steps: put a copy back, or train anew by the "
+        f"same command after: rm -r {anew}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -13,13 +13,12 @@ from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.machine import Machine
 from harness.launch.starter import Starter
 from harness.launch.supervise import Interrupted
-from harness.launch.tally import Conditions, Tally
+from harness.launch.tally import Conditions
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_summary, plan_tables
 from harness.launchers.registry import live_cells
 from harness.machine.code import checkout
-from harness.plan.estimate import Estimate, estimate
-from harness.plan.schedule import PlannedLaunch
+from harness.plan.estimate import estimate
 from reports.text import count
 from results.environment import CodeVersion
 from results.launch import Launch
@@ -66,7 +65,8 @@ class CampaignCall(LauncherCall):
         conditions = self._conditions(code)
         so_far = campaign.tally(study.collect(), conditions)
         launches = so_far.planned(self._call.run_options.isolation)
-        costs = _costs(plan, launches, so_far, self.machine or Machine.here())
+        hosts = self.machine or Machine.here()
+        costs = estimate(launches, earlier=so_far.earlier, hardware=hosts.hardware)
         for line in plan_summary(study, plan, launches, costs):
             console.note(line)
         context = CampaignContext(
@@ -103,8 +103,5 @@ def show_plan(
     campaign = Campaign(study, plan, call.run_options, call.console)
     so_far = campaign.tally(study.results(), conditions)
     launches = so_far.planned(call.run_options.isolation)
-    plan_tables(call.console, study, plan, launches, _costs(plan, launches, so_far, hosts), line=line)
-
-
-def _costs(plan: Plan, launches: Sequence[PlannedLaunch], so_far: Tally, hosts: Machine) -> Estimate:
-    return estimate(launches, earlier=so_far.earlier, hardware=hosts.hardware(plan.request.device))
+    costs = estimate(launches, earlier=so_far.earlier, hardware=hosts.hardware)
+    plan_tables(call.console, study, plan, launches, costs, line=line)

@@ -54,7 +54,7 @@ def checkout() -> Path:
 
 def code_version(source: Path | None = None) -> CodeVersion:
     """The version of the running code, and of the user's code in the folder `source` (default: the working
-    folder). BENCH_COMMIT names the commit of the user's code where there is no repository."""
+    folder). BENCH_COMMIT names the commit of the user's code outside of a repository."""
     folder = checkout()
     user_commit, user_dirty = os.environ.get("BENCH_COMMIT") or None, None
     if user_commit is None:
@@ -102,8 +102,8 @@ def what_runs(source: bytes) -> bytes:
     """Python source without comments, blank lines and strings that stand alone (docstrings).
 
     The code, in which each string is a NUL, and after it the strings, with a NUL between all of them. Not a
-    dump of the syntax tree: that differs between versions of Python, and a host compares its own with that of
-    a container; and to parse all files takes half a second.
+    dump of the syntax tree: a dump differs between versions of Python, and a host compares its hash with a
+    container's; and to parse all files takes half a second.
     """
     code, strings, end, depth = [], [], 0, 0
     for token in _TOKEN.finditer(source):

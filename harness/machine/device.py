@@ -30,14 +30,14 @@ class Gpu:
     """NVML's index less the devices before it that this process may not open, as CUDA counts."""
     name: str
     uuid: str
-    memory_bytes: int | None
-    used_bytes: int
-    processes: int | None
+    memory_bytes: int | None = None
+    used_bytes: int = 0
+    processes: int | None = None
     """Compute processes on it."""
-    throttled: bool | None
-    ecc_errors: int | None
+    throttled: bool | None = None
+    ecc_errors: int | None = None
     """Uncorrected, since the driver was loaded."""
-    near_cores: tuple[int, ...]
+    near_cores: tuple[int, ...] = ()
     """Cores of its NUMA node; empty if unknown."""
 
 
@@ -117,30 +117,15 @@ def _selected(gpus: list[Gpu], visible: str | None) -> list[Gpu]:
     for item in filter(None, (part.strip() for part in visible.split(","))):
         found = [gpu for gpu in gpus if str(gpu.index) == item or gpu.uuid.startswith(item)]
         if item.startswith("MIG-"):
-            found = [_instance(len(chosen), item)]
+            # A part of a GPU, of which NVML may know nothing but its name: torch says what it is.
+            try:
+                found = [_gpu(len(chosen), pynvml.nvmlDeviceGetHandleByUUID(item))]
+            except pynvml.NVMLError:
+                found = [Gpu(index=len(chosen), name="MIG device", uuid=item)]
         if not found:
             break
         chosen.append(found[0])
     return chosen
-
-
-def _instance(place: int, uuid: str) -> Gpu:
-    """A part of a GPU that MIG makes, as NVML sees it, or nothing but its name: torch says what it is."""
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        return _gpu(place, handle)
-    except pynvml.NVMLError:
-        return Gpu(
-            index=place,
-            name="MIG device",
-            uuid=uuid,
-            memory_bytes=None,
-            used_bytes=0,
-            processes=None,
-            throttled=None,
-            ecc_errors=None,
-            near_cores=(),
-        )
 
 
 def _gpu(index: int, handle: object) -> Gpu:

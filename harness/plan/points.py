@@ -85,7 +85,12 @@ def points(request: Request) -> Iterator[MatrixPoint]:
         for gpus in request.gpus:
             point = MatrixPoint(key=key, gpus=gpus)
             if point not in included:
-                excluding = (pattern for pattern in request.exclude if _matches(pattern, point))
+                excluding = (
+                    pattern
+                    for pattern in request.exclude
+                    if pattern.gpus in (None, gpus)
+                    and all(getattr(pattern, axis) in (None, getattr(key, axis)) for axis in _AXES)
+                )
                 yield MatrixPoint(key=key, gpus=gpus, excluded_by=next(excluding, None))
     yield from included
 
@@ -131,12 +136,6 @@ def included_points(request: Request) -> Iterator[MatrixPoint]:
                 batch_size=pattern.batch_size,
             )
             yield MatrixPoint(key=key, gpus=pattern.gpus)
-
-
-def _matches(pattern: Pattern, point: MatrixPoint) -> bool:
-    return pattern.gpus in (None, point.gpus) and all(
-        getattr(pattern, axis) in (None, getattr(point.key, axis)) for axis in _AXES
-    )
 
 
 class GlobalBatches:

@@ -85,19 +85,19 @@ def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around
     strategy = STRATEGIES.facts(cell.strategy)
     once = alone * strategy.busiest_share(cell, parts)
     compute = once * (REPEATED_SHARE if cell.activation_checkpointing is True else 1.0)
-    update = _update_values(cell) * strategy.updated_bytes(cell, parts) / around.memory_rate
+    # For each parameter it and its state are read and written, and its gradient is read.
+    values = 3 + 2 * OPTIMIZERS.facts(cell.optimizer).state_values
+    update = values * strategy.updated_bytes(cell, parts) / around.memory_rate
+    # Offloaded shards move to the GPU twice and gradients back, and the update is in the host's memory.
+    there = _offloaded(cell, parts)
+    moved = 2 * there.parameters + there.gradients
+    offloading = moved / HOST_LINK_BYTES_PER_S + values * there.gradients / CORE_BYTES_PER_S
     return StepTimes(
         compute=compute,
-        update=update + _offloading(cell, parts),
+        update=update + offloading,
         bubble=compute * strategy.bubble(cell.gpus),
         exposed=_exposed(cell, terms, (once / BACKWARD_AND_FORWARD, compute), around),
     )
-
-
-def _update_values(cell: Cell) -> int:
-    """Values that an update moves for each parameter: it and its state are read and written, its gradient is
-    read."""
-    return 3 + 2 * OPTIMIZERS.facts(cell.optimizer).state_values
 
 
 def offloaded_bytes(cell: Cell, parts: ModelParts) -> int:
@@ -113,13 +113,6 @@ def _offloaded(cell: Cell, parts: ModelParts) -> Footprint:
         return Footprint(moment="update", parameters=0)
     moments = strategy.moments(msgspec.structs.replace(cell, device="cpu", backend="gloo"), parts)
     return next(moment for moment in moments if moment.moment == "update")
-
-
-def _offloading(cell: Cell, parts: ModelParts) -> float:
-    """Seconds to move shards to the GPU twice and gradients back, and to update from the host's memory."""
-    there = _offloaded(cell, parts)
-    moved = 2 * there.parameters + there.gradients
-    return moved / HOST_LINK_BYTES_PER_S + _update_values(cell) * there.gradients / CORE_BYTES_PER_S
 
 
 def _exposed(

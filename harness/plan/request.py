@@ -163,25 +163,26 @@ def _steps(options: StudyFile) -> StepPolicy:
     return StepPolicy(**{name: value for name, value in given.items() if value is not None})
 
 
-def _patterns(key: str, given: list[Pattern] | None) -> tuple[Pattern, ...]:
-    return tuple(_pattern(pattern, f"{key}[{at}]") for at, pattern in enumerate(given or ()))
-
-
-def _pattern(pattern: Pattern, where: str) -> Pattern:
-    fields = {key: value for key, value in msgspec.structs.asdict(pattern).items() if value is not None}
-    missing = [key for key in _NEEDED if key not in fields]
-    if where.startswith("include") and missing:
-        raise UsageError(
-            f"{where} names no {missing[0]}; a point has workload, strategy, gpus and batch_size"
-        )
-    if not fields:
-        raise UsageError(
-            f"{where} is empty, and would exclude everything; pass a value, such as gpus: 8, or omit it"
-        )
-    specs = {key: catalog.parse(fields[key]).text for key, catalog in _CATALOGS.items() if key in fields}
-    if "link" in fields:
-        specs["link"] = link_text(read_link(fields["link"]))
-    return msgspec.structs.replace(pattern, **specs)
+def _patterns(option: str, given: list[Pattern] | None) -> tuple[Pattern, ...]:
+    """Check the patterns of `include` or `exclude`, and write their specs in canonical form."""
+    made = []
+    for at, pattern in enumerate(given or ()):
+        fields = {key: value for key, value in msgspec.structs.asdict(pattern).items() if value is not None}
+        missing = [key for key in _NEEDED if key not in fields]
+        if option == "include" and missing:
+            raise UsageError(
+                f"include[{at}] names no {missing[0]}; a point has workload, strategy, gpus and batch_size"
+            )
+        if not fields:
+            raise UsageError(
+                f"exclude[{at}] is empty, and would exclude everything; pass a value, such as gpus: 8, or "
+                f"omit it"
+            )
+        specs = {key: catalog.parse(fields[key]).text for key, catalog in _CATALOGS.items() if key in fields}
+        if "link" in fields:
+            specs["link"] = link_text(read_link(fields["link"]))
+        made.append(msgspec.structs.replace(pattern, **specs))
+    return tuple(made)
 
 
 def _require_fit(dataset: str, workloads: Sequence[str]) -> None:

@@ -76,8 +76,9 @@ def schedule(
     """
     so_far = progress or Progress()
     launches: list[PlannedLaunch] = []
+    groups = _grouped(cells, gpus_per_node)
     for repeat in range(1, repeats + 1):
-        for group in _ordered(_grouped(cells, gpus_per_node), seed=seed, repeat=repeat):
+        for group in _ordered(groups, seed=seed, repeat=repeat):
             pending = [
                 cell
                 for cell in group
@@ -110,12 +111,16 @@ def _forking(launches: list[PlannedLaunch]) -> list[PlannedLaunch]:
 def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
     """Cells that may share a launch: what is bound to the process agrees."""
     groups: _Groups = {}
+    steps = StepPolicy()
     for cell in sorted(cells, key=lambda cell: cell.id):
         placement = placement_of(cell, gpus_per_node)
         # A limit on memory changes how the process takes it, and not back.
         bound = (cell.device, cell.backend, cell.link_mbit_per_s or 0.0, cell.memory_limit_mb or 0)
         words = (placement.nodes, placement.gpus_per_node, *bound)
-        groups.setdefault(" ".join(map(str, words)), []).append((_work(cell), cell))
+        # Two revisions of the user's files, or two lengths of measuring, have one order.
+        is_plain = cell.source_hash is None and cell.dataset_hash is None and cell.steps == steps
+        work = cell if is_plain else with_fields(cell, source_hash=None, dataset_hash=None, steps=steps)
+        groups.setdefault(" ".join(map(str, words)), []).append((work.id, cell))
     return groups
 
 
@@ -129,12 +134,3 @@ def _ordered(groups: _Groups, *, seed: int, repeat: int) -> list[list[Cell]]:
     named = [sorted(groups[name], key=lambda named: place(named[0])) for name in sorted(groups, key=place)]
     drawn = [[cell for _, cell in group] for group in named]
     return drawn if repeat % 2 else [group[::-1] for group in drawn[::-1]]
-
-
-def _work(cell: Cell) -> str:
-    """The id of the cell without the content of the user's files and the length of measuring, so that two
-    revisions of these have one order."""
-    steps = StepPolicy()
-    if cell.source_hash is None and cell.dataset_hash is None and cell.steps == steps:
-        return cell.id
-    return with_fields(cell, source_hash=None, dataset_hash=None, steps=steps).id

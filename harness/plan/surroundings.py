@@ -235,13 +235,10 @@ class Surroundings:
             elif network is not None:
                 told = f"{NETWORK_SHARE:g} of the profile's {network:g} Gbit/s"
             lines.append(f"nodes of {self.outlet} send {self.across / 1e9:,.3f} GB/s ({told})")
-        if self._virtual and cell.link_mbit_per_s is None:
+        host = Placement(nodes=1, gpus_per_node=self.host_size)
+        if cell.link_mbit_per_s is None and has_virtual_nodes(cell, host):
             lines.append(f"virtual nodes of {self.node_size} are parts of a host, and send as inside of it")
         return [*lines, f"{1e3 * LATENCY_S[cell.device]:g} ms an operation (assumed)"]
-
-    @property
-    def _virtual(self) -> bool:
-        return has_virtual_nodes(self.cell, Placement(nodes=1, gpus_per_node=self.host_size))
 
 
 def leaving_bytes(term: Term, groups: GroupLayout, node_size: int) -> float:

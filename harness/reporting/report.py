@@ -9,13 +9,12 @@ from typing import Any
 
 from harness.terminal.console import Console
 from harness.terminal.narrow import narrow_lines
-from harness.terminal.table_text import GAP, column_widths
+from harness.terminal.table_text import GAP, column_widths, total_width
 from reports.analysis.headline import headline, headline_table
 from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.brief import Clause, brief
 from reports.analysis.verdict.verdict import verdict
-from reports.table import TextTable
 from reports.text import count
 from results import files
 from results.errors import UsageError
@@ -37,13 +36,18 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
         print_headline(figures, console)
         print_verdict(figures, console)
     if figures.compare_over is not None:
-        _print_over(figures, console)
+        # The rows of a section: drawing is imported for the page anyway.
+        from reports.page.sections.over import over_table
+
+        table = over_table(figures)
+        console.table(table.titles, table.texts, numeric=table.numeric)
+        console.result()
     _tell(written, console)
     return target
 
 
 def write_joint_report(studies: Sequence[StudyFigures], console: Console, *, path: Path) -> None:
-    """Write one page of several studies at `path`, their tables beside it, and print what they share."""
+    """Write one page of several studies at `path`, and their tables next to it, and print what they share."""
     written = _write(studies, path, f"{path.stem}.")
     for study in studies:
         console.result(f"{study.name}:")
@@ -68,8 +72,8 @@ def figure_forms(text: str) -> tuple[str, ...]:
 def write_figures(
     studies: Sequence[StudyFigures], console: Console, *, page: Path, forms: Sequence[Any], style: Any
 ) -> Path:
-    """Write the drawings as files: into `figures` beside a study's own page, else `PAGE.figures`; a folder a
-    study where there are several."""
+    """Write the drawings as files into `figures` next to a study's own page, or into `PAGE.figures`; each of
+    several studies has a folder there."""
     from reports.page.paper import figure_files, shared_figure_files
 
     folder = page.with_name("figures" if page.name == "report.html" else f"{page.stem}.figures")
@@ -115,24 +119,15 @@ def print_headline(figures: StudyFigures, console: Console) -> None:
     if not table.rows:
         console.result("no cell has a figure; the report says why")
         return
-    if _width(table) <= console.width:
+    if total_width(column_widths(table.titles, table.texts)) <= console.width:
         console.table(table.titles, table.texts, numeric=table.numeric)
         return
     for line in narrow_lines(headline(figures), figures.devices_word, console.width):
         console.result(line)
 
 
-def _print_over(figures: StudyFigures, console: Console) -> None:
-    # The rows of a section: drawing is imported for the page anyway.
-    from reports.page.sections.over import over_table
-
-    table = over_table(figures)
-    console.table(table.titles, table.texts, numeric=table.numeric)
-    console.result()
-
-
 def print_verdict(figures: StudyFigures, console: Console) -> None:
-    """What the study comes to, in at most `VERDICT_LINES` lines a workload, and what to run next."""
+    """Print the verdict of the study, at most `VERDICT_LINES` lines a workload, and what to run next."""
     found = verdict(figures)
     console.result()
     for one in found.workloads:
@@ -176,7 +171,3 @@ def command_lines(command: str, width: int) -> list[str]:
         else:
             lines[-1] += piece
     return [f"  {line} \\" for line in lines[:-1]] + [f"  {lines[-1]}"]
-
-
-def _width(table: TextTable) -> int:
-    return sum(column_widths(table.titles, table.texts)) + len(GAP) * (len(table.columns) - 1)

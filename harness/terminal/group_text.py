@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from reports.text import count
 from results.groups import DIMENSIONS, Dimension, GroupLayout
@@ -52,8 +52,11 @@ def description(groups: GroupLayout) -> str:
     """`2 stages x 2 replicas: 0 and 2 are the stages of one replica, 0 and 1 average their gradients`."""
     used = [name for name in DIMENSIONS if getattr(groups, name) > 1]
     sizes = " x ".join(count(getattr(groups, name), _noun(groups, name)) for name in used)
-    deeds = ", ".join(f"{_ranks(groups.groups(name)[0])} {_DEEDS[name]}" for name in used)
-    return f"{sizes}: {deeds}"
+    deeds = []
+    for name in used:
+        *first, last = _short([str(rank) for rank in groups.groups(name)[0]], most=4)
+        deeds.append(f"{', '.join(first)} and {last} {_DEEDS[name]}")
+    return f"{sizes}: {', '.join(deeds)}"
 
 
 def drawing(groups: GroupLayout) -> list[str]:
@@ -63,8 +66,11 @@ def drawing(groups: GroupLayout) -> list[str]:
     columns: tuple[Dimension, ...] = ("shard",) if rows == "replicate" else ("replicate", "shard")
     bands = groups.groups(*columns, "tensor")
     titles = [""] if len(bands) == 1 else [f"{_noun(groups, rows)} {row}" for row in range(len(bands))]
-    table = [_row(title, band, groups.tensor) for title, band in zip(titles, bands, strict=True)]
-    width = len(bands[0]) // groups.tensor
+    table, tensor = [], groups.tensor
+    for title, band in zip(titles, bands, strict=True):
+        parts = [[str(rank) for rank in band[at : at + tensor]] for at in range(0, len(band), tensor)]
+        table.append([title, *(part[0] if tensor == 1 else f"[{' '.join(_short(part))}]" for part in parts)])
+    width = len(bands[0]) // tensor
     if len(table) > _MOST:
         table = [*table[:_FIRST], [_ELIDED, *[""] * (len(table[0]) - 1)], table[-1]]
     if width > 1:
@@ -76,12 +82,6 @@ def drawing(groups: GroupLayout) -> list[str]:
 def _noun(groups: GroupLayout, dimension: Dimension) -> str:
     """The noun of a dimension: a replica that is sharded is a node."""
     return "node" if dimension == "replicate" and groups.shard > 1 else _NOUNS[dimension]
-
-
-def _row(title: str, band: Sequence[int], tensor: int) -> list[str]:
-    """A row's title, and its ranks: single, or several in brackets."""
-    parts = [[str(rank) for rank in band[at : at + tensor]] for at in range(0, len(band), tensor)]
-    return [title, *(part[0] if tensor == 1 else f"[{' '.join(_short(part))}]" for part in parts)]
 
 
 def _short(words: list[str], most: int = _MOST) -> list[str]:
@@ -104,9 +104,3 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 def _widths(table: list[list[str]]) -> list[int]:
     return [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """`0 and 2`, `0, 1, 2 and 3`, or of many `0, 1, ... and 255`."""
-    *first, last = _short([str(rank) for rank in ranks], most=4)
-    return f"{', '.join(first)} and {last}"

@@ -1,9 +1,9 @@
 """The headline on a narrow terminal: fewer columns, and no fact is lost by it.
 
-Rows are put together by workload, setting, scaling and batch, which stand above them with what most of the
-rows have in common (baseline, proof, runs). A row that differs says so at its end. Intervals of step times go
-first, then shares of on less off, throughputs and intervals of efficiencies; a line names what is
-left out. Long names have lines of their own.
+Rows are grouped by workload, setting, scaling and batch: a line above each group has these, and the baseline,
+proof and runs of most of its rows. A row that differs says so at its end. Intervals of step times are left
+out first, then shares of on less off, throughputs and intervals of efficiencies; a line names what is left
+out. A long name has a separate line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from harness.terminal.table_text import GAP, column_widths, table_lines
+from harness.terminal.table_text import GAP, column_widths, table_lines, total_width
 from reports import fields
 from reports.analysis.headline import HeadlineRow, against, efficiency_field, on_less_off, runs_text
 from reports.text import NOTHING, percent
@@ -82,17 +82,15 @@ def _group(row: HeadlineRow) -> tuple[str, ...]:
 def _group_lines(
     rows: Sequence[HeadlineRow], columns: Sequence[tuple[str, _Show]], sizes_count: str, width: int
 ) -> Iterator[str]:
-    common = {name: _most_common(rows, show) for name, show in _SHARED.items()}
+    common: dict[str, str] = {}
+    for name, show in _SHARED.items():
+        texts = Counter(text for row in rows if (text := show(row)) != NOTHING)
+        common[name] = texts.most_common(1)[0][0] if texts else NOTHING
     told = [f"against {common['against']}"] if common["against"] != NOTHING else []
     head = ", ".join(part for part in (*_group(rows[0]), *told, common["proof"], common["runs"]) if part)
     yield from _wrapped(head, width, indent="    ")
     yield from _table(rows, columns, sizes_count, common, width)
     yield ""
-
-
-def _most_common(rows: Sequence[HeadlineRow], show: _Show) -> str:
-    told = Counter(text for row in rows if (text := show(row)) != NOTHING)
-    return told.most_common(1)[0][0] if told else NOTHING
 
 
 def _table(
@@ -109,20 +107,18 @@ def _table(
     lines = table_lines(titles, body, numeric=[False, *[True] * (len(titles) - 1)])
     heads = len(lines) - len(body)
     yield from lines[:heads]
-    used = sum(column_widths(titles, body)) + len(GAP) * (len(titles) - 1)
+    used = total_width(column_widths(titles, body))
     for row, name, line in zip(rows, long, lines[heads:], strict=True):
         if name:
             yield from _wrapped(name, width)
-        differs = _differing(row, common)
+        texts = {key: show(row) for key, show in _SHARED.items()}
+        differs = ", ".join(
+            f"against {text}" if key == "against" else text
+            for key, text in texts.items()
+            if text not in (common[key], NOTHING)
+        )
         if not differs or used + len(GAP) + len(differs) <= width:
             yield f"{line.ljust(used)}{GAP}{differs}".rstrip()
         else:
             yield line
             yield from _wrapped(f"    {differs}", width, indent="    ")
-
-
-def _differing(row: HeadlineRow, common: dict[str, str]) -> str:
-    """What most of the rows have in another way."""
-    texts = {name: show(row) for name, show in _SHARED.items()}
-    differs = {name: text for name, text in texts.items() if text not in (common[name], NOTHING)}
-    return ", ".join(f"against {text}" if name == "against" else text for name, text in differs.items())

@@ -11,7 +11,7 @@ from results.foreign_text import visible
 GAP = "  "
 INDENT = "    "
 _LONGEST_WORD = 40
-"""Characters of a word that a column of texts is not narrowed below."""
+"""A column of words is not narrowed below its longest word, of which this number of characters counts."""
 
 Row = Sequence[str]
 
@@ -35,11 +35,14 @@ def table_lines(headers: Row, rows: Sequence[Row], *, numeric: Sequence[bool]) -
 def fitted_lines(headers: Row, rows: Sequence[Row], *, numeric: Sequence[bool], width: int) -> Iterator[str]:
     """A table in lines of at most `width` characters (of at least 40), but for figures that are longer.
 
-    Texts go on below, in their column; figures never break. The last columns, where they have no room, are
-    told below each row by their heads; what is empty in them is left out.
+    Words continue below, in their column; figures never break. The last columns, if they have no room, are
+    below each row, each cell after its head; empty cells are left out.
     """
     rows = _plain(rows)
-    kept, widths = _columns(headers, rows, numeric, width)
+    for kept in range(len(headers), 0, -1):
+        widths = _narrowed(headers[:kept], [row[:kept] for row in rows], numeric, width)
+        if total_width(widths) <= width:
+            break
     blocks = [_wrapped(row[:kept], widths, numeric) for row in rows]
     body = [line for block in blocks for line in block]
     laid_out = table_lines(headers[:kept], body, numeric=numeric[:kept])
@@ -69,21 +72,12 @@ def _plain(rows: Sequence[Row]) -> list[list[str]]:
     return [[visible(cell).replace("\n", " ") for cell in row] for row in rows]
 
 
-def _columns(headers: Row, rows: Sequence[Row], numeric: Sequence[bool], width: int) -> tuple[int, list[int]]:
-    """How many of the first columns have room, and their widths."""
-    for kept in range(len(headers), 0, -1):
-        widths = _narrowed(headers[:kept], [row[:kept] for row in rows], numeric, width)
-        if _total(widths) <= width:
-            break
-    return kept, widths
-
-
 def _narrowed(headers: Row, rows: Sequence[Row], numeric: Sequence[bool], width: int) -> list[int]:
-    """Widths of columns, the widest texts made narrower until all have room, if that can be."""
+    """Widths of columns: the widest columns of words are made narrower until all have room, if possible."""
     widths = column_widths(headers, rows)
     words = [[max(cell.split(), key=len, default="")[:_LONGEST_WORD] for cell in row] for row in rows]
     least = column_widths(headers, words)
-    while _total(widths) > width:
+    while total_width(widths) > width:
         texts = [place for place, wide in enumerate(widths) if not numeric[place] and wide > least[place]]
         if not texts:
             break
@@ -91,21 +85,17 @@ def _narrowed(headers: Row, rows: Sequence[Row], numeric: Sequence[bool], width:
     return widths
 
 
-def _total(widths: Sequence[int]) -> int:
+def total_width(widths: Sequence[int]) -> int:
+    """Characters of a line of columns with these widths."""
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
 def _wrapped(row: Row, widths: Sequence[int], numeric: Sequence[bool]) -> list[tuple[str, ...]]:
-    """The lines of a row, cell by cell."""
-    cells = [
-        [cell] if is_number else _text_lines(cell, wide)
-        for cell, wide, is_number in zip(row, widths, numeric, strict=False)
-    ]
+    """The lines of a row, cell by cell. Each line of a cell begins with the blanks of the first one."""
+    cells = []
+    for cell, wide, is_number in zip(row, widths, numeric, strict=False):
+        blanks = " " * (len(cell) - len(cell.lstrip()))
+        wide = max(wide, len(blanks) + 1)
+        lines = textwrap.wrap(cell, wide, subsequent_indent=blanks, break_on_hyphens=False)
+        cells.append([cell] if is_number else lines or [""])
     return list(zip_longest(*cells, fillvalue=""))
-
-
-def _text_lines(cell: str, width: int) -> list[str]:
-    """With the blanks that a cell begins with before each of them."""
-    blanks = " " * (len(cell) - len(cell.lstrip()))
-    lines = textwrap.wrap(cell, max(width, len(blanks) + 1), subsequent_indent=blanks, break_on_hyphens=False)
-    return lines or [""]

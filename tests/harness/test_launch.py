@@ -180,7 +180,7 @@ def _exit(rank: int, *, code: int | None = None, by: str | None = None) -> RankE
 
 
 OUTSIDE = "its processes were asked to end by a signal from outside"
-LEFT = "some ranks wrote down that others went away, and nobody tells how those ended"
+LEFT = "some ranks recorded that others went away, and there is no record of how those ended"
 LOST = ("a node's torchrun", "SIGKILL")
 UNSAID = "the launch ended without a word; see its logs"
 

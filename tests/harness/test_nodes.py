@@ -49,8 +49,8 @@ def test_nodes_have_cores_of_their_own_where_they_are_enough(
 
 def test_a_launch_with_a_link_is_a_command_of_ours_and_one_without_is_torchrun() -> None:
     launch, path = _launch(2, 1), Path("/s/launches/L/launch.json")
-    command = local_command(launch, path, python="python")
-    assert command == ("python", "-m", "harness.launch.nodes", "/s/launches/L/launch.json")
+    command = local_command(launch, path)
+    assert command == (sys.executable, "-m", "harness.launch.nodes", "/s/launches/L/launch.json")
     assert shell_line(launch, command).endswith("PYTHONSAFEPATH=1 " + " ".join(command))
     plain = msgspec.structs.replace(launch, link_mbit_per_s=None)
     assert local_command(plain, path)[2] == "torch.distributed.run"

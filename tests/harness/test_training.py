@@ -99,7 +99,7 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
     code, said = killed.train(*ORDER)
     assert code == -signal.SIGKILL, said
     assert "rank 1 was killed by SIGKILL" in said
-    assert "goes on from its last checkpoint" in said
+    assert "continues from its last checkpoint" in said
     # What it has started ends by itself, and holds the study's lock until then.
     bench_in(killed.folder).wait_for_processes()
     code, said = killed.train(*ORDER)
@@ -193,7 +193,7 @@ def test_elastic_training_goes_on_on_the_nodes_that_are_left(links: None, tmp_pa
     place = Place(tmp_path / "nodes", "12 torchrun")
     code, said = place.train(*ORDER, "--link", "1gbit", "--elastic", "1:2")
     assert code == 0, said
-    assert "goes on on 1 of 2 nodes" in said
+    assert "continues on 1 of 2 nodes" in said
     started = [row for row in place.log.rows if isinstance(row, Started)]
     assert [(row.gpus, row.replicas) for row in started] == [(2, 2), (1, 1)]
     # That of step 10 may not have been written when its ranks were killed: the one before it was (of step 8,

@@ -180,7 +180,7 @@ def test_a_pod_that_is_killed_ends_the_launch_with_a_name(pods: Callable[..., Po
     (attempt,) = here.attempts()
     assert list(attempt.outcomes.values()) == [Outcome.MISSING_RANKS]
     (reason,) = attempt.reasons.values()
-    assert reason.startswith("some ranks wrote down that others went away")
+    assert reason.startswith("some ranks recorded that others went away")
 
 
 def left_alone(attempts: list[Attempt]) -> bool:
