@@ -137,7 +137,8 @@ def run(arguments: list[str]) -> int:
         # The outermost handler: the user sees every error as one line.
         if "debug" in general:
             raise
-        return _tell(error)
+        text, code = reading(error)
+        click.echo(f"error: {visible(' '.join(text.split()))}", err=True)
     finally:
         _set_loudness(0)
     return code if isinstance(code, int) else 0
@@ -192,12 +193,6 @@ def _words(option: click.Parameter, name: str, value: str) -> list[str]:
     return [flag] if answer else option.secondary_opts[-1:]
 
 
-def _tell(error: Exception) -> int:
-    text, code = reading(error)
-    click.echo(f"error: {visible(' '.join(text.split()))}", err=True)
-    return code
-
-
 def _flags(command: click.Command) -> list[str]:
     return [text for param in command.params for text in _flags_of(param)]
 
@@ -210,7 +205,7 @@ def _home(name: str, path: str) -> str:
     """Name the command that has an option which the command at `path` lacks; empty if no command has it."""
     if path == "bench compare" and name in _flags(command_of("matrix")):
         return (
-            f": it is one of bench matrix, which stand after --, such as bench compare --ab A B -- {name} ..."
+            f": it is an option of bench matrix: give it after --, as in bench compare --ab A B -- {name} ..."
         )
     if path == "bench matrix" and name in _flags(command_of("train")):
         return ": bench train has it"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -127,7 +126,13 @@ class _Shown:
             ended = not follow or self._study.has_attempt(launch.launch_id)
             for file in self._files(launch):
                 tail = tails.setdefault(file.path, OutputTail(file, self._run_id))
-                self._print(file, tail.lines(ended=ended))
+                for line in tail.lines(ended=ended):
+                    if file.path != self._last:
+                        gap = "" if self._last is None else "\n"
+                        self._console.text(f"{gap}==> {file.words}: {file.path} <==")
+                        self._last = file.path
+                    self._console.text(shortened(line, LINE_CHARACTERS))
+                    self.lines += 1
             if ended:
                 return
             time.sleep(POLL_S)
@@ -138,16 +143,6 @@ class _Shown:
         if self._rank is not None:
             return [file for file in ranks if file.rank == self._rank]
         return ranks if self._run_id is not None else [*launcher_output(folder), *ranks]
-
-    def _print(self, file: OutputFile, lines: Iterator[str]) -> None:
-        for line in lines:
-            if file.path != self._last:
-                self._console.text(
-                    f"{'' if self._last is None else chr(10)}==> {file.words}: {file.path} <=="
-                )
-                self._last = file.path
-            self._console.text(shortened(line, LINE_CHARACTERS))
-            self.lines += 1
 
 
 def _last_launch(study: Study) -> Launch:

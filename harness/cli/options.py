@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,15 @@ class PlanCommand(click.Command):
     """A command with `plan_options`: `--compile` means `--compile true`, and `--no-compile` means false."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [*_spelled(args)])
+        words = []
+        for word, following in pairwise([*args, ""]):
+            if word in _BARE and not _ANSWERS.fullmatch(following):
+                words.append(f"{word}=true")
+            elif word in _NEGATED:
+                words.append(f"{_NEGATED[word]}=false")
+            else:
+                words.append(word)
+        return super().parse_args(ctx, words)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the options under the headings of their declaration, and the command's own options last."""
@@ -56,17 +64,6 @@ class PlanCommand(click.Command):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
-
-
-def _spelled(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments, with the value that each bare switch of several values means."""
-    for word, following in pairwise([*arguments, ""]):
-        if word in _BARE and not _ANSWERS.fullmatch(following):
-            yield f"{word}=true"
-        elif word in _NEGATED:
-            yield f"{_NEGATED[word]}=false"
-        else:
-            yield word
 
 
 class _Whole(click.types.IntParamType):

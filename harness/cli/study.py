@@ -15,11 +15,15 @@ import click
 from harness.jobs.job_status import STATUS_HEADS, STATUS_NUMERIC, JobStatus, status_rows
 from harness.jobs.progress import progress
 from harness.launch.tally import Conditions
-from harness.launchers.registry import job_statuses, kept_job_statuses
+from harness.launchers.registry import cancel, job_statuses, kept_job_statuses
+from harness.launchers.registry import forget as forget_jobs
 from harness.machine.code import planned_code
+from harness.plan.options import read_duration_s
 from harness.reporting.studies import warn_of_losses
 from harness.terminal.console import Console
+from reports.text import count, size
 from results.errors import BenchError, SchedulerError, UsageError
+from results.files import study_lock
 from results.job_store import JobStore
 from results.paired import CALL
 from results.store import Study
@@ -128,14 +132,6 @@ def collect_command(study: str) -> int:
 
     Jobs that have ended without a word are closed first, in the scheduler's words.
     """
-    from harness.launchers.registry import job_statuses
-    from harness.reporting.studies import warn_of_losses
-    from harness.terminal.console import Console
-    from reports.text import count
-    from results.errors import SchedulerError
-    from results.files import study_lock
-    from results.store import Study
-
     folder, console = Study.existing(Path(study)), Console()
     with study_lock(folder.root):
         try:
@@ -155,18 +151,12 @@ def collect_command(study: str) -> int:
 @click.option("--forget", is_flag=True, help="close the jobs without asking the scheduler: it has lost them")
 def cancel_command(study: str, *, forget: bool) -> int:
     """Cancel all jobs of STUDY that wait or run. Their measurements stay; `bench matrix` resumes later."""
-    from harness.launchers import registry
-    from harness.terminal.console import Console
-    from reports.text import count
-    from results.files import study_lock
-    from results.store import Study
-
     folder, console = Study.existing(Path(study)), Console()
     with study_lock(folder.root):
         if forget:
-            console.result(f"{count(registry.forget(folder), 'job')} closed")
+            console.result(f"{count(forget_jobs(folder), 'job')} closed")
             return 0
-        done = registry.cancel(folder)
+        done = cancel(folder)
     told = f": {', '.join(done.told)}" if done.told else ""
     console.result(f"{count(len(done.told) + len(done.by_hand), 'job')} cancelled{told}")
     for line in done.by_hand:
@@ -194,6 +184,7 @@ def prune_command(folder: Path, *, keep: str, yes: bool, baselines: Path | None,
     A study that a baseline or a night was made from stays, and so does one that works, has a live job or has
     checkpoints of training. A paired comparison (ab-TIME) goes or stays with all of its studies.
     """
+    # Imported here: no other command of this module needs the gate.
     from harness.gate.prune import (
         DAY_S,
         candidates,
@@ -202,9 +193,6 @@ def prune_command(folder: Path, *, keep: str, yes: bool, baselines: Path | None,
         named_studies,
         remove,
     )
-    from harness.plan.options import read_duration_s
-    from harness.terminal.console import Console
-    from reports.text import size
 
     console = Console()
     named = named_studies(
