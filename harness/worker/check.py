@@ -101,7 +101,7 @@ class Check:
                 proven |= word.verdict == "proven"
                 before = strategy
             else:
-                words = f"not asked: the other rank did not come to the end of {before} in time"
+                words = f"not asked: the other rank did not end {before} in time"
                 word = StrategyWord(strategy=strategy, verdict="failed", words=words)
             self._say(strategies=(*self._found.strategies, word))
 
@@ -166,7 +166,11 @@ class Check:
         trainer = setup.trainer(workload, None)
         seed_step(0, 0, 0)
         loss, kept = _activations(trainer, iter([first]))
-        self._say(loss=loss, activation_bytes=kept, optimizer_bytes=_state_bytes(trainer))
+        state = [value for values in trainer.optimizer.state.values() for value in values.values()]
+        tensors = [value for value in state if isinstance(value, Tensor)]
+        # A sparse momentum has no nbytes, and a value for each row that occurred; in time that is every row.
+        state_bytes = sum(value.numel() * value.element_size() for value in tensors)
+        self._say(loss=loss, activation_bytes=kept, optimizer_bytes=state_bytes)
         began = time.perf_counter()
         trainer.step(batches)
         self._say(step_s=time.perf_counter() - began)
@@ -337,13 +341,6 @@ def read_epoch(request: DataRequest) -> None:
     data, began = open_training(request), time.perf_counter()
     while data.samples_per_epoch is None and not data.epoch and time.perf_counter() - began < READ_S:
         next(data)
-
-
-def _state_bytes(trainer: Trainer) -> int:
-    states = trainer.optimizer.state.values()
-    values = (value for state in states for value in state.values() if isinstance(value, Tensor))
-    # A sparse momentum has no nbytes, and a value for each row that occurred; in time that is every row.
-    return sum(value.numel() * value.element_size() for value in values)
 
 
 def words_of(error: BaseException, folder: Path) -> str:

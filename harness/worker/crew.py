@@ -200,27 +200,20 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)
     if record.outcome in STARTS_AFRESH:
         return record.outcome, True
+    reason = None
     if around.forked:
-        # Nothing follows in this process.
-        clean = True
+        # Nothing follows in this process. Later repeats lean on the proof of the first.
+        reason = None if record.outcome is Outcome.OK else "the run failed"
     else:
         tear_down(around.device)
-        clean = run.model_is_gone and not fragmented(around.device)
-    reason = _reason_to_stop(around, record.outcome, clean=clean)
+        if around.launch.forks:
+            reason = "this process was not forked"
+        elif not run.model_is_gone or fragmented(around.device):
+            reason = "the last run left memory behind"
     stops = bool(around.control.largest([float(reason is not None)])[0])
     if stops:
         around.log.event("stopped", reason=f"{reason or 'another rank says so'}; the rest starts afresh")
     return record.outcome, stops
-
-
-def _reason_to_stop(around: RankContext, outcome: Outcome, *, clean: bool) -> str | None:
-    """Why no further run of this launch may follow; None if one may."""
-    if around.forked:
-        # Later repeats lean on the proof of the first.
-        return None if outcome is Outcome.OK else "the run failed"
-    if around.launch.forks:
-        return "this process was not forked"
-    return None if clean else "the last run left memory behind"
 
 
 def _evidence(launch: Launch, rank: Rank, cores: tuple[int, ...]) -> Evidence:

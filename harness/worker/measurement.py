@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import msgspec
 
@@ -17,7 +18,7 @@ from harness.worker.measure.scalars import live_scalars
 from harness.worker.measure.telemetry import sampler
 from harness.worker.proof.compilation import require_compiled
 from harness.worker.proof.conformance import (
-    UseCounter,
+    Uses,
     missed_uses,
     other_collective,
     other_traffic,
@@ -28,7 +29,7 @@ from harness.worker.rank.failure import classify
 from harness.worker.rank.network import read_transports
 from harness.worker.rank.usage import ForeignCpu, reset_rss_peak
 from harness.worker.turns import Turns
-from results.record import KernelTimes, Work
+from results.record import Work
 from strategies.devices import device_of
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
@@ -42,7 +43,7 @@ ONLY_TIMED = "a later pair of a paired comparison: only its blocks are timed"
 class Measurement:
     """Measures the steps of a model that a run has built; all that is found goes into the run's record."""
 
-    def __init__(self, run: Run, built: Built, uses: UseCounter, turns: Turns | None) -> None:
+    def __init__(self, run: Run, built: Built, uses: Uses, turns: Turns | None) -> None:
         """`uses` counts what the trainer uses, and `turns` is the driver of a paired comparison, if any."""
         self._run, self._around, self._cell = run, run.around, run.cell
         self._built, self._uses, self._turns = built, uses, turns
@@ -82,13 +83,13 @@ class Measurement:
         run, around, cell = self._run, self._around, self._cell
         run.begin("measure")
         self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
-        traffic, used = around.exchange.traffic, self._uses.so_far
+        traffic, used = around.exchange.traffic, replace(self._uses)
         before = traffic.payload_bytes, traffic.operations
         measured = self._blocks()
         # Not after the warm-up, which may have no step.
         if cell.compile:
             require_compiled()
-        steps, uses = len(measured.columns.step_ns), self._uses.so_far.since(used)
+        steps, uses = len(measured.columns.step_ns), self._uses.since(used)
         payload_bytes = (traffic.payload_bytes - before[0]) // steps
         operations = (traffic.operations - before[1]) / steps
         workload, trainer = self._built.workload, self._built.trainer
@@ -195,15 +196,11 @@ class Measurement:
             return
         node_size = self._built.setup.node_size
         run.require(other_collective(self._cell, node_size, recorded.operations))
-        kernels = self._kernels() if around.device.type == "cuda" else None
+        kernels, period = None, self._built.trainer.model.period
+        if around.device.type == "cuda" and period > LONGEST_PERIOD:
+            run.absent["kernels"] = f"a period of {period} steps is too long to profile"
+        elif around.device.type == "cuda":
+            kernels = self._watch.profile(around.device)
+            if kernels is None:
+                run.absent["kernels"] = "the profiler saw no kernel"
         run.found["recorded"] = msgspec.structs.replace(recorded, kernels=kernels)
-
-    def _kernels(self) -> KernelTimes | None:
-        period = self._built.trainer.model.period
-        if period > LONGEST_PERIOD:
-            self._run.absent["kernels"] = f"a period of {period} steps is too long to profile"
-            return None
-        kernels = self._watch.profile(self._around.device)
-        if kernels is None:
-            self._run.absent["kernels"] = "the profiler saw no kernel"
-        return kernels

@@ -16,10 +16,7 @@ from harness.worker.measure.clock import FirstStep
 from harness.worker.measure.profiler import attach_profiler, traced_steps, write_trace
 from harness.worker.measurement import ONLY_TIMED, Measurement
 from harness.worker.proof.compilation import Compilation
-from harness.worker.proof.conformance import (
-    UseCounter,
-    Watched,
-)
+from harness.worker.proof.conformance import Uses, Watched
 from harness.worker.proof.fingerprints import compare_random_state, shared_batches
 from harness.worker.proof.proof import LateProof, first_steps, prove, prove_late, take_first_steps
 from harness.worker.rank.context import Run
@@ -40,29 +37,25 @@ from workloads.catalog import WORKLOADS, facts
 
 def measure_cell(run: Run) -> None:
     """Build, prove and measure the cell of `run`; collective. What is found goes into the run's record."""
-    turns = Turns.of_driver(run.around.log.heartbeat)
+    around = run.around
+    turns = Turns.of_driver(around.log.heartbeat)
     with nullcontext() if turns is None else closing(turns):
         if turns is not None:
-            _await_turn(run, turns)
+            # Wait until the run of the other side of a paired comparison is quiet.
+            around.log.event("waiting")
+            turns.wait(
+                "begin",
+                protocol=PROTOCOL,
+                cell=run.cell.id,
+                run=run.slot.run_id,
+                rank=around.rank.rank,
+                gpus=around.rank.gpus,
+                cores=around.cores,
+                repeat=run.slot.repeat,
+                forked=around.forked,
+                only_timed=True,
+            )
         _measure_cell(run, turns)
-
-
-def _await_turn(run: Run, turns: Turns) -> None:
-    """Wait until the run of the other side of a paired comparison is quiet."""
-    around = run.around
-    around.log.event("waiting")
-    turns.wait(
-        "begin",
-        protocol=PROTOCOL,
-        cell=run.cell.id,
-        run=run.slot.run_id,
-        rank=around.rank.rank,
-        gpus=around.rank.gpus,
-        cores=around.cores,
-        repeat=run.slot.repeat,
-        forked=around.forked,
-        only_timed=True,
-    )
 
 
 def _measure_cell(run: Run, turns: Turns | None) -> None:
@@ -76,7 +69,7 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
     setup = CellSetup.of(around, run.cell)
     # What comes after the measured steps keeps copies of its own, and none of it is the strategy's.
     with setup.memory.kept():
-        uses = UseCounter()
+        uses = Uses()
         built = _build(run, setup, uses)
         proof = RunProof(run, built)
         proof.take_first_steps()
@@ -84,7 +77,11 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
         measurement.time_steps()
     run.found["memory"] = memory.record()
     measurement.measure_rest(only_timed=only_timed)
-    _warn_of_fabric(run)
+    if around.launch.placement.nodes > 1 and around.rank.local_rank == 0:
+        # The first rank of a node warns if NCCL leaves a faster network of its host unused.
+        warning = unused_fabric(run.transports)
+        if warning is not None:
+            run.warnings.append(f"on {platform.node()}: {warning}")
     run.begin("hash")
     run.add_parameters_hash(built.trainer)
     proof.add_losses_to_a_weaker_one()
@@ -93,7 +90,7 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
     proof.take_late_steps(ONLY_TIMED if only_timed else None)
 
 
-def _build(run: Run, setup: CellSetup, uses: UseCounter) -> Built:
+def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
     """Build model, data and trainer, whose use of samples `uses` counts; collective."""
     around, cell = run.around, run.cell
     began = time.perf_counter_ns()
@@ -128,15 +125,6 @@ def _build(run: Run, setup: CellSetup, uses: UseCounter) -> Built:
         blocks=layout.blocks,
         parameters=parameters,
     )
-
-
-def _warn_of_fabric(run: Run) -> None:
-    """Warn, on the first rank of a node, where NCCL leaves a faster network of its host unused."""
-    around = run.around
-    if around.launch.placement.nodes > 1 and around.rank.local_rank == 0:
-        warning = unused_fabric(run.transports)
-        if warning is not None:
-            run.warnings.append(f"on {platform.node()}: {warning}")
 
 
 def _trace(run: Run, built: Built) -> None:

@@ -1,8 +1,8 @@
 """A run that takes turns with a run of another process, as the driver of a paired comparison says.
 
-Each rank has a connection of its own to the driver's Unix socket, whose path is in `VARIABLE`. The rank sends
-a line of JSON that says where it is, and waits in a read of the answer: `{"steps": N}`, time a block of that
-many steps, or `{"steps": 0}`, go on with the run. Where both sides say that they know it, the first answer
+Each rank has a separate connection to the driver's Unix socket, whose path is in `VARIABLE`. The rank sends
+a line of JSON that says where it is, and waits in a read of the answer: `{"steps": N}`, time a block of N
+steps, or `{"steps": 0}`, continue the run. Where both sides say that they know it, the first answer
 may also hold `"only_timed": true`: the run is wanted for its blocks, warms up for a few steps, and leaves out
 what comes after them. A rank that waits uses no CPU and is in no collective. A run's turn ends when its ranks
 report again, or close the connection, as the kernel does for a rank that dies.
@@ -10,7 +10,7 @@ report again, or close the connection, as the kernel does for a rank that dies.
 Line by line, of one run:
 
 ============ ============================================== ==================================
-`at`         beside it                                      the answer lets the rank
+`at`         other keys                                     the answer lets the rank
 ============ ============================================== ==================================
 `begin`      `protocol`, `cell`, `run`, `rank`, `gpus`,     build, prove and warm up
              `cores`, `repeat`, `forked`, `only_timed`
@@ -31,7 +31,7 @@ from collections.abc import Callable
 PROTOCOL = 1
 """Both sides of a comparison must have the same."""
 FORKS = True
-"""Whether `bench matrix --isolation fork` gives each run a process of its own in one launch."""
+"""Whether `bench matrix --isolation fork` runs each run of a launch in a separate process."""
 VARIABLE = "BENCH_TURNS"
 BEAT_S = 2.0
 """Between two calls of `beat` while a rank waits."""
@@ -48,11 +48,11 @@ class Turns:
         self._socket.settimeout(BEAT_S)
         self._received = b""
         self.only_timed = False
-        """Whether the driver wants this run for its blocks alone."""
+        """Whether the driver wants only the timed blocks of this run."""
 
     @classmethod
     def of_driver(cls, beat: Callable[[], None]) -> Turns | None:
-        """Those of the driver that this process was started by; None: it was started by none."""
+        """The turns of the driver that started this process; None if no driver started it."""
         path = os.environ.get(VARIABLE)
         return None if path is None else cls(path, beat)
 

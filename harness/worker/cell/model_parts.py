@@ -59,26 +59,10 @@ def parts_of(workload: Workload) -> ModelParts:
     if workload.synthetic is None:
         raise BenchError("without synthetic samples its activations cannot be counted")
     with _counting("its parts cannot be counted"):
-        return _parts(workload)
-
-
-@contextmanager
-def _counting(failure: str, device: str = "meta") -> Iterator[None]:
-    """Raise a BenchError for whatever a user's model raises, on meta tensors in particular."""
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    except BenchError:
-        raise
-    except Exception as error:
-        raise BenchError(f"{failure} on the {device} device: {error}") from error
-
-
-def _parts(workload: Workload) -> ModelParts:
-    module = workload.module.to("meta")
-    layout, chained = _layout(workload, module)
-    few, more = (_count(workload, module, layout, samples) for samples in (_FEW, _MORE))
-    weights, shared = _weights(module, layout)
+        module = workload.module.to("meta")
+        layout, chained = _layout(workload, module)
+        few, more = (_count(workload, module, layout, samples) for samples in (_FEW, _MORE))
+        weights, shared = _weights(module, layout)
 
     def part(key: int | str) -> Part:
         each = max(0, more.saved.get(key, 0) - few.saved.get(key, 0)) // (_MORE - _FEW)
@@ -101,6 +85,18 @@ def _parts(workload: Workload) -> ModelParts:
         logits=few.results // _FEW,
         chained=chained,
     )
+
+
+@contextmanager
+def _counting(failure: str, device: str = "meta") -> Iterator[None]:
+    """Raise a BenchError for whatever a user's model raises, on meta tensors in particular."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    except BenchError:
+        raise
+    except Exception as error:
+        raise BenchError(f"{failure} on the {device} device: {error}") from error
 
 
 def _layout(workload: Workload, module: nn.Module) -> tuple[ModelLayout, bool]:
@@ -200,7 +196,7 @@ def _weights(module: nn.Module, layout: ModelLayout) -> tuple[Mapping[int | str,
         block = next((place for prefix, place in places.items() if name.startswith(prefix)), None)
         in_stem = any(name.startswith(f"{stem}.") for stem in layout.stem)
         key = ("stem" if in_stem else "head") if block is None else block
-        # One of another type counts as so many values of single precision as its bytes hold.
+        # A parameter of another type counts as the number of single-precision values that its bytes hold.
         values = parameter.nbytes // VALUE_BYTES
         rows = min(parameter.shape[0] if parameter.dim() else 1, values)
         columns, trained = values // rows if rows else 0, parameter.requires_grad

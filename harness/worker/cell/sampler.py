@@ -26,7 +26,7 @@ from workloads.batch import Batch, named_tensors
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
 from workloads.datasets.samples import Images, Windows
-from workloads.workload import DataShare, ImageInput, Pair, TokenInput, Workload, is_dataset
+from workloads.workload import DataShare, ImageInput, TokenInput, Workload, is_dataset
 
 SYNTHETIC_BATCHES = 4
 """Number of batches that are drawn from a replica's generator, and then given in turn for ever."""
@@ -94,9 +94,13 @@ class Sampler:
             if self._own_synthetic:
                 generator = _generator(f"{self._cell.seed}/{replica}/unexpected/{number}")
                 yield self._placed(self._drawn(generator))
-            else:
+            elif self.reads_own:
                 # Of a workload's own data only how to read them is known.
-                yield batch if self.reads_own else relabelled(batch)
+                yield batch
+            else:
+                # Each sample gets the targets of the one before it; those of a single sample move by one.
+                inputs, targets = batch
+                yield inputs, targets.roll(1, dims=0 if len(targets) > 1 else -1)
 
     def _drawn(self, generator: torch.Generator) -> Batch:
         draw = self._workload.synthetic
@@ -112,7 +116,9 @@ class Sampler:
         cell = self._cell
         if self.reads_own:
             return self._own(replica, number)
-        samples = _samples(cell.dataset, cell.dataset_hash, self._input, self._folder)
+        if self._workload.input is None:
+            raise UsageError(f"dataset {cell.dataset} needs a workload that takes images or tokens")
+        samples = _samples(cell.dataset, cell.dataset_hash, self._workload.input, self._folder)
         return samples.__getitems__(self._indices(len(samples), replica, number))
 
     def _indices(self, samples: int, replica: int, number: int) -> list[int]:
@@ -142,12 +148,6 @@ class Sampler:
         if self.reads_own and not is_dataset(self._workload.data):
             return "data that are read in a row are not read again up to there"
         return None
-
-    @property
-    def _input(self) -> ImageInput | TokenInput:
-        if self._workload.input is None:
-            raise UsageError(f"dataset {self._cell.dataset} needs a workload that takes images or tokens")
-        return self._workload.input
 
     def _placed(self, batch: Batch) -> Batch:
         def moved(leaf: Any) -> Any:
@@ -218,12 +218,6 @@ def _generator(key: str) -> torch.Generator:
 def batch_print(batch: Batch) -> float:
     """Return a fingerprint of everything in a batch, bit for bit."""
     return hash_number(named_tensors(batch))
-
-
-def relabelled(batch: Pair) -> Pair:
-    """Give each sample the targets of the one before it, or move the targets of a single sample by one."""
-    inputs, targets = batch
-    return inputs, targets.roll(1, dims=0 if len(targets) > 1 else -1)
 
 
 @lru_cache(maxsize=1)

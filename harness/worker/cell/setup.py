@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from harness.worker.cell.memory import MemoryLimit
@@ -63,19 +63,14 @@ class CellSetup:
             memory=MemoryLimit(cell.memory_limit_mb, around.device),
         )
 
-    def workload(self) -> Workload:
+    def workload(self, *, with_values: bool = False) -> Workload:
         """A fresh model to train, with the cell's initial parameters: the same on every rank, every time.
 
         Where model and strategy can, it is on the meta device, and the strategy gives it its values a unit at
-        a time. Raises UsageError if a user's source or data file is not what the cell was planned with.
+        a time; if `with_values`, it has all its values, whatever the strategy could do. Raises UsageError if
+        a user's source or data file is not what the cell was planned with.
         """
-        return self._built(by_unit=STRATEGIES.facts(self.cell.strategy).by_unit)
-
-    def whole_workload(self) -> Workload:
-        """Build the same model with all its values, whatever the strategy could do."""
-        return self._built(by_unit=False)
-
-    def _built(self, *, by_unit: bool) -> Workload:
+        by_unit = STRATEGIES.facts(self.cell.strategy).by_unit and not with_values
         cell, folder = self.cell, self.source_folder or Path.cwd()
         workload, dataset = WORKLOADS.parse(cell.workload), DATASETS.facts(cell.dataset)
         if cell.source_hash is not None:
@@ -89,8 +84,11 @@ class CellSetup:
         """Describe `module`, as this rank built it, before any strategy changes it."""
         known = facts(WORKLOADS.parse(self.cell.workload))
         folder = (self.source_folder or Path.cwd()).resolve()
-        named = chain(module.named_parameters(), module.named_buffers())
-        tensors = {name: _shape(each) for name, each in named}
+        # Type and shape of each parameter and buffer, such as `float32 64x16`.
+        tensors: dict[str, str] = {}
+        for name, each in chain(module.named_parameters(), module.named_buffers()):
+            shape = "unknown" if is_lazy(each) else "x".join(map(str, each.shape)) or "scalar"
+            tensors[name] = f"{str(each.dtype).removeprefix('torch.')} {shape}"
         kinds = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in module.modules())
         return Program(
             names_hash=hashlib.sha256(repr(sorted(tensors.items())).encode()).hexdigest()[:16],
@@ -191,12 +189,6 @@ def _require_same(what: str, planned: str, found: str) -> None:
         raise UsageError(
             f"{what} was edited after the cell was planned: run the same command again to plan it anew"
         )
-
-
-def _shape(tensor: Tensor) -> str:
-    """Type and shape in a form such as `float32 64x16`."""
-    shape = "unknown" if is_lazy(tensor) else "x".join(map(str, tensor.shape)) or "scalar"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
 
 
 def seed_torch(seed: int) -> None:

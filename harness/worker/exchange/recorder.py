@@ -230,9 +230,7 @@ class Recorder:
             issued=self._device.moment(),
         )
         self._operations.append(operation)
-        return self._watched(operation, call())
-
-    def _watched(self, operation: _Operation, work: dist.Work | None) -> dist.Work | None:
+        work = call()
         if work is None:
             operation.end()
             return None
@@ -254,7 +252,12 @@ class Recorder:
 
     def take(self, columns: StepColumns) -> Recorded:
         """Return the records since the last call, of the steps of `columns`; the device has finished them."""
-        self._await_callbacks()
+        # Who waits for a work is woken before its callbacks are called.
+        late = time.monotonic() + _LATE_S
+        while time.monotonic() < late and any(
+            operation.promised and operation.ended is None for operation in self._operations
+        ):
+            time.sleep(0.001)
         queued = self._device.asynchronous
         recorded = Recorded(
             step_ns=columns.step_ns,
@@ -267,14 +270,6 @@ class Recorder:
         )
         self._forget()
         return recorded
-
-    def _await_callbacks(self) -> None:
-        """Who waits for a work is woken before its callbacks are called."""
-        late = time.monotonic() + _LATE_S
-        while time.monotonic() < late and any(
-            operation.promised and operation.ended is None for operation in self._operations
-        ):
-            time.sleep(0.001)
 
     def _table(self) -> Operations:
         names = _numbered(operation.name for operation in self._operations)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from harness.worker.cell.sampler import own_synthetic
@@ -37,9 +37,12 @@ FEW_BYTES = 2**16
 """Bytes that are allowed in addition to the closed form: ranks also send numbers that they agree on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Uses:
-    """Samples and updates of this rank, from the beginning or between two moments."""
+    """Samples and updates of this rank, from the beginning or between two moments.
+
+    They are counted at two places that every step must pass: the loss and the optimizer.
+    """
 
     samples: int = 0
     """Samples that a loss was computed of; 0 on a rank that computes no loss, as a pipeline's first stage."""
@@ -55,31 +58,20 @@ class Uses:
             updates=self.updates - before.updates,
         )
 
-
-class UseCounter:
-    """Counts samples and updates at two places that every step must pass: the loss and the optimizer."""
-
-    def __init__(self) -> None:
-        self._samples = self._targets = self._updates = 0
-
-    @property
-    def so_far(self) -> Uses:
-        return Uses(samples=self._samples, targets=self._targets, updates=self._updates)
-
     def counted(self, loss: Loss, count: Callable[[Batch], int]) -> Loss:
         """Wrap a trainer's loss to count the samples of the targets or batches that it is given."""
         return seen(loss, partial(self._used, count))
 
     def _used(self, count: Callable[[Batch], int], value: Tensor, given: Batch) -> None:
-        self._samples += count(given)
-        self._targets += sum(tensor.numel() for tensor in tensors(given))
+        self.samples += count(given)
+        self.targets += sum(tensor.numel() for tensor in tensors(given))
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Count the steps of `optimizer`, except those that a loss scaler leaves out."""
         optimizer.register_step_post_hook(self._updated)
 
     def _updated(self, *_: object) -> None:
-        self._updates += 1
+        self.updates += 1
 
 
 def missed_uses(
@@ -151,7 +143,10 @@ class Watched:
     def watching(self, trainer: Trainer, blocks: Iterable[str]) -> Iterator[None]:
         """Observe the steps that are taken meanwhile; `blocks` are names of modules of the bare model."""
         modules = dict(trainer.model.bare.named_modules())
-        parts = [part for name in blocks if name in modules for part in _trained_parts(modules[name])]
+        # A repeated forward pass calls the modules within a block that trains a parameter.
+        inside = [modules[name] for name in blocks if name in modules]
+        trained = [block for block in inside if any(each.requires_grad for each in block.parameters())]
+        parts = [part for block in trained for part in block.modules() if part is not block]
         handles = [part.register_forward_pre_hook(self._called) for part in parts]
         before, trainer.observer = trainer.observer, self
         try:
@@ -178,12 +173,6 @@ class Watched:
         if cell.activation_checkpointing and self.recomputed is False:
             return f"activation checkpointing was asked for, and rank {rank} computed no activation again"
         return None
-
-
-def _trained_parts(block: nn.Module) -> list[nn.Module]:
-    """Return the modules within a block that trains a parameter: a repeated forward pass calls them."""
-    trained = any(parameter.requires_grad for parameter in block.parameters())
-    return [part for part in block.modules() if part is not block] if trained else []
 
 
 def other_collective(cell: Cell, node_size: int, operations: Operations) -> str | None:

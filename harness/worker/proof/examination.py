@@ -242,7 +242,8 @@ class Examination:
         self._take_update(step, found if compares else None, averaged=not averages and not any_blurred)
         if not any_blurred:
             return None
-        return blurred or ("on another rank no simulation tells a defect from rounding" if each else "")
+        elsewhere = "on another rank no simulation can distinguish a defect from rounding"
+        return blurred or (elsewhere if each else "")
 
     def _all_replicas(self, step: TrainedStep) -> tuple[Recomputed | None, str]:
         """Have rank 0 recompute all replicas, in the other order of a sum if the first one does not agree."""

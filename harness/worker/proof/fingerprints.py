@@ -94,4 +94,4 @@ def _difference(
                 first, second = sorted((groups.replica(other), groups.replica(rank)))
                 return f"replicas {first} and {second} have the same {what}, and each must have its own"
     ranks = ", ".join(str(rank) for rank in wrong[:3])
-    return f"{what} of {len(wrong)} of {len(prints)} ranks (rank {ranks}) are not those of their replica"
+    return f"{what} of {len(wrong)} of {len(prints)} ranks (rank {ranks}) differ from their replica's"

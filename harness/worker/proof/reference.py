@@ -364,8 +364,12 @@ def replay_update(
     parameters = dict(model.module.named_parameters())
     optimizer = plain_optimizer(setup.cell.optimizer, parameters.values())
     for name, state in history.items():
+        # The count of steps stays on the host, as in torch.optim.Optimizer.load_state_dict.
         optimizer.state[parameters[name]] = {
-            key: _own(key, value, setup.device) for key, value in state.items()
+            key: value.to("cpu" if key == "step" else setup.device, copy=True)
+            if isinstance(value, Tensor)
+            else value
+            for key, value in state.items()
         }
     for name, gradient in gradients.items():
         parameters[name].grad = gradient.to(setup.device, copy=True)
@@ -378,14 +382,6 @@ def replay_update(
         parameters={name: parameter.detach().cpu() for name, parameter in parameters.items()},
         history={name: _on_host(state) for name, state in states if state},
     )
-
-
-def _own(key: str, value: object, device: torch.device) -> object:
-    """Copy a value of the state to the device where the optimizer looks for it."""
-    if not isinstance(value, Tensor):
-        return value
-    # The count of steps stays on the host, as in torch.optim.Optimizer.load_state_dict.
-    return value.to("cpu" if key == "step" else device, copy=True)
 
 
 def _off(value: Tensor) -> int:

@@ -204,7 +204,10 @@ class Sampling:
             what = f"gradient of {name} exists before the exchange or after it, and not on both sides"
             passed = left is None and float(mean[-1]) == 0
             return ProofFinding(passed=passed, of="names", what=what, difference=1.0, bound=0.0), 0.0
-        norm, gamma = float(mean[_NORM]), self._gamma()
+        # The allowed error of a mean of the replicas' micro-batches, relative to their mean size: all sums
+        # but one of each term round, and at most three factors.
+        rounded = (self._cell.replicas * self._cell.accumulation + 3) * self._roundoff
+        norm, gamma = float(mean[_NORM]), rounded / (1 - rounded) if rounded < 1 else math.inf
         # The products and sums of the projections themselves, in double precision.
         own = 2 * (min(size, PIECE) + size / PIECE) * 2.0**-53 * math.sqrt(size) * norm
         bound = DEVIATIONS * gamma * (norm + SMALLEST_NORMAL * math.sqrt(size)) + own
@@ -222,14 +225,6 @@ class Sampling:
         )
         missed = 4 * bound / math.sqrt(2 * math.pi) * MISSED ** (-1 / PROJECTIONS)
         return finding, missed / norm if norm else 0.0
-
-    def _gamma(self) -> float:
-        """Return the allowed error of a mean of the replicas' micro-batches, relative to their mean size.
-
-        All sums but one of each term round, and at most three factors.
-        """
-        rounded = (self._cell.replicas * self._cell.accumulation + 3) * self._roundoff
-        return rounded / (1 - rounded) if rounded < 1 else math.inf
 
 
 def _normal(drawn: torch.Generator, elements: int) -> Tensor:

@@ -154,7 +154,7 @@ def data_are_repeated(setup: CellSetup) -> bool:
     """Return whether a user's data give the same batches again, whatever the global random state."""
     if DATASETS.facts(setup.cell.dataset).takes not in (None, Own.takes):
         return True
-    workload = setup.whole_workload()
+    workload = setup.workload(with_values=True)
     drawn = set()
     for state in range(2):
         seed_step(setup.cell.seed, state, setup.replica)

@@ -176,7 +176,7 @@ class TrainingLoop:
         run.found["setup_ns"] = time.perf_counter_ns() - began
 
     def train(self) -> None:
-        """Go on from the last checkpoint to the end; collective. Raises as `_steps`."""
+        """Train from the last checkpoint to the end; collective. Raises as `_steps`."""
         self._around.log.event("resume")
         resumed = self._trainer.resume(self._checkpoints)
         try:
@@ -237,9 +237,10 @@ class TrainingLoop:
         """Do what is due after a step: a row, a validation, a checkpoint. Collective if something is."""
         step, order = self._trainer.steps, self._order
         saves, last = step % order.checkpoint_every == 0, step >= self._total
-        validates = self._held_out is not None and (
-            last or self._is_validated(step, epoch_ended, saves=saves)
-        )
+        due = epoch_ended if self._data.samples_per_epoch is not None else saves
+        if order.validate_every is not None:
+            due = step % order.validate_every == 0
+        validates = self._held_out is not None and (last or due)
         if not (saves or last or validates or step >= self._next_row):
             return None
         figures = {"loss": self._row()} | (self._validate() if validates else {})
@@ -248,11 +249,6 @@ class TrainingLoop:
             self._save(figures, best=best)
         self._mark = time.perf_counter()
         return end
-
-    def _is_validated(self, step: int, epoch_ended: bool, *, saves: bool) -> bool:
-        if self._order.validate_every is not None:
-            return step % self._order.validate_every == 0
-        return epoch_ended if self._data.samples_per_epoch is not None else saves
 
     def _row(self) -> float:
         """End a row of steps. Returns its mean loss over all ranks; collective.
@@ -485,15 +481,10 @@ class _Records:
         return is_best(points[-1].value, [point.value for point in points], metric)
 
     def end(self, why: EndReason, step: int) -> None:
-        self.add(Ended(at=utc_now(), step=step, why=why, words=self._words(why, step)))
-
-    def _words(self, why: EndReason, step: int) -> str:
-        match why:
-            case "epochs":
-                return f"{self._order.epochs} epochs, {step} steps"
-            case "steps":
-                return f"{step} steps"
-            case "target":
-                return f"{self._order.target} was reached at step {step}"
-            case "patience":
-                return f"{self._order.patience} validations in a row had no better {self._order.watched}"
+        words: dict[EndReason, str] = {
+            "epochs": f"{self._order.epochs} epochs, {step} steps",
+            "steps": f"{step} steps",
+            "target": f"{self._order.target} was reached at step {step}",
+            "patience": f"{self._order.patience} validations in a row had no better {self._order.watched}",
+        }
+        self.add(Ended(at=utc_now(), step=step, why=why, words=words[why]))

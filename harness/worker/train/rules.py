@@ -93,8 +93,8 @@ def cell_on(cell: Cell, gpus: int, rule: BatchRule) -> Cell:
         return cell
     if gpus % cell.model_parallel:
         raise UsageError(
-            f"{gpus} workers do not form whole replicas of {cell.model_parallel}: {cell.strategy} splits "
-            f"each replica over so many; choose --elastic so that nodes have whole replicas"
+            f"{gpus} workers do not form whole replicas: {cell.strategy} splits each replica over "
+            f"{cell.model_parallel}; choose --elastic so that nodes have whole replicas"
         )
     fitted = msgspec.structs.replace(cell, gpus=gpus)
     if rule == "rate":
