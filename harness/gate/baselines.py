@@ -60,12 +60,12 @@ def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) 
     )
 
 
-def latest(text: str, runs: Path = Path("runs")) -> Path:
+def latest(text: str) -> Path:
     """The newest night that `@latest` or `NAME@latest` means. Raises UsageError if no night matches."""
-    found = fresh_studies(text.removesuffix(LATEST), runs)
+    found = fresh_studies(text.removesuffix(LATEST), Path("runs"))
     if not found:
         raise UsageError(
-            f"{text}: {runs}/ holds no such night; bench matrix NAME.yaml --fresh makes one of NAME"
+            f"{text}: runs/ holds no such night; bench matrix NAME.yaml --fresh makes one of NAME"
         )
     return found[-1]
 

@@ -290,7 +290,7 @@ def _without_ranks(signs: Signs) -> Ending:
     """The ending where no rank was reported as failed: by the end of the process that started them."""
     code = signs.exit_code
     if signs.recorded and (code is None or code >= 0):
-        words = "some ranks recorded that others went away, and there is no record of how those ended"
+        words = "some ranks recorded that others went away, and no record says how those ended"
         return Ending(Outcome.MISSING_RANKS, words)
     if code is None or code >= 0:
         return Ending(Outcome.UNKNOWN, "the launch ended without a word; see its logs")

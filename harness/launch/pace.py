@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from harness.launch.follow import LaunchState, LogTail
-from harness.plan.estimate import LaunchEstimate
 from harness.terminal.console import ProgressLine, Standing
 from reports.text import duration
 from results.store import Study
@@ -66,19 +65,19 @@ class Pace:
     def __init__(
         self,
         line: ProgressLine,
-        estimates: Sequence[LaunchEstimate],
+        estimates: Sequence[float],
         runs: Sequence[int],
         *,
         deadline: Deadline | None = None,
         names: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`estimates` and `runs` have the estimate of each launch and its number of runs, in order.
+        """`estimates` and `runs` have the seconds of each launch and its number of runs, in order.
 
         `names` are the displayed names of cells, by id.
         """
         self._line = line
-        self._seconds = [estimate.seconds for estimate in estimates]
+        self._seconds = list(estimates)
         self._runs = list(runs)
         self._clock = clock
         self._began = self._ended = clock()

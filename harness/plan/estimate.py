@@ -79,29 +79,18 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchEstimate:
-    """One launch: its start and its runs."""
-
-    seconds: float
-    gpus: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """All launches of a plan, one after another."""
 
-    launches: tuple[LaunchEstimate, ...]
-    """Estimates in the order of the launches that were given."""
+    launches: tuple[float, ...]
+    """Seconds of each launch, its start and its runs, in the order of the launches that were given."""
+    device_hours: float
     bases: Mapping[str, StepTime]
     """Step times by cell id."""
 
     @property
     def seconds(self) -> float:
-        return sum(launch.seconds for launch in self.launches)
-
-    @property
-    def device_hours(self) -> float:
-        return sum(launch.seconds * launch.gpus / 3600 for launch in self.launches)
+        return sum(self.launches)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -141,15 +130,17 @@ def estimate(
         for cell_id, cell in cells.items()
     }
     proven = set(earlier)
-    estimates = []
+    estimates: list[float] = []
+    device_hours = 0.0
     for launch in launches:
         seconds = STARTUP_S[launch.device]
         for cell in launch.cells:
             known = earlier[cell.id].spent_s if cell.id in earlier else {}
             seconds += run_seconds(cell, steps[cell.id], proves=cell.id not in proven, known_s=known)
             proven.add(cell.id)
-        estimates.append(LaunchEstimate(seconds=seconds, gpus=launch.placement.gpus))
-    return Estimate(launches=tuple(estimates), bases=steps)
+        estimates.append(seconds)
+        device_hours += seconds * launch.placement.gpus / 3600
+    return Estimate(launches=tuple(estimates), device_hours=device_hours, bases=steps)
 
 
 def estimated_step_time(cell: Cell, *, known_ns: float | None, hardware: Hardware) -> StepTime:

@@ -85,8 +85,14 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
     run.begin("hash")
     run.add_parameters_hash(built.trainer)
     proof.add_losses_to_a_weaker_one()
-    if not only_timed:
-        _trace(run, built)
+    if not only_timed and any(chosen < around.rank.gpus for chosen in around.launch.trace):
+        # Steps are collective: all ranks take them, and the chosen ones keep what the profiler saw.
+        run.begin("trace")
+        keep = around.rank.rank in around.launch.trace
+        profiler = traced_steps(built.trainer, built.batches, around.control, keep=keep)
+        if profiler is not None:
+            path = around.study.trace_path(run.cell.id, run.slot.run_id, around.rank.rank)
+            run.absent |= write_trace(profiler, path)
     proof.take_late_steps(ONLY_TIMED if only_timed else None)
 
 
@@ -125,19 +131,6 @@ def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
         blocks=layout.blocks,
         parameters=parameters,
     )
-
-
-def _trace(run: Run, built: Built) -> None:
-    """Take further steps under the profiler, after all measuring; collective."""
-    around, rank = run.around, run.around.rank.rank
-    if not any(chosen < around.rank.gpus for chosen in around.launch.trace):
-        return
-    run.begin("trace")
-    keep = rank in around.launch.trace
-    profiler = traced_steps(built.trainer, built.batches, around.control, keep=keep)
-    if profiler is not None:
-        path = around.study.trace_path(run.cell.id, run.slot.run_id, rank)
-        run.absent |= write_trace(profiler, path)
 
 
 class RunProof:

@@ -36,7 +36,7 @@ from harness.machine import device
 from harness.machine.code import checkout, code_hash, code_version, what_runs
 from harness.machine.device import nccl_settings, other_settings
 from harness.machine.torch_devices import TorchDevices, ask_torch, torch_version
-from harness.plan.estimate import Earlier, LaunchEstimate
+from harness.plan.estimate import Earlier
 from harness.terminal.console import Standing
 from harness.worker.__main__ import _near
 from harness.worker.rank.context import device_uuid
@@ -180,7 +180,7 @@ def _exit(rank: int, *, code: int | None = None, by: str | None = None) -> RankE
 
 
 OUTSIDE = "its processes were asked to end by a signal from outside"
-LEFT = "some ranks recorded that others went away, and there is no record of how those ended"
+LEFT = "some ranks recorded that others went away, and no record says how those ended"
 LOST = ("a node's torchrun", "SIGKILL")
 UNSAID = "the launch ended without a word; see its logs"
 
@@ -609,7 +609,7 @@ class _Line:
 def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_path: Path) -> None:
     shown: list[Standing] = []
     line = SimpleNamespace(show=shown.append)
-    now, estimates = [0.0], [LaunchEstimate(seconds=100, gpus=1)]
+    now, estimates = [0.0], [100.0]
     pace = Pace(line, estimates, [1], names={"c-1": "mlp, ddp on 2, batch 8"}, clock=lambda: now[0])  # type: ignore[arg-type]
     pulse = Pulse(tmp_path, Placement(nodes=3, gpus_per_node=1), clock=lambda: now[0])
     state = LaunchState(waits_for=pulse.waits_for())
@@ -637,7 +637,7 @@ def test_progress_says_how_long_it_runs_what_it_does_and_what_it_waits_for(tmp_p
 
 def test_time_left_shrinks_with_every_run_at_the_pace_of_the_launches_that_have_ended() -> None:
     now = [0.0]
-    estimates = [LaunchEstimate(seconds=10, gpus=1), LaunchEstimate(seconds=20, gpus=2)]
+    estimates = [10.0, 20.0]
     pace = Pace(_Line(), estimates, [2, 4], clock=lambda: now[0])  # type: ignore[arg-type]
     # Nothing has ended: the estimates as they are, 10 + 20; half of the first launch done: 5 + 20.
     assert (pace.left_s(0), pace.left_s(1)) == (30, 25)
@@ -650,7 +650,7 @@ def test_time_left_shrinks_with_every_run_at_the_pace_of_the_launches_that_have_
 
 def test_time_left_is_never_more_than_the_user_gave_and_a_deadline_only_comes_nearer() -> None:
     now = [0.0]
-    estimates = [LaunchEstimate(seconds=100, gpus=1)]
+    estimates = [100.0]
     deadline = Deadline(None, "none", clock=lambda: now[0])
     pace = Pace(_Line(), estimates, [1], deadline=deadline, clock=lambda: now[0])  # type: ignore[arg-type]
     assert (deadline.left_s, deadline.is_over, pace.left_s(0)) == (None, False, 100)

@@ -43,7 +43,15 @@ from harness.machine.processes import temporary_folder
 from harness.terminal.console import Console
 from harness.worker.turns import Turns
 from reports.gate.comparison import FAILING, Comparison, Finding, Rules
-from reports.gate.effect import FEWEST_QUADS, LOOKS, PAIRS_A_LOOK, Effect, PairedSample, Verdict
+from reports.gate.effect import (
+    FEWEST_QUADS,
+    LOOKS,
+    PAIRS_A_LOOK,
+    SPOILED_ABOVE,
+    Effect,
+    PairedSample,
+    Verdict,
+)
 from results import files, schemas
 from results.errors import UsageError
 from results.outcome import Evidence, Outcome
@@ -310,8 +318,7 @@ def test_a_cell_that_a_change_adds_runs_alone_and_the_others_are_held_against_th
         assert {study.cell(cell.new_cell).strategy for cell in pair.cells} == {"ddp", "zero1"}
     ran = sorted(study.cell(result.cell_id).strategy for result in study.results())
     assert ran == ["ddp", "ddp", "fsdp", "fsdp", "zero1", "zero1"]
-    request = PairedRequest(base=SideRequest(revision="a"), new=SideRequest(revision="b"))
-    found = decide(folder, pairs, Rules(margins={}), request, {"base": "a", "new": "b"})
+    found = decide(folder, pairs, Rules(margins={}), {"base": "a", "new": "b"}, SPOILED_ABOVE)
     verdicts = {(finding.subject, finding.metric): finding.verdict for finding in found.findings}
     assert verdicts["py:model:build, fsdp, 2 x 8", None] is Verdict.NEW
     assert not set(FAILING).intersection(verdicts.values())

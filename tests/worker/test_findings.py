@@ -29,7 +29,7 @@ LARGE, OTHER = torch.tensor([0.0, 4.0]), torch.tensor([3.0])
 def test_each_parameter_is_held_to_its_own_norm_and_no_less_than_a_share_of_all() -> None:
     reference = {"a": LARGE, "b": OTHER, "zero": torch.zeros(2)}
     ours = {"a": LARGE + torch.tensor([0.03, 0.04]), "b": OTHER - 0.04, "zero": torch.tensor([6e-4, 0.0])}
-    each = relative_each("gradient", ours, reference, 0.01, 1e-4)
+    each = relative_each(ours, reference, 0.01, 1e-4)
     found = {finding.what.split()[2]: finding for finding in each}
     # |(0.03, 0.04)| = 0.05 > 0.01 * 4; 0.04 > 0.01 * 3; and 6e-4 > 1e-4 * 5.
     assert found["a"].difference == pytest.approx(0.05)
@@ -38,7 +38,7 @@ def test_each_parameter_is_held_to_its_own_norm_and_no_less_than_a_share_of_all(
     assert found["b"].bound == pytest.approx(0.03)
     assert found["zero"].bound == pytest.approx(5e-4)
     assert [found[name].passed for name in ("a", "b", "zero")] == [False] * 3
-    wide = relative_each("gradient", ours, reference, 0.0134, 1.34e-4)
+    wide = relative_each(ours, reference, 0.0134, 1.34e-4)
     assert [finding.passed for finding in wide] == [True] * 3
 
 
@@ -47,13 +47,13 @@ def test_a_small_gradient_that_is_wrong_is_not_seen_in_the_norm_of_all_but_in_it
     ours = reference | {"small": torch.tensor([1.0])}
     # The norm of all is sqrt(100 * 100 + 4), a little more than 100: 1 is less than 0.03 of it.
     assert [finding.passed for finding in relative("gradient", ours, reference, 0.03)] == [True]
-    each = relative_each("gradient", ours, reference, 0.03, 2**-11)
+    each = relative_each(ours, reference, 0.03, 2**-11)
     assert [finding.passed for finding in each] == [True, False]
     assert each[1].bound == pytest.approx(0.03 * 2.0)
 
 
 def test_a_gradient_that_is_no_number_is_no_match() -> None:
-    found = relative_each("gradient", {"a": torch.tensor([math.nan])}, {"a": torch.tensor([1.0])}, 0.5, 0.5)
+    found = relative_each({"a": torch.tensor([math.nan])}, {"a": torch.tensor([1.0])}, 0.5, 0.5)
     assert [finding.passed for finding in found] == [False]
 
 

@@ -74,7 +74,7 @@ class SideRequest:
     revision: str
     python: str | None = None
     options: tuple[str, ...] = ()
-    """Options of `bench matrix`: the options of both sides, then those of this side."""
+    """Options of `bench matrix`: first the options of both sides, then its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class PairedComparison:
                 if word.partition("=")[0] in OWN_OPTIONS:
                     raise UsageError(f"{word.partition('=')[0]} is not for a paired comparison: leave it out")
         self._request = request
-        self._rules = rules
+        self._rules = replace(rules, looks=request.looks)
         self._console = console
         self.folder = request.out or RUNS / f"ab-{new_id()}"
         self._alternation = request.alternation
@@ -162,7 +162,7 @@ class PairedComparison:
         while True:
             pairs = read_pairs(self.folder)
             if pairs:
-                found = decide(self.folder, pairs, self._rules, self._request, names)
+                found = decide(self.folder, pairs, self._rules, names, self._request.spoiled_above)
                 over = self._is_over(found, pairs)
                 late = limit_s is not None and time.monotonic() - began > limit_s
                 if late and not over:
@@ -170,7 +170,7 @@ class PairedComparison:
                 if over or late:
                     # The start-up of a launch is on record when the launch has ended.
                     source.close()
-                    last = decide(self.folder, pairs, self._rules, self._request, names)
+                    last = decide(self.folder, pairs, self._rules, names, self._request.spoiled_above)
                     self._warn_of_stale(last)
                     return last
             try:
@@ -204,13 +204,14 @@ class PairedComparison:
         certain = (*FAILING, Verdict.INCOMPARABLE)
         if any(finding.effect is None and finding.verdict in certain for finding in found.findings):
             return True
-        samples = paired_samples(self.folder, pairs, self._request).values()
+        spoiled_above = self._request.spoiled_above
+        samples = paired_samples(self.folder, pairs, spoiled_above).values()
         if not samples or max(sample.spoiled + sample.failed for sample in samples) > MOST_LOST:
             return True
         counted = _counted(samples)
         if counted % PAIRS_A_LOOK or not counted:
             return False
-        if counted == _counted(paired_samples(self.folder, pairs[:-1], self._request).values()):
+        if counted == _counted(paired_samples(self.folder, pairs[:-1], spoiled_above).values()):
             # Another cell had a pair more; this number was looked at.
             return False
         open_ = any(finding.is_open for finding in found.findings)
@@ -312,31 +313,26 @@ def decide_again(
     if not pairs:
         raise UsageError(f"{folder} holds no pairs: name the folder of a bench compare --ab")
     call = schemas.PAIRED_CALL.read(folder / CALL)
-    request = PairedRequest(
-        base=SideRequest(revision=call.base.revision),
-        new=SideRequest(revision=call.new.revision),
-        looks=looks or call.looks,
-        spoiled_above=spoiled_above or call.others_above,
-    )
     rules = replace(
         rules,
         accepted=call.changes,
         margins=call.fail_above | dict(rules.margins),
         across=rules.across | frozenset(call.across),
+        looks=looks or call.looks,
     )
     names: dict[Side, str] = {"base": call.base.revision, "new": call.new.revision}
-    return decide(folder, pairs, rules, request, names)
+    return decide(folder, pairs, rules, names, spoiled_above or call.others_above)
 
 
 def decide(
-    folder: Path, pairs: Sequence[Pair], rules: Rules, request: PairedRequest, names: Mapping[Side, str]
+    folder: Path, pairs: Sequence[Pair], rules: Rules, names: Mapping[Side, str], spoiled_above: float
 ) -> Comparison:
     """Compare the sides of these pairs: step times by alternating blocks, all else by the records of the
     runs.
 
     Raises UsageError if no run of BASE has figures.
     """
-    samples = paired_samples(folder, pairs, request)
+    samples = paired_samples(folder, pairs, spoiled_above)
     renamed = _renamed(folder, pairs)
     parts = {side: _parts(folder, pairs, side) for side in SIDES}
     parts["new"] = [
@@ -351,7 +347,7 @@ def decide(
     ]
     sides = {side: merged_side(names[side], parts[side], any_failure=side == "new") for side in SIDES}
     require_figures(sides["base"])
-    return compare(sides["base"], sides["new"], replace(rules, paired=samples, looks=request.looks))
+    return compare(sides["base"], sides["new"], replace(rules, paired=samples))
 
 
 def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
@@ -369,14 +365,14 @@ def _parts(folder: Path, pairs: Sequence[Pair], side: Side) -> list[Baseline]:
     return parts
 
 
-def paired_samples(folder: Path, pairs: Sequence[Pair], request: PairedRequest) -> dict[str, PairedSample]:
+def paired_samples(folder: Path, pairs: Sequence[Pair], spoiled_above: float) -> dict[str, PairedSample]:
     """The pairs of each cell, by the key of its subject in BASE."""
     found: dict[str, list[tuple[Pair, PairedCell]]] = {}
     for pair in pairs:
         study = study_of(folder, pair, "base")
         for cell in pair.cells:
             found.setdefault(subject_key(study.cell(cell.base_cell)), []).append((pair, cell))
-    samples = {key: paired_sample(same, request.spoiled_above, of=len(pairs)) for key, same in found.items()}
+    samples = {key: paired_sample(same, spoiled_above, of=len(pairs)) for key, same in found.items()}
     return {key: sample for key, sample in samples.items() if sample is not None}
 
 

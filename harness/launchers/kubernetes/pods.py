@@ -12,7 +12,7 @@ import platform
 import signal
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -194,9 +194,9 @@ def meeting_of(job: Job) -> Meeting:
     return Meeting(address=pod_address(profile, job), first_port=profile.port)
 
 
-def pod_number(variables: Mapping[str, str] = os.environ) -> int:
+def pod_number() -> int:
     """Which pod of its job this is. Raises MachineError outside of one."""
-    text = variables.get("JOB_COMPLETION_INDEX", "")
+    text = os.environ.get("JOB_COMPLETION_INDEX", "")
     if not text.isdecimal():
         raise MachineError("JOB_COMPLETION_INDEX does not say which pod of the job this is")
     return int(text)

@@ -103,11 +103,11 @@ def compare_gradients(
     """Compare gradients, and the buffers that a replica left, with the reference."""
     findings = compare_surroundings(cell, gradients, buffers, reference)
     if exact_arithmetic(cell):
-        findings += elementwise("gradient", gradients, reference.gradients, reference.bounds)
+        findings += elementwise(gradients, reference.gradients, reference.bounds)
     elif finite(gradients):
         both, tolerance = (gradients, reference.gradients), TOLERANCE[cell.precision]
         if cell.model_parallel > 1:
-            findings += relative_each("gradient", *both, tolerance, ROUNDING[cell.precision])
+            findings += relative_each(*both, tolerance, ROUNDING[cell.precision])
         else:
             findings += relative("gradient", *both, tolerance)
     return findings
@@ -129,8 +129,8 @@ def compare_buffers(cell: Cell, buffers: Tensors, reference: Reference) -> list[
     return relative("buffers", buffers, reference.buffers, tolerance)
 
 
-def elementwise(of: ProofSubject, ours: Tensors, reference: Tensors, bounds: Tensors) -> list[ProofFinding]:
-    """Compare every tensor element by element, and report the element that is worst by its bound."""
+def elementwise(ours: Tensors, reference: Tensors, bounds: Tensors) -> list[ProofFinding]:
+    """Compare every gradient element by element, and report the element that is worst by its bound."""
     findings = []
     for name in sorted(set(ours) & set(reference)):
         worst, bound = 0.0, float(bounds[name].min())
@@ -139,10 +139,10 @@ def elementwise(of: ProofSubject, ours: Tensors, reference: Tensors, bounds: Ten
             at = int((difference - bounds[name]).argmax())
             worst, bound = float(difference.flatten()[at]), float(bounds[name].flatten()[at])
         what = (
-            f"{of} of {name} differs from the serial simulation by {worst:.3g} in an element, more than "
+            f"gradient of {name} differs from the serial simulation by {worst:.3g} in an element, more than "
             f"{bound:.3g}"
         )
-        findings.append(ProofFinding.within(of, what, worst, bound))
+        findings.append(ProofFinding.within("gradient", what, worst, bound))
     return findings
 
 
@@ -154,16 +154,15 @@ def relative(of: ProofSubject, ours: Tensors, reference: Tensors, bound: float) 
     return [_within(of, of, difference, size, bound * size)]
 
 
-def relative_each(
-    of: ProofSubject, ours: Tensors, reference: Tensors, bound: float, least: float
-) -> list[ProofFinding]:
-    """Compare each tensor, within `bound` times its norm or `least` times the norm of all."""
+def relative_each(ours: Tensors, reference: Tensors, bound: float, least: float) -> list[ProofFinding]:
+    """Compare each gradient, within `bound` times its norm or `least` times the norm of all."""
     sizes = {name: _size([reference[name]]) for name in sorted(set(ours) & set(reference))}
     allowed = least * math.hypot(*sizes.values())
     findings = []
     for name, size in sizes.items():
         difference = distance([(ours[name], reference[name])])
-        findings.append(_within(of, f"{of} of {name}", difference, size, max(bound * size, allowed)))
+        what = f"gradient of {name}"
+        findings.append(_within("gradient", what, difference, size, max(bound * size, allowed)))
     return findings
 
 

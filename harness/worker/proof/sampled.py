@@ -154,16 +154,6 @@ class Sampling:
         key = hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
         return torch.Generator(self._control.device).manual_seed(int.from_bytes(key))
 
-    def _draw_alike(self) -> bool:
-        """Return whether all ranks draw the same vectors from one seed; collective.
-
-        A GPU's generator divides a vector among as many threads as it has, and a CPU's kernels depend on its
-        instructions: ranks on devices of two kinds may draw different ones.
-        """
-        drawn = self._generator("")
-        vectors = [("", _normal(drawn, PIECE)) for _ in range(2)]
-        return self._control.agree(hash_number(vectors))
-
     def compare(self) -> Sampled | None:
         """Compare the gradients that the exchange left on this rank with what all ranks projected;
         collective.
@@ -171,7 +161,11 @@ class Sampling:
         Returns None for a step with a gradient that is not finite, which the loss scaler leaves out, if a
         parameter could not be watched, and if the ranks draw different vectors.
         """
-        if not self._draw_alike():
+        # Ranks on devices of two kinds may draw different vectors from one seed: a GPU's generator divides a
+        # vector among as many threads as it has, and a CPU's kernels depend on its instructions.
+        drawn = self._generator("")
+        vectors = [("", _normal(drawn, PIECE)) for _ in range(2)]
+        if not self._control.agree(hash_number(vectors)):
             return None
         sizes: dict[str, int] = {}
         left: dict[str, Tensor] = {}

@@ -242,7 +242,7 @@ class Simulator:
         if not exact_arithmetic(self._setup.cell) or self._model is None or not self._model.blocks:
             return False
         reference = found.reference
-        compared = elementwise("gradient", gradients, reference.gradients, reference.bounds)
+        compared = elementwise(gradients, reference.gradients, reference.bounds)
         return any(not finding.passed for finding in compared)
 
     def take_first_buffers(self, values: dict[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn, Required, TypedDict
+from typing import Any, NoReturn
 
 import psutil
 import torch
@@ -31,56 +31,13 @@ from results.cell import Cell
 from results.environment import Environment, Program
 from results.launch import JobVariables, Launch, Slot
 from results.outcome import Evidence, Outcome
-from results.record import (
-    Buckets,
-    LinkPeak,
-    Memory,
-    Proof,
-    ProofMethod,
-    Quads,
-    RankRecord,
-    Recorded,
-    StepColumns,
-    Telemetry,
-    Training,
-    Work,
-)
+from results.record import Proof, ProofMethod, RankRecord
 from results.store import Study, utc_now
 from strategies.catalog import STRATEGIES
 from strategies.trainer import Trainer
 
 SETTINGS = other_settings()
 """The settings that this process was given. Libraries of a workload may set others."""
-
-
-class PartialRecord(TypedDict, total=False):
-    """Fields of `results.record.RankRecord`, by their names; what is not found keeps its default."""
-
-    clock: Required[Literal["monotonic", "cuda-event"]]
-    setup_ns: int
-    first_step_ns: int | None
-    first_steps: int
-    spent_ns: dict[str, int]
-    period: int
-    training: Training
-    trained_steps: int
-    warmup: StepColumns
-    warmup_steady: bool
-    steps: StepColumns
-    blocks_ns: list[int]
-    block_steps: int
-    stop: Literal["target", "budget", "blocks"]
-    quads: Quads
-    recorded: Recorded
-    buckets: Buckets | None
-    link_peak: LinkPeak
-    telemetry: Telemetry
-    work: Work
-    memory: Memory
-    proof: Proof
-    first_hash: str
-    parameters_hash: str
-    foreign_cpu_cores: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +119,8 @@ class Run:
         self.slot = slot
         self.cell = cell
         """The cell as it was planned."""
-        self.found = PartialRecord(clock="monotonic", spent_ns={})
+        self.found: dict[str, Any] = {"clock": "monotonic", "spent_ns": {}}
+        """Fields of the run's `RankRecord`, by their names; a field that is not found keeps its default."""
         self.absent: dict[str, str] = {}
         """Reasons for figures that are missing, by their names."""
         self.warnings: list[str] = []

@@ -134,19 +134,13 @@ def mark_run(run_id: str) -> None:
     """Print where the output of this run begins: `bench show` and `bench logs` print the lines after it."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         stream.flush()
-        # The run before it may have ended within a line.
-        before = "" if _at_line_start(number) else "\n"
+        before = ""
+        if stat.S_ISREG(os.fstat(number).st_mode):
+            with Path(f"/proc/self/fd/{number}").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                # The run before it may have ended within a line.
+                before = "" if file.read() in (b"", b"\n") else "\n"
         print(f"{before}{RUN_MARK}{run_id}", file=stream, flush=True)
-
-
-def _at_line_start(descriptor: int) -> bool:
-    """Whether a new line begins at the end of the plain file that this descriptor writes to."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return True
-    with Path(f"/proc/self/fd/{descriptor}").open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return file.read() in (b"", b"\n")
 
 
 def _watch(outputs: list[_Output]) -> None:

@@ -42,7 +42,7 @@ import numpy as np
 import torch
 from scipy.stats import beta
 
-from harness.gate.paired.comparison import PairedRequest, SideRequest, paired_samples, read_pairs
+from harness.gate.paired.comparison import paired_samples, read_pairs
 from harness.gate.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs
 from harness.gate.paired.sources import Repository, Source
 from harness.machine.device import cpu_model
@@ -236,9 +236,8 @@ def made(name: str, clone: Path, commit: str, folder: Path, end: float, *, any_l
             call.communicate()
     if call.returncode not in (0, 1) or not found.exists():
         raise RuntimeError(f"{name}: {told[-2000:]}")
-    pairs, side = read_pairs(out), SideRequest(revision="plain")
-    request = PairedRequest(base=side, new=side, spoiled_above=above)
-    [sample] = paired_samples(out, pairs, request).values()
+    pairs = read_pairs(out)
+    [sample] = paired_samples(out, pairs, above).values()
     return {
         "at": utc_now(),
         "kind": name,
