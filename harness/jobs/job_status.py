@@ -79,12 +79,6 @@ class Cancelled:
     """For each of the other jobs, the command by which the user ends its processes."""
 
 
-def kept_status(study: Study, job: Job) -> JobStatus:
-    """A job as it has been written down."""
-    store = JobStore(study.root)
-    return JobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
-
-
 def own_word(study: Study, job: Job, restarts: int | None) -> Ending | None:
     """How the last start of a job ended, as the job itself recorded it; None if it did not record it.
 

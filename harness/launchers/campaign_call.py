@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from harness.jobs.closing import close_lost_launches
+from harness.jobs.job_status import held_by_jobs
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.machine import Machine
 from harness.launch.starter import Starter
@@ -16,7 +17,7 @@ from harness.launch.supervise import Interrupted
 from harness.launch.tally import Conditions
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_summary, plan_tables
-from harness.launchers.registry import live_cells
+from harness.launchers.registry import job_statuses
 from harness.machine.code import checkout
 from harness.plan.estimate import estimate
 from reports.text import count
@@ -56,7 +57,8 @@ class CampaignCall(LauncherCall):
         """Run what is left. Returns INTERRUPTED if the user ended it, else None."""
         console = self._call.console
         close_lost_launches(study)
-        held = live_cells(study)
+        # No cell is run twice: SchedulerError if a scheduler that may have live jobs does not answer.
+        held = held_by_jobs(job_statuses(study, settle=True))
         if held:
             console.note(f"{count(len(held), 'cell')} are left to jobs that are still live")
             cells = tuple(cell for cell in plan.cells if cell.id not in held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from inspect import isabstract
 
-from harness.jobs.job_status import Cancelled, JobStatus, close, held_by_jobs, kept_status
+from harness.jobs.job_status import Cancelled, JobStatus, close
 from harness.launchers.launcher import JobLauncher, Launcher
 from harness.plan.launchers import launcher_entries, launcher_entry, own_launchers
 from results.errors import SchedulerError
@@ -64,22 +64,19 @@ def job_statuses(study: Study, *, settle: bool = False) -> list[JobStatus]:
 def kept_job_statuses(study: Study) -> list[JobStatus]:
     """All jobs as they have been written down, oldest first. No scheduler is asked."""
 
+    store = JobStore(study.root)
+
     def kept(name: str, jobs: Sequence[Job]) -> Sequence[JobStatus]:
         try:
             return job_launcher(name).kept(study, jobs)
         except SchedulerError:
             # The launcher would know more, but the records can be read without it.
-            return [kept_status(study, job) for job in jobs]
+            return [
+                JobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
+                for job in jobs
+            ]
 
     return _of_each(study, kept)
-
-
-def live_cells(study: Study) -> set[str]:
-    """Ids of the cells that jobs are about to run, or run. Asks schedulers only if there may be any.
-
-    Under the study's lock. Raises SchedulerError if one does not answer: cells are not to be run twice.
-    """
-    return held_by_jobs(job_statuses(study, settle=True))
 
 
 def cancel(study: Study) -> Cancelled:

@@ -246,25 +246,22 @@ class GpuFaults:
 
     def take(self) -> list[str]:
         """A sentence of each kind since the last call."""
+        numbers: dict[int, None] = {}
+        # Until no event is left, or the GPU is lost.
+        with suppress(pynvml.NVMLError):
+            while True:
+                event = pynvml.nvmlEventSetWait_v2(self._events, 0)
+                if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                    numbers[int(event.eventData)] = None
         found = [
             f"the GPU reported Xid {number} during the run: "
             + _XIDS.get(number, "see the catalogue of Xid errors")
-            for number in dict.fromkeys(self._xids())
+            for number in numbers
         ]
         before, self._ecc = self._ecc, _ecc_errors(self._handle)
         if before is not None and self._ecc is not None and self._ecc > before:
             found.append(f"the GPU had {self._ecc - before} uncorrected ECC errors during the run")
         return found
-
-    def _xids(self) -> Iterator[int]:
-        while True:
-            try:
-                event = pynvml.nvmlEventSetWait_v2(self._events, 0)
-            except pynvml.NVMLError:
-                # No event is left, or the GPU is lost.
-                return
-            if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
-                yield int(event.eventData)
 
 
 @contextmanager

@@ -83,23 +83,12 @@ def _group_lines(
     rows: Sequence[HeadlineRow], columns: Sequence[tuple[str, _Show]], sizes_count: str, width: int
 ) -> Iterator[str]:
     common: dict[str, str] = {}
-    for name, show in _SHARED.items():
-        texts = Counter(text for row in rows if (text := show(row)) != NOTHING)
-        common[name] = texts.most_common(1)[0][0] if texts else NOTHING
+    for key, show in _SHARED.items():
+        counts = Counter(text for row in rows if (text := show(row)) != NOTHING)
+        common[key] = counts.most_common(1)[0][0] if counts else NOTHING
     told = [f"against {common['against']}"] if common["against"] != NOTHING else []
     head = ", ".join(part for part in (*_group(rows[0]), *told, common["proof"], common["runs"]) if part)
     yield from _wrapped(head, width, indent="    ")
-    yield from _table(rows, columns, sizes_count, common, width)
-    yield ""
-
-
-def _table(
-    rows: Sequence[HeadlineRow],
-    columns: Sequence[tuple[str, _Show]],
-    sizes_count: str,
-    common: dict[str, str],
-    width: int,
-) -> Iterator[str]:
     titles = ["strategy", sizes_count, *(title for title, _ in columns)]
     body = [[row.strategy, f"{row.gpus:,}", *(show(row) for _, show in columns)] for row in rows]
     long = [row[0] if len(row[0]) > LONGEST_NAME else None for row in body]
@@ -122,3 +111,4 @@ def _table(
         else:
             yield line
             yield from _wrapped(f"    {differs}", width, indent="    ")
+    yield ""

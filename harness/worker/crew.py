@@ -208,7 +208,7 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
         tear_down(around.device)
         if around.launch.forks:
             reason = "this process was not forked"
-        elif not run.model_is_gone or fragmented(around.device):
+        elif (run.model is not None and run.model() is not None) or fragmented(around.device):
             reason = "the last run left memory behind"
     stops = bool(around.control.largest([float(reason is not None)])[0])
     if stops:

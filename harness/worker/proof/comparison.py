@@ -309,9 +309,3 @@ def explained_by_rounding(
         f"{by_rounding:.2g} where parameters are off by one rounding of {cell.precision}; the norm "
         f"itself differs by {longer:.2g}"
     )
-
-
-def all_used(micro_batches: int, *, left: int) -> ProofFinding:
-    """Return whether a step used all of its micro-batches, of which `left` were not asked for."""
-    what = f"a step used {micro_batches - left} of its {micro_batches} micro-batches"
-    return ProofFinding.within("samples", what, float(left), 0.0)

@@ -27,7 +27,6 @@ from harness.worker.proof.averages import (
 )
 from harness.worker.proof.comparison import (
     ProofFinding,
-    all_used,
     compare_buffers,
     compare_history,
     compare_precision,
@@ -332,7 +331,9 @@ class Examination:
                 # A simulation computes no forward pass again, which takes no longer than all the rest.
                 computed_s /= 2
             self._simulator.least_s = max(0.0, computed_s - ONCE_S)
-        self._given.append(all_used(cell.accumulation, left=len(list(used))))
+        left = len(list(used))
+        what = f"a step used {cell.accumulation - left} of its {cell.accumulation} micro-batches"
+        self._given.append(ProofFinding.within("samples", what, float(left), 0.0))
         if self.control.largest([float(not loss.isfinite())])[0]:
             raise DivergedError
         return scale

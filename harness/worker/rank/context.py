@@ -129,6 +129,7 @@ class Run:
         self.program: Program | None = None
         """The model that was built; None before that."""
         self.model: weakref.ref[torch.nn.Module] | None = None
+        """The same, by which one sees whether it has been freed."""
         self._started_at = utc_now()
         self._part: tuple[str, int] | None = None
         """The part of the run that is under way, and the clock when it began."""
@@ -145,11 +146,6 @@ class Run:
             self.around.log.event("failed", outcome=outcome, reason=reason)
         self._end_part()
         return self._record(outcome, reason)
-
-    @property
-    def model_is_gone(self) -> bool:
-        """Whether the model of this run has been freed."""
-        return self.model is None or self.model() is None
 
     def begin(self, part: str) -> None:
         """Say in the log that a part of the run begins, and end the part before it."""

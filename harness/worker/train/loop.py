@@ -30,7 +30,6 @@ from harness.worker.train.rules import (
     out_of_patience,
     rate_at,
     rate_scale,
-    require_steps_after_warm_up,
     row_steps,
     total_steps,
 )
@@ -196,7 +195,11 @@ class TrainingLoop:
             per_epoch=data.samples_per_epoch,
             per_step=self._setup.cell.global_batch,
         )
-        require_steps_after_warm_up(order, self._total)
+        if order.warmup_steps and order.warmup_steps >= self._total:
+            raise UsageError(
+                f"--warmup-steps {order.warmup_steps} leaves nothing of {self._total} steps (--epochs "
+                f"{order.epochs}): give fewer of them, or more epochs"
+            )
         self._rate.factor = rate_at(
             order, self._total, rate_scale(self._run.cell, self._setup.cell, order.batch_rule)
         )

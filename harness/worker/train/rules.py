@@ -68,15 +68,6 @@ def is_best(value: float, values: Sequence[float], metric: MetricName) -> bool:
     return value >= max(finite) if larger_is_better(metric) else value <= min(finite)
 
 
-def require_steps_after_warm_up(order: TrainOrder, total: int) -> None:
-    """Raise UsageError if the warm-up of a schedule leaves none of `total` steps."""
-    if order.warmup_steps and order.warmup_steps >= total:
-        raise UsageError(
-            f"--warmup-steps {order.warmup_steps} leaves nothing of {total} steps (--epochs "
-            f"{order.epochs}): give fewer of them, or more epochs"
-        )
-
-
 def row_steps(seconds_a_step: float) -> int:
     """Steps of the next row, by the agreed time of one."""
     return max(ROW_STEPS, math.ceil(ROW_S / seconds_a_step) if seconds_a_step > 0 else ROW_STEPS)
