@@ -46,7 +46,7 @@ from workloads.catalog import WORKLOADS, facts
 
 RUNS = Path("runs")
 _WORK = ("request", "cells", "series", "skips", "training")
-"""Fields of a plan that say what is to be run."""
+"""Fields of a plan that define its work."""
 
 
 class Matrix:

@@ -33,15 +33,15 @@ from results.store import Study, utc_now
 FOLDER = Path("baselines")
 """A folder of the repository, so that a change of a baseline is reviewed with the change that needs it."""
 LATEST = "@latest"
-"""At the end of a word: the newest study of `bench matrix --fresh`."""
+"""An argument with this suffix names the newest study of `bench matrix --fresh`."""
 
 
 def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) -> Baseline:
-    """Read what a word of the call names: a study, the folder of a run, a file, or a kept baseline.
+    """Read the figures that an argument names: a study, the folder of a run, a file, or a kept baseline.
 
     A file is from `bench baseline save` or from pytest-benchmark, whose files in one folder are runs.
     `@latest` is the newest night, `NAME@latest` the newest night of NAME. `console` shows a warning for runs
-    that do not count although others of their cell do. Raises UsageError for any other word.
+    that do not count although others of their cell do. Raises UsageError for any other argument.
     """
     path = latest(text) if text.endswith(LATEST) else Path(text)
     kept = folder / f"{text}.json"
@@ -101,8 +101,8 @@ def require_figures(side: Baseline) -> None:
 
 
 def require_idle(text: str) -> None:
-    """Raises StudyBusyError if a word of the call names a study that a bench works on: what is kept of it
-    would lack the runs that still come."""
+    """Raise StudyBusyError if an argument names a study that a bench works on: its baseline would lack the
+    runs that are not done."""
     lock = Path(text) / LOCK
     if lock.is_file() and os.access(lock, os.W_OK):
         with study_lock(Path(text)):
@@ -110,7 +110,7 @@ def require_idle(text: str) -> None:
 
 
 def warn_of_edits(side: Baseline, console: Console) -> None:
-    """Say of what is kept that its commit does not reproduce it."""
+    """Warn if the commit of a kept baseline does not reproduce it."""
     if side.dirty:
         console.warn(
             f"{side.name} was measured with uncommitted changes: commit {side.commit} does not reproduce it"
@@ -155,8 +155,8 @@ def promote(
     """Replace the figures of the baseline by the figures of `side`, and record the reason. Returns the
     accepted subjects.
 
-    `only` are words of which a subject's label must contain at least one; without words, all subjects are
-    meant. Subjects of the baseline that `side` lacks stay, except those with one of the words `remove` in
+    Only subjects whose label contains at least one of the words `only` are accepted; without words, all are.
+    Subjects of the baseline that `side` lacks stay, except those with one of the words `remove` in
     their label. If one stays, the baseline keeps its commit and time, and each acceptance states the commit
     of `side`.
 
@@ -253,7 +253,7 @@ def machine_margins(side: Baseline, folder: Path = FOLDER) -> tuple[dict[str, fl
 
 
 def save_thresholds(thresholds: Thresholds, folder: Path = FOLDER) -> Path:
-    """Write the thresholds of a machine over those that were measured before."""
+    """Write the thresholds of a machine; they replace its earlier ones."""
     path = thresholds_path(thresholds.machine, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.replace(path, msgspec.json.format(schemas.THRESHOLDS.encode(thresholds)) + b"\n")

@@ -65,7 +65,7 @@ def _close(study: Study, found: list[Launch], stopped: Ending, *, scheduler: str
 
 
 def open_launches(study: Study, job_id: str | None) -> list[Launch]:
-    """The launches of a job that have no attempt yet; None: those that are of no job."""
+    """The launches of a job that have no attempt yet; with None, launches that no job started."""
     own = [launch for launch in study.launches() if launch.job_id == job_id]
     for launch in own:
         if not study.has_attempt(launch.launch_id):

@@ -1,4 +1,4 @@
-"""The status of a study's jobs: what was written down, and what a scheduler adds to it."""
+"""The status of a study's jobs: by their records, and by the answers of a scheduler."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ STATUS_NUMERIC = (False, True, False, False, True, False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """One job as it was written down. A launcher that can ask its scheduler adds the answer."""
+    """One job by its records. A launcher that can ask its scheduler adds the answer in a subclass."""
 
     job: Job
     submission: Submission | None
     ended: JobEnd | None
-    """How it ended, if it will not start again."""
+    """The end of the job, if it will not start again."""
 
     @property
     def is_live(self) -> bool:
-        """Whether it runs or may still run: its cells are not to be submitted again."""
+        """Whether the job runs or may still run, so that its cells must not be submitted again."""
         return self.ended is None and self.submission is not None
 
     @property
     def is_running(self) -> bool:
-        """Whether the scheduler says that it runs now."""
+        """Whether the job runs now, by its scheduler."""
         return False
 
     @property
     def state(self) -> str:
-        """In a word or two."""
+        """The state as one or two words for a table."""
         if self.ended is not None:
             return str(self.ended.outcome)
         return "not submitted" if self.submission is None else self.submitted_state
@@ -80,9 +80,10 @@ class Cancelled:
 
 
 def own_word(study: Study, job: Job, restarts: int | None) -> Ending | None:
-    """How the last start of a job ended, as the job itself recorded it; None if it did not record it.
+    """The ending of the last start of a job by the job's own record; None if it left no record.
 
-    `restarts` is how often the scheduler has requeued it; None if the scheduler does not count that.
+    `restarts` is the number of times that the scheduler has requeued it; None if the scheduler does not
+    count them.
     """
     store = JobStore(study.root)
     files.refresh(store.folder(job.job_id))
@@ -103,7 +104,7 @@ def close(
     runs: Ending | None = None,
     scheduler: str | None = None,
 ) -> AnyStatus:
-    """Write down that a job has ended, with the launches that it left open, where one may write.
+    """Record the end of a job and of the launches that it left open, if the study may be written.
 
     `runs` is how the runs of these launches ended (None: as the job did), `scheduler` what its scheduler says
     of the end, for their attempts.
@@ -124,7 +125,7 @@ def close(
 
 
 def end_of_job(job: Job, submission: Submission | None, ending: Ending) -> JobEnd:
-    """The end of a whole job, as whoever finds out writes it down."""
+    """The record that ends a job for good, written by the process that notices the end."""
     return JobEnd(
         job_id=job.job_id,
         scheduler_id=None if submission is None else submission.scheduler_id,
@@ -139,12 +140,12 @@ def end_of_job(job: Job, submission: Submission | None, ending: Ending) -> JobEn
 
 
 def held_by_jobs(statuses: Sequence[JobStatus]) -> set[str]:
-    """Ids of the cells that live jobs are about to run, or run."""
+    """Ids of the cells of live jobs."""
     return {cell for status in statuses if status.is_live for cell in status.job.cells}
 
 
 def status_rows(statuses: Sequence[JobStatus]) -> list[list[str]]:
-    """A row a job."""
+    """The rows of a table under STATUS_HEADS, one for each job."""
     return [
         [
             status.job.job_id,

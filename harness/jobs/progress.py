@@ -72,7 +72,7 @@ def progress(
 
 
 def _others(runs: Sequence[RunResult], so_far: Tally) -> str:
-    """The numbers of runs by outcome, without those that count as ok, and why the last one failed."""
+    """Count the runs by outcome, except runs that count as ok, and say why the last one failed."""
     kinds: Counter[str] = Counter()
     for run in runs:
         changes = so_far.changes(run) if run.outcome is Outcome.OK else ""

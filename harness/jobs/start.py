@@ -66,7 +66,7 @@ class JobEnvironment:
 
 
 def stranger_to(submission: Submission | None, environment: JobEnvironment) -> str | None:
-    """Why this environment is of another job: its script was submitted by hand. None if it may be right."""
+    """Why this allocation is of another job, whose script was submitted by hand; None if it may be ours."""
     if submission is None or environment.scheduler_id in (None, submission.scheduler_id):
         return None
     return (
@@ -100,7 +100,7 @@ class JobStart:
         self._console = Console()
 
     def run(self) -> int:
-        """Run what is left of the job's cells. Returns the exit code of the job's program."""
+        """Run the cells of the job that are not done. Returns the exit code of the job's program."""
         stranger = stranger_to(self._jobs.submission(self._job.job_id), self._environment)
         if stranger is not None:
             # It writes no end: the ends of the job's starts are those of its own allocation.
@@ -165,7 +165,7 @@ class JobStart:
         return Ending(Outcome.OK, "")
 
     def _ask_for_end(self) -> None:
-        """Learn when the job ends: a scheduler's signal may come earlier than it was asked to.
+        """Ask the scheduler when the job ends: its signal may come earlier than requested.
 
         Slurm sends it up to 60 s early (--signal in its manual). Without an answer it counts as punctual.
         """

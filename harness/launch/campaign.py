@@ -64,11 +64,11 @@ class CampaignContext:
     only: frozenset[str] | None = None
     """Ids of the cells that are run; None: all of the plan."""
     first: tuple[PlannedLaunch, ...] = ()
-    """Launches that come before what is left of the plan, if something is."""
+    """Launches that precede the launches of the plan; they run only if the plan has launches left."""
 
 
 class Campaign:
-    """Runs what is left of one plan."""
+    """Runs the launches of one plan that are not done."""
 
     def __init__(
         self,

@@ -345,7 +345,7 @@ def startup_ending(
 
 
 def machine_fault(folder: Path, launch: Launch, exits: Sequence[RankExit]) -> str | None:
-    """Why no launch can start on this machine, in the words of a log; None if that is not certain."""
+    """The line of a log that says why no launch can start on this machine; None if no line is certain."""
     if _any_killed(exits):
         return None
     found = (_MACHINE_AT_END.fullmatch(said) for said in _last_words(folder, launch, exits))

@@ -126,7 +126,7 @@ class Pulse:
         return {rank: now - changed for rank, changed in enumerate(self._changed)}
 
     def waits_for(self) -> str | None:
-        """The nodes that have not begun while others have, else such ranks, else those that are silent.
+        """Name the nodes that have not begun while others have; else such ranks; else the silent ranks.
 
         `node 1 of 2 to start`; `ranks 1 and 3 to start`; `rank 3, silent for 24 s`;
         `all 4 ranks, silent for 2 min 05 s`.

@@ -134,7 +134,7 @@ class TrainingPace:
         deadline: Deadline,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`cells` are the names, by id, of those that are still to train."""
+        """`cells` are the names, by id, of the cells that are not trained yet."""
         self._line, self._study, self._names, self._deadline = line, study, cells, deadline
         self._clock = clock
         self._began = clock()
@@ -216,7 +216,7 @@ class _Recent:
 def standing(log: TrainingLog, run_id: str) -> str:
     """`step 120/400, loss 0.412, val_loss 0.5, 812 samples/s, epoch 1.2`; empty before a run has a row.
 
-    What a narrow terminal must show comes first.
+    The most important figures are first, as a narrow terminal cuts the end.
     """
     started, steps = _of_run(log, run_id)
     if started is None or not steps:
@@ -238,7 +238,7 @@ def standing(log: TrainingLog, run_id: str) -> str:
 
 
 def left_s(log: TrainingLog, run_id: str) -> float | None:
-    """Seconds to the last ordered step, at the rate of the last rows with all that came between them."""
+    """Seconds to the last ordered step, by the mean time of a step over the last rows, pauses included."""
     started, steps = _of_run(log, run_id)
     recent = steps[-RECENT:]
     if started is None or len(recent) < 2 or recent[-1].step == recent[0].step:

@@ -32,7 +32,7 @@ BUSY_LOAD = 0.5
 TORCH = "torch>=2.11,<2.16"
 """The requirement of `pyproject.toml`; docs/testing.md lists the versions that were tried."""
 LINK_TRIAL = ("-m", "harness.launch.virtual_network", "1000")
-"""Arguments for Python that make two nodes as a trial; the last line on stderr says what is missing."""
+"""Arguments of a Python process that makes two trial nodes; its last line on stderr says what is missing."""
 
 
 def require_torch() -> None:

@@ -113,9 +113,9 @@ class OutputTail:
 
 
 def last_lines(files: Sequence[OutputFile], run_id: str, most: int) -> tuple[OutputFile, list[str]] | None:
-    """The last lines of the first of these that has words of a run, and which file it is.
+    """The last lines that a run printed to the first of these files in which it printed, and that file.
 
-    Of a run that never began, the end of what was printed before the first one. None: nothing was printed.
+    For a run that never began, the end of the output before the first run. None if nothing was printed.
     """
     for file in files:
         lines = [line for line in OutputTail(file, run_id).lines(ended=True) if line.strip()]

@@ -307,7 +307,7 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 def _deaf() -> Iterator[list[int]]:
     """Hold back the signals that end a study while the workers are ended and the attempt is written.
 
-    Yields the signals that came meanwhile.
+    Yields the list of the signals that arrive in this context.
     """
     heard: list[int] = []
     numbers = ending_signals()

@@ -32,7 +32,7 @@ class Conditions:
     nccl_settings: Mapping[str, str] | None = None
     settings: Mapping[str, str] | None = None
     cores: int | None = None
-    """Cores of this machine, where it is the one that runs."""
+    """Cores of this machine, if runs would be on it."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Code of other packages, as `CodeVersion.packages` has it."""
     programs: Mapping[str, Program] = field(default_factory=dict)

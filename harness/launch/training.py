@@ -15,9 +15,9 @@ from results.store import Study
 from strategies.saving.run_folder import RunFolder
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
-"""Before a launch that follows a failed one; each pause is twice the one before."""
+"""Pauses before launches that follow failed ones; each pause is twice the one before."""
 _REFUSED = re.compile(r"(rank \d+: )?(Usage|Spec)Error: ")
-"""How the reason of a run begins that a rank refused."""
+"""The pattern matches the beginning of the reason if a rank refused the run."""
 
 
 def trained_cells(study: Study, plan: Plan) -> frozenset[str] | None:
@@ -56,7 +56,7 @@ class FailedLaunch(NamedTuple):
     ending: Ending
 
     def is_like(self, other: FailedLaunch) -> bool:
-        """Whether both failed at one step in the same way: numbers in a reason are of ranks, steps, ports."""
+        """Whether both failed at one step in the same way; numbers in reasons may differ (ranks, ports)."""
         words, others = (re.sub(r"\d+", "", failure.ending.reason) for failure in (self, other))
         return (self.step, self.ending.outcome, words) == (other.step, other.ending.outcome, others)
 

@@ -31,7 +31,7 @@ INTERRUPTED = 130
 
 
 class CampaignCall(LauncherCall):
-    """A call that runs what is left of the plan, one launch after another, and stays until it is done."""
+    """A call that runs the launches that are left of the plan, and returns when the last one has ended."""
 
     runs_plans_as_one = True
 
@@ -54,7 +54,7 @@ class CampaignCall(LauncherCall):
         show_plan(self._call, study, plan, self._conditions(code), line=self.line, hosts=hosts)
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
-        """Run what is left. Returns INTERRUPTED if the user ended it, else None."""
+        """Run the launches that are left. Returns INTERRUPTED if the user ended the call, else None."""
         console = self._call.console
         close_lost_launches(study)
         # No cell is run twice: SchedulerError if a scheduler that may have live jobs does not answer.

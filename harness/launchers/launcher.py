@@ -43,7 +43,7 @@ class WorkerHosts:
     network_gbit_per_s: float | None = None
     """The rate of a host's adapters together; None: not known."""
     same_python: bool = True
-    """Whether ranks run with the Python of this call, so that it can see what is installed for them."""
+    """Whether ranks run with the Python of this call, so that it sees the packages that they will import."""
 
 
 class LauncherCall(ABC):
@@ -71,7 +71,7 @@ class LauncherCall(ABC):
 
     @abstractmethod
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
-        """Start what is left of the plan, under the study's lock (a descriptor that workers may inherit).
+        """Start the launches that are left, under the study's lock (a descriptor that workers may inherit).
 
         Returns the exit code of the call; None if all was run, and the results are to be reported.
         """
@@ -113,7 +113,7 @@ class Launcher(ABC):
         """Take a call. Raises UsageError for options that it cannot follow."""
 
     def offer(self) -> str | None:
-        """How to run here what is too large for this machine; None if this launcher is not a way to do so."""
+        """Advice to run sizes that exceed this machine by this launcher; None if it has no such advice."""
         return None
 
     def check_site(self, path: Path) -> Sequence[SiteCheck] | None:
@@ -125,17 +125,17 @@ class Launcher(ABC):
 
 
 class JobLauncher(Launcher):
-    """A launcher that makes jobs: somebody else decides when they run, and `bench` asks about them later."""
+    """A launcher that makes jobs: a scheduler decides when they run, and `bench` asks about them later."""
 
     @abstractmethod
     def kept(self, study: Study, jobs: Sequence[Job]) -> Sequence[JobStatus]:
-        """The jobs as they have been written down: nobody is asked."""
+        """The jobs by their records; no scheduler is asked."""
 
     def asked(self, study: Study, jobs: Sequence[Job], *, settle: bool = False) -> Sequence[JobStatus]:
-        """The jobs as the scheduler has them now; one that has ended is written down.
+        """The jobs by the scheduler's answer; the end of a job that has ended is recorded.
 
-        With `settle`, under the study's lock, also find out whether jobs were submitted of which that is not
-        known. Raises SchedulerError if the scheduler does not answer.
+        With `settle`, under the study's lock, also find out whether jobs without a recorded submission were
+        submitted. Raises SchedulerError if the scheduler does not answer.
         """
         return self.kept(study, jobs)
 

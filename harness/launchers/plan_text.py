@@ -41,7 +41,7 @@ CHOICE_NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for 
 
 
 def plan_summary(study: Study, plan: Plan, launches: Sequence[PlannedLaunch], costs: Estimate) -> list[str]:
-    """A few lines: the study, its size, what is left, and what that takes."""
+    """Lines that state the study, its size, the launches that are left, and their cost."""
     lines = plan_header(study, plan, launches)
     if plan.training is not None:
         return [*lines, training_line(plan.training)]
@@ -75,7 +75,7 @@ def training_line(order: TrainOrder) -> str:
 
 
 def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> list[str]:
-    """The study, its size, what is left of it in these launches, what is skipped and what is not checked."""
+    """Lines that state the study, its size, the runs that are left, and skipped and unchecked points."""
     request = plan.request
     left = sum(len(launch.cells) for launch in launches)
     total = len(plan.cells) * request.repeats
@@ -255,7 +255,7 @@ def _told_axes(rows: Sequence[Cell] | Sequence[Skip]) -> list[str]:
 
 
 def _varied(cells: Sequence[Cell]) -> list[str]:
-    """The settings in which cells of one workload differ, but for those that have a column anyway."""
+    """The settings in which cells of one workload differ, except settings that have a column anyway."""
     found: dict[tuple[str, str], set[object]] = {}
     for cell in cells:
         for name in SETTINGS:

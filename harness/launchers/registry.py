@@ -54,15 +54,15 @@ def job_launcher(name: str) -> JobLauncher:
 def job_statuses(study: Study, *, settle: bool = False) -> list[JobStatus]:
     """All jobs, oldest first. Each scheduler is asked once, about those that have not ended.
 
-    A job that has ended is written down, with the launches that it left open: its scheduler will forget it.
-    With `settle`, under the study's lock, it is also found out whether jobs were submitted of which that is
-    not known. Raises SchedulerError if a scheduler does not answer, or is not the one that has the jobs.
+    The end of a job is recorded, with the launches that it left open: its scheduler will forget it. With
+    `settle`, under the study's lock, jobs without a recorded submission are looked up by name. Raises
+    SchedulerError if a scheduler does not answer, or is not the one that has the jobs.
     """
     return _of_each(study, lambda name, jobs: job_launcher(name).asked(study, jobs, settle=settle))
 
 
 def kept_job_statuses(study: Study) -> list[JobStatus]:
-    """All jobs as they have been written down, oldest first. No scheduler is asked."""
+    """All jobs by their records, oldest first. No scheduler is asked."""
 
     store = JobStore(study.root)
 

@@ -123,8 +123,8 @@ def what_runs(source: bytes) -> bytes:
 
 
 def _installed_commit(folder: Path) -> str | None:
-    """The commit that pip took the package from (direct_url.json of PEP 610), else the one that whoever built
-    an image gave."""
+    """The commit that pip took the package from (direct_url.json of PEP 610), else BENCH_COMMIT, which the
+    build of an image sets."""
     with suppress(metadata.PackageNotFoundError, ValueError, KeyError):
         installed = metadata.distribution("bench")
         if Path(str(installed.locate_file(""))).resolve() == folder:

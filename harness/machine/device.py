@@ -409,7 +409,7 @@ _CAP_IPC_LOCK = 1 << 14
 def usable_cores() -> list[int]:
     """The logical CPUs this process may use, whole physical cores first, at most as many as its quota.
 
-    A second thread of a core comes after all first ones: two ranks on one core are not two cores.
+    Second threads of cores follow all first threads, so that two ranks share a core only if they must.
     """
     cores = physical_cores(sorted(os.sched_getaffinity(0)))
     first, others = [core[0] for core in cores], sorted(cpu for core in cores for cpu in core[1:])

@@ -61,7 +61,7 @@ class StrategyCandidate:
 
     @property
     def fits_host(self) -> bool:
-        """Whether the host has room for what is offloaded: yes where its memory is not known."""
+        """Whether the host has room for the offloaded shards; True if its memory is not known."""
         there = self.around.devices.host_bytes
         return there is None or self.host_bytes <= SHARE * there
 
@@ -80,9 +80,9 @@ class Choice:
     """The candidates for one point, and the choice among them."""
 
     candidates: tuple[StrategyCandidate, ...]
-    """From the simplest on."""
+    """The simplest candidate is first."""
     refused: tuple[tuple[str, Reason], ...]
-    """Strategies that make no sense there, with the reasons."""
+    """Strategies that are refused for the point, with the reasons."""
     around: Surroundings
 
     @property
@@ -124,7 +124,7 @@ class Choice:
         return f"because it fits, and {second.strategy} is predicted to take {ratio:.2f} times as long"
 
     def _missed(self, chosen: StrategyCandidate) -> StrategyCandidate | None:
-        """The best of those that do not fit and, each by itself, would change the choice if they did."""
+        """The best candidate that does not fit and would change the choice if it alone fitted."""
 
         def with_it(missed: StrategyCandidate) -> list[StrategyCandidate]:
             return [candidate for candidate in self.candidates if candidate.fits or candidate is missed]
@@ -176,7 +176,7 @@ def _need(candidate: StrategyCandidate) -> str:
 
 
 def _best(candidates: Sequence[StrategyCandidate]) -> StrategyCandidate | None:
-    """The simplest of those that are as fast as the fastest."""
+    """The simplest candidate that is as fast as the fastest one within TIE; None without candidates."""
     most = (1 + TIE) * min((candidate.sample_s for candidate in candidates), default=0.0)
     return next((candidate for candidate in candidates if candidate.sample_s <= most), None)
 
@@ -248,7 +248,7 @@ class ChoiceRow:
 
 
 def candidate_rows(choice: Choice) -> list[ChoiceRow]:
-    """Every candidate, from the simplest on; then those that make no sense, by the reason."""
+    """Rows of all candidates, the simplest first, and then of the refused strategies, by reason."""
     found = [
         ChoiceRow(strategy=candidate.strategy, candidate=candidate, chosen=candidate is choice.chosen)
         for candidate in choice.candidates

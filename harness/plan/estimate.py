@@ -71,7 +71,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """The time of one step of a cell, and where it comes from."""
+    """The time of one step of a cell, and the basis of the figure."""
 
     basis: Basis
     seconds: float | Unknown

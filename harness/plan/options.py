@@ -100,7 +100,7 @@ def read_limits(value: float | str | list[float | str], where: str) -> tuple[flo
 
 
 def _texts(value: object) -> list[str]:
-    """The words of a value, a comma-separated string or a list, in lower case."""
+    """Split a value (a comma-separated string or a list) into words in lower case."""
     items = value if isinstance(value, list) else [value]
     return [text.strip().lower() for item in items for text in str(item).split(",") if text.strip()]
 

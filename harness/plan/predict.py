@@ -73,7 +73,7 @@ def _placed(cell: Cell, gpus_per_node: int | None) -> Cell:
 
 
 def unpredicted(cells: Iterable[Cell]) -> dict[str, str]:
-    """Why the memory of a workload's cells is not predicted, by its text: of those that state no parts."""
+    """The reason for each workload without known parts, whose memory is not predicted, by its text."""
     workloads = dict.fromkeys(cell.workload for cell in cells)
     known = {workload: facts(WORKLOADS.parse(workload)).parts for workload in workloads}
     return {workload: parts.reason for workload, parts in known.items() if isinstance(parts, Unknown)}

@@ -14,7 +14,7 @@ from results.job import Isolation
 from results.plan import Placement, has_virtual_nodes, placement_of
 
 _Groups = dict[str, list[tuple[str, Cell]]]
-"""Cells that may share a launch, each with the name of its work, by the words of what they share."""
+"""Cells that may share a launch, each with the id of its work, by the facts that they share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +94,9 @@ def schedule(
 
 
 def _forking(launches: list[PlannedLaunch]) -> list[PlannedLaunch]:
-    """The launches with a process for each run, where they are on CPU: a device has to be opened anew.
+    """Have the launches fork a process for each run, if all are on CPU: a forked process cannot use a device.
 
-    Where all cells may share a launch, one launch has all repeats.
+    If all cells may share a launch, one launch has all repeats.
     """
     if any(launch.device != "cpu" for launch in launches):
         return launches
@@ -109,7 +109,7 @@ def _forking(launches: list[PlannedLaunch]) -> list[PlannedLaunch]:
 
 
 def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
-    """Cells that may share a launch: what is bound to the process agrees."""
+    """Group the cells that may share a launch: they need the same process-wide settings."""
     groups: _Groups = {}
     steps = StepPolicy()
     for cell in sorted(cells, key=lambda cell: cell.id):

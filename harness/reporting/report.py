@@ -26,7 +26,7 @@ VERDICT_LINES = 6
 
 
 def write_report(study: Study, figures: StudyFigures, console: Console, *, path: Path | None = None) -> Path:
-    """Write the page and its tables, and print the headline, of what was measured.
+    """Write the page and its tables, and print the headline of the measurements.
 
     In the study: report.html, cells.csv, runs.csv. Elsewhere: `path`, and the tables named after it.
     """
@@ -145,7 +145,7 @@ def print_verdict(figures: StudyFigures, console: Console) -> None:
 
 
 def clause_lines(clauses: Sequence[Clause], width: int, most: int) -> list[str]:
-    """The clauses in at most `most` lines: those that no room is left for are in the report."""
+    """The clauses in at most `most` lines; clauses without room are only in the report."""
     pad = max((len(one.title) for one in clauses), default=0) + len(GAP)
     wrapped = {
         id(one): textwrap.wrap(

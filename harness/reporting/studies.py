@@ -180,7 +180,7 @@ def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, 
 
 
 def place_words(study: Study) -> tuple[str, ...]:
-    """The words of a call that continues the study: its folder, and the launcher of its newest job."""
+    """The options of a call that continues the study: its folder, and the launcher of its newest job."""
     launchers: list[str] = []
     with suppress(SchemaError):
         launchers = [job.launcher for job in JobStore(study.root).jobs()]
@@ -217,7 +217,7 @@ def warn_of_lost_runs(study: Study, results: Sequence[RunResult], console: Conso
 
 
 def read_results(study: Study) -> list[RunResult]:
-    """Every run of the study; what is derived is kept where the study may be written."""
+    """Every run of the study; derived files are written if the study may be written."""
     return study.collect() if os.access(study.root, os.W_OK) else study.results()
 
 

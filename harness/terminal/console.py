@@ -21,7 +21,7 @@ from results.foreign_text import visible
 WIDE = 400
 """Columns that output has where it is not shown on a terminal."""
 NARROW = 80
-"""Columns up to which the words of a progress line take the place of its bar."""
+"""A terminal of at most this number of columns shows a progress line without its bar."""
 PLAIN_EVERY_S = 15.0
 """Without a terminal, one line of progress at most this often."""
 

@@ -1,4 +1,4 @@
-"""How a strategy groups its ranks, drawn with characters: who is whose stage, shard, part or replica."""
+"""A drawing, in characters, of how a strategy groups its ranks into stages, shards, parts and replicas."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def description(groups: GroupLayout) -> str:
 
 
 def drawing(groups: GroupLayout) -> list[str]:
-    """A grid of ranks: stages or nodes are rows, data-parallel places columns, and in brackets are those
-    that compute each layer together."""
+    """A grid of ranks: rows are stages or nodes, columns are data-parallel places, and ranks in brackets
+    compute each layer together."""
     rows: Dimension = "pipeline" if groups.pipeline > 1 else "replicate"
     columns: tuple[Dimension, ...] = ("shard",) if rows == "replicate" else ("replicate", "shard")
     bands = groups.groups(*columns, "tensor")

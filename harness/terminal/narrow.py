@@ -68,7 +68,7 @@ def narrow_lines(rows: Sequence[HeadlineRow], sizes_count: str, width: int) -> l
 
 
 def _wrapped(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Lines of a text; a word that is longer than a line is broken, `serial-simulation` is not."""
+    """Wrap a text; only words that are longer than a line are broken, and never at hyphens."""
     return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
 
 

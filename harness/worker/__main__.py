@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _has_torchrun() -> bool:
-    """Whether the parent is the torchrun that started this rank, and not who adopts it if that is gone."""
+    """Whether the parent is still the torchrun that started this rank, not a process that adopted it."""
     try:
         return b"torch" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     except OSError:

@@ -41,7 +41,7 @@ ONLY_TIMED = "a later pair of a paired comparison: only its blocks are timed"
 
 
 class Measurement:
-    """Measures the steps of a model that a run has built; all that is found goes into the run's record."""
+    """Measures the steps of a model that a run has built, and adds all results to the run's record."""
 
     def __init__(self, run: Run, built: Built, uses: Uses, turns: Turns | None) -> None:
         """`uses` counts what the trainer uses, and `turns` is the driver of a paired comparison, if any."""

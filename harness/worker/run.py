@@ -36,7 +36,7 @@ from workloads.catalog import WORKLOADS, facts
 
 
 def measure_cell(run: Run) -> None:
-    """Build, prove and measure the cell of `run`; collective. What is found goes into the run's record."""
+    """Build, prove and measure the cell of `run`, and add the results to the run's record; collective."""
     around = run.around
     turns = Turns.of_driver(around.log.heartbeat)
     with nullcontext() if turns is None else closing(turns):

@@ -24,8 +24,8 @@ NODES: Fields = WIDE | {"collective": "hierarchical", "node_size": 2}
 
 
 def _parameters_of_seed_0(rank: int, size: int) -> Planted:
-    def wrong(original: Any, self: CellSetup) -> Workload:
-        return original(replace(self, cell=msgspec.structs.replace(self.cell, seed=0)))
+    def wrong(original: Any, self: CellSetup, **how: bool) -> Workload:
+        return original(replace(self, cell=msgspec.structs.replace(self.cell, seed=0)), **how)
 
     return wrapped(CellSetup, "workload", wrong)
 

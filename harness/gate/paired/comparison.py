@@ -239,7 +239,7 @@ class PairedComparison:
             self._console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
 
     def _claim(self, sources: Mapping[Side, Source]) -> None:
-        """Keep what is compared, and how it is judged now.
+        """Write the call of the comparison: its sides, and the rules of this call.
 
         Raises UsageError if the folder holds another comparison.
         """
@@ -274,7 +274,7 @@ class PairedComparison:
 
 
 class _AlarmError(Exception):
-    """A pair has not ended in time."""
+    """A pair did not end in time."""
 
 
 @contextmanager

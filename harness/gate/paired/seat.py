@@ -110,8 +110,8 @@ class Seat:
     def go(self, steps: int = 0, *, only_timed: bool = False) -> list[Told]:
         """Give the run its turn, and wait until all ranks have reported again.
 
-        `only_timed`: at the first turn of a run, which then leaves out what comes after its timed blocks.
-        Returns what they said, by rank. Raises LostError if one has ended.
+        With `only_timed`, at the first turn of a run, the run leaves out the work after its timed blocks.
+        Returns the reports by rank. Raises LostError if a rank has ended.
         """
         for rank in self._ranks.values():
             rank.answer(steps, only_timed=only_timed)

@@ -148,7 +148,7 @@ class Repository:
             raise UsageError(f"there is no revision {revision} in {self.root}{hint}") from error
 
     def last_tag(self) -> str | None:
-        """The newest tag that HEAD comes from; None without one."""
+        """The newest tag among the ancestors of HEAD; None without one."""
         try:
             return self._git("describe", "--tags", "--abbrev=0")
         except subprocess.CalledProcessError:
@@ -172,7 +172,7 @@ class Repository:
     def files_hash(self) -> str:
         """16 hex digits over the tracked files of the working tree, and over its Python and YAML files.
 
-        They stay where what is there is staged or committed. A submodule counts by its commit.
+        The hash does not change when files are staged or committed. A submodule counts by its commit.
         """
         staged = self._names("ls-files", "--stage")
         blobs = {name: words.split()[1] for words, _, name in (line.partition("\t") for line in staged)}
@@ -228,7 +228,7 @@ class Repository:
         )
 
     def _import_path(self, tree: Path) -> tuple[str, ...]:
-        """PYTHONPATH for a side: what git tracks of the working tree comes from the side's `tree`."""
+        """PYTHONPATH of a side: its `tree` replaces the folders that git tracks in the working tree."""
         root, own = self.root.resolve(), list[str]()
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
             place = Path(entry).resolve()
@@ -329,8 +329,8 @@ def is_accepted_file(revision: str) -> bool:
 
 
 def resolve_base(revision: str, rules: Rules, repository: Repository, console: Console) -> tuple[str, Rules]:
-    """The revision of BASE, and what is tolerated. For the file of the accepted commit: that commit, or else
-    the last tag, and the changes and margins that the file states.
+    """Return the revision of BASE, and the rules. The file of the accepted commit names that commit (else the
+    last tag is taken), and states accepted changes and margins.
 
     Raises IncomparableError if this clone has neither the commit nor a tag.
     """

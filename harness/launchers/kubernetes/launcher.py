@@ -51,7 +51,7 @@ class KubectlError(BenchError):
 
 
 def apply(text: str, *, timeout_s: float = TIMEOUT_S) -> tuple[str, ...]:
-    """Make the objects of a manifest, or bring those that exist to what it says.
+    """Create the objects of a manifest, or update objects that exist.
 
     Returns what kubectl says, a line for each object. Raises KubectlError with kubectl's own words. If
     kubectl has not answered in time, some of the objects may be there: apply the same manifest again.
@@ -137,7 +137,10 @@ class KubernetesCall(JobCall):
             self._console.result(document.text)
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
-        """Write what is left, and apply it if asked to, under the study's lock. Returns the exit code."""
+        """Write the jobs that are left, and apply them if asked to, under the study's lock.
+
+        Returns the exit code.
+        """
         found = job_statuses(study, settle=True)
         launches, documents = self.left(study, plan, code, held=held_by_jobs(found))
         for line in [*plan_header(study, plan, launches), *self.summary(documents)]:
@@ -182,7 +185,7 @@ class KubernetesJobStatus(JobStatus):
     """One job; `submission` says that its manifest was applied from here."""
 
     has_open_launch: bool = False
-    """Whether a launch of it has begun and has not ended, as far as is written down."""
+    """Whether a launch of the job has begun and has no recorded end."""
 
     @property
     def is_live(self) -> bool:

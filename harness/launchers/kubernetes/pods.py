@@ -74,7 +74,7 @@ class PodStarter(Starter):
 
 
 def is_over(store: JobStore, job_id: str) -> bool:
-    """Whether the job has ended for good: whoever takes part in it has nothing more to do.
+    """Whether the job has ended for good, so that no pod has work left.
 
     After an end that the cluster brought about, pod 0 is started again.
     """

@@ -209,7 +209,7 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     extra_resources: dict[str, Annotated[int, msgspec.Meta(ge=1)]] = {}
     """Further resources of each pod, such as rdma/hca_shared_devices_a: 1 or vpc.amazonaws.com/efa: 32."""
     shared_memory: str = "2Gi"
-    """Size of /dev/shm, which NCCL needs; what is in it counts as memory of the pod. Runtimes give 64 MiB."""
+    """Size of /dev/shm, which NCCL needs; its content counts as memory of the pod. Runtimes give 64 MiB."""
     one_pod_per_host: bool = True
     """Whether pods of a job are kept on different hosts; if not, several of the `nodes` may be one."""
 

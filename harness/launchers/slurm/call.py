@@ -39,7 +39,7 @@ from slurm.site import SITE_FILE, SiteProfile
 FEEDING = 3
 """Jobs at once where one submits the others."""
 _FOLLOW_UP_S = 900.0
-"""Time for submitting what is left, or for writing a report."""
+"""Time limit of a job that submits other jobs, or writes a report."""
 
 
 def site_of(options: StudyFile) -> SiteProfile:
@@ -123,7 +123,7 @@ class SlurmCall(JobCall):
             self._console.result(document.text)
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int:
-        """Submit what is left, under the study's lock. Returns the exit code: 1 if a job was refused."""
+        """Submit jobs that are left, under the study's lock. Returns the exit code: 1 if one is refused."""
         client = Client()
         found = job_statuses(study, settle=True)
         launches, documents = self.left(study, plan, code, held=held_by_jobs(found))
@@ -174,7 +174,7 @@ class SlurmCall(JobCall):
     def _follow(
         self, submitter: Submitter, study: Study, jobs: JobMaker, after: Sequence[int], done: Submitted
     ) -> bool:
-        """Submit the job that comes after the others: one that submits the rest, or one that reports.
+        """Submit a job that runs after the others: it submits the remaining jobs, or writes the report.
 
         Returns whether it was taken.
         """

@@ -31,10 +31,10 @@ from slurm.site_checks import ClusterCheck, Level, cluster_checks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJobStatus(JobStatus):
-    """One job at the moment of asking."""
+    """One job by its records and Slurm's answer."""
 
     view: JobView | None = None
-    """The job in Slurm's words; None if Slurm does not know it, or was not asked."""
+    """Slurm's answer about the job; None if Slurm does not know the job, or was not asked."""
 
     @property
     def slurm_id(self) -> int | None:
@@ -58,7 +58,7 @@ class SlurmJobStatus(JobStatus):
 
 
 def kept(study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
-    """The jobs as they have been written down."""
+    """The jobs by their records."""
     store = JobStore(study.root)
     return [
         SlurmJobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
@@ -67,7 +67,7 @@ def kept(study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
 
 
 def asked(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list[SlurmJobStatus]:
-    """Ask Slurm about the jobs that have not ended. Raises SlurmError if they are of another cluster."""
+    """Ask Slurm about the jobs that have not ended. Raises SlurmError if another cluster has them."""
     waiting = {
         status.slurm_id: status for status in found if status.ended is None and status.slurm_id is not None
     }

@@ -45,7 +45,7 @@ class Gauge(Protocol):
         """Bytes now."""
 
     def cap(self, most_bytes: int | None) -> None:
-        """Refuse what goes beyond; None: whatever the machine has."""
+        """Refuse allocations beyond this number of bytes; None: no limit."""
 
 
 class MemoryLimit:
@@ -62,12 +62,12 @@ class MemoryLimit:
             self._most = self._mark + limit_mb * MIB
         self._holds = False
         self._others = 0
-        """Bytes taken while the limit was lifted and not given back: they are nobody's who is limited."""
+        """Bytes taken while the limit was lifted and not given back; the limit does not count them."""
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Limit what is taken inside; beyond it the allocators raise, and who starts a thread raises
-        MemoryError."""
+        """Limit the memory that is taken in this context: allocators raise beyond the limit, and the start of
+        a thread raises MemoryError."""
         with self._switched(holds=True):
             try:
                 yield
@@ -78,7 +78,7 @@ class MemoryLimit:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Leave out of the count what is taken inside and given back while the limit is lifted."""
+        """Do not count the memory that is taken in this context and given back while the limit is lifted."""
         with self._switched(holds=False):
             yield
 

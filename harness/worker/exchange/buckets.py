@@ -115,7 +115,7 @@ class BucketCounter:
         self._announced.add(early=bool(self._to_come.number))
 
     def issued(self, name: str) -> None:
-        """Count an operation of this name that goes over the exchange."""
+        """Count an operation of the exchange, by its name."""
         if self._phase is Phase.BACKWARD and name in _SUMS:
             self._sums.add(early=bool(self._to_come.number))
 

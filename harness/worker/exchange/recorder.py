@@ -42,7 +42,7 @@ from strategies.devices import DeviceKind, Moment, device_of
 from strategies.training.observer import Phase, StepObserver
 
 _LATE_S = 1.0
-"""How long a callback may come after the work that it is of."""
+"""Time that a callback may be late after the end of its operation."""
 
 
 class TooManyOperationsError(Exception):
@@ -89,7 +89,7 @@ class _Operation:
 
 
 class _WaitedFor(dist.Work):
-    """A work without a future: done when somebody has waited for it."""
+    """A work without a future, which counts as done when a wait for it returns."""
 
     def __init__(self, work: dist.Work, done: Callable[[int], None]) -> None:
         """`done` is called with the nanoseconds for which a waiting thread was held up."""
@@ -173,7 +173,7 @@ class Recorder:
     """
 
     def __init__(self, clock: StepObserver, device: torch.device, *, stages: bool = False) -> None:
-        """`stages`: whether what is sent between two ranks goes from stage to stage of a pipeline."""
+        """`stages` says whether messages between two ranks are between stages of a pipeline."""
         self._clock = clock
         self._stages = stages
         self._device = device_of(device)

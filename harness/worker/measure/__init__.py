@@ -1,1 +1,1 @@
-"""Timed blocks of steps, and what is sampled or profiled with them."""
+"""Timed blocks of steps, and their telemetry, profiles and live scalars."""

@@ -195,7 +195,7 @@ class TelemetrySampler:
         return self._samples.recent("sm_clock_mhz", GPU_WARM_UP_S)
 
     def telemetry(self) -> Telemetry:
-        """Return what was sampled. To be called after the exit."""
+        """Return all samples; call it after the exit."""
         found = self._samples.telemetry(self._start_ns)
         if len(self._energies) < 2:
             return found

@@ -41,7 +41,7 @@ def law_tolerance(cell: Cell) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """Sum of the gradients that were applied and those that ranks held back: it must equal what went in."""
+    """The sum of applied and held-back gradients, which must equal the input of the exchange."""
 
     values: dict[str, Tensor]
     held: dict[str, Tensor]

@@ -54,7 +54,7 @@ UPDATE_TOLERANCE = 1e-3
 """The same of the update by the same gradients, which is elementwise and in single precision."""
 
 MORE_THAN_ROUNDING = 3.0
-"""Times what one rounding of every parameter changes: what is further apart is a defect."""
+"""Factor of the change by one rounding of every parameter: a larger difference is a defect."""
 LARGEST_CHANGE_OF_NORM = 0.25
 """Largest change of the norm of all gradients, in parts of it: the mean of two gradients that have nothing in
 common is shorter than each by 0.29, and one that misses a division by 2 longer by 1."""
@@ -82,7 +82,7 @@ compressor's promise; the samples that a step used; the fingerprints of ranks.""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofFinding:
-    """How one comparison came out."""
+    """The result of one comparison."""
 
     passed: bool
     of: ProofSubject

@@ -98,9 +98,9 @@ class Examination:
     beat: Beat
     """Called often while a step is checked: a long check is not silence."""
     witness: Witness | None
-    """Records what goes through the compressor; None if the cell has no compressor of ours."""
+    """Records the inputs and outputs of the compressor; None if the exchange has no `Compressor`."""
     first: FirstStep = field(default_factory=FirstStep)
-    """Times what is training of the first step."""
+    """Times the training part of the first step."""
     unexpected: bool = False
     """Whether both sides compute with other micro-batches than the drawn ones (`Sampler.unexpected`)."""
 
@@ -372,7 +372,7 @@ class Examination:
             self._findings.append(finding)
 
     def _compare_history(self, history: History, found: Recomputed | None) -> None:
-        """Compare the state that this update begins with with the one that the last replay left."""
+        """Compare the optimizer state before this update with the state after the last replay."""
         if found is not None and self._history is not None:
             self._findings += compare_history(self.setup.cell, history, self._history)
         self._history = None if found is None or found.replay is None else found.replay.history

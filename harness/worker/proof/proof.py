@@ -137,7 +137,7 @@ def prove(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateProof:
-    """Result of a check after the timed blocks; the same on all ranks but for the words of a failure."""
+    """Result of a check after the timed blocks; only the text of a failure differs between ranks."""
 
     first: int
     """Number of the first step that was checked."""
@@ -252,8 +252,8 @@ def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str
 
 @contextmanager
 def _audited(setup: CellSetup, trainer: Trainer, *, after_ramp: bool) -> Iterator[Witness | None]:
-    """Have a lossy exchange keep what it does not send, with feedback or without, and a witness see what goes
-    through a compressor of ours."""
+    """Have a lossy exchange keep its residuals, with feedback or without, and a witness record what passes
+    through its `Compressor`."""
     exchange = trainer.model.gradient_exchange
     if exchange is None or not setup.cell.compresses:
         yield None

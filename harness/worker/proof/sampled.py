@@ -95,7 +95,7 @@ class Sampling:
         self._rows: dict[str, Tensor] = {}
         self._watched: set[str] = set()
         self._roundoff = 0.0
-        """The largest unit roundoff of what is added up."""
+        """The largest unit roundoff of the summed values."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -128,7 +128,7 @@ class Simulator:
         self._setup, self._trainer, self._control = setup, trainer, control
         self._longest_s, self._beat = longest_s, beat
         self.unexpected = False
-        """Whether the steps use other micro-batches than those that are drawn (`Sampler.unexpected`)."""
+        """Whether the steps use other micro-batches than the drawn ones (`Sampler.unexpected`)."""
         self.by_blocks = False
         """Which of two orders the last simulation added gradients in (`ReferenceModel.by_blocks`)."""
         self.least_s = 0.0
@@ -262,7 +262,7 @@ class Simulator:
         return self._model
 
     def _compare_initial(self, model: ReferenceModel, start: Tensors) -> ProofFinding:
-        """Compare the parameters that training begins with with those that the cell's seed gives."""
+        """Compare the parameters at the start of training with the parameters that the cell's seed gives."""
         built = dict(model.module.named_parameters())
         own = {name: start[name] for name in built if name in start}
         wrong = [name for name, value in own.items() if not same_values(value, built[name].detach().cpu())]

@@ -70,7 +70,7 @@ MARGIN_S = 10.0
 
 
 class Watchdog:
-    """Has a rank say where it stands when nothing has happened for too long.
+    """Prints where a rank is stuck when nothing has happened for too long.
 
     Every thread's stack goes to stderr. That wait is in C, outside of Python, so that a rank prints whatever
     it is stuck in. `record` is called by a thread that sleeps until then, so that a measured step pays for
@@ -85,7 +85,7 @@ class Watchdog:
             threading.Thread(target=self._keep, args=(record,), name="watchdog", daemon=True).start()
 
     def progress(self) -> None:
-        """Something has happened: begin to wait anew."""
+        """Restart the wait, because something has happened."""
         faulthandler.dump_traceback_later(self._patience_s, file=2)
         self._due = time.monotonic() + self._patience_s
 
@@ -171,9 +171,9 @@ class _Output:
         """Bytes of the file at the last look."""
         self._left_out = 0
         self._mark = b""
-        """The last line among those left out that says which run the next words are of."""
+        """The last run mark among the lines that were left out: it names the run of the next line."""
         self._noted = 0
-        """Bytes of the note, which comes after the beginning."""
+        """Bytes of the note after the beginning, which says how much was left out."""
         # Whoever writes goes on at the new end when the file gets shorter; torchrun opens it otherwise.
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)

@@ -69,7 +69,7 @@ def tear_down(device: torch.device) -> None:
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back to the system what nothing refers to any more, so that peaks after it are of what follows."""
+    """Return unreferenced memory to the system, so that later peaks do not include it."""
     gc.collect()
     device_of(device).release_memory()
     # The C library keeps freed memory for itself, and with it the resident size, unless it is asked.

@@ -71,8 +71,8 @@ class TrainingDivergedError(DivergedError):
 
 
 class Rate:
-    """The rates of an optimizer at each step: those that it was built with, or of its schedule, times a
-    factor."""
+    """The learning rates of an optimizer at each step: its initial rates, or the rates of a schedule, times
+    a factor."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -121,7 +121,7 @@ class Rate:
 
 
 def train_cell(run: Run, order: TrainOrder) -> None:
-    """Train the cell of `run` as ordered; collective. The run's record has how far it came."""
+    """Train the cell of `run` as ordered; collective. The run's record states the last step."""
     around = run.around
     run.found["trained_steps"] = 0
     around.log.event("build")
@@ -237,7 +237,7 @@ class TrainingLoop:
             self._run.warnings.append(warning)
 
     def _after_step(self, *, epoch_ended: bool) -> EndReason | None:
-        """Do what is due after a step: a row, a validation, a checkpoint. Collective if something is."""
+        """Write a row, validate and save if this is due after a step; collective if something is due."""
         step, order = self._trainer.steps, self._order
         saves, last = step % order.checkpoint_every == 0, step >= self._total
         due = epoch_ended if self._data.samples_per_epoch is not None else saves
@@ -323,7 +323,7 @@ class TrainingLoop:
             self._around.log.heartbeat()
 
     def _decided(self, figures: Figures, *, at_row: bool = False) -> tuple[EndReason | None, bool]:
-        """Why training ends now, and whether a metric is the best so far: rank 0 knows what came before."""
+        """Whether and why training ends now, and whether a metric is the best so far, as rank 0 decides."""
         code = 0
         if self._records is not None:
             end, best = self._records.judge(figures, at_row=at_row)
@@ -476,7 +476,7 @@ class _Records:
         ]
 
     def _is_best(self, log: TrainingLog) -> bool:
-        """Whether the last point, if it is of this step, is as good as the best under this metric."""
+        """Whether the last value of the metric is from this step and as good as the best one."""
         metric = self._order.best
         points = [] if metric is None else self._points(log.since_best_by(metric), metric)
         if metric is None or not points or points[-1].step != self._trainer.steps:
