@@ -14,7 +14,7 @@ import msgspec
 from harness.launch.check import can_check, check, check_request, count_own_parts
 from harness.launch.machine import Machine
 from harness.launch.preflight import link_obstacle, require_room, require_tensorboard
-from harness.launch.supervise import ending_signals
+from harness.launch.supervise import ending_signals, handled
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.registry import launcher, launchers
@@ -414,10 +414,5 @@ def signals_are_ctrl_c() -> Iterator[None]:
         raise KeyboardInterrupt
 
     # Ctrl-C raises already, unless a shell has started the command in the background.
-    numbers = [number for number in ending_signals() if number != signal.SIGINT]
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
+    with handled([number for number in ending_signals() if number != signal.SIGINT], interrupt):
         yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

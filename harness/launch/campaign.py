@@ -17,13 +17,12 @@ from harness.launch.pace import Deadline, Pace, TrainingPace
 from harness.launch.preflight import require_devices, require_room, warnings
 from harness.launch.starter import LogWords, Starter
 from harness.launch.supervise import POLL_S, Supervisor, Watch
-from harness.launch.tally import Conditions, Tally, tally
+from harness.launch.tally import Conditions, Tally, study_tally
 from harness.launch.training import (
     FailedLaunch,
     nodes_left,
     pause_s,
     step_reached,
-    trained_cells,
     why_not_again,
 )
 from harness.plan.estimate import estimate
@@ -92,17 +91,6 @@ class Campaign:
         self._failures: dict[str, list[FailedLaunch]] = {}
         """The launches that failed while they trained, by cell."""
 
-    def tally(self, results: Sequence[RunResult], conditions: Conditions) -> Tally:
-        """Tally the study's runs so far for the next ones of this plan."""
-        return tally(
-            results,
-            self._plan,
-            conditions,
-            rerun_failed=self._options.rerun_failed,
-            prune=self._options.prune,
-            trained=trained_cells(self._study, self._plan),
-        )
-
     def run(self, context: CampaignContext) -> None:
         """Run all launches that are left.
 
@@ -110,7 +98,8 @@ class Campaign:
         """
         cells = {cell.id for cell in self._plan.cells}
         conditions = context.conditions or Conditions.here(context.code)
-        so_far = self.tally(self._study.results(keep=True, cells=cells), conditions)
+        results = self._study.results(keep=True, cells=cells)
+        so_far = study_tally(self._study, self._plan, results, conditions, self._options)
         launches = so_far.planned(self._options.isolation)
         if context.only is not None:
             only, cells = context.only, cells & context.only

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from harness.launch.command import worker_environment
 from harness.launch.ending import (
@@ -304,16 +305,24 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
+def handled(
+    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handle these signals by `handler` in this context."""
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, earlier in zip(numbers, before, strict=True):
+            signal.signal(number, earlier)
+
+
+@contextmanager
 def _deaf() -> Iterator[list[int]]:
     """Hold back the signals that end a study while the workers are ended and the attempt is written.
 
     Yields the list of the signals that arrive in this context.
     """
     heard: list[int] = []
-    numbers = ending_signals()
-    before = [signal.signal(number, lambda number, frame: heard.append(number)) for number in numbers]
-    try:
+    with handled(ending_signals(), lambda number, frame: heard.append(number)):
         yield heard
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from harness.launch.machine import Machine
+from harness.launch.training import trained_cells
 from harness.machine.device import nccl_settings, other_settings
 from harness.machine.torch_devices import torch_version
 from harness.plan.estimate import Earlier
@@ -16,10 +17,11 @@ from reports.analysis.pooling import differing
 from reports.text import count
 from results.cell import inferred_out_of_memory, pruning_reason
 from results.environment import CodeVersion, Program
-from results.job import Isolation
+from results.job import Isolation, RunOptions
 from results.outcome import Evidence, Outcome
 from results.plan import Plan
 from results.run import RunResult
+from results.store import Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +207,20 @@ def tally(
             if outcome is not Outcome.OK and not outcome.runs_again and not so_far.ok_runs.get(cell):
                 so_far.close(cell, outcome)
     return so_far
+
+
+def study_tally(
+    study: Study, plan: Plan, results: Sequence[RunResult], conditions: Conditions, options: RunOptions
+) -> Tally:
+    """Tally the study's runs so far for the next ones of `plan`, in a call with these options."""
+    return tally(
+        results,
+        plan,
+        conditions,
+        rerun_failed=options.rerun_failed,
+        prune=options.prune,
+        trained=trained_cells(study, plan),
+    )
 
 
 def uncounted(results: Sequence[RunResult], plan: Plan, conditions: Conditions) -> list[str]:

@@ -14,7 +14,7 @@ from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.machine import Machine
 from harness.launch.starter import Starter
 from harness.launch.supervise import Interrupted
-from harness.launch.tally import Conditions
+from harness.launch.tally import Conditions, study_tally
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_summary, plan_tables
 from harness.launchers.registry import job_statuses
@@ -63,10 +63,9 @@ class CampaignCall(LauncherCall):
             console.note(f"{count(len(held), 'cell')} are left to jobs that are still live")
             cells = tuple(cell for cell in plan.cells if cell.id not in held)
             plan = msgspec.structs.replace(plan, cells=cells)
-        campaign = Campaign(study, plan, self._call.run_options, console)
-        conditions = self._conditions(code)
-        so_far = campaign.tally(study.collect(), conditions)
-        launches = so_far.planned(self._call.run_options.isolation)
+        options, conditions = self._call.run_options, self._conditions(code)
+        so_far = study_tally(study, plan, study.collect(), conditions, options)
+        launches = so_far.planned(options.isolation)
         hosts = self.machine or Machine.here()
         costs = estimate(launches, earlier=so_far.earlier, hardware=hosts.hardware)
         for line in plan_summary(study, plan, launches, costs):
@@ -80,7 +79,7 @@ class CampaignCall(LauncherCall):
             machine=self.machine,
         )
         try:
-            campaign.run(context)
+            Campaign(study, plan, options, console).run(context)
         except Interrupted:
             study.collect()
             console.note("interrupted; the same command continues from here")
@@ -102,8 +101,7 @@ def show_plan(
     hosts: Machine,
 ) -> None:
     """Print the plan, what it takes on such `hosts`, and the `line` of each launch. Writes nothing."""
-    campaign = Campaign(study, plan, call.run_options, call.console)
-    so_far = campaign.tally(study.results(), conditions)
+    so_far = study_tally(study, plan, study.results(), conditions, call.run_options)
     launches = so_far.planned(call.run_options.isolation)
     costs = estimate(launches, earlier=so_far.earlier, hardware=hosts.hardware)
     plan_tables(call.console, study, plan, launches, costs, line=line)

@@ -8,8 +8,7 @@ from collections.abc import Sequence, Set
 from harness.jobs.documents import Document, JobMaker, cost_lines, require_within_budget
 from harness.jobs.job_status import held_by_jobs
 from harness.jobs.planned import PlannedJob, planned_jobs
-from harness.launch.tally import Conditions, tally
-from harness.launch.training import trained_cells
+from harness.launch.tally import Conditions, study_tally
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import job_statuses
 from harness.plan.estimate import Hardware
@@ -66,14 +65,7 @@ class JobCall(LauncherCall):
         that runs a cell compares the other conditions.
         """
         options = self._call.run_options
-        so_far = tally(
-            study.results(),
-            plan,
-            Conditions.elsewhere(code),
-            rerun_failed=options.rerun_failed,
-            prune=options.prune,
-            trained=trained_cells(study, plan),
-        )
+        so_far = study_tally(study, plan, study.results(), Conditions.elsewhere(code), options)
         so_far.closed |= dict.fromkeys(held, "a job has it")
         launches = so_far.planned(options.isolation)
         planned = planned_jobs(

@@ -11,11 +11,11 @@ from typing import Annotated
 
 import msgspec
 
-from harness.launch.campaign import Campaign, CampaignContext, LaunchMaker
+from harness.launch.campaign import CampaignContext, LaunchMaker
 from harness.launch.command import Rendezvous, shell_line, torchrun_command
 from harness.launch.machine import Machine
 from harness.launch.starter import LocalStarter
-from harness.launch.tally import Conditions
+from harness.launch.tally import Conditions, study_tally
 from harness.launchers.campaign_call import show_plan
 from harness.launchers.launcher import Launcher, LauncherCall, MatrixCall, WorkerHosts
 from harness.machine.code import checkout
@@ -88,7 +88,7 @@ class ManualCall(LauncherCall):
         printed again.
         """
         options, console = self._call.run_options, self._call.console
-        so_far = Campaign(study, plan, options, console).tally(study.collect(), Conditions.here(code))
+        so_far = study_tally(study, plan, study.collect(), Conditions.here(code), options)
         context = CampaignContext(starter=LocalStarter(), checkout=checkout(), code=code)
         maker = LaunchMaker(plan, options, Machine.here(), context)
         waiting = {

@@ -21,6 +21,7 @@ from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import write_left
 from harness.launch.guarded import Guarded
 from harness.launch.starter import Starter
+from harness.launch.supervise import handled
 from harness.launchers.kubernetes.manifest import pod_address
 from harness.launchers.kubernetes.profile import PORTS, PROFILE_FILE
 from harness.machine.code import checkout
@@ -95,18 +96,15 @@ def follow(study: Study, job: Job, node_rank: int, meeting: Meeting) -> int:
     node's share of a launch has ended with it.
     """
     stops: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     follower = _Follower(study, job, node_rank, meeting, lambda: bool(stops))
     store = JobStore(study.root)
-    try:
+    with handled([signal.SIGTERM], lambda number, frame: stops.append(number)):
         while not stops and not is_over(store, job.job_id):
             launch = follower.next()
             if launch is None:
                 time.sleep(POLL_S)
             else:
                 follower.join(launch)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return STOPPED if stops else 0
 
 
