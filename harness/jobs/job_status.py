@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from harness.jobs.closing import close_launches, open_launches
 from results import files
@@ -26,22 +25,27 @@ STATUS_NUMERIC = (False, True, False, False, True, False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """One job by its records. A launcher that can ask its scheduler adds the answer in a subclass."""
+    """One job by its records, to which a launcher adds what it knows."""
 
     job: Job
     submission: Submission | None
     ended: JobEnd | None
     """The end of the job, if it will not start again."""
+    is_running: bool = False
+    """Whether the job runs now."""
+    is_queued: bool = True
+    """False if the scheduler's queue no longer has the job."""
+    by_hand: bool = False
+    """Whether the job may start although no submission is recorded, as a user may apply its manifest."""
+    submitted_state: str = "unknown"
+    """The state of a job that was submitted and has not ended."""
+    scheduler_words: str = ""
+    """The scheduler's words about a job that has not ended."""
 
     @property
     def is_live(self) -> bool:
         """Whether the job runs or may still run, so that its cells must not be submitted again."""
-        return self.ended is None and self.submission is not None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the job runs now, by its scheduler."""
-        return False
+        return self.ended is None and (self.submission is not None or self.by_hand)
 
     @property
     def state(self) -> str:
@@ -51,22 +55,14 @@ class JobStatus:
         return "not submitted" if self.submission is None else self.submitted_state
 
     @property
-    def submitted_state(self) -> str:
-        """The state of a job that was submitted and has not ended."""
-        return "unknown"
-
-    @property
     def words(self) -> str:
         """The reason of this state, in the scheduler's words or the job's own."""
         return self.scheduler_words if self.ended is None else self.ended.reason or ""
 
-    @property
-    def scheduler_words(self) -> str:
-        """The scheduler's words about a job that has not ended."""
-        return ""
 
-
-AnyStatus = TypeVar("AnyStatus", bound=JobStatus)
+def kept_status(store: JobStore, job: Job) -> JobStatus:
+    """The status of a job by its records."""
+    return JobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +94,12 @@ def own_word(study: Study, job: Job, restarts: int | None) -> Ending | None:
 
 def close(
     study: Study,
-    status: AnyStatus,
+    status: JobStatus,
     stopped: Ending,
     *,
     runs: Ending | None = None,
     scheduler: str | None = None,
-) -> AnyStatus:
+) -> JobStatus:
     """Record the end of a job and of the launches that it left open, if the study may be written.
 
     `runs` is how the runs of these launches ended (None: as the job did), `scheduler` what its scheduler says
@@ -121,7 +117,7 @@ def close(
             if kept is None:
                 raise
             end = kept
-    return replace(status, ended=end)
+    return replace(status, ended=end, is_running=False)
 
 
 def end_of_job(job: Job, submission: Submission | None, ending: Ending) -> JobEnd:

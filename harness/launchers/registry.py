@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from inspect import isabstract
 
-from harness.jobs.job_status import Cancelled, JobStatus, close
+from harness.jobs.job_status import Cancelled, JobStatus, close, kept_status
 from harness.launchers.launcher import JobLauncher, Launcher
 from harness.plan.launchers import launcher_entries, launcher_entry, own_launchers
 from results.errors import SchedulerError
@@ -71,10 +71,7 @@ def kept_job_statuses(study: Study) -> list[JobStatus]:
             return job_launcher(name).kept(study, jobs)
         except SchedulerError:
             # The launcher would know more, but the records can be read without it.
-            return [
-                JobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
-                for job in jobs
-            ]
+            return [kept_status(store, job) for job in jobs]
 
     return _of_each(study, kept)
 

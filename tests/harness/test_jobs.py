@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from launching import CODE, a_job, a_job_end, a_launch
 
 from harness.jobs.closing import close_launches, close_lost_launches
 from harness.jobs.documents import Document, JobMaker, cost_lines, cost_rows, gpu_hours, require_within_budget
-from harness.jobs.job_status import Cancelled, JobStatus, end_of_job, held_by_jobs
+from harness.jobs.job_status import Cancelled, JobStatus, end_of_job, held_by_jobs, kept_status
 from harness.jobs.planned import baseline_of, planned_jobs
 from harness.jobs.progress import progress
 from harness.jobs.start import JobStart, obstacle, stranger_to
@@ -29,7 +29,6 @@ from harness.launchers.registry import forget, kept_job_statuses
 from harness.launchers.slurm import launcher as job_status
 from harness.launchers.slurm.allocation import Allocation
 from harness.launchers.slurm.call import run_document
-from harness.launchers.slurm.launcher import SlurmJobStatus
 from harness.machine.code import checkout, code_hash
 from harness.plan.estimate import Hardware, estimate
 from harness.plan.expand import expand
@@ -223,13 +222,13 @@ class Queue:
         self.cancelled = list(job_ids)
 
 
-def statuses(study: Study, queue: Queue) -> list[SlurmJobStatus]:
+def statuses(study: Study, queue: Queue) -> list[JobStatus]:
     """The statuses of the study's jobs after this queue was asked."""
     kept = job_status.kept(study, JobStore(study.root).jobs())
     return job_status.asked(study, kept, queue)  # type: ignore[arg-type]
 
 
-def settled(study: Study, queue: Queue) -> list[SlurmJobStatus]:
+def settled(study: Study, queue: Queue) -> list[JobStatus]:
     """The same, with jobs found of which it was not known whether they were submitted."""
     return job_status.settled(study, statuses(study, queue), queue)  # type: ignore[arg-type]
 
@@ -513,29 +512,20 @@ def test_a_job_is_not_run_again_and_again_nor_with_other_code(
     assert found is None if reason is None else str(found).startswith(reason)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running(JobStatus):
-    """A job that runs."""
-
-    @property
-    def is_running(self) -> bool:
-        return True
-
-
 def test_the_cell_that_a_running_job_is_at_runs_from_the_start_of_its_launch_on(tmp_path: Path) -> None:
     plan = plan_of(gpus="2", strategy="ddp,scratch-ddp", repeats=1)
     first, second = (cell.id for cell in plan.cells)
     job = a_job(cells=(first, second))
     study = submitted(tmp_path, job)
     study.add_plan(plan)
-    status = Running(job=job, submission=JobStore(tmp_path).submission(job.job_id), ended=None)
+    queued = kept_status(JobStore(tmp_path), job)
+    status = replace(queued, is_running=True)
 
     def found(jobs: list[JobStatus]) -> dict[str, tuple[str, str]]:
         rows = progress(study, [plan], Conditions(code_hash="c0de"), jobs)
         return {row.cell: (row.state, row.others) for row in rows}
 
     later = ("waiting", "job 0001-1x1 runs and has not reached it")
-    queued = JobStatus(job=status.job, submission=status.submission, ended=None)
     assert found([queued]) == dict.fromkeys((first, second), ("waiting", ""))
     assert found([status]) == dict.fromkeys((first, second), later)
     slots = tuple(Slot(cell_id=cell, run_id=f"of-{cell}", repeat=1) for cell in (first, second))
@@ -591,10 +581,6 @@ def test_the_time_left_is_that_to_slurms_local_time() -> None:
 
 
 def test_a_status_says_what_is_held() -> None:
-    held = SlurmJobStatus(
-        job=a_job(),
-        submission=None,
-        view=view_of("PENDING", reason="JobHeldUser"),
-        ended=None,
-    )
+    plain = JobStatus(job=a_job(), submission=None, ended=None)
+    held = job_status.seen(plain, view_of("PENDING", reason="JobHeldUser"))
     assert held.words == "held: it will not start by itself; PENDING, JobHeldUser"

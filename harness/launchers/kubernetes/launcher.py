@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,15 @@ from harness.jobs.documents import (
     cost_rows,
     require_within_budget,
 )
-from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, held_by_jobs, own_word
+from harness.jobs.job_status import (
+    FORGOTTEN,
+    Cancelled,
+    JobStatus,
+    close,
+    held_by_jobs,
+    kept_status,
+    own_word,
+)
 from harness.jobs.planned import PlannedJob, baseline_of
 from harness.jobs.start import JobStart
 from harness.launchers.job_call import JobCall
@@ -180,27 +188,6 @@ class KubernetesCall(JobCall):
         return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesJobStatus(JobStatus):
-    """One job; `submission` says that its manifest was applied from here."""
-
-    has_open_launch: bool = False
-    """Whether a launch of the job has begun and has no recorded end."""
-
-    @property
-    def is_live(self) -> bool:
-        # Its manifest may be applied by hand at any time.
-        return self.ended is None
-
-    @property
-    def is_running(self) -> bool:
-        return self.is_live and self.has_open_launch
-
-    @property
-    def submitted_state(self) -> str:
-        return "applied"
-
-
 class KubernetesLauncher(JobLauncher):
     """Every pod of a job is a node: the first supervises, and the others take part in its launches."""
 
@@ -211,17 +198,19 @@ class KubernetesLauncher(JobLauncher):
     def accept(self, call: MatrixCall) -> KubernetesCall:
         return KubernetesCall(call)
 
-    def kept(self, study: Study, jobs: Sequence[Job]) -> list[KubernetesJobStatus]:
-        """The jobs by their own records; one that has written that it is over is closed."""
+    def kept(self, study: Study, jobs: Sequence[Job]) -> list[JobStatus]:
+        """The jobs by their own records; one that has written that it is over is closed.
+
+        A submission says that the manifest was applied from here; it may also be applied by hand at any time.
+        """
         store, found = JobStore(study.root), []
         for job in jobs:
-            ended = store.ended(job.job_id)
-            status = KubernetesJobStatus(job=job, submission=store.submission(job.job_id), ended=ended)
-            if ended is None and is_over(store, job.job_id):
+            status = replace(kept_status(store, job), by_hand=True, submitted_state="applied")
+            if status.ended is None and is_over(store, job.job_id):
                 found.append(close(study, status, own_word(study, job, None) or FORGOTTEN))
             else:
-                has_open = ended is None and bool(open_launches(study, job.job_id))
-                found.append(replace(status, has_open_launch=has_open))
+                runs = status.ended is None and bool(open_launches(study, job.job_id))
+                found.append(replace(status, is_running=runs))
         return found
 
     def cancel(self, study: Study, live: Sequence[JobStatus]) -> Cancelled:

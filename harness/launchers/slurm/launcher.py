@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, own_word
+from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, kept_status, own_word
 from harness.jobs.start import JobStart
 from harness.launchers.launcher import JobLauncher, MatrixCall
 from harness.launchers.slurm.allocation import SlurmEnvironment
@@ -29,47 +29,30 @@ from slurm.site import SITE_FILE
 from slurm.site_checks import ClusterCheck, Level, cluster_checks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmJobStatus(JobStatus):
-    """One job by its records and Slurm's answer."""
-
-    view: JobView | None = None
-    """Slurm's answer about the job; None if Slurm does not know the job, or was not asked."""
-
-    @property
-    def slurm_id(self) -> int | None:
-        """Slurm's number of the job; None if it was not submitted."""
-        return None if self.submission is None else int(self.submission.scheduler_id)
-
-    @property
-    def is_running(self) -> bool:
-        return self.view is not None and self.view.phase is JobPhase.RUNNING
-
-    @property
-    def submitted_state(self) -> str:
-        return "unknown" if self.view is None else str(self.view.phase)
-
-    @property
-    def scheduler_words(self) -> str:
-        if self.view is None:
-            return ""
-        held = "held: it will not start by itself; " if self.view.is_held else ""
-        return held + self.view.words
+def seen(status: JobStatus, view: JobView) -> JobStatus:
+    """The status of a job with Slurm's answer about it."""
+    held = "held: it will not start by itself; " if view.is_held else ""
+    return replace(
+        status,
+        is_running=view.phase is JobPhase.RUNNING,
+        is_queued=view.source == "squeue",
+        submitted_state=str(view.phase),
+        scheduler_words=held + view.words,
+    )
 
 
-def kept(study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
+def kept(study: Study, jobs: Sequence[Job]) -> list[JobStatus]:
     """The jobs by their records."""
     store = JobStore(study.root)
-    return [
-        SlurmJobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
-        for job in jobs
-    ]
+    return [kept_status(store, job) for job in jobs]
 
 
-def asked(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list[SlurmJobStatus]:
+def asked(study: Study, found: Sequence[JobStatus], client: Client) -> list[JobStatus]:
     """Ask Slurm about the jobs that have not ended. Raises SlurmError if another cluster has them."""
     waiting = {
-        status.slurm_id: status for status in found if status.ended is None and status.slurm_id is not None
+        int(status.submission.scheduler_id): status
+        for status in found
+        if status.ended is None and status.submission is not None
     }
     if not waiting:
         return list(found)
@@ -89,7 +72,7 @@ def asked(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list
     return [news.get(status.job.job_id, status) for status in found]
 
 
-def settled(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> list[SlurmJobStatus]:
+def settled(study: Study, found: Sequence[JobStatus], client: Client) -> list[JobStatus]:
     """Find out about jobs of which it is not known whether they were submitted, by their names.
 
     Under the study's lock: another process may be about to submit. A job that the queue lacks was not taken,
@@ -103,17 +86,17 @@ def settled(study: Study, found: Sequence[SlurmJobStatus], client: Client) -> li
     return [news.get(status.job.job_id, status) for status in found]
 
 
-def cancel(study: Study, live: Sequence[SlurmJobStatus], client: Client) -> Cancelled:
+def cancel(study: Study, live: Sequence[JobStatus], client: Client) -> Cancelled:
     """Have Slurm end jobs. Jobs that its queue lacks are closed, whatever accounting says."""
-    numbers = [status.slurm_id for status in live if status.slurm_id is not None]
+    numbers = [int(status.submission.scheduler_id) for status in live if status.submission is not None]
     client.cancel(numbers)
     for status in live:
-        if status.view is not None and status.view.source != "squeue":
+        if not status.is_queued:
             close(study, status, Ending(Outcome.CANCELLED, "cancelled by the user"))
     return Cancelled(told=tuple(map(str, numbers)))
 
 
-def _found(study: Study, lost: SlurmJobStatus, by_name: dict[str, JobView], cluster: str) -> SlurmJobStatus:
+def _found(study: Study, lost: JobStatus, by_name: dict[str, JobView], cluster: str) -> JobStatus:
     view, job_id, store = by_name.get(lost.job.name), lost.job.job_id, JobStore(study.root)
     if view is not None:
         submission = Submission(
@@ -127,24 +110,25 @@ def _found(study: Study, lost: SlurmJobStatus, by_name: dict[str, JobView], clus
     return close(study, lost, Ending(Outcome.CANCELLED, "the scheduler never took it"))
 
 
-def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> SlurmJobStatus:
+def _with_view(study: Study, status: JobStatus, view: JobView | None) -> JobStatus:
     if view is not None and view.name != status.job.name:
         raise SlurmError(
             f"job {view.job_id} is {view.name!r} here, and was {status.job.name!r}: the scheduler has "
             f"begun its numbers again, or is another cluster's; run the same command on the cluster of "
             f"the job, or close the study's jobs: bench cancel --forget"
         )
-    seen = replace(status, view=view)
+    if view is not None:
+        status = seen(status, view)
     if view is not None and not view.phase.ended:
-        return seen
+        return status
     stopped = own_word(study, status.job, None if view is None else view.restarts)
     if view is None:
-        return close(study, seen, stopped or FORGOTTEN)
+        return close(study, status, stopped or FORGOTTEN)
     if stopped is None and view.outcome is Outcome.CRASHED and view.signal is not None:
         killed = f"the job's program was killed: the scheduler says {view.words}"
         return close(
             study,
-            seen,
+            status,
             Ending(Outcome.CRASHED, killed),
             # Its ranks are gone, and no cell is to blame: they are run again.
             runs=Ending(Outcome.MISSING_RANKS, killed),
@@ -157,7 +141,7 @@ def _with_view(study: Study, status: SlurmJobStatus, view: JobView | None) -> Sl
             outcome = Outcome.UNKNOWN
         log = log_path(JobStore(study.root).folder(status.job.job_id), view.job_id)
         stopped = Ending(outcome, f"the scheduler says {view.words}; see {log}")
-    return close(study, seen, stopped, scheduler=view.words)
+    return close(study, status, stopped, scheduler=view.words)
 
 
 class SlurmLauncher(JobLauncher):
@@ -206,17 +190,16 @@ class SlurmLauncher(JobLauncher):
             level, words = "wrong", str(error)
         return [*checks, ClusterCheck(level, "the scheduler", words)]
 
-    def kept(self, study: Study, jobs: Sequence[Job]) -> list[SlurmJobStatus]:
+    def kept(self, study: Study, jobs: Sequence[Job]) -> list[JobStatus]:
         return kept(study, jobs)
 
-    def asked(self, study: Study, jobs: Sequence[Job], *, settle: bool = False) -> list[SlurmJobStatus]:
+    def asked(self, study: Study, jobs: Sequence[Job], *, settle: bool = False) -> list[JobStatus]:
         client = Client()
         found = asked(study, kept(study, jobs), client)
         return settled(study, found, client) if settle else found
 
     def cancel(self, study: Study, live: Sequence[JobStatus]) -> Cancelled:
-        own = [status for status in live if isinstance(status, SlurmJobStatus)]
-        return cancel(study, own, Client())
+        return cancel(study, live, Client())
 
     def run_job(self, study: Study, job: Job) -> int:
         return JobStart(study, job, SlurmEnvironment(job, JobStore(study.root))).run()
