@@ -103,7 +103,18 @@ class Train(Matrix):
             # Those of this program have no metrics of their own; others are built on ranks alone.
             self.order.require_metrics(())
         for dataset in dict.fromkeys(request.dataset for request in self._requests):
-            _require_data(self.order, dataset)
+            if DATASETS.facts(dataset).takes is not None:
+                continue
+            if self.order.epochs is not None:
+                raise UsageError(
+                    f"--epochs {self.order.epochs}: {dataset} data have no epochs; give --steps, or real "
+                    f"data (--dataset)"
+                )
+            if self.order.validates:
+                raise UsageError(
+                    f"{dataset} data have no held-out samples, which the metrics val_loss and val_accuracy "
+                    f"need: use real data (--dataset digits), or the metric loss"
+                )
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         done = trained_cells(study, plan) or frozenset()
@@ -141,21 +152,6 @@ def _require_launcher(order: TrainOrder, options: StudyFile) -> None:
         raise UsageError(
             "how long a job trains is not known beforehand: give its limit, such as --time 2h; the same "
             "command resumes where it stopped"
-        )
-
-
-def _require_data(order: TrainOrder, dataset: str) -> None:
-    """Raise UsageError for an order that data cannot follow, as far as that is known without torch."""
-    if DATASETS.facts(dataset).takes is not None:
-        return
-    if order.epochs is not None:
-        raise UsageError(
-            f"--epochs {order.epochs}: {dataset} data have no epochs; give --steps, or real data (--dataset)"
-        )
-    if order.validates:
-        raise UsageError(
-            f"{dataset} data have no held-out samples, which the metrics val_loss and val_accuracy need: "
-            f"use real data (--dataset digits), or the metric loss"
         )
 
 

@@ -50,14 +50,22 @@ class PruneCandidate:
 def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCandidate]:
     """The studies and comparisons in `folder`, oldest first. Raises UsageError if the folder holds no
     study."""
-    now = time.time()
-    found = [
-        _candidate(root, now, keep_s, named)
-        for root in sorted(folder.glob("*/"))
-        # A link is not followed: what it leads to is elsewhere, and is not removed.
-        if not root.name.startswith(".") and not root.is_symlink()
-        if (root / CALL).is_file() or Study(root).plan_paths()
-    ]
+    now, found = time.time(), []
+    for root in sorted(folder.glob("*/")):
+        paired = (root / CALL).is_file()
+        # A link is not followed: its target is elsewhere, and is not removed.
+        if root.name.startswith(".") or root.is_symlink() or not (paired or Study(root).plan_paths()):
+            continue
+        # A paired comparison has the studies of all its pairs.
+        places = [*root.glob("[0-9]*/base"), *root.glob("[0-9]*/new")] if paired else [root]
+        studies = [Study(path) for path in places if Study(path).plan_paths()]
+        written = [root / CALL] if paired else []
+        for study in studies:
+            written += [*study.plan_paths(), *study.root.glob("launches/*")]
+        age_s = now - max(path.stat().st_mtime for path in written)
+        size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        kept = next(_reasons(root, age_s, keep_s, named, studies), None)
+        found.append(PruneCandidate(root=root, age_s=age_s, size_bytes=size, kept=kept))
     if not found:
         raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
     return sorted(found, key=lambda one: one.age_s, reverse=True)
@@ -110,20 +118,6 @@ def remove(root: Path) -> None:
     # Another process may finish it at the same time.
     with suppress(FileNotFoundError):
         shutil.rmtree(gone)
-
-
-def _candidate(root: Path, now: float, keep_s: float, named: Origins) -> PruneCandidate:
-    paired = (root / CALL).is_file()
-    # The studies of a paired comparison are those of all its pairs.
-    places = [*root.glob("[0-9]*/base"), *root.glob("[0-9]*/new")] if paired else [root]
-    studies = [Study(path) for path in places if Study(path).plan_paths()]
-    written = [root / CALL] if paired else []
-    for study in studies:
-        written += [*study.plan_paths(), *study.root.glob("launches/*")]
-    age_s = now - max(path.stat().st_mtime for path in written)
-    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-    reasons = _reasons(root, age_s, keep_s, named, studies)
-    return PruneCandidate(root=root, age_s=age_s, size_bytes=size, kept=next(reasons, None))
 
 
 def _reasons(

@@ -243,12 +243,19 @@ def _redacted(read: Sequence[_Read]) -> list[_Read]:
     """
     roots = [one.study.root for one in read]
     users: set[str] = set()
+    hosts = {platform.node()}
+    for one in read:
+        # A reason may name a node that left no record.
+        store = JobStore(one.study.root)
+        for job in store.jobs():
+            for end in (*store.starts(job.job_id), store.ended(job.job_id)):
+                hosts.update(() if end is None else end.nodes)
     # In a container the number of the user may have no name.
     with suppress(KeyError, OSError):
         users.add(getpass.getuser())
     made = redactor(
         [one.told for one in read],
-        hosts={platform.node(), *(host for one in read for host in _job_hosts(one.study))},
+        hosts=hosts,
         users=users,
         paths={str(path) for root in roots for path in (root, root.resolve())},
     )
@@ -259,11 +266,3 @@ def _redacted(read: Sequence[_Read]) -> list[_Read]:
         told = made.study(replace(one.told, name=name))
         redacted.append(replace(one, told=told, granted=made.value(one.granted)))
     return redacted
-
-
-def _job_hosts(study: Study) -> set[str]:
-    """Nodes that the study's jobs ran on: a reason may name one that left no record."""
-    store = JobStore(study.root)
-    jobs = [job.job_id for job in store.jobs()]
-    ends = [end for job_id in jobs for end in (*store.starts(job_id), store.ended(job_id)) if end is not None]
-    return {node for end in ends for node in end.nodes}

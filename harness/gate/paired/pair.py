@@ -239,7 +239,18 @@ class Session:
         quads: list[list[PairedBlock]] = []
         began = time.monotonic()
         while not _are_enough(quads, self._context.spoiled_above, time.monotonic() - began):
-            quads.append(_quad(self._seats, order, steps, cores))
+            # What others used of the cores is known for A B B A: one block is a few of the kernel's ticks.
+            foreign = ForeignCpu(cores, psutil.Process())
+            reports = [(side, self._seats[side].go(steps)) for side in (*order, *order[::-1])]
+            share = foreign.cores_used() / len(cores)
+            quads.append(
+                [
+                    PairedBlock(
+                        side=side, steps=told[0]["steps"], ns=max(rank["ns"] for rank in told), foreign=share
+                    )
+                    for side, told in reports
+                ]
+            )
         return tuple(block for quad in quads for block in quad)
 
     def _end(self, sides: Sequence[Side]) -> None:
@@ -273,19 +284,6 @@ def _are_enough(quads: Sequence[Sequence[PairedBlock]], spoiled_above: float, sp
     logs = [quad_log(quad) for quad in quads if all((block.foreign or 0) <= spoiled_above for block in quad)]
     steady = len(logs) >= FEWEST_QUADS and stdev(logs) / math.sqrt(len(logs)) < ENOUGH
     return steady or spent_s > QUADS_S
-
-
-def _quad(
-    seats: Mapping[Side, Seat], order: tuple[Side, Side], steps: int, cores: Sequence[int]
-) -> list[PairedBlock]:
-    """Blocks A B B A, with what others used of the cores; a block alone is a few of the kernel's ticks."""
-    foreign = ForeignCpu(cores, psutil.Process())
-    blocks: list[tuple[Side, list[Told]]] = [(side, seats[side].go(steps)) for side in (*order, *order[::-1])]
-    share = foreign.cores_used() / len(cores)
-    return [
-        PairedBlock(side=side, steps=told[0]["steps"], ns=max(rank["ns"] for rank in told), foreign=share)
-        for side, told in blocks
-    ]
 
 
 def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) -> list[PairedCell]:
