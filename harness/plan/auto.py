@@ -116,7 +116,7 @@ class Choice:
         fitting = [other for other in self.candidates if other.fits]
         others = [other for other in fitting if (other.sample_s, other.memory.total) != equal]
         if not others:
-            return "which alone fits" if len(self.candidates) > 1 else "which alone there is to choose"
+            return "the only one that fits" if len(self.candidates) > 1 else "the only candidate"
         second = min(others, key=lambda candidate: candidate.sample_s)
         if second.sample_s <= chosen.sample_s:
             return f"because it fits, is within {TIE:.0%} of {second.strategy}, and simpler"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 import msgspec
@@ -14,7 +14,7 @@ from harness.worker.measure.blocks import Measured, Stopwatch
 from harness.worker.measure.clock import StepClock
 from harness.worker.measure.link_peak import measure_link_peak
 from harness.worker.measure.profiler import LONGEST_PERIOD
-from harness.worker.measure.scalars import live_scalars
+from harness.worker.measure.scalars import Scalars
 from harness.worker.measure.telemetry import sampler
 from harness.worker.proof.compilation import require_compiled
 from harness.worker.proof.conformance import (
@@ -57,7 +57,7 @@ class Measurement:
 
     def time_steps(self) -> None:
         """Warm up, time blocks of steps, and require that they did what the cell asks for; collective."""
-        with live_scalars(self._run.scalars_folder) as scalars:
+        with closing(Scalars(self._run.scalars_folder)) as scalars:
             self._watch.after_block = scalars.write
             self._warm_up()
             self._time_blocks()

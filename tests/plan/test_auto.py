@@ -420,8 +420,8 @@ def choice_of() -> Callable[..., Choice]:
             "scratch-fsdp:stage=1",
             "because it fits, and fsdp is predicted to take 1.20 times as long",
         ),
-        ([("ddp", 1.0, 100)], "ddp", "which alone there is to choose"),
-        ([("ddp", 1.0, 100), ("fsdp", 1.0, 900)], "ddp", "which alone fits"),
+        ([("ddp", 1.0, 100)], "ddp", "the only candidate"),
+        ([("ddp", 1.0, 100), ("fsdp", 1.0, 900)], "ddp", "the only one that fits"),
     ],
 )
 def test_the_reason_is_what_moved_the_choice(

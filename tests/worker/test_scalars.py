@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.worker.measure.scalars import Scalars, live_scalars
+from harness.worker.measure.scalars import Scalars
 from results.record import StepColumns
 
 FIRST = StepColumns(
@@ -41,17 +42,17 @@ def scalars_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_a_training_run_has_values_at_steps_of_its_own(tmp_path: Path) -> None:
-    with live_scalars(tmp_path) as scalars:
+    with closing(Scalars(tmp_path)) as scalars:
         scalars.point(20, {"loss": 2.5, "learning_rate": 0.5})
         scalars.point(40, {"loss": 2.25})
-    with live_scalars(None) as nothing:
+    with closing(Scalars(None)) as nothing:
         nothing.point(20, {"loss": 2.5})
     assert scalars.absent == nothing.absent == {}
     assert scalars_of(tmp_path) == {"loss": [(20, 2.5), (40, 2.25)], "learning_rate": [(20, 0.5)]}
 
 
 def test_each_step_has_its_loss_and_its_times(tmp_path: Path) -> None:
-    with live_scalars(tmp_path) as scalars:
+    with closing(Scalars(tmp_path)) as scalars:
         for columns in (FIRST, SECOND, FIRST):
             scalars.write(columns)
     assert scalars.absent == {}
@@ -82,7 +83,7 @@ def test_a_block_is_in_the_file_when_the_call_returns(tmp_path: Path) -> None:
 
 def test_nothing_is_written_where_nothing_was_asked_for(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    with live_scalars(None) as scalars:
+    with closing(Scalars(None)) as scalars:
         scalars.write(FIRST)
     assert list(tmp_path.iterdir()) == []
     assert scalars.absent == {}
@@ -97,7 +98,7 @@ def test_without_the_package_the_run_goes_on_and_says_so(tmp_path: Path, monkeyp
         return real(name, *arguments, **keywords)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with live_scalars(tmp_path / "scalars") as scalars:
+    with closing(Scalars(tmp_path / "scalars")) as scalars:
         scalars.write(FIRST)
     assert scalars.absent == {
         "tensorboard": "No module named 'tensorboard'; is the package tensorboard installed here?"
@@ -127,7 +128,7 @@ def test_a_disk_that_fills_up_ends_the_scalars_and_not_the_run(tmp_path: Path, m
 
 def test_the_writer_is_closed_when_a_block_fails(tmp_path: Path) -> None:
     def fails() -> None:
-        with live_scalars(tmp_path) as scalars:
+        with closing(Scalars(tmp_path)) as scalars:
             scalars.write(FIRST)
             raise ZeroDivisionError
 

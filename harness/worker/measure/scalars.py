@@ -7,8 +7,7 @@ single precision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,13 +72,3 @@ class Scalars:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-@contextmanager
-def live_scalars(folder: Path | None) -> Iterator[Scalars]:
-    """Open scalars, and close them at the end of the context."""
-    scalars = Scalars(folder)
-    try:
-        yield scalars
-    finally:
-        scalars.close()

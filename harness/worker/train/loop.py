@@ -11,6 +11,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 
 import msgspec
 import torch
@@ -19,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from harness.worker.cell.sampler import batch_print
 from harness.worker.cell.setup import CellSetup, keep_first, seed_step
-from harness.worker.measure.scalars import Scalars, live_scalars
+from harness.worker.measure.scalars import Scalars
 from harness.worker.proof.fingerprints import shared_batches
 from harness.worker.rank.context import Run
 from harness.worker.rank.failure import DivergedError
@@ -128,7 +129,7 @@ def train_cell(run: Run, order: TrainOrder) -> None:
     around.exchange.reset()
     setup = CellSetup.of(around, cell_on(run.cell, around.rank.gpus, order.batch_rule))
     folder = None if around.rank.rank else run.scalars_folder
-    with setup.memory.kept(), live_scalars(folder) as scalars:
+    with setup.memory.kept(), closing(Scalars(folder)) as scalars:
         TrainingLoop(run, order, setup, scalars).train()
     run.absent |= scalars.absent
 
