@@ -87,7 +87,7 @@ def _measure_noise(budget: str, baselines: Path) -> int:
     console = Console()
     measured = measure_noise(read_duration_s(budget, "--budget"))
     if measured is None:
-        console.warn("the interrupted measurement of the noise is not kept: the next one begins anew")
+        console.warn("the interrupted measurement of the noise is not kept: the next one starts from zero")
         return 130
     console.result(f"{measured.machine}: {measured.cell}, {measured.seconds:.0f} s")
     table = noise_table(measured.noise, measured.fail_above)

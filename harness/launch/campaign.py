@@ -43,7 +43,7 @@ NEVER_READY = 3
 """Launches in a row in which no cell began, after which no more are started."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 60.0
 """Pauses before a launch that the scheduler did not answer is tried again: each is twice the one before."""
-_NOT_STARTED = "the launches that are left were not started: mend that, then run the same command again"
+_NOT_STARTED = "the launches that are left were not started: fix that, then run the same command again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

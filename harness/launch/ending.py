@@ -230,7 +230,7 @@ class Signs:
     ended_early: frozenset[int] = frozenset()
     """Ranks that ended with exit code 0 during the run and left no record."""
     out_of_memory_kills: int | None = None
-    """Processes that kernels ended for want of memory meanwhile; None: not known."""
+    """Processes that kernels ended because memory ran out during the launch; None: not known."""
 
 
 _FROM_OUTSIDE = Ending(Outcome.CANCELLED, "its processes were asked to end by a signal from outside")
@@ -311,7 +311,7 @@ def _out_of_memory(who: str, kills: int) -> Ending:
     return Ending(
         Outcome.OUT_OF_MEMORY,
         f"{who} was killed by SIGKILL, and meanwhile the kernel of its hosts ended "
-        f"{kills} process{'es' if kills > 1 else ''} for want of memory",
+        f"{kills} process{'es' if kills > 1 else ''} because memory ran out",
     )
 
 

@@ -22,7 +22,7 @@ class LogWords:
     node_failed: re.Pattern[str] | None = None
     """A node of the launch has failed; the group `node` names it."""
     out_of_memory: re.Pattern[str] | None = None
-    """The kernel ended processes for want of memory; the group `kills` has their number."""
+    """The kernel ended processes because memory ran out; the group `kills` has their number."""
     scheduler_away: re.Pattern[str] | None = None
     """A launch could not be started because the scheduler did not answer; the group `words` says how."""
     allocation_over: re.Pattern[str] | None = None

@@ -43,8 +43,8 @@ def lost_checkpoints(study: Study, cell_id: str) -> str | None:
                 return None
     anew = shlex.quote(str(study.training_log_path(cell_id).parent))
     return (
-        f"{folder} has no complete checkpoint of {log.step:,} steps: put a copy back, or train anew by the "
-        f"same command after: rm -r {anew}"
+        f"{folder} has no complete checkpoint of {log.step:,} steps: put a copy back, or train from the "
+        f"start by the same command after: rm -r {anew}"
     )
 
 

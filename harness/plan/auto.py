@@ -106,7 +106,7 @@ class Choice:
         if chosen is None:
             if not self.candidates:
                 [(why, _)] = Counter(why.text for _, why in self.refused).most_common(1)
-                return f"auto: no strategy goes with this point: {why}"
+                return f"auto: no strategy can run this point: {why}"
             nearest = min(self.candidates, key=lambda candidate: candidate.memory.total)
             return f"auto: nothing fits: the nearest, {_need(nearest)}; {self._help()}"
         if (wanted := self._missed(chosen)) is not None:

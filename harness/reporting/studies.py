@@ -194,7 +194,7 @@ def warn_of_losses(study: Study, console: Console) -> None:
         damaged = "; ".join(study.damaged_plans()) or "a plan is missing"
         console.warn(
             f"{count(len(unplanned), 'cell')} of {study.root} are in no plan that can be read ({damaged}): "
-            f"they are read from their own files, and the same bench matrix command plans them anew"
+            f"they are read from their own files, and the same bench matrix command plans them again"
         )
     lost = study.lost_cells()
     if lost:

@@ -1,4 +1,4 @@
-"""How many processes the kernel has ended for want of memory: from recorded files, and really."""
+"""How many processes the kernel has ended because memory ran out: from recorded files, and really."""
 
 from __future__ import annotations
 

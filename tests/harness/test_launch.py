@@ -194,10 +194,10 @@ ENDED = "node 1: its torchrun ended with exit code 1"
     ("exits", "signs", "outcome", "reason"),
     [
         ([_exit(0, by="SIGABRT"), _exit(1, by="SIGKILL")], Signs(out_of_memory_kills=2),
-         Outcome.OUT_OF_MEMORY, f"rank 1 was killed by SIGKILL, {KILLS} 2 processes for want of memory"),
+         Outcome.OUT_OF_MEMORY, f"rank 1 was killed by SIGKILL, {KILLS} 2 processes because memory ran out"),
         ([_exit(1, by="SIGKILL")], Signs(out_of_memory_kills=0),
          Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
-        # Another process of the host was ended for want of memory: no evidence on these ranks.
+        # Memory of the host ran out for another process: no evidence on these ranks.
         ([_exit(1, by="SIGSEGV")], Signs(out_of_memory_kills=1),
          Outcome.CRASHED, "rank 1 was killed by SIGSEGV"),
         ([_exit(1, code=3)], Signs(out_of_memory_kills=1), Outcome.CRASHED, "rank 1: exit code 3"),
@@ -206,7 +206,7 @@ ENDED = "node 1: its torchrun ended with exit code 1"
         ([], Signs(exit_code=-15), Outcome.CANCELLED, OUTSIDE),
         ([], Signs(exit_code=-9, out_of_memory_kills=0), Outcome.MISSING_RANKS, STARTER),
         ([], Signs(exit_code=-9, out_of_memory_kills=1), Outcome.OUT_OF_MEMORY,
-         f"{STARTER}, {KILLS} 1 process for want of memory"),
+         f"{STARTER}, {KILLS} 1 process because memory ran out"),
         ([], Signs(exit_code=1, out_of_memory_kills=1), Outcome.UNKNOWN, UNSAID),
         # Rank 0 has written that the others went away, and its own exit tells no more.
         ([_exit(0, code=1)], Signs(exit_code=1, recorded=frozenset({0})), Outcome.MISSING_RANKS, LEFT),
@@ -234,7 +234,7 @@ ENDED = "node 1: its torchrun ended with exit code 1"
          Outcome.CRASHED, "rank 0 was killed by SIGSEGV"),
         ([], Signs(exit_code=137, killed_on_a_node=("the agent of n2", "SIGKILL"), out_of_memory_kills=1),
          Outcome.OUT_OF_MEMORY,
-         f"the agent of n2 was killed by SIGKILL, {KILLS} 1 process for want of memory"),
+         f"the agent of n2 was killed by SIGKILL, {KILLS} 1 process because memory ran out"),
         ([], Signs(), Outcome.UNKNOWN, UNSAID),
         ([], None, Outcome.UNKNOWN, UNSAID),
     ],

@@ -374,7 +374,7 @@ def test_a_pair_that_never_ends_is_ended_after_twice_the_time(bench: Bench, repo
         (("main", "main~1", "--new-options", "'"), "--new-options ': no closing quotation; close"),
         (
             ("main", "main~1", "--new-python", "/bin/true"),
-            "/bin/true is no Python interpreter (--new-python)",
+            "/bin/true is not a Python interpreter (--new-python)",
         ),
         (("main", "main~1", "--again", "runs/ab"), "--again takes no BASE and NEW, only a folder"),
     ],

@@ -95,11 +95,13 @@ class Source:
         if done.returncode:
             raise UsageError(
                 f"{self} cannot be imported by {self.python} ({told}): name a revision that can, or an "
-                f"interpreter with what it needs (--{self.name.lower()}-python)"
+                f"interpreter that has its packages (--{self.name.lower()}-python)"
             )
         words = done.stdout.split()
         if len(words) != 2:
-            raise UsageError(f"{self}: {self.python} is no Python interpreter (--{self.name.lower()}-python)")
+            raise UsageError(
+                f"{self}: {self.python} is not a Python interpreter (--{self.name.lower()}-python)"
+            )
         protocol, forks = words
         if protocol != str(PROTOCOL):
             raise IncomparableError(
@@ -144,7 +146,7 @@ class Repository:
             fetch = ""
             if self._git("rev-parse", "--is-shallow-repository") == "true":
                 fetch = f"; the clone is shallow: git fetch --depth=1 origin {revision}"
-            hint = fetch or "; git branch --all and git tag list what there is"
+            hint = fetch or "; git branch --all and git tag list the revisions"
             raise UsageError(f"there is no revision {revision} in {self.root}{hint}") from error
 
     def last_tag(self) -> str | None:
@@ -247,8 +249,7 @@ class Repository:
             self._git("-C", str(tree), "checkout", "--quiet", "--detach", commit)
         except subprocess.CalledProcessError as error:
             raise UsageError(
-                f"commit {commit[:12]} cannot be checked out ({_last_line(error.stderr)}): git fetch what it "
-                f"needs"
+                f"commit {commit[:12]} cannot be checked out ({_last_line(error.stderr)}): run git fetch"
             ) from error
 
     def _git(self, *arguments: str) -> str:

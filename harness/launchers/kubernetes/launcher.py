@@ -184,7 +184,7 @@ class KubernetesCall(JobCall):
                 f"{self._profile.volume_claim}, and copy it back for the report"
             )
         status, report = (bench_call(command, root) for command in ("status", "report"))
-        self._console.note(f"{status} says where it stands; then {report}")
+        self._console.note(f"{status} shows the progress; then {report}")
         return 0
 
 

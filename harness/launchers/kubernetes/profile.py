@@ -48,7 +48,7 @@ def check_label(text: str) -> None:
     """Raise ValueError unless the text is a label of DNS, as the name of a namespace is."""
     if len(text) > 63 or not _LABEL.fullmatch(text):
         raise ValueError(
-            f"{text!r} is not a name: at most 63 small letters, digits and dashes, none of them at an end"
+            f"{text!r} is not a name: at most 63 small letters, digits and dashes, and no dash at an end"
         )
 
 
@@ -267,7 +267,7 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             _check("extra_resources", _resource, name)
             if name == self.gpu_resource:
                 raise ValueError(
-                    f"extra_resources: {name} is gpu_resource, of which bench asks for one a worker"
+                    f"extra_resources: {name} is gpu_resource, and bench requests one of it for each worker"
                 )
         _check("gpu_model", require_known, self.gpu_model)
         if self.gpu_resource == "none" and (self.gpu_model or self.gpus_per_node):

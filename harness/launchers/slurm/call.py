@@ -160,7 +160,7 @@ class SlurmCall(JobCall):
                 f"--feed wait waits for room, --feed depend has a job do it"
             )
         status, report = (bench_call(command, study.root) for command in ("status", "report"))
-        self._console.note(f"{status} says where it stands; then {report}")
+        self._console.note(f"{status} shows the progress; then {report}")
         return 1 if done.refused else 0
 
     def summary(self, documents: Sequence[Document]) -> list[str]:
