@@ -128,7 +128,13 @@ class Supervisor:
             stopped = self._watch_over(process)
             over = None if self._state.started else scheduler_said(self._folder, words.allocation_over)
             if stopped is None and over is not None:
-                return self._await_notice(over["words"]), True
+                # The scheduler says why it has ended the job, and may also send a signal meanwhile.
+                end = time.monotonic() + NOTICE_S
+                while time.monotonic() < end:
+                    if (notice := self._starter.notice()) is not None:
+                        return notice, True
+                    time.sleep(POLL_S)
+                return Ending(Outcome.CANCELLED, f"its allocation was over: {over['words']}"), True
             failed = scheduler_said(self._folder, words.node_failed)
             if failed is not None and (stopped is None or stopped.outcome is Outcome.HUNG):
                 # Even where the job may go on without the node, no other launch of this size can start.
@@ -142,16 +148,6 @@ class Supervisor:
             with _deaf():
                 return self._starter.interruption(), True
         return stopped, False
-
-    def _await_notice(self, over: str) -> Ending:
-        """Wait for the scheduler's word on why it has ended the job. It may also send a signal meanwhile."""
-        end = time.monotonic() + NOTICE_S
-        while time.monotonic() < end:
-            notice = self._starter.notice()
-            if notice is not None:
-                return notice
-            time.sleep(POLL_S)
-        return Ending(Outcome.CANCELLED, f"its allocation was over: {over}")
 
     def _watch_over(self, process: Guarded) -> Ending | None:
         """Return when the launch has ended or is to be ended: None if it ended by itself, or a node left."""

@@ -110,7 +110,11 @@ class Choice:
             nearest = min(self.candidates, key=lambda candidate: candidate.memory.total)
             return f"auto: nothing fits: the nearest, {_need(nearest)}; {self._help()}"
         if (wanted := self._missed(chosen)) is not None:
-            return f"because {_need(wanted)}{self._faster_with_less(chosen)}"
+            # A candidate may be clearly faster than the choice with activation checkpointing.
+            lighter = _best([candidate for candidate in self._checkpointed if candidate.fits])
+            faster = lighter is not None and (1 + TIE) * lighter.sample_s < chosen.sample_s
+            hint = f"; {self._with(lighter)}, which fits" if lighter is not None and faster else ""
+            return f"because {_need(wanted)}{hint}"
         # A strategy of equal time and memory is not an alternative.
         equal = (chosen.sample_s, chosen.memory.total)
         fitting = [other for other in self.candidates if other.fits]
@@ -137,13 +141,6 @@ class Choice:
             return _ADVICE
         least = min(self._checkpointed, key=lambda candidate: candidate.memory.total)
         return f"{self._with(least)}, which {'fits' if least.fits else f'is not enough: {_ADVICE}'}"
-
-    def _faster_with_less(self, chosen: StrategyCandidate) -> str:
-        """Name a candidate that would be clearly faster than the choice with activation checkpointing."""
-        best = _best([candidate for candidate in self._checkpointed if candidate.fits])
-        if best is None or (1 + TIE) * best.sample_s >= chosen.sample_s:
-            return ""
-        return f"; {self._with(best)}, which fits"
 
     def _with(self, lighter: StrategyCandidate) -> str:
         instead = self.around.cell.activation_checkpointing == "selective"

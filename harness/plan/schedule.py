@@ -90,18 +90,12 @@ def schedule(
                 for share in shares
                 if share
             ]
-    return _forking(launches) if isolation == "fork" else launches
-
-
-def _forking(launches: list[PlannedLaunch]) -> list[PlannedLaunch]:
-    """Have the launches fork a process for each run, if all are on CPU: a forked process cannot use a device.
-
-    If all cells may share a launch, one launch has all repeats.
-    """
-    if any(launch.device != "cpu" for launch in launches):
+    if isolation != "fork" or any(launch.device != "cpu" for launch in launches):
+        # A forked process cannot use a device.
         return launches
     if len({launch.repeat for launch in launches}) < len(launches):
         return [replace(launch, forks=True) for launch in launches]
+    # All cells may share a launch: one launch has all repeats.
     return [
         replace(launch, cells=tuple(cell for each in launches for cell in each.cells), forks=True)
         for launch in launches[:1]

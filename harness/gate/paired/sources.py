@@ -215,7 +215,17 @@ class Repository:
         commit = self.commit(revision)
         tree = under / f"{name.lower()}-{commit[:12]}"
         if not tree.is_dir():
-            self._check_out(commit, tree)
+            kind = self._git("rev-parse", "--show-object-format")
+            objects = (self._folder / self._git("rev-parse", "--git-path", "objects")).resolve()
+            try:
+                self._git("init", "--quiet", "--template=", f"--object-format={kind}", str(tree))
+                (tree / ".git" / "objects" / "info").mkdir(exist_ok=True)
+                (tree / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n")
+                self._git("-C", str(tree), "checkout", "--quiet", "--detach", commit)
+            except subprocess.CalledProcessError as error:
+                raise UsageError(
+                    f"commit {commit[:12]} cannot be checked out ({_last_line(error.stderr)}): run git fetch"
+                ) from error
         folder = tree / place
         if not folder.is_dir():
             raise UsageError(f"{revision} has no folder {place}: call bench compare from one that both have")
@@ -238,19 +248,6 @@ class Repository:
             name = str(place.relative_to(root)) if is_of_tree else ""
             own.append(str(tree / name) if name and self._names("ls-files", "--", name) else entry)
         return tuple(entry for entry in own if entry)
-
-    def _check_out(self, commit: str, tree: Path) -> None:
-        kind = self._git("rev-parse", "--show-object-format")
-        objects = (self._folder / self._git("rev-parse", "--git-path", "objects")).resolve()
-        try:
-            self._git("init", "--quiet", "--template=", f"--object-format={kind}", str(tree))
-            (tree / ".git" / "objects" / "info").mkdir(exist_ok=True)
-            (tree / ".git" / "objects" / "info" / "alternates").write_text(f"{objects}\n")
-            self._git("-C", str(tree), "checkout", "--quiet", "--detach", commit)
-        except subprocess.CalledProcessError as error:
-            raise UsageError(
-                f"commit {commit[:12]} cannot be checked out ({_last_line(error.stderr)}): run git fetch"
-            ) from error
 
     def _git(self, *arguments: str) -> str:
         # In a hook these name the user's repository, whatever folder git is called in.

@@ -6,7 +6,7 @@ schedule and activation checkpointing show in the first steps, and a collective 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -99,11 +99,7 @@ def missed_uses(
                     f"rank {rank} used {row[column]:.0f} {unit} in {steps} measured steps, "
                     f"and its replica's batches hold {expected}"
                 )
-    return _wrong_updates(cell, steps, [updates for _, _, updates in rows])
-
-
-def _wrong_updates(cell: Cell, steps: int, every: Sequence[float]) -> str | None:
-    for rank, updates in enumerate(every):
+    for rank, (_, _, updates) in enumerate(rows):
         if not updates and cell.precision == "fp16":
             return (
                 f"none of {steps} measured steps made an update: the gradients of every step "

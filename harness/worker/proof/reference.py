@@ -237,10 +237,13 @@ def simulate_step(
             if seconds > longest_s:
                 raise TooLongError(seconds, len(replicas))
             buffers = {name: buffer.to("cpu", copy=True) for name, buffer in model.module.named_buffers()}
+    # Of each term: its share is rounded, by a factor that may be rounded itself, and terms - 1 sums are.
+    terms = summed_terms(setup.cell, what.averaged)
+    roundoff = (terms + 1) * UNIT_ROUNDOFF
     return Reference(
         gradients={name: gradient.cpu() for name, gradient in sums.items()},
         sizes={name: size.cpu() for name, size in sizes.items()},
-        rounding=_rounding(summed_terms(setup.cell, what.averaged)),
+        rounding=2 * roundoff / (1 - roundoff) if terms > 2 else 0.0,
         buffers=buffers,
         buffer_hashes=buffer_hashes,
     )
@@ -311,15 +314,6 @@ def _passes(batches: Iterator[Batch], cell: Cell) -> Iterator[Batch]:
 def _add(sums: dict[str, Tensor], values: dict[str, Tensor]) -> None:
     for name, value in values.items():
         sums[name] = sums[name] + value if name in sums else value
-
-
-def _rounding(terms: int) -> float:
-    """Return the allowed difference of two averages of `terms` values, relative to their mean size."""
-    if terms <= 2:
-        return 0.0
-    # Of each term: its share is rounded, by a factor that may be rounded itself, and terms - 1 sums are.
-    roundings = terms + 1
-    return 2 * roundings * UNIT_ROUNDOFF / (1 - roundings * UNIT_ROUNDOFF)
 
 
 History = dict[str, OptimizerState]

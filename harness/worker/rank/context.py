@@ -145,7 +145,32 @@ class Run:
             outcome, reason = classify(error)
             self.around.log.event("failed", outcome=outcome, reason=reason)
         self._end_part()
-        return self._record(outcome, reason)
+        around, slot, rank = self.around, self.slot, self.around.rank
+        faults = [] if around.faults is None else around.faults.take()
+        return RankRecord(
+            cell_id=slot.cell_id,
+            run_id=slot.run_id,
+            launch_id=around.launch.launch_id,
+            repeat=slot.repeat,
+            gpus=rank.gpus,
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            node_rank=rank.node_rank,
+            outcome=outcome,
+            reason=reason,
+            evidence=around.evidence,
+            started_at=self._started_at,
+            ended_at=utc_now(),
+            environment=around.environment(self.cell, transports=self.transports, program=self.program),
+            warnings=[
+                *around.launch.warnings,
+                *around.warnings,
+                *(f"rank {rank.rank}: {words}" for words in faults),
+                *self.warnings,
+            ],
+            absent=self.absent,
+            **self.found,
+        )
 
     def begin(self, part: str) -> None:
         """Say in the log that a part of the run begins, and end the part before it."""
@@ -184,34 +209,6 @@ class Run:
         if self._part is not None:
             part, began = self._part
             self.found["spent_ns"][part] = time.perf_counter_ns() - began
-
-    def _record(self, outcome: Outcome, reason: str | None) -> RankRecord:
-        around, slot, rank = self.around, self.slot, self.around.rank
-        faults = [] if around.faults is None else around.faults.take()
-        return RankRecord(
-            cell_id=slot.cell_id,
-            run_id=slot.run_id,
-            launch_id=around.launch.launch_id,
-            repeat=slot.repeat,
-            gpus=rank.gpus,
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            node_rank=rank.node_rank,
-            outcome=outcome,
-            reason=reason,
-            evidence=around.evidence,
-            started_at=self._started_at,
-            ended_at=utc_now(),
-            environment=around.environment(self.cell, transports=self.transports, program=self.program),
-            warnings=[
-                *around.launch.warnings,
-                *around.warnings,
-                *(f"rank {rank.rank}: {words}" for words in faults),
-                *self.warnings,
-            ],
-            absent=self.absent,
-            **self.found,
-        )
 
 
 def allocation(names: Iterable[JobVariables], variables: Mapping[str, str] = os.environ) -> str | None:

@@ -224,18 +224,15 @@ class TrainingLoop:
             epochs = data.epoch
             self._loss += trainer.step(batches).detach().double()
             if kept:
-                self._warn_of_shared(kept.pop())
+                # All ranks have their first micro-batch, and compare it.
+                prints = self._around.control.of_all([batch_print(kept.pop())])
+                warning = shared_batches(prints, self._setup.groups)
+                if warning is not None:
+                    self._run.warnings.append(warning)
                 batches = data
             self._around.log.heartbeat()
             end = self._after_step(epoch_ended=data.epoch > epochs)
         self._end(end)
-
-    def _warn_of_shared(self, batch: Batch) -> None:
-        """Warn where replicas read the same first micro-batch; collective."""
-        prints = self._around.control.of_all([batch_print(batch)])
-        warning = shared_batches(prints, self._setup.groups)
-        if warning is not None:
-            self._run.warnings.append(warning)
 
     def _after_step(self, *, epoch_ended: bool) -> EndReason | None:
         """Write a row, validate and save if this is due after a step; collective if something is due."""
