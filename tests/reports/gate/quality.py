@@ -1,21 +1,14 @@
-"""How often the gate errs, by real calls of `bench compare --ab` on the same code and on planted regressions.
+"""Measure the error rates of the gate, with real calls of `bench compare --ab`.
 
-    python tests/reports/gate/quality.py collect [LEDGER] [--minutes 60] [--kinds same,slow5] [--any-load]
+    python tests/reports/gate/quality.py collect [LEDGER] [--minutes 60]
     python tests/reports/gate/quality.py report [LEDGER] [--others-above 0.25]
-    python tests/reports/gate/quality.py cost [--rounds 6]
-    python tests/reports/gate/quality.py simulate [--calls 300] [--pairs-a-look 6] [--quads-s 8]
+    python tests/reports/gate/quality.py simulate [--calls 300]
 
-`collect` makes calls and appends a line of JSON to LEDGER for each one that came to its end, with its pairs
-and the share of the cores that others took. LEDGER is `ledger.jsonl` beside this script unless another is
-named. After `--minutes` it interrupts the call that is
-under way, whose pairs stay beside LEDGER in a folder that ends with `.going`: the next `collect` of the same
-commit continues it, with new launches. Otherwise it goes on with the kind that is furthest behind its target,
-until each has its calls.
-All calls are the default, on a clone of HEAD; with `--any-load` no quad is left out because of others.
-`report` prints the tables of docs/gate.md, of the calls while others took at most `--others-above` of the
-cores; thousands of further calls are drawn from the recorded pairs, of step times alone. `cost` times pairs
-that are forked and pairs that are launched, in turns. `simulate` says what a default call takes and finds, by
-the deviation of a quad in its pair.
+`collect` makes calls in a clone of HEAD and appends a line of JSON to LEDGER for each completed one, with its
+pairs and the share of the cores that other processes took. LEDGER is by default `ledger.jsonl` in the folder
+of this script. `report` prints the tables of docs/gate.md from the calls during which others took at most
+`--others-above` of the cores; it draws thousands of further calls from the recorded step times. `simulate`
+prints how long a default call takes and what it finds, by the deviation of a quad in its pair.
 """
 
 from __future__ import annotations
@@ -24,7 +17,6 @@ import argparse
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,8 +24,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -43,10 +35,8 @@ import torch
 from scipy.stats import beta
 
 from harness.gate.paired.comparison import paired_samples, read_pairs
-from harness.gate.paired.pair import BLOCK_S, ENOUGH, QUADS_S, PairContext, Pairs
-from harness.gate.paired.sources import Repository, Source
+from harness.gate.paired.pair import BLOCK_S, ENOUGH, QUADS_S
 from harness.machine.device import cpu_model
-from harness.machine.processes import temporary_folder
 from harness.matrix import signals_are_ctrl_c
 from reports.gate.effect import (
     ALPHA,
@@ -54,7 +44,6 @@ from reports.gate.effect import (
     FEWEST_QUADS,
     LOOKS,
     PAIRS_A_LOOK,
-    SPOILED_ABOVE,
     Verdict,
     judge,
     judge_pairs,
@@ -63,43 +52,39 @@ from reports.gate.effect import (
     quads,
     relative_effect,
 )
-from results.paired import Pair, Side
+from results.paired import Pair
 from results.store import utc_now
 
 CELL = (
     "--gpus 2 --strategy scratch-ddp:bucket_mb=0.25:first_bucket_mb=0.25 --batch-size 512 --device cpu "
     "--oversubscribe --quads 0"
 )
-CANARY = (
-    "--workload gpt-nano --gpus 2 --strategy scratch-ddp:bucket_mb=1 --batch-size 2 --device cpu "
-    "--oversubscribe --quads 0"
-)
 MARGIN = 0.05
 JUDGED = 2
 """Timed metrics that share the error rate: step time and peak memory."""
-PAIR, LAUNCH_S, BESIDE_S = 0.01, 12.0, 2.5
-"""Of simulated calls: the deviation between pairs that quads do not explain, as 756 pairs on a quiet machine
-of two cores had it; seconds of the launches; and of a pair beside its quads."""
+PAIR, LAUNCH_S, OUTSIDE_S = 0.01, 12.0, 2.5
+"""Simulated calls: the deviation between pairs that quads do not explain (measured from 756 pairs on a quiet
+machine of two cores), the seconds of the launches, and the seconds of a pair outside of its quads."""
 DRAWN = 5000
 """Calls that are drawn from recorded pairs."""
 MANY = 8
 """Cells of the larger of the drawn calls."""
 LEDGER = Path(__file__).with_name("ledger.jsonl")
 DIGITS = 5
-"""Of a kept logarithm: a thousandth of a percent."""
+"""Decimal places of a stored logarithm: a thousandth of a percent."""
 Call = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What is planted in NEW, and what must be called regressed."""
+    """A regression that is planted in NEW, and the metric that must be called regressed."""
 
     metric: str
     target: int
     """Calls that are wanted."""
     workload: str = "plain"
     edit: tuple[str, str, str] | None = None
-    """A file, what stands in it once, and what stands there in NEW."""
+    """A file, a string that it contains once, and its replacement in NEW."""
     options: tuple[str, ...] = ()
 
 
@@ -151,7 +136,7 @@ def git(folder: Path, *words: str) -> str:
 
 @contextmanager
 def cloned() -> Iterator[Path]:
-    """A clone of HEAD with a branch for each edit."""
+    """Clone HEAD, with a branch for each edit."""
     source = git(Path(__file__).parent, "rev-parse", "--show-toplevel")
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "clone"
@@ -159,64 +144,43 @@ def cloned() -> Iterator[Path]:
         git(clone, "checkout", "--quiet", "-B", "plain")
         for name, kind in KINDS.items():
             if kind.edit is not None:
-                file, place, becomes = kind.edit
+                file, place, replacement = kind.edit
                 text = (clone / file).read_text()
-                assert text.count(place) == 1, f"{place!r} must stand once in {file}"
+                assert text.count(place) == 1, f"{file} must contain {place!r} once"
                 git(clone, "checkout", "--quiet", "-B", name, "plain")
-                (clone / file).write_text(text.replace(place, becomes))
+                (clone / file).write_text(text.replace(place, replacement))
                 git(clone, "commit", "--quiet", "--all", "--message", name)
         git(clone, "checkout", "--quiet", "plain")
         yield clone
 
 
-def collect(ledger: Path, names: Sequence[str], minutes: float, *, any_load: bool) -> None:
-    """Make calls until the time is over."""
+def collect(ledger: Path, minutes: float) -> None:
+    """Make calls of the kind that is furthest behind its target, until the time is over or all are made."""
     end = time.monotonic() + 60 * minutes
-    if ledger.exists() and ledger.stat().st_size and not ledger.read_bytes().endswith(b"\n"):
-        # The last line was cut off: the next one must not continue it.
-        with ledger.open("a") as file:
-            file.write("\n")
     with cloned() as clone:
         commit = git(clone, "rev-parse", "plain")
-        going = ledger.with_suffix(".going") / commit
-        for other in going.parent.glob("*"):
-            if other != going:
-                shutil.rmtree(other)
         while time.monotonic() < end:
             done = Counter(call["kind"] for call in read(ledger))
-            wanted = [each for each in names if done[each] < KINDS[each].target]
-            behind = min(wanted, key=lambda each: done[each] / KINDS[each].target, default=None)
-            name = next((path.name for path in going.glob("*")), behind)
-            if name is None:
-                print("each kind has the calls that are wanted")
+            name = min(KINDS, key=lambda each: done[each] / KINDS[each].target)
+            if done[name] >= KINDS[name].target:
+                print("each kind has as many calls as it needs")
                 break
-            line = made(name, clone, commit, going / name, end, any_load=any_load)
-            if line is None:
-                print(f"{name}: interrupted, {len(read_pairs(going / name / 'ab'))} pairs so far")
-                break
+            with tempfile.TemporaryDirectory() as folder:
+                call = made(name, clone, Path(folder))
             with ledger.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            shown = line["verdicts"].get(KINDS[name].metric)
-            shutil.rmtree(going / name)
-            print(f"{name}: {shown}, {len(line['logs'])} pairs, others {line['others']:.0%}", flush=True)
+                file.write(json.dumps({"commit": commit, **call}) + "\n")
+            verdict = call["verdicts"].get(KINDS[name].metric)
+            print(f"{name}: {verdict}, {len(call['logs'])} pairs, others {call['others']:.0%}", flush=True)
 
 
-def made(name: str, clone: Path, commit: str, folder: Path, end: float, *, any_load: bool) -> Call | None:
-    """One call, kept in `folder` until it is over; None if it was interrupted because the time was.
-
-    Raises RuntimeError if it fails.
-    """
-    kind, began, load = KINDS[name], time.monotonic(), os.getloadavg()[0]
-    continued = folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+def made(name: str, clone: Path, folder: Path) -> Call:
+    """Make one call. Raises RuntimeError if it fails."""
+    kind, began = KINDS[name], time.monotonic()
     out, found = folder / "ab", folder / "found.json"
-    found.unlink(missing_ok=True)
     words = ["compare", "--ab", "plain", "plain" if kind.edit is None else name, *kind.options]
     words += ["--base-options", "--workload py:waiting_model:plain"]
     words += ["--new-options", f"--workload py:waiting_model:{kind.workload}"]
-    above = 1.0 if any_load else SPOILED_ABOVE
-    words += ["--others-above", f"{above:.0%}", "--out", str(out.resolve())]
-    words += ["--format", f"json={found.resolve()}", "--", *CELL.split()]
+    words += ["--out", str(out), "--format", f"json={found}", "--", *CELL.split()]
     call = subprocess.Popen(
         [sys.executable, "-m", "harness.cli", *words],
         cwd=clone / "tests/reports/gate",
@@ -226,60 +190,45 @@ def made(name: str, clone: Path, commit: str, folder: Path, end: float, *, any_l
         text=True,
     )
     try:
-        _, told = call.communicate(timeout=max(1.0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return None
+        _, errors = call.communicate()
     finally:
-        # Also where this process is told to end: its call must not measure on beside the next one.
+        # When this process is interrupted, the call must not measure next to its successor.
         if call.poll() is None:
             call.send_signal(signal.SIGINT)
             call.communicate()
     if call.returncode not in (0, 1) or not found.exists():
-        raise RuntimeError(f"{name}: {told[-2000:]}")
+        raise RuntimeError(f"{name}: {errors[-2000:]}")
     pairs = read_pairs(out)
     [sample] = paired_samples(out, pairs, above).values()
     return {
         "at": utc_now(),
         "kind": name,
         "cell": CELL,
-        "commit": commit,
         "machine": f"{cpu_model()}, {os.cpu_count()} cores, torch {torch.__version__}",
-        "seconds": None if continued else round(time.monotonic() - began, 1),
-        "load_before": round(load, 1),
-        "others_above": above,
+        "seconds": round(time.monotonic() - began, 1),
         "exit_code": call.returncode,
         "verdicts": {each["metric"]: each["verdict"] for each in json.loads(found.read_text())["findings"]},
         "logs": [round(log, DIGITS) for log in sample.logs],
-        "spoiled": sample.spoiled,
         "others": round(sample.foreign or 0.0, 3),
-        "forked": sample.forked,
         "pairs": [recorded(pair) for pair in pairs],
     }
 
 
 def recorded(pair: Pair) -> Call:
-    """What is kept of a pair: its quads, and the step times that an unpaired comparison would have had."""
+    """Reduce a pair to its quads and to the step times that an unpaired comparison would use."""
     [cell] = pair.cells
     sides: dict[str, list[float]] = {"base": [], "new": []}
     for block in cell.blocks:
         sides[block.side].append(math.log(block.step_ns))
     return {
         "quads": [round(quad_log(quad), DIGITS) for quad in quads(cell, pair.alternation)],
-        "others": round(mean(block.foreign or 0.0 for block in cell.blocks), 3) if cell.blocks else None,
-        "blocks_s": round(sum(block.ns for block in cell.blocks) / 1e9, 2),
         **{f"{side}_ns": round(math.exp(mean(logs))) if logs else None for side, logs in sides.items()},
     }
 
 
 def read(ledger: Path) -> list[Call]:
-    """The calls so far; a last line that was cut off is left out."""
-    calls = []
-    for line in ledger.read_text().splitlines() if ledger.exists() else []:
-        try:
-            calls.append(json.loads(line))
-        except ValueError:
-            print(f"a torn line of {ledger} is left out", file=sys.stderr)
-    return calls
+    """Return the calls so far."""
+    return [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
 
 
 def report(ledger: Path, others_above: float) -> None:
@@ -295,10 +244,9 @@ def report(ledger: Path, others_above: float) -> None:
     for name, kind in KINDS.items():
         mine = [call for call in kept if call["kind"] == name]
         if mine:
-            verdicts = [told(call, kind.metric) for call in mine]
+            verdicts = [counted_verdict(call, kind.metric) for call in mine]
             pairs = f"{median(len(call['logs']) for call in mine):.0f}"
-            whole = [call["seconds"] for call in mine if call["seconds"] is not None]
-            seconds = f"{median(whole):.0f}" if whole else "-"
+            seconds = f"{median(call['seconds'] for call in mine):.0f}"
             print(f"{row(name, verdicts, upper=name == 'same')} | {pairs} | {seconds} |")
     alike = [call for call in kept if call["kind"] == "same" and len(call["logs"]) >= FEWEST_PAIRS]
     if not alike:
@@ -326,15 +274,15 @@ def report(ledger: Path, others_above: float) -> None:
         )
 
 
-def told(call: Call, metric: str) -> str:
-    """The verdict that counts: of the same code any that fails is a false alarm, whatever its metric."""
+def counted_verdict(call: Call, metric: str) -> str:
+    """Return the verdict that counts: with the same code, a failure by any metric is a false alarm."""
     if call["kind"] == "same":
         return "regressed" if call["exit_code"] == 1 else str(call["verdicts"].get(metric, "none"))
     return str(call["verdicts"].get(metric, "none"))
 
 
 def row(name: str, verdicts: Sequence[str], *, upper: bool) -> str:
-    """Of false alarms the upper bound, of what is to be found the lower one (Clopper-Pearson)."""
+    """Format a table row with the upper bound of a rate, or with its lower bound (Clopper-Pearson)."""
     count, calls = Counter(str(verdict) for verdict in verdicts), len(verdicts)
     hits = count["regressed"]
     if upper:
@@ -348,14 +296,14 @@ def row(name: str, verdicts: Sequence[str], *, upper: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What the pairs of calls of the same code vary by."""
+    """The variation between pairs of calls of the same code."""
 
     quad: float
     """Deviation of a quad in its pair, the median over pairs."""
     rests: Sequence[float]
-    """What each pair differs by from the mean of its call; scaled to the deviation from the true mean."""
+    """The difference of each pair from the mean of its call, scaled to the deviation from the true mean."""
     offsets: Sequence[float]
-    """What all pairs of a call share, of each call; scaled down by what the rests alone bring into a mean."""
+    """The shared offset of the pairs of each call, scaled down by what the rests add to a mean."""
 
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Recorded:
@@ -415,49 +363,7 @@ def unpaired(rng: np.random.Generator, calls: Sequence[Call], runs: int = 5) -> 
     return judge(effect, MARGIN)
 
 
-def cost(rounds: int) -> None:
-    """Time pairs of the canary's cell, forked and launched in turns; prints seconds and ratios."""
-    took: dict[str, list[float]] = {"forked": [], "launched": []}
-    load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as folder, temporary_folder("bench-ab-") as (temporary, held):
-        source = Repository(Path(__file__).parent).source("NEW", ".", None, temporary)
-        source = replace(source, options=tuple(CANARY.split()))
-        sides: dict[Side, Source] = {"base": source, "new": source}
-
-        def context(name: str, repeats: int) -> PairContext:
-            (temporary / name).mkdir()
-            return PairContext(
-                sides=sides,
-                folder=Path(folder) / name,
-                temporary=temporary / name,
-                held=held,
-                spoiled_above=1.0,
-                repeats=repeats,
-            )
-
-        forked, launched = Pairs(context("forked", rounds + 2)), Pairs(context("launched", 1))
-        with closing(forked), closing(launched):
-            began = time.monotonic()
-            forked.run(1, "blocks")
-            print(f"first pair, with its launches: {time.monotonic() - began:.1f} s", flush=True)
-            for number in range(2, rounds + 2):
-                order = ("forked", "launched") if number % 2 else ("launched", "forked")
-                for name in order:
-                    began = time.monotonic()
-                    pair = (forked if name == "forked" else launched).run(number, "blocks")
-                    if name == "launched":
-                        launched.close()
-                    took[name].append(time.monotonic() - began)
-                    assert pair.forked == (name == "forked")
-                print(f"{took['forked'][-1]:.1f} s forked, {took['launched'][-1]:.1f} s launched", flush=True)
-    ratios = [one / other for one, other in zip(took["launched"], took["forked"], strict=True)]
-    print(f"{utc_now()}, {cpu_model()}, {os.cpu_count()} cores, load {load:.1f} before")
-    for name, seconds in took.items():
-        print(f"{name}: median {median(seconds):.1f} s, {min(seconds):.1f} to {max(seconds):.1f}")
-    print(f"ratio: median {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
-
-
-def simulate(calls: int, pairs_a_look: int, quads_s: float) -> None:
+def simulate(calls: int) -> None:
     """Print the seconds, the pairs and the verdicts of simulated calls, by the deviation of a quad."""
     print(
         "| deviation of a quad | same code: regressed | inconclusive | pairs | seconds "
@@ -468,7 +374,7 @@ def simulate(calls: int, pairs_a_look: int, quads_s: float) -> None:
     for quad in (0.01, 0.045, 0.07, 0.1, 0.15, 0.2):
         row = f"| {100 * quad:g} % "
         for shift in (0.0, math.log1p(0.05)):
-            made = [_simulated(rng, quad, shift, pairs_a_look, quads_s) for _ in range(calls)]
+            made = [_simulated(rng, quad, shift) for _ in range(calls)]
             found = Counter(change for change, _, _ in made)
             row += f"| {found[Verdict.REGRESSED] / calls:.1%} "
             row += "" if shift else f"| {found[Verdict.INCONCLUSIVE] / calls:.1%} "
@@ -476,15 +382,13 @@ def simulate(calls: int, pairs_a_look: int, quads_s: float) -> None:
         print(f"{row}|")
 
 
-def _simulated(
-    rng: np.random.Generator, quad: float, shift: float, pairs_a_look: int, quads_s: float
-) -> tuple[Verdict, int, float]:
-    """One call: what it says, its pairs, and its seconds."""
+def _simulated(rng: np.random.Generator, quad: float, shift: float) -> tuple[Verdict, int, float]:
+    """Simulate one call; return its verdict, the number of its pairs, and its seconds."""
     logs: list[float] = []
     change, seconds = Verdict.INCONCLUSIVE, LAUNCH_S
-    most = int(quads_s / (4 * BLOCK_S))
-    while change is Verdict.INCONCLUSIVE and len(logs) < LOOKS * pairs_a_look:
-        for _ in range(pairs_a_look):
+    most = int(QUADS_S / (4 * BLOCK_S))
+    while change is Verdict.INCONCLUSIVE and len(logs) < LOOKS * PAIRS_A_LOOK:
+        for _ in range(PAIRS_A_LOOK):
             values = rng.normal(rng.normal(shift, PAIR), quad, most)
             # As `harness.gate.paired.pair` ends a pair.
             taken = next(
@@ -493,7 +397,7 @@ def _simulated(
                 if n == most or values[:n].std(ddof=1) / math.sqrt(n) < ENOUGH
             )
             logs.append(float(values[:taken].mean()))
-            seconds += BESIDE_S + 4 * BLOCK_S * taken
+            seconds += OUTSIDE_S + 4 * BLOCK_S * taken
         effect = paired_effect(logs, ALPHA / LOOKS / JUDGED)
         assert effect is not None
         change = judge_pairs(effect, MARGIN)
@@ -505,29 +409,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    collecting = commands.add_parser("collect")
-    collecting.add_argument("ledger", type=Path, nargs="?", default=LEDGER)
+    collecting, reporting = commands.add_parser("collect"), commands.add_parser("report")
+    for each in (collecting, reporting):
+        each.add_argument("ledger", type=Path, nargs="?", default=LEDGER)
     collecting.add_argument("--minutes", type=float, default=60)
-    collecting.add_argument("--kinds", default=",".join(KINDS))
-    collecting.add_argument("--any-load", action="store_true", help="no quad is left out because of others")
-    reporting = commands.add_parser("report")
-    reporting.add_argument("ledger", type=Path, nargs="?", default=LEDGER)
     reporting.add_argument("--others-above", type=float, default=0.25, help="a share of the cores")
-    commands.add_parser("cost").add_argument("--rounds", type=int, default=6)
-    simulating = commands.add_parser("simulate")
-    simulating.add_argument("--calls", type=int, default=300)
-    simulating.add_argument("--pairs-a-look", type=int, default=PAIRS_A_LOOK)
-    simulating.add_argument("--quads-s", type=float, default=QUADS_S, help="most seconds of a pair's quads")
+    commands.add_parser("simulate").add_argument("--calls", type=int, default=300)
     given = parser.parse_args()
     if given.command == "collect":
         with signals_are_ctrl_c():
-            collect(given.ledger, given.kinds.split(","), given.minutes, any_load=given.any_load)
+            collect(given.ledger, given.minutes)
     elif given.command == "report":
         report(given.ledger, given.others_above)
-    elif given.command == "simulate":
-        simulate(given.calls, given.pairs_a_look, given.quads_s)
     else:
-        cost(given.rounds)
+        simulate(given.calls)
 
 
 if __name__ == "__main__":

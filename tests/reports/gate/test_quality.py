@@ -1,4 +1,4 @@
-"""The script that measures the gate (quality.py): what it plants, what it keeps, and what it says of it."""
+"""Tests of quality.py, which measures the error rates of the gate: its planted regressions and its report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 MS = 1_000_000
 
 
-def beside(name: str) -> ModuleType:
+def script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -26,11 +26,11 @@ def beside(name: str) -> ModuleType:
     return module
 
 
-waiting_model, quality = beside("waiting_model"), beside("quality")
+waiting_model, quality = script("waiting_model"), script("quality")
 
 
 class SharedCore:
-    """Clocks of a process on a core that others take in slices longer than a wait, and so in steps alone."""
+    """Clocks of a process on a core that others take in slices longer than a wait, and so only in steps."""
 
     cpu_ns = wall_ns = 0
 
@@ -51,7 +51,7 @@ class SharedCore:
 
 @pytest.mark.parametrize(("name", "share"), [("slow5", 0.05), ("slow10", 0.10)])
 def test_a_planted_wait_is_its_share_of_the_step_however_much_others_take(name, share, monkeypatch) -> None:
-    """Of a step of 10 ms of CPU time 5 % are 0.5 ms; of its 30 ms by the wall clock they would be 1.5 ms."""
+    """A share of 5 % is 0.5 ms of a step of 10 ms of CPU time, not 1.5 ms of its 30 ms of wall time."""
     module = getattr(waiting_model, name)().module
     [hook] = module._forward_pre_hooks.values()
     core = SharedCore()
@@ -85,21 +85,19 @@ def call(seed: int, **fields: object) -> dict[str, object]:
     }
 
 
-def test_the_report_counts_a_false_alarm_of_any_metric_and_says_what_it_draws_from(
-    tmp_path, capsys, monkeypatch
-) -> None:
-    """Of three quiet calls one has an alarm of the memory; a busy call and a torn line do not count."""
+def test_the_report_counts_a_false_alarm_of_any_metric(tmp_path, capsys, monkeypatch) -> None:
+    """One of three quiet calls has an alarm of the memory; a busy call does not count."""
     alarm = call(2, exit_code=1, verdicts={"step_time": "unchanged", "peak_memory": "regressed"})
     calls = [call(1), alarm, call(3), call(4, others=0.5)]
     ledger = tmp_path / "ledger.jsonl"
-    ledger.write_text("".join(json.dumps(one) + "\n" for one in calls) + '{"kind": "sa')
+    ledger.write_text("".join(json.dumps(one) + "\n" for one in calls))
     monkeypatch.setattr(quality, "DRAWN", 20)
     quality.report(ledger, 0.25)
-    told = capsys.readouterr().out
-    assert "4 calls, 3 while others took at most 25% of the cores" in told
-    assert "| same | 3 | 1 | 33.3%," in told
-    assert "drawn from 24 pairs of 3 calls of the same code" in told
-    assert "| same, paired, 8 cells | 20 | 0 |" in told
+    printed = capsys.readouterr().out
+    assert "4 calls, 3 while" in printed
+    assert "| same | 3 | 1 | 33.3%," in printed
+    assert "24 pairs of 3 calls" in printed
+    assert "| same, paired, 8 cells | 20 | 0 |" in printed
 
 
 def test_unpaired_calls_are_drawn_from_one_machine() -> None:
@@ -110,7 +108,7 @@ def test_unpaired_calls_are_drawn_from_one_machine() -> None:
     assert {quality.unpaired(rng, calls) for _ in range(50)} == {quality.Verdict.UNCHANGED}
 
 
-def test_what_is_planted_still_has_its_place_in_the_code() -> None:
+def test_each_planted_edit_still_matches_the_source() -> None:
     edits = [kind.edit for kind in quality.KINDS.values() if kind.edit is not None]
     assert len(edits) == 2
     for file, place, _ in edits:
