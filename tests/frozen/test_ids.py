@@ -5,7 +5,7 @@ A change here orphans the runs of users' studies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import WORKLOADS
 from workloads.datasets.facts import DATASETS
 
-Frozen = Callable[[str, Any], Any]
 BASE: dict[str, Any] = {
     "workload": "gpt-nano",
     "dataset": "synthetic",
@@ -111,7 +110,7 @@ def _found() -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_ids_and_canonical_texts_are_those_of_the_day_they_were_frozen(frozen: Frozen) -> None:
+def test_ids_and_canonical_texts_are_those_of_the_day_they_were_frozen(frozen) -> None:
     found = _found()
     golden = frozen("ids.json", found)
     for axis, ids in golden.items():
@@ -120,7 +119,7 @@ def test_ids_and_canonical_texts_are_those_of_the_day_they_were_frozen(frozen: F
 
 
 @pytest.mark.parametrize("axis", [*AXES, "field", "steps"])
-def test_every_name_and_option_is_frozen(frozen: Frozen, axis: str) -> None:
+def test_every_name_and_option_is_frozen(frozen, axis) -> None:
     found = _found()
     golden = frozen("ids.json", found)
     new = {text: at for text, at in found[axis].items() if text not in golden[axis]}

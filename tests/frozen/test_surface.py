@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,7 +18,6 @@ from harness.plan.study_file import BY_NAME
 from harness.worker.turns import FORKS, PROTOCOL, VARIABLE
 from results import errors
 
-Frozen = Callable[[str, Any], Any]
 API = {
     "strategies.facts": ["StrategyFacts"],
     "strategies.promise": ["Promise", "everyone"],
@@ -131,7 +129,7 @@ def _exit_codes() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["api", "commands", "exit codes", "study file", "turns"])
-def test_what_others_name_is_there(frozen: Frozen, kind: str) -> None:
+def test_what_others_name_is_there(frozen, kind) -> None:
     found: dict[str, dict[str, list[str]]] = {
         "api": _api(),
         "commands": _commands(),
@@ -146,5 +144,5 @@ def test_what_others_name_is_there(frozen: Frozen, kind: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_that_others_start_is_there(module: str) -> None:
+def test_a_module_that_others_start_is_there(module) -> None:
     assert find_spec(module) is not None

@@ -17,7 +17,6 @@ from harness.worker.rank.rank import Rank
 from results.cell import Cell
 from strategies.catalog import group_layout
 
-Frozen = Callable[[str, Any], Any]
 Ranks = Callable[..., list[Any]]
 pytestmark = pytest.mark.slow
 SIZE, STEPS = 2, 3
@@ -110,9 +109,7 @@ def machine() -> str:
     return f"torch {version}, {capability}, {processor.partition(':')[2].strip()}"
 
 
-def test_losses_and_bytes_are_those_of_the_day_they_were_frozen(
-    study: list[dict[str, Any]], machine: str, frozen: Frozen
-) -> None:
+def test_losses_and_bytes_are_those_of_the_day_they_were_frozen(study, machine, frozen) -> None:
     golden = frozen("training.json", {"machine": machine, "ranks": study})
     for found, expected in zip(study, golden["ranks"], strict=True):
         assert list(found) == list(expected)
@@ -124,15 +121,13 @@ def test_losses_and_bytes_are_those_of_the_day_they_were_frozen(
             assert found[name]["loss"][:steps] == pytest.approx(cell["loss"][:steps], rel=1e-3), name
 
 
-def test_cells_that_agreed_bit_for_bit_still_do(study: list[dict[str, Any]], frozen: Frozen) -> None:
+def test_cells_that_agreed_bit_for_bit_still_do(study, frozen) -> None:
     """On any CPU: which cells and ranks ended with the same parameters."""
     golden = frozen("training.json", None)
     assert _groups(study) == _groups(golden["ranks"])
 
 
-def test_hashes_are_those_of_the_day_they_were_frozen(
-    study: list[dict[str, Any]], machine: str, frozen: Frozen
-) -> None:
+def test_hashes_are_those_of_the_day_they_were_frozen(study, machine, frozen) -> None:
     golden = frozen("training.json", None)
     if golden["machine"] != machine:
         pytest.skip(f"the hashes are those of {golden['machine']}, and this is {machine}")

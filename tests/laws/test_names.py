@@ -142,5 +142,5 @@ def test_no_field_of_a_cell_is_compared_with_a_name_or_given_one() -> None:
         ("f(name='none') if x == 'ring' else 'ddp'", []),
     ],
 )
-def test_what_the_law_sees(code: str, expected: list[tuple[str, str]]) -> None:
+def test_what_the_law_sees(code, expected) -> None:
     assert list(given(ast.parse(code))) == expected

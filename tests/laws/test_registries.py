@@ -134,7 +134,7 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
 # Of torch's own modules, when they are imported.
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("kind", WANTED)
-def test_no_name_lacks_anything(kind: str) -> None:
+def test_no_name_lacks_anything(kind) -> None:
     names, wanted = WANTED[kind]
     lacks = {name: [what for what, has in wanted.items() if not has(name)] for name in names}
     assert {name: what for name, what in lacks.items() if what} == {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -54,11 +53,11 @@ def weighed(plan: Plan) -> Choice:
     return choice
 
 
-def test_on_one_device_there_is_single_alone(chosen: Callable[..., list[str]]) -> None:
+def test_on_one_device_there_is_single_alone(chosen) -> None:
     assert chosen(workload="gpt-nano", gpus=1) == ["single"]
 
 
-def test_replicas_where_they_fit(chosen: Callable[..., list[str]]) -> None:
+def test_replicas_where_they_fit(chosen) -> None:
     assert chosen(workload="gpt-nano", gpus="2,4") == ["ddp", "ddp"]
 
 
@@ -135,7 +134,7 @@ def test_checkpointing_that_would_fit_is_said_so() -> None:
     assert not plan_of(memory_limit_mb=2000, activation_checkpointing=True, **options).skips
 
 
-def test_a_models_own_code_alone_knows_its_measures(tmp_path: Any) -> None:
+def test_a_models_own_code_alone_knows_its_measures(tmp_path) -> None:
     (tmp_path / "mine.py").write_text("def build(): ...\n", encoding="utf-8")
     [skip] = plan_of(workload="py:mine:build", gpus=2, strategy="auto").skips
     assert skip.reason == (
@@ -144,9 +143,7 @@ def test_a_models_own_code_alone_knows_its_measures(tmp_path: Any) -> None:
     )
 
 
-def test_replicas_fit_where_most_of_a_model_is_frozen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_fit_where_most_of_a_model_is_frozen(tmp_path, monkeypatch) -> None:
     """Parameters of 475 MiB, trained whole, are four times as much in ddp; with vectors alone trained it has
     them once."""
     monkeypatch.setattr("workloads.catalog._COUNTED", {})
@@ -301,7 +298,7 @@ def test_hsdp_is_weighed_on_real_nodes() -> None:
         (4, 8, [8]),
     ],
 )
-def test_microbatches_divide_and_keep_all_stages_busy(samples: int, stages: int, counts: list[int]) -> None:
+def test_microbatches_divide_and_keep_all_stages_busy(samples, stages, counts) -> None:
     assert microbatch_counts(samples, stages) == counts
 
 
@@ -339,7 +336,7 @@ class Elsewhere(Single):
 """
 
 
-def test_strategies_of_other_packages_are_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_of_other_packages_are_weighed(tmp_path, monkeypatch) -> None:
     points = {"elsewhere": "elsewhere:Elsewhere", "broken": "no_such_module:Facts"}
     install(tmp_path, "a-package", {"bench.strategies": points})
     (tmp_path / "elsewhere.py").write_text(PROPOSING)
@@ -424,9 +421,7 @@ def choice_of() -> Callable[..., Choice]:
         ([("ddp", 1.0, 100), ("fsdp", 1.0, 900)], "ddp", "the only one that fits"),
     ],
 )
-def test_the_reason_is_what_moved_the_choice(
-    choice_of: Callable[..., Choice], given: list[tuple[str, float, int]], chosen: str, reason: str
-) -> None:
+def test_the_reason_is_what_moved_the_choice(choice_of, given, chosen, reason) -> None:
     choice = choice_of(*given)
     assert choice.chosen is not None
     assert choice.chosen.strategy == chosen
@@ -437,7 +432,7 @@ def test_the_reason_is_what_moved_the_choice(
     ("selective", "limit", "instead"),
     [(False, 2440, ""), (True, 2170, " instead of --selective-checkpointing")],
 )
-def test_what_would_be_faster_with_checkpointing_is_said(selective: bool, limit: int, instead: str) -> None:
+def test_what_would_be_faster_with_checkpointing_is_said(selective, limit, instead) -> None:
     """Over a slow link stage 1 sends two thirds of what stage 3 does: it is slower by less to compute
     activations again than to gather parameters again."""
     options = {

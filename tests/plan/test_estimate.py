@@ -33,7 +33,7 @@ def test_accumulation_multiplies_the_work_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "crowd"), [(1, 1.0), (2, 1.0), (4, 2.0), (8, 4.0)])
-def test_ranks_beyond_the_cores_share_them(gpus: int, crowd: float) -> None:
+def test_ranks_beyond_the_cores_share_them(gpus, crowd) -> None:
     cell = cell_of(gpus=gpus, strategy="ddp")
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=2))
     assert step.seconds == pytest.approx(MLP_STEP_S * crowd)
@@ -52,7 +52,7 @@ def test_ranks_beyond_the_cores_share_them(gpus: int, crowd: float) -> None:
         ("pipeline:interleaved:microbatches=8", 4, (1 + 3 / 16) / 4),
     ],
 )
-def test_the_ranks_of_a_replica_share_its_work(strategy: str, ranks: int, share: float) -> None:
+def test_the_ranks_of_a_replica_share_its_work(strategy, ranks, share) -> None:
     cell = cell_of(gpus=4, strategy=strategy, model_parallel=ranks)
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware())
     assert step.seconds == pytest.approx(MLP_STEP_S * share)
@@ -71,7 +71,7 @@ def test_the_ranks_of_a_replica_share_its_work(strategy: str, ranks: int, share:
         ("pipeline:1f1b", 4, 4 / 1.75),
     ],
 )
-def test_a_proof_simulates_whole_replicas(strategy: str, ranks: int, simulated: float) -> None:
+def test_a_proof_simulates_whole_replicas(strategy, ranks, simulated) -> None:
     cell = cell_of(gpus=4, strategy=strategy, model_parallel=ranks)
     parts = run_parts(cell, 0.1, parameters=0, proves=True)
     assert parts["proof"] == pytest.approx(3 * 0.1 * (1 + simulated))
@@ -92,7 +92,7 @@ def test_a_gpu_step_is_assumed_from_the_catalogue() -> None:
         ("a device of tomorrow", "the GPU catalogue has no peak of a device of tomorrow in fp32"),
     ],
 )
-def test_a_gpu_without_a_known_peak_takes_its_budget(gpu_name: str | None, reason: str) -> None:
+def test_a_gpu_without_a_known_peak_takes_its_budget(gpu_name, reason) -> None:
     cell = cell_of(device="cuda", backend="nccl")
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware(gpu_name=gpu_name))
     assert step == StepTime(basis="budget", seconds=Unknown(reason))
@@ -146,9 +146,7 @@ def test_an_own_model_takes_its_budget_and_says_so() -> None:
         ),
     ],
 )
-def test_a_run_is_the_sum_of_its_parts(
-    step_s: float, gpus: int, proves: bool, expected: dict[str, float]
-) -> None:
+def test_a_run_is_the_sum_of_its_parts(step_s, gpus, proves, expected) -> None:
     parts = run_parts(cell_of(gpus=gpus), step_s, parameters=0, proves=proves)
     assert parts == pytest.approx({"build": 1.0, "hash": 0.0, **expected})
 
@@ -165,9 +163,7 @@ def test_a_run_is_the_sum_of_its_parts(
         (0, 0.001, 0, 0.048, 0.16),
     ],
 )
-def test_blocks_on_a_gpu_last_by_time(
-    most_steps: int, step_s: float, warm_up: float, measure: float, exposed: float
-) -> None:
+def test_blocks_on_a_gpu_last_by_time(most_steps, step_s, warm_up, measure, exposed) -> None:
     steps = StepPolicy(budget_s=0, warmup_max_steps=most_steps)
     cell = cell_of(gpus=2, strategy="local-sgd:8", device="cuda", backend="nccl", steps=steps)
     parts = run_parts(cell, step_s, parameters=0, proves=False)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,9 +117,7 @@ def test_a_cell_that_two_series_share_is_planned_once() -> None:
         ),
     ],
 )
-def test_batches_and_workers_divide_or_are_skipped_with_the_numbers(
-    options: dict[str, object], planned: list[Row], reasons: list[Row]
-) -> None:
+def test_batches_and_workers_divide_or_are_skipped_with_the_numbers(options, planned, reasons) -> None:
     plan = plan_of(workload="mlp", strategy="ddp", **options)
     assert rows(plan) == planned
     assert [(skip.rule, skip.reason) for skip in plan.skips] == reasons
@@ -346,7 +343,7 @@ def test_a_matrix_beyond_reason_is_refused_before_it_grows() -> None:
         plan_of(workload="mlp", gpus="1..500000:1", strategy="single,ddp")
 
 
-def test_the_source_of_an_own_model_is_part_of_the_cell(tmp_path: Path) -> None:
+def test_the_source_of_an_own_model_is_part_of_the_cell(tmp_path) -> None:
     model = tmp_path / "mine.py"
     model.write_text("def build():\n    return 1\n")
     call = {"workload": "py:mine:build", "gpus": 1, "strategy": "single", "batch_size": 2}
@@ -359,7 +356,7 @@ def test_the_source_of_an_own_model_is_part_of_the_cell(tmp_path: Path) -> None:
     assert before.id != after.id
 
 
-def test_the_bytes_of_an_own_text_are_part_of_the_cell(tmp_path: Path) -> None:
+def test_the_bytes_of_an_own_text_are_part_of_the_cell(tmp_path) -> None:
     (tmp_path / "corpus.txt").write_bytes(b"to be or not to be")
     plan = plan_of(workload="gpt-nano", gpus=1, strategy="single", dataset="text:corpus.txt")
     assert plan.cells[0].dataset_hash == hashlib.sha256(b"to be or not to be").hexdigest()[:16]
@@ -403,9 +400,7 @@ def test_what_holds_for_all_cells_reaches_each() -> None:
         ("pipeline:1f1b:dp=2", 4, (8, 16), (16, 32)),
     ],
 )
-def test_ranks_of_one_replica_see_the_same_samples(
-    strategy: str, gpus: int, weak: tuple[int, int], strong: tuple[int, int]
-) -> None:
+def test_ranks_of_one_replica_see_the_same_samples(strategy, gpus, weak, strong) -> None:
     plan = plan_of(workload="gpt-nano", gpus="2,4", strategy=strategy, batch_size=8, scaling="weak,strong")
     cells = {cell.id: cell for cell in plan.cells if cell.gpus == gpus}
     found = {
@@ -482,7 +477,7 @@ def test_size_1_is_planned_as_single_for_strategies_that_need_more() -> None:
         {"include": (Pattern(workload="mlp", strategy="single", gpus=1, batch_size=4),)},
     ],
 )
-def test_no_baseline_is_planned_that_is_not_lacking(asked: dict[str, Any]) -> None:
+def test_no_baseline_is_planned_that_is_not_lacking(asked) -> None:
     request = Request(**{"workloads": ("mlp",), "gpus": (1, 2), "strategies": ("ddp",), **asked})
     plan = expand(request, study="s", created_at="", baseline=True)
     assert plan == expand(request, study="s", created_at="")

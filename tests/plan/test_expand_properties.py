@@ -56,9 +56,7 @@ def planned(request: Request, *, limit: Limit | None = None, earlier: tuple[Plan
 
 @settings(max_examples=150, deadline=None)
 @given(request=REQUESTS, limit=LIMITS)
-def test_every_point_of_the_matrix_is_in_one_series_or_one_skip(
-    request: Request, limit: Limit | None
-) -> None:
+def test_every_point_of_the_matrix_is_in_one_series_or_one_skip(request, limit) -> None:
     plan = planned(request, limit=limit)
     cells = {cell.id: cell for cell in plan.cells}
     run = [(*_axes(s), s.kind, s.batch_size, cells[id].gpus) for s in plan.series for id in s.cells]
@@ -79,7 +77,7 @@ def test_every_point_of_the_matrix_is_in_one_series_or_one_skip(
 
 @settings(max_examples=60, deadline=None)
 @given(request=REQUESTS)
-def test_a_series_is_what_its_cells_are_and_each_has_a_placement(request: Request) -> None:
+def test_a_series_is_what_its_cells_are_and_each_has_a_placement(request) -> None:
     plan = planned(request)
     cells = {cell.id: cell for cell in plan.cells}
     for series in plan.series:
@@ -98,7 +96,7 @@ def _axes(named: Series | Skip | Cell) -> tuple[str, ...]:
 
 @settings(max_examples=100, deadline=None)
 @given(request=REQUESTS)
-def test_cells_are_distinct_and_each_belongs_to_a_series(request: Request) -> None:
+def test_cells_are_distinct_and_each_belongs_to_a_series(request) -> None:
     plan = planned(request)
     ids = [cell.id for cell in plan.cells]
     assert len(set(ids)) == len(ids)
@@ -108,7 +106,7 @@ def test_cells_are_distinct_and_each_belongs_to_a_series(request: Request) -> No
 
 @settings(max_examples=100, deadline=None)
 @given(request=REQUESTS)
-def test_weak_keeps_the_batch_of_a_replica_and_strong_the_global_one(request: Request) -> None:
+def test_weak_keeps_the_batch_of_a_replica_and_strong_the_global_one(request) -> None:
     plan = planned(request)
     cells = {cell.id: cell for cell in plan.cells}
     for series in plan.series:
@@ -122,7 +120,7 @@ def test_weak_keeps_the_batch_of_a_replica_and_strong_the_global_one(request: Re
 
 @settings(max_examples=50, deadline=None)
 @given(first=REQUESTS, second=REQUESTS)
-def test_a_study_has_one_global_batch_for_a_workload_and_batch_size(first: Request, second: Request) -> None:
+def test_a_study_has_one_global_batch_for_a_workload_and_batch_size(first, second) -> None:
     one = planned(first)
     two = planned(second, earlier=(one,))
     fixed: dict[tuple[str, int], int | None] = {}
@@ -134,5 +132,5 @@ def test_a_study_has_one_global_batch_for_a_workload_and_batch_size(first: Reque
 
 @settings(max_examples=30, deadline=None)
 @given(request=REQUESTS)
-def test_the_same_request_gives_the_same_plan(request: Request) -> None:
+def test_the_same_request_gives_the_same_plan(request) -> None:
     assert planned(request) == planned(request)

@@ -52,7 +52,7 @@ from results.cell import Cell
         ),
     ],
 )
-def test_the_ids_of_old_studies_stay(options: dict[str, object], ids: list[str]) -> None:
+def test_the_ids_of_old_studies_stay(options, ids) -> None:
     assert [cell.id for cell in plan_of(batch_size=8, **options).cells] == ids
 
 
@@ -84,9 +84,7 @@ def test_the_ids_of_old_studies_stay(options: dict[str, object], ids: list[str])
         ),
     ],
 )
-def test_an_id_is_the_hash_of_the_fields_that_are_not_default(
-    options: dict[str, object], prefix: str, text: str
-) -> None:
+def test_an_id_is_the_hash_of_the_fields_that_are_not_default(options, prefix, text) -> None:
     (cell,) = plan_of(**options).cells
     assert cell.id == f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

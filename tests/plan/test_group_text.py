@@ -94,7 +94,7 @@ def by_hand(text: str) -> list[str]:
         ),
     ],
 )
-def test_groups_are_drawn_as_by_hand(groups: GroupLayout, words: str, picture: str) -> None:
+def test_groups_are_drawn_as_by_hand(groups, words, picture) -> None:
     assert description(groups) == words
     assert drawing(groups) == by_hand(picture)
 
@@ -125,7 +125,7 @@ def test_no_line_is_too_long_for_a_terminal_at_256() -> None:
         (GroupLayout(replicate=2, shard=2), True),
     ],
 )
-def test_what_has_one_dimension_of_data_needs_no_drawing(groups: GroupLayout, drawn: bool) -> None:
+def test_what_has_one_dimension_of_data_needs_no_drawing(groups, drawn) -> None:
     assert is_grid(groups) is drawn
 
 

@@ -37,7 +37,7 @@ def planned(words: list[str], earlier: tuple[Plan, ...] = ()) -> Plan:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_command_of_each_series_plans_its_cells_again(call: str) -> None:
+def test_the_command_of_each_series_plans_its_cells_again(call) -> None:
     plan = planned(shlex.split(call))
     study = analyse("s", [plan], [])
     assert study.curves

@@ -27,7 +27,7 @@ def test_the_same_call_has_the_same_name_in_every_process() -> None:
 @pytest.mark.parametrize(
     "change", [{"precision": "bf16"}, {"batch_size": 8}, {"seed": 1}, {"budget": 5}, {"strategy": "ddp"}]
 )
-def test_another_request_has_another_name(change: dict[str, object]) -> None:
+def test_another_request_has_another_name(change) -> None:
     base = {"workload": "mlp", "gpus": 2}
     assert default_name(request_of(**base)) != default_name(request_of(**base, **change))
 
@@ -59,6 +59,6 @@ def test_a_given_name_is_taken() -> None:
 @pytest.mark.parametrize(
     "name", ["", "a/b", "..", ".hidden", "-flag", "a b", "a" * 101, "stra\u00dfe", "a\n"]
 )
-def test_a_name_that_is_no_plain_folder_is_refused(name: str) -> None:
+def test_a_name_that_is_no_plain_folder_is_refused(name) -> None:
     with pytest.raises(UsageError, match=r"^--name .* is not a plain folder name"):
         study_name(request_of(gpus=1), name=name)

@@ -24,16 +24,14 @@ def reason_of(plan: Plan) -> str | None:
         ({"gpus": 2, "node_size": 1}, "and here every rank is a node; use at least 4 ranks"),
     ],
 )
-def test_hierarchical_needs_something_inside_of_nodes_and_something_across(
-    options: dict[str, object], reason: str
-) -> None:
+def test_hierarchical_needs_something_inside_of_nodes_and_something_across(options, reason) -> None:
     point = {"workload": "mlp", "strategy": "ddp", "collective": "hierarchical", "gpus": 4, **options}
     plan = plan_of(**point)
     assert reason_of(plan) == f"hierarchical exchanges within nodes and across them, {reason}"
 
 
 @pytest.mark.parametrize("options", [{"node_size": 2}, {"node_size": 2, "link": "1gbit"}])
-def test_hierarchical_goes_by_nodes(options: dict[str, object]) -> None:
+def test_hierarchical_goes_by_nodes(options) -> None:
     plan = plan_of(workload="mlp", strategy="ddp", collective="hierarchical", gpus=4, **options)
     assert reason_of(plan) is None
 
@@ -73,8 +71,6 @@ TOO_SMALL = "{2} has nothing left to shard on nodes of {0}: give a --node-size o
         ("hsdp:tp=2", 8, {"gpus_per_node": 4}, None, 4, ""),
     ],
 )
-def test_hsdp_needs_two_nodes_with_shards_in_them(
-    strategy: str, gpus: int, options: dict[str, object], reason: str | None, node: int, instead: str
-) -> None:
+def test_hsdp_needs_two_nodes_with_shards_in_them(strategy, gpus, options, reason, node, instead) -> None:
     found = reason_of(plan_of(workload="gpt-nano", strategy=strategy, gpus=gpus, **options))
     assert found == (None if reason is None else reason.format(node, instead, strategy))

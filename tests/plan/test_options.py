@@ -31,7 +31,7 @@ def test_a_flag_is_the_key_with_dashes() -> None:
         ("", ()),
     ],
 )
-def test_names_come_as_a_text_or_a_list(value: str | list[str], expected: tuple[str, ...]) -> None:
+def test_names_come_as_a_text_or_a_list(value, expected) -> None:
     assert read_names(value) == expected
 
 
@@ -39,14 +39,12 @@ def test_names_come_as_a_text_or_a_list(value: str | list[str], expected: tuple[
     ("value", "expected"),
     [(8, (8,)), ("8,16", (8, 16)), ([8, "16"], (8, 16)), ("8,8", (8,)), ("-3", (-3,)), ([16, 8], (16, 8))],
 )
-def test_counts_come_as_a_number_a_text_or_a_list(
-    value: int | str | list[int | str], expected: tuple[int, ...]
-) -> None:
+def test_counts_come_as_a_number_a_text_or_a_list(value, expected) -> None:
     assert read_counts(value, "--batch-size") == expected
 
 
 @pytest.mark.parametrize("value", ["8,x", "", "8,", "1e3", "0x10", "8.0", "1_0", "9" * 5000])
-def test_counts_that_are_no_whole_numbers_are_refused(value: str) -> None:
+def test_counts_that_are_no_whole_numbers_are_refused(value) -> None:
     with pytest.raises(UsageError, match=r"^--batch-size takes whole numbers joined by commas"):
         read_counts(value, "--batch-size")
 
@@ -61,12 +59,12 @@ def test_gpus_name_the_place_they_stand_in() -> None:
     ("value", "seconds"),
     [(20, 20.0), (1.5, 1.5), ("20", 20.0), ("90s", 90.0), ("1.5m", 90.0), ("2 h", 7200.0), ("1h30m", 5400.0)],
 )
-def test_a_duration_is_in_seconds_unless_it_says_otherwise(value: float | str, seconds: float) -> None:
+def test_a_duration_is_in_seconds_unless_it_says_otherwise(value, seconds) -> None:
     assert read_duration_s(value, "--budget") == seconds
 
 
 @pytest.mark.parametrize("value", ["soon", "-5s", "5w", "", "30m1h"])
-def test_a_duration_that_does_not_parse_is_refused(value: str) -> None:
+def test_a_duration_that_does_not_parse_is_refused(value) -> None:
     with pytest.raises(UsageError, match="--budget takes seconds or a time like"):
         read_duration_s(value, "--budget")
 
@@ -111,7 +109,7 @@ def test_a_duration_that_does_not_parse_is_refused(value: str) -> None:
         ("gpus", 0, "'0': counts start at 1, not 0"),
     ],
 )
-def test_a_value_against_its_rule_is_refused_with_both(name: str, value: object, message: str) -> None:
+def test_a_value_against_its_rule_is_refused_with_both(name, value, message) -> None:
     with pytest.raises(UsageError) as error:
         BY_NAME[name].check(value, "x")
     assert str(error.value) == f"x {message}"
@@ -128,5 +126,5 @@ def test_a_value_against_its_rule_is_refused_with_both(name: str, value: object,
         ("repeats", 1000),
     ],
 )
-def test_a_value_at_the_edge_of_its_rule_passes(name: str, value: object) -> None:
+def test_a_value_at_the_edge_of_its_rule_passes(name, value) -> None:
     BY_NAME[name].check(value, "x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +31,7 @@ def told() -> Callable[..., list[str]]:
     return lines
 
 
-def test_points_are_told_apart_by_what_varies(told: Callable[..., list[str]]) -> None:
+def test_points_are_told_apart_by_what_varies(told) -> None:
     def names(**options: Any) -> list[str]:
         return [line.split(":")[0] for line in told(**options)]
 
@@ -60,7 +59,7 @@ def test_a_reason_is_told_once_with_the_sizes_where_they_are_what_differs() -> N
     ]
 
 
-def test_what_a_plan_cannot_check_is_said_with_the_reason(tmp_path: Path) -> None:
+def test_what_a_plan_cannot_check_is_said_with_the_reason(tmp_path) -> None:
     (tmp_path / "mine.py").write_text("def build(): ...\n", encoding="utf-8")
     plan = plan_of(workload="gpt-nano,py:mine:build", gpus="2,4", strategy="ddp,tp,pipeline:gpipe")
     study: Any = SimpleNamespace(root="runs/s")
@@ -71,7 +70,7 @@ def test_what_a_plan_cannot_check_is_said_with_the_reason(tmp_path: Path) -> Non
     ]
 
 
-def test_what_is_assumed_is_said_once(told: Callable[..., list[str]]) -> None:
+def test_what_is_assumed_is_said_once(told) -> None:
     lines = told(gpus="1,2,4", device="cuda")
     assert len(lines) == 4
     assert lines[3] == "assumed: the GPU is like an A100-SXM4-80GB; which GPU it is, is not known"

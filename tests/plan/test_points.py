@@ -27,7 +27,7 @@ def test_an_exclude_that_no_point_has_is_refused_with_what_there_is() -> None:
         (Pattern(link="100mbit"), "no point of the matrix has link 100mbit; it has none, 1gbit"),
     ],
 )
-def test_collectives_and_links_can_be_excluded_where_they_are(pattern: Pattern, message: str) -> None:
+def test_collectives_and_links_can_be_excluded_where_they_are(pattern, message) -> None:
     options = StudyFile(gpus=2, device="cpu", collective="default,ring", link="none,1gbit", exclude=[pattern])
     request = a_request(options)
     with pytest.raises(UsageError, match=re.escape(message)):

@@ -39,9 +39,7 @@ def term_beside(overlap: Overlap, seconds: float) -> Term:
         ({"none": 1, "forward": 2, "backward": 3, "compute": 4}, 1),
     ],
 )
-def test_what_runs_beside_computation_hides_behind_its_passes(
-    beside: dict[Overlap, float], exposed: float
-) -> None:
+def test_what_runs_beside_computation_hides_behind_its_passes(beside, exposed) -> None:
     cell = nano_cell("ddp", 2, accumulation=2)
     parts = parts_of("gpt-nano")
     around = Surroundings.of(cell, HOST, None)
@@ -62,7 +60,7 @@ def test_a_forward_pass_that_is_repeated_is_part_of_backward() -> None:
 
 
 @pytest.mark.parametrize(("momentum", "moved"), [(0.0, 3), (0.9, 5)])
-def test_sgd_moves_what_it_keeps(momentum: float, moved: int) -> None:
+def test_sgd_moves_what_it_keeps(momentum, moved) -> None:
     """Parameters are read and written, gradients read, a momentum read and written."""
     parts = parts_of("gpt-nano")
     cell = nano_cell("ddp", 2, optimizer=f"sgd:momentum={momentum}")

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from builders import request_of
@@ -41,9 +39,7 @@ def test_a_bare_call_on_a_gpu_trains_larger_models_over_nccl() -> None:
         ("cuda", False, ("cuda", "nccl")),
     ],
 )
-def test_the_backend_follows_the_device(
-    device: str, machine_has_cuda: bool, expected: tuple[str, str]
-) -> None:
+def test_the_backend_follows_the_device(device, machine_has_cuda, expected) -> None:
     request = request_of(gpus=1, device=device, machine_has_cuda=machine_has_cuda)
     assert (request.device, request.backend) == expected
 
@@ -72,12 +68,12 @@ def test_specs_are_canonical_and_distinct() -> None:
         ({"include": [Pattern(workload="mlp", strategy="ddp", gpus=2, batch_size=8, link="1gbit")]}, True),
     ],
 )
-def test_a_request_knows_whether_it_has_links(options: dict[str, object], has_links: bool) -> None:
+def test_a_request_knows_whether_it_has_links(options, has_links) -> None:
     assert request_of(gpus=2, **options).has_links is has_links
 
 
 @pytest.mark.parametrize(("size", "per_node"), [(2, 4), (4, 4), (1, 3), (8, None)])
-def test_virtual_nodes_that_fit_real_ones_pass(size: int, per_node: int | None) -> None:
+def test_virtual_nodes_that_fit_real_ones_pass(size, per_node) -> None:
     assert request_of(gpus=8, node_size=size, gpus_per_node=per_node).node_size == size
 
 
@@ -106,7 +102,7 @@ REAL_HOSTS = "--gpus-per-node 4 is about real hosts, and a --link is between vir
         ),
     ],
 )
-def test_a_bad_call_says_what_is_wrong(options: dict[str, object], message: str) -> None:
+def test_a_bad_call_says_what_is_wrong(options, message) -> None:
     with pytest.raises(UsageError) as caught:
         request_of(**{"gpus": 1, **options})
     assert message in str(caught.value)
@@ -127,7 +123,7 @@ def test_a_bad_call_says_what_is_wrong(options: dict[str, object], message: str)
         ("exclude", {"link": "fast"}, "--link takes none or a rate"),
     ],
 )
-def test_a_bad_pattern_says_which_it_is(key: str, pattern: dict[str, object], message: str) -> None:
+def test_a_bad_pattern_says_which_it_is(key, pattern, message) -> None:
     with pytest.raises(UsageError) as error:
         request_of(gpus=1, **{key: [msgspec.convert(pattern, Pattern)]})
     assert str(error.value).startswith(message)
@@ -148,9 +144,7 @@ def test_patterns_are_canonical() -> None:
         ({"workload": "gpt-nano", "dataset": "text"}, False),
     ],
 )
-def test_a_folder_is_kept_only_where_something_is_read_from_it(
-    tmp_path: Path, options: dict[str, object], needed: bool
-) -> None:
+def test_a_folder_is_kept_only_where_something_is_read_from_it(tmp_path, options, needed) -> None:
     assert request_of(gpus=1, **options).source_folder == (str(tmp_path) if needed else None)
 
 

@@ -101,7 +101,7 @@ def test_more_repeats_later_are_only_the_new_ones() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(done=st.integers(0, len(CELLS) * 2), seed=st.integers(0, 100))
-def test_an_interrupted_study_goes_on_in_the_order_it_had(done: int, seed: int) -> None:
+def test_an_interrupted_study_goes_on_in_the_order_it_had(done, seed) -> None:
     order = runs(schedule(CELLS, repeats=2, seed=seed))
     so_far = Counter(id for _, id in order[:done])
     rest = runs(schedule(CELLS, repeats=2, seed=seed, progress=Progress(ok_runs=so_far)))
@@ -146,7 +146,7 @@ def test_cells_of_another_link_are_in_another_launch() -> None:
 
 
 @pytest.mark.parametrize(("node_size", "virtual"), [(None, False), (4, False), (2, True)])
-def test_a_launch_knows_whether_its_nodes_are_made_up(node_size: int | None, virtual: bool) -> None:
+def test_a_launch_knows_whether_its_nodes_are_made_up(node_size, virtual) -> None:
     (launch,) = schedule([cell_of(strategy="ddp", gpus=4, node_size=node_size)], repeats=1)
     assert (launch.virtual, launch.link_mbit_per_s) == (virtual, None)
 

@@ -42,9 +42,7 @@ def test_every_combination_is_a_request_and_the_last_setting_changes_first() -> 
         ("seed", [3, 1], [3, 1]),
     ],
 )
-def test_each_setting_takes_a_text_with_commas_or_a_list(
-    name: str, value: object, made: list[object]
-) -> None:
+def test_each_setting_takes_a_text_with_commas_or_a_list(name, value, made) -> None:
     assert name in SETTINGS
     assert [getattr(one, name) for one in requests(**{name: value})] == made
 
@@ -73,7 +71,7 @@ def test_the_name_of_a_study_of_several_settings_is_of_all_of_them() -> None:
         ("compile", " , ", "--compile is empty"),
     ],
 )
-def test_a_value_that_no_setting_has_is_refused_by_its_name(name: str, value: object, message: str) -> None:
+def test_a_value_that_no_setting_has_is_refused_by_its_name(name, value, message) -> None:
     with pytest.raises(UsageError, match=message):
         requests(**{name: value})
 
@@ -88,9 +86,7 @@ def test_a_value_that_no_setting_has_is_refused_by_its_name(name: str, value: ob
         ((), None),
     ],
 )
-def test_a_bare_switch_is_true_and_takes_no_study_file_for_its_value(
-    words: tuple[str, ...], made: str | None
-) -> None:
+def test_a_bare_switch_is_true_and_takes_no_study_file_for_its_value(words, made) -> None:
     context = command.make_context("matrix", [*words, "study.yaml"])
     assert (context.params["compile"], context.params["study_file"]) == (made, "study.yaml")
 

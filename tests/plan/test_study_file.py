@@ -62,7 +62,7 @@ def test_help_and_the_page_of_options_list_each_option_under_its_heading() -> No
     assert shown.index("--dry-run") > shown.index("\nOptions:\n") > shown.index("--tensorboard")
 
 
-def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
+def test_every_option_can_stand_in_a_study_file(tmp_path) -> None:
     text = """
     name: nightly
     workload: [resnet18, gpt-nano]
@@ -146,7 +146,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gpus", ["1..4", "[1, 2, 4]", "1,2,4", "[1, '2..4']"])
 @pytest.mark.parametrize("batch", ["8,16", "[8, 16]", "['8', 16]"])
 @pytest.mark.parametrize("strategy", ["single,ddp", "[single, ddp]"])
-def test_a_list_reads_the_same_in_every_form(tmp_path: Path, gpus: str, batch: str, strategy: str) -> None:
+def test_a_list_reads_the_same_in_every_form(tmp_path, gpus, batch, strategy) -> None:
     text = f"gpus: {gpus}\nbatch_size: {batch}\nstrategy: {strategy}\n"
     request = requested(tmp_path, text)
     assert request.gpus == (1, 2, 4)
@@ -154,7 +154,7 @@ def test_a_list_reads_the_same_in_every_form(tmp_path: Path, gpus: str, batch: s
     assert request.strategies == ("single", "ddp")
 
 
-def test_a_scalar_is_a_list_of_one(tmp_path: Path) -> None:
+def test_a_scalar_is_a_list_of_one(tmp_path) -> None:
     request = requested(tmp_path, "gpus: 2\nbatch_size: 8\nworkload: mlp\nscaling: strong\n")
     assert (request.gpus, request.batch_sizes, request.workloads) == ((2,), (8,), ("mlp",))
     assert request.scalings == ("strong",)
@@ -234,11 +234,11 @@ def test_flags_win_over_the_file_and_leave_the_rest() -> None:
         ("[" * 100_000, ", line 1: nested deeper than any option is"),
     ],
 )
-def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_a_bad_file_is_refused_in_one_line(tmp_path, text, message) -> None:
     assert refusal(tmp_path, text) == message
 
 
-def test_an_unknown_key_names_the_nearest_and_all(tmp_path: Path) -> None:
+def test_an_unknown_key_names_the_nearest_and_all(tmp_path) -> None:
     message = refusal(tmp_path, "batchsize: 8")
     assert message.startswith(
         ", line 1: batchsize is not an option (did you mean 'batch_size'?); there are: workload, "
@@ -263,13 +263,13 @@ def test_an_unknown_key_names_the_nearest_and_all(tmp_path: Path) -> None:
         "max_time: " + ":".join(["59"] * 400) + ".5",
     ],
 )
-def test_a_hostile_file_is_refused_like_any_other(tmp_path: Path, text: str) -> None:
+def test_a_hostile_file_is_refused_like_any_other(tmp_path, text) -> None:
     assert refusal(tmp_path, text)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="gpus:[]{}-,&*!?|>'\"#% \n\t1.0eE~<", max_size=40))
-def test_no_text_makes_the_reader_fail_otherwise(tmp_path: Path, text: str) -> None:
+def test_no_text_makes_the_reader_fail_otherwise(tmp_path, text) -> None:
     try:
         assert isinstance(STUDY_FILE.read(written(tmp_path, text)), StudyFile)
     except UsageError as error:
@@ -278,7 +278,7 @@ def test_no_text_makes_the_reader_fail_otherwise(tmp_path: Path, text: str) -> N
             pytest.fail(f"more than a line: {lines}")
 
 
-def test_a_missing_file_and_a_folder_say_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_say_what_to_do(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"^there is no study file .*none\.yaml; check the name"):
         STUDY_FILE.read(tmp_path / "none.yaml")
     with pytest.raises(UsageError, match=r"^cannot read .*: Is a directory; name a YAML file"):
@@ -287,20 +287,18 @@ def test_a_missing_file_and_a_folder_say_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["1:30", "010", "0x10", "0b1", "1:30.5", "-1:00"])
 @pytest.mark.parametrize("line", ["gpus: {}", "name: {}", "gpus: [8, {}]"])
-def test_numbers_that_yaml_reads_otherwise_than_people_are_refused(
-    line: str, value: str, tmp_path: Path
-) -> None:
+def test_numbers_that_yaml_reads_otherwise_than_people_are_refused(line, value, tmp_path) -> None:
     message = refusal(tmp_path, f"workload: mlp\n{line.format(value)}\n")
     assert message.startswith(f", line 2: YAML reads {value} as another number")
     assert message.endswith(f"write a decimal number, or quote it: '{value}'")
 
 
-def test_a_date_is_a_text_and_what_is_quoted_is_no_number(tmp_path: Path) -> None:
+def test_a_date_is_a_text_and_what_is_quoted_is_no_number(tmp_path) -> None:
     read = STUDY_FILE.read(written(tmp_path, "name: 2026-01-31\npartition: '010'\nqos: 'no'\n"))
     assert (read.name, read.partition, read.qos) == ("2026-01-31", "010", "no")
 
 
-def test_points_may_share_keys_by_yaml_anchors(tmp_path: Path) -> None:
+def test_points_may_share_keys_by_yaml_anchors(tmp_path) -> None:
     text = (
         "gpus: 1\ninclude:\n"
         "- &p {workload: mlp, strategy: ddp, gpus: 2, batch_size: 8}\n"
@@ -354,7 +352,7 @@ OFTEN = settings(max_examples=50, deadline=None, suppress_health_check=list(Heal
 
 @OFTEN
 @given(study=STUDIES)
-def test_a_study_survives_its_file_and_keeps_the_schema(tmp_path: Path, study: StudyFile) -> None:
+def test_a_study_survives_its_file_and_keeps_the_schema(tmp_path, study) -> None:
     data = msgspec.to_builtins(study)
     text = yaml.safe_dump(data)
     assert STUDY_FILE.read(written(tmp_path, text)) == study
@@ -363,7 +361,7 @@ def test_a_study_survives_its_file_and_keeps_the_schema(tmp_path: Path, study: S
 
 @OFTEN
 @given(study=STUDIES)
-def test_a_study_survives_the_command_line(study: StudyFile) -> None:
+def test_a_study_survives_the_command_line(study) -> None:
     data = msgspec.to_builtins(study)
     arguments = []
     for name, value in data.items():
@@ -399,7 +397,7 @@ def test_a_study_survives_the_command_line(study: StudyFile) -> None:
         {"time": "120"},
     ],
 )
-def test_the_schema_and_the_reader_refuse_the_same(data: dict[str, object], tmp_path: Path) -> None:
+def test_the_schema_and_the_reader_refuse_the_same(data, tmp_path) -> None:
     with pytest.raises(jsonschema.ValidationError):
         SCHEMA.validate(data)
     assert refusal(tmp_path, yaml.safe_dump(data))

@@ -48,7 +48,7 @@ def test_an_all_to_all_leaves_a_node_from_every_rank() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5e9, 1.25e9, 4e9])
-def test_ranks_send_no_faster_across_nodes_than_inside(rate: float) -> None:
+def test_ranks_send_no_faster_across_nodes_than_inside(rate) -> None:
     """Inside 1 GB/s; one ring leaves a node, so that more than 1 GB/s across does not help."""
     cell = nano_cell("ddp", 8, node_size=4, link_mbit_per_s=rate * 8 / 1e6)
     term, groups = term_of(cell, "gradients"), group_layout("ddp", 8)
@@ -73,9 +73,7 @@ def test_ranks_send_no_faster_across_nodes_than_inside(rate: float) -> None:
         (None, None, 100.0, 1, 16, 1),
     ],
 )
-def test_nodes_are_real_or_parts_of_a_host(
-    node_size: int | None, per_node: int | None, link: float | None, nodes: int, host: int, outlet: int
-) -> None:
+def test_nodes_are_real_or_parts_of_a_host(node_size, per_node, link, nodes, host, outlet) -> None:
     cell = nano_cell("ddp", 16, node_size=node_size, link_mbit_per_s=link)
     around = Surroundings.of(cell, HOST, per_node)
     assert (around.node_size, around.host_size, around.outlet) == (nodes, host, outlet)
@@ -89,7 +87,7 @@ def test_nodes_are_real_or_parts_of_a_host(
 
 
 @pytest.mark.parametrize(("limit", "room"), [(1000, 950 - 64), (None, None)])
-def test_a_margin_is_left(limit: int | None, room: int | None) -> None:
+def test_a_margin_is_left(limit, room) -> None:
     cell = nano_cell("ddp", 4, memory_limit_mb=limit)
     around = Surroundings.of(cell, HOST, None)
     if room is None:

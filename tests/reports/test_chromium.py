@@ -220,7 +220,7 @@ def click(browser: Browser, title: str) -> str | None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_report_opens_without_a_complaint(chromium: Browser, page: Path, dark: bool) -> None:
+def test_the_report_opens_without_a_complaint(chromium, page, dark) -> None:
     chromium.open(page, dark=dark)
     assert chromium.complaints == []
     assert chromium.read("document.querySelectorAll('section').length") > 8
@@ -229,7 +229,7 @@ def test_the_report_opens_without_a_complaint(chromium: Browser, page: Path, dar
 
 
 @pytest.mark.parametrize("foreign", ["<script>alert(1)</script>", "<img src='https://example.org/x.png'>"])
-def test_a_page_that_breaks_its_policy_is_noticed(chromium: Browser, page: Path, foreign: str) -> None:
+def test_a_page_that_breaks_its_policy_is_noticed(chromium, page, foreign) -> None:
     # So that the test above is known to be able to fail.
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace("</body>", f"{foreign}</body>"), encoding="utf-8")
@@ -237,7 +237,7 @@ def test_a_page_that_breaks_its_policy_is_noticed(chromium: Browser, page: Path,
     assert any("Content Security Policy" in complaint for complaint in chromium.complaints)
 
 
-def test_a_click_on_a_heading_sorts_by_the_number_and_not_by_its_text(chromium: Browser, page: Path) -> None:
+def test_a_click_on_a_heading_sorts_by_the_number_and_not_by_its_text(chromium, page) -> None:
     chromium.open(page)
     before = column(chromium, "step time, ms")
     assert "1,300" in before
@@ -251,7 +251,7 @@ def test_a_click_on_a_heading_sorts_by_the_number_and_not_by_its_text(chromium: 
     assert column(chromium, "step time, ms") == before
 
 
-def test_one_column_is_sorted_at_a_time_and_words_by_their_letters(chromium: Browser, page: Path) -> None:
+def test_one_column_is_sorted_at_a_time_and_words_by_their_letters(chromium, page) -> None:
     chromium.open(page)
     click(chromium, "step time, ms")
     click(chromium, "outcome")
@@ -259,7 +259,7 @@ def test_one_column_is_sorted_at_a_time_and_words_by_their_letters(chromium: Bro
     assert chromium.read(f"{FULL}.querySelectorAll('[aria-sort]').length") == 1
 
 
-def test_every_table_is_sorted_by_the_keyboard_too(chromium: Browser, page: Path) -> None:
+def test_every_table_is_sorted_by_the_keyboard_too(chromium, page) -> None:
     chromium.open(page)
     chromium.read("document.querySelector('#best table th:nth-child(2) button').focus()")
     chromium.press("Enter")
@@ -268,7 +268,7 @@ def test_every_table_is_sorted_by_the_keyboard_too(chromium: Browser, page: Path
     assert column(chromium, "ranks (CPU)", best) == ["16", "4", "4", "2", "2", "2", "1", "1"]
 
 
-def test_the_filter_wants_all_words_and_says_how_many_rows_are_left(chromium: Browser, page: Path) -> None:
+def test_the_filter_wants_all_words_and_says_how_many_rows_are_left(chromium, page) -> None:
     chromium.open(page)
     status = "document.querySelector('#table [role=status]').textContent"
     assert chromium.read(status) == "8 of 8 rows shown"
@@ -283,7 +283,7 @@ def test_the_filter_wants_all_words_and_says_how_many_rows_are_left(chromium: Br
     assert len(column(chromium, "strategy")) == 8
 
 
-def test_copy_gives_the_rows_shown_apart_by_tabs_and_no_formula(chromium: Browser, page: Path) -> None:
+def test_copy_gives_the_rows_shown_apart_by_tabs_and_no_formula(chromium, page) -> None:
     chromium.open(page)
     chromium.read("navigator.clipboard.writeText = async (text) => { globalThis.copied = text; }")
     chromium.read("document.querySelector('#table [type=search]').value = 'calc'")
@@ -299,7 +299,7 @@ def test_copy_gives_the_rows_shown_apart_by_tabs_and_no_formula(chromium: Browse
     assert row["outcome"] == "ok"
 
 
-def test_download_gives_the_rows_shown_as_csv(chromium: Browser, page: Path, tmp_path: Path) -> None:
+def test_download_gives_the_rows_shown_as_csv(chromium, page, tmp_path) -> None:
     chromium.open(page)
     folder = tmp_path / "downloads"
     chromium.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
@@ -332,7 +332,7 @@ def test_without_scripts_every_row_is_there_and_no_control_that_does_nothing(chr
     assert controls["nodeIds"] == []
 
 
-def test_on_a_phone_only_tables_scroll_sideways(chromium: Browser, page: Path) -> None:
+def test_on_a_phone_only_tables_scroll_sideways(chromium, page) -> None:
     chromium.open(page, width=390)
     assert chromium.read("document.documentElement.scrollWidth") <= 390
     wide = """[...document.querySelectorAll('main *')].filter((one) => !one.closest('.scroll, svg, .unseen')
@@ -350,7 +350,7 @@ PRESETS = {
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_shows_its_columns_without_a_script(chromium: Browser, page: Path, preset: str) -> None:
+def test_a_preset_shows_its_columns_without_a_script(chromium, page, preset) -> None:
     chromium.open(page)
     chromium.read(f"document.querySelector('[value={preset}]').click()")
     wide = """(title) => [...document.querySelectorAll('#table th')].find((one) =>
@@ -361,7 +361,7 @@ def test_a_preset_shows_its_columns_without_a_script(chromium: Browser, page: Pa
     assert chromium.read(f"({wide})('strategy')") is True
 
 
-def test_the_head_and_the_first_column_of_the_full_table_stay(chromium: Browser, page: Path) -> None:
+def test_the_head_and_the_first_column_of_the_full_table_stay(chromium, page) -> None:
     chromium.open(page, width=390)
     chromium.read("document.querySelector('[value=all]').click()")
     head = f"{FULL}.tHead.rows[0].cells[0].getBoundingClientRect()"
@@ -375,7 +375,7 @@ def test_the_head_and_the_first_column_of_the_full_table_stay(chromium: Browser,
     assert after == pytest.approx(before, abs=1)
 
 
-def test_on_paper_are_first_screen_curves_failures_and_environment(chromium: Browser, page: Path) -> None:
+def test_on_paper_are_first_screen_curves_failures_and_environment(chromium, page) -> None:
     chromium.open(page)
     chromium.call("Emulation.setEmulatedMedia", media="print")
     chromium.resize(A4_LANDSCAPE[0])
@@ -462,7 +462,7 @@ FRAMES = """[...document.querySelectorAll(".chart[data-x-axis]")].map((svg) => {
 """Of each chart whether its lines and the ticks beside them are within its frame."""
 
 
-def test_a_logarithmic_axis_leaves_nothing_outside_of_the_frame(chromium: Browser, page: Path) -> None:
+def test_a_logarithmic_axis_leaves_nothing_outside_of_the_frame(chromium, page) -> None:
     chromium.open(page, anchor="#curves~x=log&y=log")
     starts = ".s-curves .chart[data-x-axis^='0 '] .series[data-start]"
     assert chromium.read(f"document.querySelectorAll({json.dumps(starts)}).length") > 0
@@ -470,7 +470,7 @@ def test_a_logarithmic_axis_leaves_nothing_outside_of_the_frame(chromium: Browse
     assert chromium.complaints == []
 
 
-def test_a_view_that_is_sent_is_shown_though_the_page_is_open(chromium: Browser, page: Path) -> None:
+def test_a_view_that_is_sent_is_shown_though_the_page_is_open(chromium, page) -> None:
     chromium.open(page)
     chromium.read("location.hash = '#curves~filter=strong'")
     while chromium._next().get("method") != "Page.loadEventFired":
@@ -500,7 +500,7 @@ def test_what_an_address_leads_to_is_shown_though_filtered_out_or_folded(chromiu
     assert chromium.read("document.querySelector('#table [role=status]').textContent") == "4 of 8 rows shown"
 
 
-def test_the_first_tab_stop_leads_past_the_navigation(chromium: Browser, page: Path) -> None:
+def test_the_first_tab_stop_leads_past_the_navigation(chromium, page) -> None:
     chromium.open(page)
     chromium.press("Tab")
     assert chromium.read("document.activeElement.className") == "skip"
@@ -526,14 +526,14 @@ def axe(browser: Browser, options: str) -> list[dict[str, Any]]:
         (390, False, "{rules: {'color-contrast': {enabled: false}}}"),
     ],
 )
-def test_axe_finds_nothing_serious(chromium: Browser, page: Path, width: int, dark: bool, rules: str) -> None:
+def test_axe_finds_nothing_serious(chromium, page, width, dark, rules) -> None:
     chromium.open(page, width=width, dark=dark)
     violations = axe(chromium, f"document, {rules}")
     serious = [one for one in violations if one["impact"] in ("serious", "critical")]
     assert [(one["id"], [node["html"][:120] for node in one["nodes"][:3]]) for one in serious] == []
 
 
-def test_axe_is_heard(chromium: Browser, page: Path) -> None:
+def test_axe_is_heard(chromium, page) -> None:
     # So that the test above is known to be able to fail.
     page.write_text(page.read_text(encoding="utf-8").replace("</main>", "<input></main>"), encoding="utf-8")
     chromium.open(page)
@@ -548,7 +548,7 @@ WORDS = """(() => {
 """All of the page, what is folded too."""
 
 
-def test_85_cells_to_256_gpus_fit_ten_screens_and_12_000_words(chromium: Browser, tmp_path: Path) -> None:
+def test_85_cells_to_256_gpus_fit_ten_screens_and_12_000_words(chromium, tmp_path) -> None:
     study = large_study()
     assert len(study.pools) == 85
     html = render_figures(study)
@@ -582,7 +582,7 @@ def test_the_next_command_is_on_the_first_screen_of_a_study_in_trouble_too(chrom
     assert chromium.read(foot) <= 900
 
 
-def test_a_study_like_the_demo_fits_four_screens(chromium: Browser, new_study, tmp_path: Path) -> None:
+def test_a_study_like_the_demo_fits_four_screens(chromium, new_study, tmp_path) -> None:
     """Two workloads alone and on two ranks of a CPU, weak and strong, what its plan skips and predicts, and
     some runs disturbed."""
     study = new_study(tmp_path / "demo")

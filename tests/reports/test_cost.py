@@ -200,9 +200,7 @@ def test_the_profile_of_the_newest_job_has_the_sites_price() -> None:
         (None, "the date of this price is not known: it may be out of date"),
     ],
 )
-def test_an_old_price_says_its_age_on_the_day_of_the_runs(
-    eight, date: str | None, warning: str | None
-) -> None:
+def test_an_old_price_says_its_age_on_the_day_of_the_runs(eight, date, warning) -> None:
     day = study_day(analysed(eight).runs)
     assert day == datetime.date(2026, 1, 2)
     price = Price(
@@ -350,7 +348,7 @@ def test_the_frontier_leaves_out_who_is_matched_in_both_and_beaten_in_one(race) 
         (9e9, "none 2"),
     ],
 )
-def test_the_cheapest_that_finishes_an_epoch_in_time(race, within_s: float, name: str | None) -> None:
+def test_the_cheapest_that_finishes_an_epoch_in_time(race, within_s, name) -> None:
     granted = dataclasses.replace(CENT_OF_A_SECOND, epoch_samples=1_000_000)
     (frontier,) = frontiers(cell_costs(analysed(race, granted)))
     found = cheapest_within(frontier, within_s)
@@ -430,9 +428,7 @@ def sample(planted) -> CellCost:
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_frontier_is_that_of_comparing_all_with_all(
-    sample: CellCost, points: list[tuple[int, int]]
-) -> None:
+def test_the_frontier_is_that_of_comparing_all_with_all(sample, points) -> None:
     costs = [placed(sample, float(time), float(dollars)) for time, dollars in points]
     (frontier,) = frontiers(costs)
     naive = [
@@ -520,7 +516,7 @@ def test_the_command_knows_the_price_of_the_site_and_the_size_of_digits(planted,
         (["--prices", "nowhere.csv"], "there is no price file nowhere.csv"),
     ],
 )
-def test_a_wrong_flag_is_refused_with_the_rule(eight, capsys, flags: list[str], message: str) -> None:
+def test_a_wrong_flag_is_refused_with_the_rule(eight, capsys, flags, message) -> None:
     assert run(["report", str(eight.study.root), *flags]) == 2
     assert message in capsys.readouterr().err
 

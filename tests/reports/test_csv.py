@@ -221,7 +221,7 @@ HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\r\n=1", "'=
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_text_that_begins_like_a_formula_gets_an_apostrophe_that_can_be_taken_off(text: str) -> None:
+def test_a_text_that_begins_like_a_formula_gets_an_apostrophe_that_can_be_taken_off(text) -> None:
     frame = pd.DataFrame({"reason": pd.Series([text, "a=1", None], dtype="string")})
     first, second, third = rows_of(csv_text(frame))
     assert first["reason"][0] == "'"

@@ -47,7 +47,7 @@ def studies(small, tmp_path, new_study) -> list[StudyFigures]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_csv_read_back_is_the_frame(studies, name: str) -> None:
+def test_a_csv_read_back_is_the_frame(studies, name) -> None:
     frame = frame_of(studies, name)
     read = pd.read_csv(io.BytesIO(export_table(studies, name, "csv")), dtype=frame.dtypes.to_dict())
     pd.testing.assert_frame_equal(read, frame, check_exact=True)
@@ -55,7 +55,7 @@ def test_a_csv_read_back_is_the_frame(studies, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_parquet_file_read_back_is_the_frame(studies, name: str) -> None:
+def test_a_parquet_file_read_back_is_the_frame(studies, name) -> None:
     frame = frame_of(studies, name)
     read = pd.read_parquet(io.BytesIO(export_table(studies, name, "parquet")), dtype_backend="numpy_nullable")
     pd.testing.assert_frame_equal(read.astype(frame.dtypes), frame, check_exact=True)

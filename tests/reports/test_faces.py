@@ -247,7 +247,7 @@ def test_the_json_of_two_studies_has_the_ratio_of_each_matched_cell_and_names_un
     assert "comparison" not in json.loads(json_document(two[:1]))
 
 
-def test_the_command_writes_them_beside_the_page(small, tmp_path: Path, capsys) -> None:
+def test_the_command_writes_them_beside_the_page(small, tmp_path, capsys) -> None:
     root = str(small.study.root)
     assert run(["report", root, "--figures", "svg", "--style", "paper"]) == 0
     assert len(list((small.study.root / "figures").glob("*.svg"))) == 4

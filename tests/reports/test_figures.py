@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -14,8 +13,6 @@ from reports.analysis.study import StudyFigures
 from results.outcome import Evidence
 from results.record import Proof
 from results.statistics import Metric
-
-Analyse = Callable[..., StudyFigures]
 
 
 def figures_of(study: StudyFigures, strategy: str, gpus: int, micro_batch: int) -> CellFigures:
@@ -33,7 +30,7 @@ def analysed(small) -> StudyFigures:
     return small.analysed()
 
 
-def test_step_time_is_the_mean_of_the_runs_by_the_slowest_rank(analysed: StudyFigures) -> None:
+def test_step_time_is_the_mean_of_the_runs_by_the_slowest_rank(analysed) -> None:
     # Runs of 12.0, 12.5 and 13.0 ms on rank 0; rank 1 is 10 % faster and does not count.
     step = figures_of(analysed, "ddp", 2, 8).step_ns
     assert step.value == pytest.approx(12.5e6)
@@ -41,7 +38,7 @@ def test_step_time_is_the_mean_of_the_runs_by_the_slowest_rank(analysed: StudyFi
     assert (step.samples, step.interval) == (3, "range")
 
 
-def test_step_time_agrees_with_the_rank_files_read_as_plain_json(small, analysed: StudyFigures) -> None:
+def test_step_time_agrees_with_the_rank_files_read_as_plain_json(small, analysed) -> None:
     figures = figures_of(analysed, "ddp", 4, 8)
     runs = []
     for run_id in small.study.run_ids(figures.cell.id):
@@ -54,7 +51,7 @@ def test_step_time_agrees_with_the_rank_files_read_as_plain_json(small, analysed
     assert figures.step_ns.value == pytest.approx(sum(runs) / 3)
 
 
-def test_throughput_is_total_work_over_total_time(analysed: StudyFigures) -> None:
+def test_throughput_is_total_work_over_total_time(analysed) -> None:
     figures = figures_of(analysed, "ddp", 4, 8)
     # 4 x 8 images in 16 ms: 2,000 a second. The mean of the runs' rates, (2286 + 2000 + 1778) / 3 = 2021,
     # would overstate it.
@@ -78,7 +75,7 @@ def test_throughput_counts_the_workloads_own_units(planted, new_timing) -> None:
     assert figures.samples_per_s.value == pytest.approx(200)
 
 
-def test_phases_are_means_over_ranks_and_runs_and_the_rest_is_other(analysed: StudyFigures) -> None:
+def test_phases_are_means_over_ranks_and_runs_and_the_rest_is_other(analysed) -> None:
     # Ranks at 12.5 and 11.25 ms on the mean of the runs: 11.875 ms; half of it backward.
     # Named phases are 95 %: 11.28125 ms; other = 12.5 - 11.28125.
     phases = figures_of(analysed, "ddp", 2, 8).phase_ns
@@ -89,7 +86,7 @@ def test_phases_are_means_over_ranks_and_runs_and_the_rest_is_other(analysed: St
     assert phases["other"] == pytest.approx(1.21875e6)
 
 
-def test_exposed_communication_is_on_minus_off_over_two_blocks(analysed: StudyFigures) -> None:
+def test_exposed_communication_is_on_minus_off_over_two_blocks(analysed) -> None:
     # Quads of 2 steps: the middle run has on = 25 ms and off = 20 ms, twice each:
     # (25 + 25 - 20 - 20) / (2 x 2) = 2.5 ms, and so in all runs; of 12.5 ms that is 20 %.
     figures = figures_of(analysed, "ddp", 2, 8)
@@ -102,7 +99,7 @@ def test_exposed_communication_is_on_minus_off_over_two_blocks(analysed: StudyFi
     assert figures.exposed_share.high == pytest.approx(0.20833, abs=1e-5)
 
 
-def test_one_device_exchanges_nothing_and_says_so(analysed: StudyFigures) -> None:
+def test_one_device_exchanges_nothing_and_says_so(analysed) -> None:
     figures = figures_of(analysed, "single", 1, 8)
     assert figures.exposed_ns is None
     assert figures.exposed_absent == "nothing is exchanged"
@@ -201,7 +198,7 @@ def test_a_share_from_six_runs_has_the_interval_of_a_ratio_estimator() -> None:
 
 
 @given(st.lists(st.floats(1e3, 1e12), min_size=2, max_size=5), st.integers(1, 10**6))
-def test_the_ends_of_a_throughput_enclose_it(steps: Sequence[float], work: int) -> None:
+def test_the_ends_of_a_throughput_enclose_it(steps, work) -> None:
     metric = Metric(
         value=sum(steps) / len(steps),
         unit="ns",

@@ -198,7 +198,7 @@ def test_sizes_of_unlike_machines_are_not_divided(planted, new_timing, new_envir
     smaller=st.integers(1, 512), times=st.floats(1.01, 64), before=st.floats(1e-3, 1e6), gain=st.floats(0, 1)
 )
 def test_the_yield_is_what_an_added_device_brings_over_what_each_brought(
-    smaller: int, times: float, before: float, gain: float
+    smaller, times, before, gain
 ) -> None:
     larger = max(smaller + 1, round(smaller * times))
     # Each added one brings `gain` of what each brought before.

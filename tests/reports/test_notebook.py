@@ -40,7 +40,7 @@ def test_a_study_is_loaded_in_four_lines(notebook) -> None:
     assert len(lines) <= 4
 
 
-def test_its_code_runs(notebook, small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_code_runs(notebook, small, tmp_path, monkeypatch) -> None:
     (tmp_path / "runs").mkdir()
     small.study.root.rename(tmp_path / "runs/my-study")
     monkeypatch.chdir(tmp_path)

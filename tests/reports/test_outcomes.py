@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from results.cell import Cell, pruning_reason
 from results.outcome import Outcome
 
 EXHAUSTED = {"outcome": Outcome.OUT_OF_MEMORY, "reason": "no memory"}
-Timing = Callable[..., Any]
 
 
 @pytest.fixture
@@ -44,9 +42,7 @@ def _outcomes(planted: Any) -> dict[str, tuple[str, str, int]]:
     return {one.cell.id: (one.outcome, one.reason, one.runs) for one in _figures(planted).failures}
 
 
-def test_larger_batches_without_runs_are_skipped_in_words(
-    planted: Any, new_timing: Timing, cells: list[Cell]
-) -> None:
+def test_larger_batches_without_runs_are_skipped_in_words(planted, new_timing, cells) -> None:
     four, eight, sixteen = cells
     planted.run(four, new_timing(step_ms=1.0))
     planted.run(eight, new_timing(step_ms=1.0, **EXHAUSTED))
@@ -67,9 +63,7 @@ def test_larger_batches_without_runs_are_skipped_in_words(
     assert _standing(planted)[eight.id] == ("failed", "1 out_of_memory: rank 0: no memory")
 
 
-def test_page_and_status_say_why_a_strategy_has_no_proof(
-    planted: Any, new_timing: Timing, cells: list[Cell]
-) -> None:
+def test_page_and_status_say_why_a_strategy_has_no_proof(planted, new_timing, cells) -> None:
     why = "gossip is declared to be without a proof: averages are weighted"
     planted.run(cells[0], new_timing(step_ms=1.0, proof=None, absent={"proof": why}))
     assert _standing(planted)[cells[0].id][1] == why
@@ -83,7 +77,7 @@ def test_page_and_status_say_why_a_strategy_has_no_proof(
     [(Outcome.OUT_OF_MEMORY, "out_of_memory"), (Outcome.CRASHED, "crashed"), (Outcome.OK, None)],
 )
 def test_a_larger_batch_that_was_run_all_the_same_has_its_own_outcome(
-    planted: Any, new_timing: Timing, cells: list[Cell], outcome: Outcome, shown: str | None
+    planted, new_timing, cells, outcome, shown
 ) -> None:
     planted.run(cells[1], new_timing(step_ms=1.0, **EXHAUSTED))
     planted.run(cells[2], new_timing(step_ms=1.0, outcome=outcome, reason="its own"))
@@ -91,9 +85,7 @@ def test_a_larger_batch_that_was_run_all_the_same_has_its_own_outcome(
     assert "skipped" not in {state for state, _ in _standing(planted).values()}
 
 
-def test_a_cell_has_failed_where_the_same_command_would_leave_it_out(
-    planted: Any, new_timing: Timing, cells: list[Cell]
-) -> None:
+def test_a_cell_has_failed_where_the_same_command_would_leave_it_out(planted, new_timing, cells) -> None:
     crash = new_timing(step_ms=1.0, outcome=Outcome.CRASHED, reason="no luck")
     planted.run(cells[0], crash)
     planted.run(cells[1], new_timing(step_ms=1.0))
@@ -109,7 +101,7 @@ def test_a_cell_has_failed_where_the_same_command_would_leave_it_out(
 
 
 def test_nothing_is_inferred_from_a_cell_that_ran_or_that_failed_otherwise_since(
-    planted: Any, new_timing: Timing, cells: list[Cell]
+    planted, new_timing, cells
 ) -> None:
     planted.run(cells[0], new_timing(step_ms=1.0, **EXHAUSTED))
     planted.run(cells[0], new_timing(step_ms=1.0))
@@ -118,7 +110,7 @@ def test_nothing_is_inferred_from_a_cell_that_ran_or_that_failed_otherwise_since
     assert _outcomes(planted)[cells[2].id][0] == "not run"
 
 
-def test_plans_infer_from_their_own_cells(planted: Any, new_timing: Timing) -> None:
+def test_plans_infer_from_their_own_cells(planted, new_timing) -> None:
     (small,) = planted.series("weak", "ddp", [2], batch=4)
     planted.plan()
     (large,) = planted.series("weak", "ddp", [2], batch=8)

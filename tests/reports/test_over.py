@@ -118,7 +118,7 @@ def test_the_page_and_exports_have_it_where_it_is_asked_for(planted_two) -> None
         ("clip_norm", r"bench matrix --clip-norm A,B"),
     ],
 )
-def test_an_axis_of_one_value_is_refused_with_the_call(planted_two, axis: str, message: str) -> None:
+def test_an_axis_of_one_value_is_refused_with_the_call(planted_two, axis, message) -> None:
     with pytest.raises(UsageError, match=message):
         comparing_over(analysed(planted_two), axis)
 

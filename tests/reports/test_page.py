@@ -113,7 +113,7 @@ def test_every_point_says_its_value_interval_and_runs_and_leads_to_its_row(small
         (5.0, 5.0, [5]),
     ],
 )
-def test_ticks_are_round_and_within_the_axis(low: float, high: float, found: list[float]) -> None:
+def test_ticks_are_round_and_within_the_axis(low, high, found) -> None:
     assert nice_ticks(low, high) == pytest.approx(found)
 
 

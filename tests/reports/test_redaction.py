@@ -108,14 +108,14 @@ def test_no_secret_is_in_the_page_or_in_the_tables_inside_it(telling) -> None:
 
 
 @pytest.mark.parametrize("form", get_args(TextForm))
-def test_no_secret_is_in_a_text(telling, form: str) -> None:
+def test_no_secret_is_in_a_text(telling, form) -> None:
     output = export_text([redacted(telling)], form)
     assert leaks(output) == []
 
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("form", get_args(TableForm))
-def test_no_secret_is_in_a_table(telling, name: str, form: str) -> None:
+def test_no_secret_is_in_a_table(telling, name, form) -> None:
     assert leaks(export_table([redacted(telling)], name, form).decode("latin-1")) == []
 
 
@@ -209,7 +209,7 @@ HIDDEN = [
 
 
 @pytest.mark.parametrize(("given", "shown"), HIDDEN)
-def test_what_is_hidden(given: str, shown: str) -> None:
+def test_what_is_hidden(given, shown) -> None:
     assert of(hosts=["gpu017.example.org"], users=["bob"]).text(given) == shown
 
 
@@ -227,7 +227,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize("given", SHOWN)
-def test_what_names_nobody_is_left_as_it_is(given: str) -> None:
+def test_what_names_nobody_is_left_as_it_is(given) -> None:
     assert of(hosts=["localhost", "gpu017"], users=["root"]).text(given) == given
 
 
@@ -250,7 +250,7 @@ def test_stand_ins_are_numbered_by_kind_in_the_order_of_the_texts() -> None:
         "sk-proj-0123456789ab",
     ],
 )
-def test_tokens_in_the_text_of_an_exception_are_redacted(token: str) -> None:
+def test_tokens_in_the_text_of_an_exception_are_redacted(token) -> None:
     told = redactor([]).text(
         f"401 Client Error: {token} may not read meta/llama; password=hunter2022 and Bearer {token}"
     )

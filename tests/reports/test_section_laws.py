@@ -85,7 +85,7 @@ def alone(name: str, study: StudyFigures) -> str | None:
 
 
 @each
-def test_it_is_found_by_its_anchor_and_has_a_title(name: str, study: StudyFigures) -> None:
+def test_it_is_found_by_its_anchor_and_has_a_title(name, study) -> None:
     section = EVERY[name](study)
     if section is not None:
         assert section.anchor == name
@@ -97,7 +97,7 @@ def test_it_is_found_by_its_anchor_and_has_a_title(name: str, study: StudyFigure
 
 
 @each
-def test_it_is_whole_and_escapes_what_it_shows(name: str, study: StudyFigures) -> None:
+def test_it_is_whole_and_escapes_what_it_shows(name, study) -> None:
     """Tags are closed, levels of headings do not jump, tables have captions; no element is of the study's
     own making, no script but the page's."""
     html = alone(name, study)
@@ -115,11 +115,11 @@ def test_it_is_whole_and_escapes_what_it_shows(name: str, study: StudyFigures) -
 
 
 @each
-def test_the_same_study_gives_the_same_section(name: str, study: StudyFigures) -> None:
+def test_the_same_study_gives_the_same_section(name, study) -> None:
     assert EVERY[name](study) == EVERY[name](study)
 
 
-def test_nights_of_the_studys_cells_are_drawn_with_their_change(measured: StudyFigures) -> None:
+def test_nights_of_the_studys_cells_are_drawn_with_their_change(measured) -> None:
     html = alone("history", measured)
     assert html is not None
     shown = unescape(html)
@@ -137,7 +137,7 @@ def test_nights_of_the_studys_cells_are_drawn_with_their_change(measured: StudyF
     assert EVERY["history"](replace(measured, nights={"here": others})) is None
 
 
-def test_the_whole_page_has_no_id_twice_and_no_broken_link(study: StudyFigures) -> None:
+def test_the_whole_page_has_no_id_twice_and_no_broken_link(study) -> None:
     added = tuple(section for make in ADDED.values() if (section := make(study)) is not None)
     with patch.object(page, "contents", lambda study: (*ours(study), *added)):
         shown = Page(page.render_figures(study))
@@ -200,7 +200,7 @@ def test_a_section_can_read_the_single_steps_of_a_run(small) -> None:
     assert all(record.steps.step_ns for record in records)
 
 
-def test_days_are_counted(measured: StudyFigures) -> None:
+def test_days_are_counted(measured) -> None:
     section = days_section(measured)
     assert section is not None
     (table,) = (block.data for block in section.blocks if hasattr(block, "data"))

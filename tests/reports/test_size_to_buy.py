@@ -87,7 +87,7 @@ def test_the_knee_is_what_is_bought_by_default_and_what_it_rests_on_is_said(gpus
         ("time:400s", 4, "an epoch of 1,000,000 samples takes 6 min 15 s, the cheapest of 2 points in time"),
     ],
 )
-def test_each_goal_has_its_own_size(gpus, goal: str, size: int, why: str) -> None:
+def test_each_goal_has_its_own_size(gpus, goal, size, why) -> None:
     found = bought(gpus(), goal, epoch_samples=1_000_000)
     assert found.choice is not None
     assert found.choice.gpus == size
@@ -166,7 +166,7 @@ def test_what_trains_in_another_way_is_not_chosen_from(gpus, new_study) -> None:
 
 
 @pytest.mark.parametrize("goal", ["knee", "throughput", "cost", "efficiency:50%"])
-def test_where_all_but_one_size_train_in_another_way_none_is_chosen(gpus, new_study, goal: str) -> None:
+def test_where_all_but_one_size_train_in_another_way_none_is_chosen(gpus, new_study, goal) -> None:
     planted = gpus({1: 10.0})
     more = new_study(planted.study.root, device="cuda", runs_before=100)
     cells = more.series("weak", "ddp", [2, 4], batch=8, compression="topk:0.01")
@@ -186,12 +186,12 @@ def test_where_all_but_one_size_train_in_another_way_none_is_chosen(gpus, new_st
         ("efficiency:0.8", Goal(kind="efficiency", limit=0.8)),
     ],
 )
-def test_goals_are_read(text: str, goal: Goal) -> None:
+def test_goals_are_read(text, goal) -> None:
     assert read_goal(text) == goal
 
 
 @pytest.mark.parametrize("text", ["fast", "time", "time:24", "efficiency:80", "efficiency:0", "knee:1", ""])
-def test_other_goals_are_refused_with_what_may_be_given(text: str) -> None:
+def test_other_goals_are_refused_with_what_may_be_given(text) -> None:
     with pytest.raises(UsageError, match="--goal"):
         read_goal(text)
 

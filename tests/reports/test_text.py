@@ -26,14 +26,14 @@ from results.statistics import Metric
         (12_000_000_000_000, "3 h 20 min"),
     ],
 )
-def test_a_duration_has_the_unit_that_gives_it_few_digits(ns: float, shown: str) -> None:
+def test_a_duration_has_the_unit_that_gives_it_few_digits(ns, shown) -> None:
     assert text.duration(ns) == shown
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(0, "0 B"), (512, "512 B"), (102_236_160, "97.5 MiB"), (8 * 2**30, "8.00 GiB")]
 )
-def test_sizes_are_in_units_of_1024(value: int, shown: str) -> None:
+def test_sizes_are_in_units_of_1024(value, shown) -> None:
     assert text.size(value) == shown
 
 
@@ -46,7 +46,7 @@ def test_sizes_are_in_units_of_1024(value: int, shown: str) -> None:
         (2.5e6, "2.50 M images/s"),
     ],
 )
-def test_rates_keep_whole_digits_up_to_a_hundred_thousand(value: float, shown: str) -> None:
+def test_rates_keep_whole_digits_up_to_a_hundred_thousand(value, shown) -> None:
     assert text.rate(value, "images") == shown
 
 
@@ -95,14 +95,14 @@ def test_on_a_cpu_sizes_count_ranks_and_say_so() -> None:
 
 
 @given(st.floats(min_value=1, max_value=9.9e10))
-def test_a_duration_read_back_is_within_half_a_percent(ns: float) -> None:
+def test_a_duration_read_back_is_within_half_a_percent(ns) -> None:
     number, unit = text.duration(ns).split(" ")
     read = float(number.replace(",", "")) * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[unit]
     assert math.isclose(read, ns, rel_tol=0.0051)
 
 
 @given(st.floats(min_value=-1e15, max_value=1e15))
-def test_a_number_is_never_minus_zero_and_is_near_its_value(value: float) -> None:
+def test_a_number_is_never_minus_zero_and_is_near_its_value(value) -> None:
     shown = text.number(value)
     assert not (shown.startswith("-") and float(shown.replace(",", "")) == 0)
     assert math.isclose(float(shown.replace(",", "")), value, rel_tol=0.0051, abs_tol=1e-9)

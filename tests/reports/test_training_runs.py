@@ -191,12 +191,7 @@ def test_time_to_the_target_is_of_the_steps_that_count() -> None:
     ],
 )
 def test_a_run_that_never_reached_the_target_is_longer_than_all_others(
-    reached: list[float],
-    never: int,
-    so_far: list[float],
-    median: float | None,
-    low: float | None,
-    high: float | None,
+    reached, never, so_far, median, low, high
 ) -> None:
     assert spread(reached, never, so_far) == Spread(median=median, low=low, high=high, open=bool(so_far))
 
@@ -244,7 +239,7 @@ def test_other_work_is_another_race_and_one_run_is_none() -> None:
     assert [len(race.ways) for race in races([*RUNS, other])] == [4]
 
 
-def test_throughput_is_in_the_unit_of_the_workload(planted: Any) -> None:
+def test_throughput_is_in_the_unit_of_the_workload(planted) -> None:
     planted.plan()
     # 16 samples in 2 s, each of 32 tokens.
     begun = msgspec.structs.replace(started(0, "only"), unit="tokens", units_per_sample=32)
@@ -256,9 +251,7 @@ def test_throughput_is_in_the_unit_of_the_workload(planted: Any) -> None:
 
 
 @pytest.mark.parametrize(("seeds", "words"), [((0, 1), "median over seeds"), ((0,), "of one seed each")])
-def test_a_median_over_seeds_is_said_where_there_are_several(
-    planted: Any, seeds: tuple[int, ...], words: str
-) -> None:
+def test_a_median_over_seeds_is_said_where_there_are_several(planted, seeds, words) -> None:
     planted.plan()
     ways = [trained(seed, 0.95, compression=name) for name in ("none", "int8") for seed in seeds]
     study = planted.analysed([])
@@ -307,7 +300,7 @@ _CURVES = ("loss", "val-loss", "gradient-norm", "throughput")
 
 
 def test_the_page_of_a_training_study_tells_curves_restarts_checkpoints_and_time_to_accuracy(
-    planted: Any, tmp_path: Path
+    planted, tmp_path
 ) -> None:
     plant(planted, tmp_path)
     root = planted.study.root
@@ -334,7 +327,7 @@ def test_the_page_of_a_training_study_tells_curves_restarts_checkpoints_and_time
     assert str(tmp_path) not in render_figures(redacted)
 
 
-def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted: Any, new_timing: Any) -> None:
+def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_timing) -> None:
     """Of three seeds one reached the target, and two diverged after step 10; one of these goes on."""
     fields = {"workload": "mlp", "dataset": "digits"}
     cells = [planted.series("weak", "ddp", [2], batch=32, seed=seed, **fields)[0] for seed in range(3)]

@@ -73,7 +73,7 @@ SLOW_RANK = [
 ]
 
 
-def test_a_slow_rank_is_wait_of_the_others(run_of: Make) -> None:
+def test_a_slow_rank_is_wait_of_the_others(run_of) -> None:
     # Quad 1: compute (10 + 10 + 12 + 14 + 20 + 21) / 6 = 14.5; slowest (20 + 21) / 2 = 20.5; wait 6;
     # on to the last rank (26 + 27) / 2 = 26.5; transfer 6.
     # Quad 2: compute (10 + 12 + 10 + 10 + 22 + 20) / 6 = 14; slowest (22 + 20) / 2 = 21; wait 7;
@@ -88,14 +88,14 @@ def test_a_slow_rank_is_wait_of_the_others(run_of: Make) -> None:
     assert (budget.bubble_ns, budget.other_ns) == (None, 1.25)
 
 
-def test_without_a_slow_rank_random_skew_is_wait(run_of: Make) -> None:
+def test_without_a_slow_rank_random_skew_is_wait(run_of) -> None:
     # Both ranks need 15 a step in the mean, but one of them 20 in each: on the slowest everybody waits 5.
     off = ([10, 20, 10, 20], [20, 10, 20, 10])
     budget = _budget(run_of([{"quads": _quads(own, [22, 22], [22, 22])} for own in off]))
     assert (budget.compute_ns, budget.wait_ns.value, budget.transfer_ns.value) == (15, 5, 2)
 
 
-def test_ranks_that_meet_every_second_step_make_good_in_between(run_of: Make) -> None:
+def test_ranks_that_meet_every_second_step_make_good_in_between(run_of) -> None:
     # Period 2: first block 10 + 20 and 20 + 10, no wait; second 10 + 10 and 14 + 10: (24 - 22) / 2 = 1.
     # Compute (30 + 30 + 20 + 24) / 8 = 13; wait (0 + 1) / 2; on 30 a block of 2: 15 - 13.5 = 1.5.
     off = ([10, 20, 10, 10], [20, 10, 14, 10])
@@ -107,9 +107,7 @@ def test_ranks_that_meet_every_second_step_make_good_in_between(run_of: Make) ->
 
 
 @given(ranks=st.integers(2, 6), slow=st.integers(0, 5), sleep=st.integers(0, 1000))
-def test_a_sleep_on_one_rank_moves_into_wait_and_leaves_transfer_alone(
-    run_of: Make, ranks: int, slow: int, sleep: int
-) -> None:
+def test_a_sleep_on_one_rank_moves_into_wait_and_leaves_transfer_alone(run_of, ranks, slow, sleep) -> None:
     # Everybody needs 10 and the exchange 4; rank `slow` sleeps, and who exchanges waits for it.
     each = []
     for rank in range(ranks):
@@ -121,7 +119,7 @@ def test_a_sleep_on_one_rank_moves_into_wait_and_leaves_transfer_alone(
     assert budget.compute_ns == pytest.approx(10 + sleep / ranks)
 
 
-def test_where_no_rank_differs_transfer_is_all_that_is_exposed(run_of: Make) -> None:
+def test_where_no_rank_differs_transfer_is_all_that_is_exposed(run_of) -> None:
     off, on_first, on_second = [10, 12, 11, 9, 10, 14, 10, 10], [26, 24], [23, 27]
     run = run_of([{"quads": _quads(off, on_first, on_second, steps=2)}] * 3)
     budget = _budget(run)
@@ -131,7 +129,7 @@ def test_where_no_rank_differs_transfer_is_all_that_is_exposed(run_of: Make) -> 
     assert budget.transfer_ns.value == 1.75
 
 
-def test_six_quads_give_students_interval(run_of: Make) -> None:
+def test_six_quads_give_students_interval(run_of) -> None:
     # Transfers 1 .. 6: 3.5 +- 2.570582 x sqrt(3.5 / 6)
     on = [11, 12, 13, 14, 15, 16]
     budget = _budget(run_of([{"quads": _quads([10] * 12, on, on)}] * 2))
@@ -171,7 +169,7 @@ def _by_loops(period: int, ranks: list[Quads]) -> tuple[Fraction, Fraction, Frac
 
 
 @given(_some_quads())
-def test_the_budget_is_that_of_plain_loops(run_of: Make, some: tuple[int, list[Quads]]) -> None:
+def test_the_budget_is_that_of_plain_loops(run_of, some) -> None:
     period, quads = some
     run = run_of([{"quads": own} for own in quads], period=period)
     budget = run.budget
@@ -184,13 +182,13 @@ def test_the_budget_is_that_of_plain_loops(run_of: Make, some: tuple[int, list[Q
 
 
 @pytest.mark.parametrize("period", [2, 0])
-def test_an_off_block_that_is_no_whole_periods_is_refused(run_of: Make, period: int) -> None:
+def test_an_off_block_that_is_no_whole_periods_is_refused(run_of, period) -> None:
     each = [{"quads": _quads([10] * 4, [12, 12], [12, 12])}] * 2
     with pytest.raises(SchemaError, match=rf"1 steps, not a multiple of the period {period}"):
         run_of(each, period=period)
 
 
-def test_ranks_of_which_one_kept_no_single_steps_are_refused(run_of: Make) -> None:
+def test_ranks_of_which_one_kept_no_single_steps_are_refused(run_of) -> None:
     whole = _quads([10] * 4, [12, 12], [12, 12])
     without = msgspec.structs.replace(whole, off_step_ns=[])
     with pytest.raises(SchemaError, match="did not measure the same blocks and steps"):
@@ -231,7 +229,7 @@ def _each(recorded: list[Recorded | None], **changes: list[object]) -> list[dict
     ]
 
 
-def test_without_quads_the_budget_is_by_the_recorder(run_of: Make) -> None:
+def test_without_quads_the_budget_is_by_the_recorder(run_of) -> None:
     budget = _budget(run_of(_each(RECORDED)))
     assert (budget.method, budget.input_ns) == ("recorded", 3)
     # 21.5 - 5 - 3
@@ -242,21 +240,21 @@ def test_without_quads_the_budget_is_by_the_recorder(run_of: Make) -> None:
     assert budget.other_ns == 8.5
 
 
-def test_the_recorder_gives_way_to_quads(run_of: Make) -> None:
+def test_the_recorder_gives_way_to_quads(run_of) -> None:
     each = [{"quads": _quads([10] * 4, [12, 12], [12, 12]), "recorded": own} for own in RECORDED]
     assert _budget(run_of(each)).method == "on-off"
     old = msgspec.structs.replace(_quads([10] * 4, [12, 12], [12, 12]), off_step_ns=[])
     assert _budget(run_of([{"quads": old, "recorded": own} for own in RECORDED])).method == "recorded"
 
 
-def test_wait_that_is_hidden_behind_compute_is_not_in_the_budget(run_of: Make) -> None:
+def test_wait_that_is_hidden_behind_compute_is_not_in_the_budget(run_of) -> None:
     # Rank 0 waits 96 and 95 in its collectives; blocked are 5 in the mean.
     operations = [_allreduces([100, 100]), _allreduces([4, 5])]
     budget = _budget(run_of(_each(RECORDED, operations=operations)))
     assert (budget.wait_ns.value, budget.transfer_ns.value, budget.compute_ns) == (5, 0, 13.5)
 
 
-def test_recorded_steps_get_an_interval_by_batch_means(run_of: Make) -> None:
+def test_recorded_steps_get_an_interval_by_batch_means(run_of) -> None:
     # Both ranks alike, so no wait; transfers 1 .. 6 as above.
     recorded = Recorded(
         step_ns=[20] * 6, blocked_ns=[1, 2, 3, 4, 5, 6], operations=_allreduces([9, 9, 9, 9, 9, 9])
@@ -266,7 +264,7 @@ def test_recorded_steps_get_an_interval_by_batch_means(run_of: Make) -> None:
     assert (budget.transfer_ns.samples, budget.transfer_ns.interval) == (6, "t95-batch-means")
 
 
-def test_the_bubble_is_no_exposed_communication(run_of: Make) -> None:
+def test_the_bubble_is_no_exposed_communication(run_of) -> None:
     # Bubbles by step (4 + 0) / 2 = 2 and (6 + 0) / 2 = 3: exposed 4 - 2 and 6 - 3, in the mean 2.5 of 5.
     budget = _budget(run_of(_each(RECORDED, bubble_ns=[[4, 6], [0, 0]])))
     assert (budget.bubble_ns, budget.compute_ns) == (2.5, 13.5)
@@ -276,7 +274,7 @@ def test_the_bubble_is_no_exposed_communication(run_of: Make) -> None:
     assert (budget.bubble_ns, budget.wait_ns.value, budget.transfer_ns.value) == (25, 0, 0)
 
 
-def test_the_bubble_is_in_the_on_steps_alone_and_taken_off_transfer(run_of: Make) -> None:
+def test_the_bubble_is_in_the_on_steps_alone_and_taken_off_transfer(run_of) -> None:
     each = [
         {"quads": _quads([10] * 4, [12, 12], [12, 12]), **own}
         for own in _each(RECORDED, bubble_ns=[[4, 6], [0, 0]])
@@ -286,7 +284,7 @@ def test_the_bubble_is_in_the_on_steps_alone_and_taken_off_transfer(run_of: Make
     assert (budget.transfer_ns.value, budget.other_ns) == (-0.5, 15)
 
 
-def test_that_stages_take_unlike_times_is_wait_and_no_bubble(run_of: Make) -> None:
+def test_that_stages_take_unlike_times_is_wait_and_no_bubble(run_of) -> None:
     # Stages of 8 and 12 in steps of 14: compute 10, the slowest 12, wait 2. They waited 6 and 2: 4 in the
     # mean, of which 2 are the wait; nothing is left for transfer.
     bubbles = _each(RECORDED, bubble_ns=[[6, 6], [2, 2]])
@@ -299,7 +297,7 @@ def test_that_stages_take_unlike_times_is_wait_and_no_bubble(run_of: Make) -> No
     assert budget.transfer_ns.value == 0
 
 
-def test_on_cuda_exposed_is_what_does_not_overlap(run_of: Make) -> None:
+def test_on_cuda_exposed_is_what_does_not_overlap(run_of) -> None:
     # Rank 0 (12 - 4) / 2 = 4 a step, rank 1 (8 - 4) / 2 = 2: 3 in the mean, of which 1.75 is wait.
     kernels = [
         KernelTimes(steps=2, compute_ns=30, communication_ns=12, overlap_ns=4),
@@ -310,7 +308,7 @@ def test_on_cuda_exposed_is_what_does_not_overlap(run_of: Make) -> None:
     assert (budget.transfer_ns.samples, budget.transfer_ns.interval) == (1, None)
 
 
-def test_one_rank_has_its_step_to_itself(run_of: Make) -> None:
+def test_one_rank_has_its_step_to_itself(run_of) -> None:
     # 3 data, 6 forward, 15 backward, 1 (30 // 20) optimizer: 22 of compute; 5 of the 30 are outside.
     budget = _budget(run_of([{}]))
     assert (budget.method, budget.input_ns, budget.compute_ns, budget.other_ns) == ("one rank", 3, 22, 5)
@@ -343,7 +341,7 @@ NOT_RECORDED = "not recorded, or by sends between two ranks"
         ),
     ],
 )
-def test_a_run_without_a_budget_says_why(run_of: Make, each: list[dict[str, object]], why: str) -> None:
+def test_a_run_without_a_budget_says_why(run_of, each, why) -> None:
     run = run_of(each)
     assert (run.budget, run.absent["budget"]) == (None, why)
 
@@ -351,7 +349,7 @@ def test_a_run_without_a_budget_says_why(run_of: Make, each: list[dict[str, obje
 OFF = ([10, 12, 10, 12], [11, 11, 3, 15])
 
 
-def test_the_columns_have_one_value_a_rank(run_of: Make) -> None:
+def test_the_columns_have_one_value_a_rank(run_of) -> None:
     # Rank 0: mean 11, squares 4 x 1 over 3: sd 1.15. Rank 1: mean 10, squares 1 + 1 + 49 + 25 = 76 over 3:
     # sd 5.03. The slowest in steps 1 and 4: rank 1, in 2 and 3: rank 0.
     each = [
@@ -366,7 +364,7 @@ def test_the_columns_have_one_value_a_rank(run_of: Make) -> None:
     assert (columns.wait_ns, columns.blocked_ns) == ([4, 0], [7, 3])
 
 
-def test_the_slowest_is_the_one_that_is_waited_for(run_of: Make) -> None:
+def test_the_slowest_is_the_one_that_is_waited_for(run_of) -> None:
     # Period 2: 22 and 22, which both share, then 22 and 18.
     each = [{"quads": _quads(own, [24], [24], steps=2)} for own in OFF]
     columns = run_of(each, period=2).ranks
@@ -374,7 +372,7 @@ def test_the_slowest_is_the_one_that_is_waited_for(run_of: Make) -> None:
     assert (columns.slowest_share, columns.wait_ns, columns.blocked_ns) == ([0.75, 0.25], None, None)
 
 
-def test_shares_of_the_slowest_add_up(run_of: Make) -> None:
+def test_shares_of_the_slowest_add_up(run_of) -> None:
     columns = run_of([{"quads": _quads([10] * 4, [12, 12], [12, 12])}] * 3).ranks
     assert columns is not None
     assert columns.slowest_share == [0.333333] * 3
@@ -383,12 +381,12 @@ def test_shares_of_the_slowest_add_up(run_of: Make) -> None:
     assert columns.slowest_share == [0, 0, 1]
 
 
-def test_without_off_steps_or_others_there_are_no_columns(run_of: Make) -> None:
+def test_without_off_steps_or_others_there_are_no_columns(run_of) -> None:
     assert run_of(_each(RECORDED)).ranks is None
     assert run_of([{"quads": _quads([10] * 4, [12, 12], [12, 12])}]).ranks is None
 
 
-def test_the_wait_of_the_columns_has_the_mean_of_the_communication(run_of: Make) -> None:
+def test_the_wait_of_the_columns_has_the_mean_of_the_communication(run_of) -> None:
     each = [{"quads": _quads([10] * 4, [12, 12], [12, 12]), "recorded": own} for own in RECORDED]
     run = run_of(each)
     assert run.ranks is not None
@@ -397,7 +395,7 @@ def test_the_wait_of_the_columns_has_the_mean_of_the_communication(run_of: Make)
     assert fmean(run.ranks.blocked_ns) == run.communication.blocked_ns
 
 
-def test_input_is_that_of_the_slowest_rank_because_the_others_wait_for_it(run_of: Make) -> None:
+def test_input_is_that_of_the_slowest_rank_because_the_others_wait_for_it(run_of) -> None:
     # Data of 3 and 53 of a step of 30: the second rank's 53 is what the step loses to input.
     slow = StepColumns(
         step_ns=[75] * 2, data_ns=[53] * 2, forward_ns=[6] * 2, backward_ns=[15] * 2, optimizer_ns=[1] * 2,
@@ -409,7 +407,7 @@ def test_input_is_that_of_the_slowest_rank_because_the_others_wait_for_it(run_of
     assert budget.input_ns == 53
 
 
-def test_sends_alone_have_no_wait_that_is_told_apart(run_of: Make) -> None:
+def test_sends_alone_have_no_wait_that_is_told_apart(run_of) -> None:
     sends = Operations(
         names=["send"], groups=["0-1"], step=[0, 1], name=[0, 0], group=[0, 0], payload_bytes=[4, 4],
         issued_ns=[1, 1], duration_ns=[2, 2],

@@ -68,7 +68,7 @@ def _communication(records: list[RankRecord]) -> Communication:
     return found
 
 
-def test_the_shortest_duration_is_the_transfer_and_the_rest_is_wait(ranks_of: Ranks) -> None:
+def test_the_shortest_duration_is_the_transfer_and_the_rest_is_wait(ranks_of) -> None:
     # Rank 1 comes last to the first all-reduce (4), rank 0 to the second (6).
     records = ranks_of(
         [(0, "allreduce", "0-1", 8, 0, 9), (1, "allreduce", "0-1", 8, 0, 6)],
@@ -82,7 +82,7 @@ def test_the_shortest_duration_is_the_transfer_and_the_rest_is_wait(ranks_of: Ra
     assert (found.transfer_ns, found.wait_ns) == (5, 1.5)
 
 
-def test_a_planted_sleep_moves_into_wait_and_leaves_transfer_alone(ranks_of: Ranks) -> None:
+def test_a_planted_sleep_moves_into_wait_and_leaves_transfer_alone(ranks_of) -> None:
     def found(sleep: int) -> Communication:
         # Rank 2 issues `sleep` later, and the others are in the collective for so much longer.
         early, late = (0, "allreduce", "0-2", 8, 10, 20 + sleep), (0, "allreduce", "0-2", 8, 10 + sleep, 20)
@@ -92,7 +92,7 @@ def test_a_planted_sleep_moves_into_wait_and_leaves_transfer_alone(ranks_of: Ran
     assert (found(300).transfer_ns, found(300).wait_ns) == (20, 200)
 
 
-def test_collectives_are_matched_by_group_and_number_not_by_time(ranks_of: Ranks) -> None:
+def test_collectives_are_matched_by_group_and_number_not_by_time(ranks_of) -> None:
     # Rank 0 begins with group 0-1 and rank 1 with its own 1-2; of each group the order is the same.
     records = ranks_of(
         [(0, "allreduce", "0-1", 8, 0, 10), (0, "broadcast", "0-1", 8, 50, 7)],
@@ -107,7 +107,7 @@ def test_collectives_are_matched_by_group_and_number_not_by_time(ranks_of: Ranks
     assert _matched(records).transfer_ns.tolist() == [10, 3, 21, 10, 5, 3, 21, 5]
 
 
-def test_operations_between_two_ranks_are_not_matched(ranks_of: Ranks) -> None:
+def test_operations_between_two_ranks_are_not_matched(ranks_of) -> None:
     # Rank 0 sends twice, rank 1 receives once: that is no damage, and nobody waits in a collective.
     records = ranks_of(
         [(0, "send", "0-1", 8, 0, 10), (1, "send", "0-1", 8, 0, 20)],
@@ -168,7 +168,7 @@ def _programs(draw: st.DrawFn) -> list[list[Row]]:
 
 
 @given(_programs())
-def test_matching_is_that_of_plain_loops(ranks_of: Ranks, ranks: list[list[Row]]) -> None:
+def test_matching_is_that_of_plain_loops(ranks_of, ranks) -> None:
     events: dict[tuple[str, int], list[int]] = {}
     places: list[list[tuple[str, int] | None]] = []
     for rows in ranks:
@@ -220,16 +220,14 @@ ONE = (0, "allreduce", "0-1", 8, 0, 5)
         (([], [(-1, "send", "0-1", 8, 0, 5)]), "rank 1 has an operation whose step is not one of 2"),
     ],
 )
-def test_ranks_that_did_not_do_the_same_are_refused(
-    ranks_of: Ranks, cell_of: Callable[..., Cell], each: tuple[list[Row], ...], why: str
-) -> None:
+def test_ranks_that_did_not_do_the_same_are_refused(ranks_of, cell_of, each, why) -> None:
     with pytest.raises(SchemaError) as error:
         derive(cell_of(gpus=len(each)), "run-1", ranks_of(*each), None)
     assert str(error.value).startswith("the recorded operations of run run-1 of resnet18-ddp-")
     assert f"do not fit together: {why}: their records were edited, move the run away" in str(error.value)
 
 
-def test_an_index_that_points_nowhere_is_refused(ranks_of: Ranks) -> None:
+def test_an_index_that_points_nowhere_is_refused(ranks_of) -> None:
     for field in ("name", "group"):
         records = ranks_of([ONE], [ONE])
         assert records[1].recorded is not None
@@ -238,15 +236,13 @@ def test_an_index_that_points_nowhere_is_refused(ranks_of: Ranks) -> None:
             match(records)
 
 
-def test_ranks_that_recorded_unlike_numbers_of_steps_are_refused(ranks_of: Ranks) -> None:
+def test_ranks_that_recorded_unlike_numbers_of_steps_are_refused(ranks_of) -> None:
     records = [*ranks_of([], [], steps=2)[:1], *ranks_of([], [], steps=3)[1:]]
     with pytest.raises(SchemaError, match="ranks 0 and 1 recorded 2 and 3 steps"):
         match(records)
 
 
-def test_without_the_record_of_one_rank_there_is_no_account(
-    cell_of: Callable[..., Cell], record_of: Callable[..., RankRecord], ranks_of: Ranks
-) -> None:
+def test_without_the_record_of_one_rank_there_is_no_account(cell_of, record_of, ranks_of) -> None:
     cell = cell_of()
     with_it = ranks_of([ONE], [ONE])
     for other in (record_of(cell, 1), record_of(cell, 1, recorded=Recorded())):
@@ -258,7 +254,7 @@ def test_without_the_record_of_one_rank_there_is_no_account(
     assert run.absent["communication"] == "a period has 5000 operations"
 
 
-def test_total_is_the_union_of_what_is_in_flight(ranks_of: Ranks) -> None:
+def test_total_is_the_union_of_what_is_in_flight(ranks_of) -> None:
     # Rank 0, step 0: [0, 10) and [5, 15) and a send in [30, 34): 19; step 1, at the same times: [0, 10).
     # Rank 1: [0, 12) with [2, 8) inside: 12; and [40, 45). (19 + 10 + 12 + 5) / 4
     records = ranks_of(
@@ -280,7 +276,7 @@ def test_total_is_the_union_of_what_is_in_flight(ranks_of: Ranks) -> None:
     assert found.transfer_ns == 10.5
 
 
-def test_operations_are_summed_up_by_name_and_size_of_the_group(ranks_of: Ranks) -> None:
+def test_operations_are_summed_up_by_name_and_size_of_the_group(ranks_of) -> None:
     # Per step of 2 and rank of 3. All-reduce over all: 3 rows in one step, 10 + 12 + 11 and thrice 10;
     # over two: 2 rows, 8 + 6 and twice 6.
     records = ranks_of(
@@ -310,7 +306,7 @@ def test_operations_are_summed_up_by_name_and_size_of_the_group(ranks_of: Ranks)
     )
 
 
-def test_a_run_that_exchanges_nothing_has_an_account_of_nothing(ranks_of: Ranks) -> None:
+def test_a_run_that_exchanges_nothing_has_an_account_of_nothing(ranks_of) -> None:
     found = _communication(ranks_of([]))
     assert (found.steps, found.step_ns, found.total_ns, found.operations) == (2, 100, 0, ())
     assert (found.transfer_ns, found.wait_ns, found.bus_bytes_per_s) == (None, None, None)
@@ -330,7 +326,7 @@ def test_a_run_that_exchanges_nothing_has_an_account_of_nothing(ranks_of: Ranks)
         ("reduce", 100, 100),
     ],
 )
-def test_bus_bytes_are_those_of_nccl_tests(name: str, handed_over: int, factor: float) -> None:
+def test_bus_bytes_are_those_of_nccl_tests(name, handed_over, factor) -> None:
     factor_of_one = bus_factor(name, 4)
     assert factor_of_one is not None
     assert handed_over * factor_of_one == factor
@@ -342,7 +338,7 @@ def test_gloo_moves_a_reduce_scatter_as_an_all_reduce() -> None:
     assert bus_factor("allreduce", 4, "gloo") == bus_factor("allreduce", 4) == 1.5
 
 
-def test_what_has_no_factor_is_not_in_the_bandwidth(ranks_of: Ranks) -> None:
+def test_what_has_no_factor_is_not_in_the_bandwidth(ranks_of) -> None:
     assert (bus_factor("barrier", 4), bus_factor("send", 2)) == (None, None)
     # Over 3 ranks all-reduce 900 x 2 x 2/3 = 1200 in 10 ns, all-gather 400 x 2 in 10 ns: 2000 bytes in 20 ns.
     rows: list[Row] = [
@@ -356,7 +352,7 @@ def test_what_has_no_factor_is_not_in_the_bandwidth(ranks_of: Ranks) -> None:
     assert _communication(ranks_of(rows, other, rows)).bus_bytes_per_s == pytest.approx(100e9)
 
 
-def test_the_peak_is_the_best_of_plain_all_reduces(ranks_of: Ranks) -> None:
+def test_the_peak_is_the_best_of_plain_all_reduces(ranks_of) -> None:
     # Shortest over ranks 50, 40, 45; the best 40: 1000 x 2 x 2/3 over 40 ns.
     peaks = ([70, 40, 90], [50, 60, 45], [80, 50, 50])
     records = [
@@ -370,16 +366,14 @@ def test_the_peak_is_the_best_of_plain_all_reduces(ranks_of: Ranks) -> None:
         _communication([*records[:2], shorter])
 
 
-def test_one_rank_or_no_measurement_has_no_peak(ranks_of: Ranks) -> None:
+def test_one_rank_or_no_measurement_has_no_peak(ranks_of) -> None:
     alone = ranks_of([], link_peak=LinkPeak(payload_bytes=1000, duration_ns=[50]))
     assert _communication(alone).peak_bus_bytes_per_s is None
     empty = ranks_of([], [], link_peak=LinkPeak(payload_bytes=1000, duration_ns=[]))
     assert _communication(empty).peak_bus_bytes_per_s is None
 
 
-def test_times_of_the_host_are_means_over_ranks_and_steps(
-    cell_of: Callable[..., Cell], record_of: Callable[..., RankRecord]
-) -> None:
+def test_times_of_the_host_are_means_over_ranks_and_steps(cell_of, record_of) -> None:
     def found(*each: Recorded) -> Communication:
         cell = cell_of(gpus=len(each))
         return _communication([record_of(cell, rank, recorded=own) for rank, own in enumerate(each)])
@@ -406,9 +400,7 @@ def test_times_of_the_host_are_means_over_ranks_and_steps(
     assert (without.exchange_cpu_ns, without.bubble_ns) == (None, None)
 
 
-def test_on_cuda_blocked_is_communication_that_did_not_overlap(
-    cell_of: Callable[..., Cell], record_of: Callable[..., RankRecord]
-) -> None:
+def test_on_cuda_blocked_is_communication_that_did_not_overlap(cell_of, record_of) -> None:
     # (30 - 10) / 4 = 5 and (50 - 14) / 4 = 9
     kernels = (
         KernelTimes(steps=4, compute_ns=100, communication_ns=30, overlap_ns=10),

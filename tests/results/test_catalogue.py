@@ -7,7 +7,6 @@ import pytest
 
 import results.catalogue.gpus as catalogue
 from results.catalogue.gpus import catalogue_name, peak_flops_per_s
-from results.cell import Precision
 
 # What torch.cuda.get_device_name gives on such a machine, and the row of gpus.csv.
 DRIVER_NAMES = {
@@ -72,12 +71,12 @@ def _peak(row: dict[str, str], precision: str) -> float | None:
 
 
 @pytest.mark.parametrize(("device", "row"), DRIVER_NAMES.items())
-def test_a_name_as_its_driver_gives_it_finds_its_row(device: str, row: str) -> None:
+def test_a_name_as_its_driver_gives_it_finds_its_row(device, row) -> None:
     assert catalogue_name(device) == row
 
 
 @pytest.mark.parametrize("device", UNKNOWN)
-def test_a_sibling_of_another_peak_stays_unknown(device: str) -> None:
+def test_a_sibling_of_another_peak_stays_unknown(device) -> None:
     assert catalogue_name(device) is None
     assert peak_flops_per_s(device, "bf16") is None
 
@@ -113,9 +112,7 @@ def test_every_pattern_is_reached_and_has_its_row() -> None:
         ("NVIDIA H100 NVL", "fp32", None),  # not in the sources
     ],
 )
-def test_a_peak_is_dense_and_in_flops_per_second(
-    device: str, precision: Precision, tflops: float | None
-) -> None:
+def test_a_peak_is_dense_and_in_flops_per_second(device, precision, tflops) -> None:
     assert peak_flops_per_s(device, precision) == (None if tflops is None else tflops * 1e12)
 
 
@@ -127,7 +124,7 @@ def test_every_row_has_a_name_of_its_own_a_source_and_a_confidence() -> None:
 
 
 @pytest.mark.parametrize("row", _rows(), ids=lambda row: row["gpu"])
-def test_dense_peaks_double_from_a_width_to_the_next(row: dict[str, str]) -> None:
+def test_dense_peaks_double_from_a_width_to_the_next(row) -> None:
     # A sparse figure among dense ones, the usual slip, would make a ratio of 1 or 4.
     halves = [("tf32_dense", "bf16_dense"), ("bf16_dense", "fp8_dense")]
     for wide, narrow in halves:
@@ -138,7 +135,7 @@ def test_dense_peaks_double_from_a_width_to_the_next(row: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize("row", _rows(), ids=lambda row: row["gpu"])
-def test_tensor_cores_are_faster_than_plain_fp32(row: dict[str, str]) -> None:
+def test_tensor_cores_are_faster_than_plain_fp32(row) -> None:
     # tf32 is held by its ratio to bf16 above; on a GeForce it is no faster than fp32.
     fp32, tf32, fp16 = (_peak(row, name) for name in ("fp32", "tf32_dense", "fp16_dense"))
     assert fp32 is None or fp16 is None or 1.9 * fp32 < fp16

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,8 +11,6 @@ from hypothesis import strategies as st
 
 from results.cell import Cell, StepPolicy, differing_fields
 from results.store import Study
-
-CellOf = Callable[..., Cell]
 
 # Another value for every field, so that no field can be left out of the id.
 OTHER = {
@@ -72,13 +68,11 @@ class LaterCell(Cell, frozen=True, kw_only=True, omit_defaults=True, dict=True, 
         ({"link_mbit_per_s": 2500, "node_size": 2}, "resnet18-ddp-2.5gbit-g002-b8-7e568b2cff981d76"),
     ],
 )
-def test_an_id_stays_what_it_was_on_the_first_day(
-    cell_of: CellOf, fields: dict[str, object], cell_id: str
-) -> None:
+def test_an_id_stays_what_it_was_on_the_first_day(cell_of, fields, cell_id) -> None:
     assert cell_of(**fields).id == cell_id
 
 
-def test_the_hash_is_over_the_fields_that_are_not_default(cell_of: CellOf) -> None:
+def test_the_hash_is_over_the_fields_that_are_not_default(cell_of) -> None:
     cell = cell_of(steps=StepPolicy(quads=3, target=0.02), seed=0, compression="none")
     assert differing_fields(cell) == {
         "workload": "resnet18",
@@ -93,7 +87,7 @@ def test_the_hash_is_over_the_fields_that_are_not_default(cell_of: CellOf) -> No
     }
 
 
-def test_a_field_that_is_added_with_a_default_renames_no_cell(cell_of: CellOf) -> None:
+def test_a_field_that_is_added_with_a_default_renames_no_cell(cell_of) -> None:
     for fields in ({}, {"clip_norm": 0.5}, {"steps": StepPolicy(quads=1)}):
         cell = cell_of(**fields)
         facts = {name: getattr(cell, name) for name in cell.__struct_fields__}
@@ -101,23 +95,21 @@ def test_a_field_that_is_added_with_a_default_renames_no_cell(cell_of: CellOf) -
         assert LaterCell(**facts, gradient_noise=0.1).id != cell.id
 
 
-def test_every_field_is_part_of_the_id(cell_of: CellOf) -> None:
+def test_every_field_is_part_of_the_id(cell_of) -> None:
     cell = cell_of()
     assert set(OTHER) == set(cell.__struct_fields__)
     ids = {name: cell_of(**{name: value}).id for name, value in OTHER.items()}
     assert len({*ids.values(), cell.id}) == len(ids) + 1
 
 
-def test_every_field_of_the_step_policy_is_part_of_the_id(cell_of: CellOf) -> None:
+def test_every_field_of_the_step_policy_is_part_of_the_id(cell_of) -> None:
     assert set(OTHER_STEPS) == set(StepPolicy().__struct_fields__)
     ids = {cell_of(steps=StepPolicy(**{name: value})).id for name, value in OTHER_STEPS.items()}  # type: ignore[arg-type]
     assert len(ids | {cell_of().id}) == len(OTHER_STEPS) + 1
 
 
 @pytest.mark.parametrize("steps", [StepPolicy(budget_s=60), StepPolicy(target=0, budget_s=1)])
-def test_a_whole_number_in_a_float_field_keeps_its_id_through_a_file(
-    cell_of: CellOf, steps: StepPolicy
-) -> None:
+def test_a_whole_number_in_a_float_field_keeps_its_id_through_a_file(cell_of, steps) -> None:
     cell = cell_of(clip_norm=1, steps=steps)
     assert cell.id == msgspec.json.decode(msgspec.json.encode(cell), type=Cell).id
     assert cell.id == cell_of(clip_norm=1.0, steps=steps).id
@@ -130,7 +122,7 @@ def test_a_whole_number_in_a_float_field_keeps_its_id_through_a_file(
     budget_s=st.integers(0, 100) | st.floats(0.5, 100),
 )
 def test_equal_cells_have_equal_ids_in_memory_and_from_a_file(
-    cell_of: CellOf, gpus: int, clip_norm: float | None, target: float, budget_s: float
+    cell_of, gpus, clip_norm, target, budget_s
 ) -> None:
     steps = StepPolicy(target=target, budget_s=budget_s)
     cell = cell_of(gpus=gpus, clip_norm=clip_norm, steps=steps)
@@ -148,20 +140,18 @@ def test_equal_cells_have_equal_ids_in_memory_and_from_a_file(
         ("link_mbit_per_s", math.nan, "link_mbit_per_s is at least 1, not nan"),
     ],
 )
-def test_nodes_and_links_that_cannot_be_are_refused(
-    cell_of: CellOf, field: str, value: float, message: str
-) -> None:
+def test_nodes_and_links_that_cannot_be_are_refused(cell_of, field, value, message) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(message)}$"):
         cell_of(**{field: value})
 
 
 @pytest.mark.parametrize(("rate", "text"), [(None, "none"), (100, "100mbit"), (2500.0, "2.5gbit")])
-def test_the_link_of_a_cell_is_the_text_of_its_rate(cell_of: CellOf, rate: float | None, text: str) -> None:
+def test_the_link_of_a_cell_is_the_text_of_its_rate(cell_of, rate, text) -> None:
     assert cell_of(link_mbit_per_s=rate).link == text
 
 
 @given(workload=st.text(max_size=200), compression=st.sampled_from(["none", "topk:0.01"]))
-def test_an_id_is_one_harmless_name_of_a_folder(cell_of: CellOf, workload: str, compression: str) -> None:
+def test_an_id_is_one_harmless_name_of_a_folder(cell_of, workload, compression) -> None:
     cell_id = cell_of(workload=workload, compression=compression, gpus=10**6, micro_batch=10**9).id
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", cell_id)
     assert len(cell_id) < 120
@@ -171,7 +161,7 @@ def test_an_id_is_one_harmless_name_of_a_folder(cell_of: CellOf, workload: str, 
     "workload",
     ["../../etc/passwd", "/", "..", "-rf", "a\\b:c*?", "py:a.b:build", "x" * 5000, "\u65e5", "\0\n"],
 )
-def test_a_hostile_name_stays_inside_the_study(cell_of: CellOf, tmp_path: Path, workload: str) -> None:
+def test_a_hostile_name_stays_inside_the_study(cell_of, tmp_path, workload) -> None:
     study = Study(tmp_path / "study")
     cell = cell_of(workload=workload)
     study.add_cell(cell)
@@ -180,13 +170,13 @@ def test_a_hostile_name_stays_inside_the_study(cell_of: CellOf, tmp_path: Path, 
     assert study.cell(cell.id) == cell
 
 
-def test_names_that_look_alike_in_the_prefix_differ_in_the_id(cell_of: CellOf) -> None:
+def test_names_that_look_alike_in_the_prefix_differ_in_the_id(cell_of) -> None:
     one, other = cell_of(workload="py:a:b").id, cell_of(workload="py-a-b").id
     assert one[:-16] == other[:-16] == "py-a-b-ddp-g002-b8-"
     assert one != other
 
 
-def test_the_global_batch_is_micro_batch_times_accumulation_times_replicas(cell_of: CellOf) -> None:
+def test_the_global_batch_is_micro_batch_times_accumulation_times_replicas(cell_of) -> None:
     # 8 samples x 4 micro-batches = 32 per replica, x 16 replicas = 512
     cell = cell_of(micro_batch=8, accumulation=4, gpus=16)
     assert (cell.batch_per_replica, cell.global_batch) == (32, 512)
@@ -207,9 +197,7 @@ def test_the_global_batch_is_micro_batch_times_accumulation_times_replicas(cell_
         ({"clip_norm": float("inf")}, "clip_norm is finite and more than 0, not inf"),
     ],
 )
-def test_a_cell_names_the_field_and_the_rule_it_breaks(
-    cell_of: CellOf, fields: dict[str, object], message: str
-) -> None:
+def test_a_cell_names_the_field_and_the_rule_it_breaks(cell_of, fields, message) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         cell_of(**fields)
 
@@ -226,7 +214,7 @@ def test_a_cell_names_the_field_and_the_rule_it_breaks(
         ({"min_blocks": 9, "max_blocks": 8}, "max_blocks (8) is less than min_blocks (9)"),
     ],
 )
-def test_a_step_policy_names_the_field_and_the_rule_it_breaks(fields: dict[str, float], message: str) -> None:
+def test_a_step_policy_names_the_field_and_the_rule_it_breaks(fields, message) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         StepPolicy(**fields)  # type: ignore[arg-type]
 
@@ -236,7 +224,7 @@ def test_a_misspelt_step_policy_is_refused() -> None:
         msgspec.json.decode(b'{"budget": 3}', type=StepPolicy)
 
 
-def test_a_cell_cannot_be_changed(cell_of: CellOf) -> None:
+def test_a_cell_cannot_be_changed(cell_of) -> None:
     with pytest.raises(AttributeError, match="immutable"):
         cell_of().gpus = 4  # type: ignore[misc]
 
@@ -245,9 +233,7 @@ def test_a_cell_cannot_be_changed(cell_of: CellOf) -> None:
     ("gpus", "model_parallel", "replicas", "global_batch"),
     [(4, 1, 4, 64), (4, 2, 2, 32), (4, 4, 1, 16), (256, 8, 32, 512)],
 )
-def test_ranks_of_one_replica_count_once(
-    cell_of: CellOf, gpus: int, model_parallel: int, replicas: int, global_batch: int
-) -> None:
+def test_ranks_of_one_replica_count_once(cell_of, gpus, model_parallel, replicas, global_batch) -> None:
     # Eight samples at once, twice: 16 of each replica.
     cell = cell_of(gpus=gpus, model_parallel=model_parallel, micro_batch=8, accumulation=2)
     assert (cell.replicas, cell.global_batch) == (replicas, global_batch)
@@ -256,6 +242,6 @@ def test_ranks_of_one_replica_count_once(
 @pytest.mark.parametrize(
     "fields", [{"gpus": 4, "model_parallel": 3}, {"model_parallel": 0}, {"memory_limit_mb": 0}]
 )
-def test_what_no_rank_can_be_part_of_is_refused(fields: dict[str, object]) -> None:
+def test_what_no_rank_can_be_part_of_is_refused(fields) -> None:
     with pytest.raises(ValueError, match=r"model_parallel|memory_limit_mb|do not divide into replicas"):
         a_cell(**fields)

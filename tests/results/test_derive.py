@@ -10,7 +10,6 @@ import pytest
 
 from results.cell import Cell
 from results.derivation.run_result import block_walls, derive, exposed_time, step_time
-from results.environment import Environment
 from results.outcome import Evidence, Outcome
 from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
 from results.run import RunResult
@@ -18,7 +17,6 @@ from results.run import RunResult
 MS = 1_000_000
 CellOf = Callable[..., Cell]
 RecordOf = Callable[..., RankRecord]
-EnvironmentOf = Callable[..., Environment]
 
 PASSED = Proof(method="serial-simulation", passed=True, detail="within the bound")
 FAILED = Proof(method="serial-simulation", passed=False, detail="0.3 off at fc.weight")
@@ -63,18 +61,18 @@ def ranks(cell_of: CellOf, record_of: RecordOf) -> list[RankRecord]:
     ]
 
 
-def test_a_block_lasts_until_its_last_rank(ranks: list[RankRecord]) -> None:
+def test_a_block_lasts_until_its_last_rank(ranks) -> None:
     assert block_walls(ranks).tolist() == _ms(220, 180)
 
 
-def test_a_step_is_the_mean_of_the_block_walls_over_their_steps(ranks: list[RankRecord]) -> None:
+def test_a_step_is_the_mean_of_the_block_walls_over_their_steps(ranks) -> None:
     # 220 / 2 = 110 and 180 / 2 = 90: mean 100. The mean of each rank's own blocks would say 95.
     metric = step_time(ranks)
     assert (metric.value, metric.unit, metric.samples) == (100 * MS, "ns", 2)
     assert (metric.low, metric.high, metric.interval) == (None, None, None)
 
 
-def test_a_run_of_six_blocks_knows_its_own_interval(two: Callable[..., RunResult]) -> None:
+def test_a_run_of_six_blocks_knows_its_own_interval(two) -> None:
     # Per step 1 .. 6 ms: 3.5 +- 2.570582 x sqrt(3.5 / 6) = 3.5 +- 1.963314
     blocks = (_ms(2, 4, 6, 8, 10, 12), _ms(1, 1, 1, 1, 1, 1))
     metric = two(blocks_ns=blocks, block_steps=2, steps=_zeros(12)).step_ns
@@ -84,7 +82,7 @@ def test_a_run_of_six_blocks_knows_its_own_interval(two: Callable[..., RunResult
     assert metric.interval == "t95-batch-means"
 
 
-def test_the_spread_is_of_each_steps_slowest_rank(ranks: list[RankRecord], cell_of: CellOf) -> None:
+def test_the_spread_is_of_each_steps_slowest_rank(ranks, cell_of) -> None:
     # Maxima over ranks: 110, 105, 90, 90; sorted 90, 90, 105, 110. The quantile q lies at 3 q:
     # median at 1.5: 97.5; p10 at 0.3: 90; p90 at 2.7: 105 + 0.7 x 5 = 108.5; p99 at 2.97: 109.85.
     run = derive(cell_of(), "run-1", ranks, None)
@@ -93,7 +91,7 @@ def test_the_spread_is_of_each_steps_slowest_rank(ranks: list[RankRecord], cell_
     assert (run.step_ns_p90, run.step_ns_p99) == pytest.approx((108.5 * MS, 109.85 * MS))
 
 
-def test_a_slow_step_of_one_rank_is_a_slow_step_of_the_run(two: Callable[..., RunResult]) -> None:
+def test_a_slow_step_of_one_rank_is_a_slow_step_of_the_run(two) -> None:
     # Maxima 50, 50, 50, 50, 50, 90: quartiles 50 and 50, so 90 is above the fence.
     plain, slow = _ms(50, 50, 50, 50, 50, 50), _ms(50, 50, 50, 50, 50, 90)
     columns = {f"{phase}_ns": _ms(0, 0, 0, 0, 0, 0) for phase in ("data", "forward", "backward", "optimizer")}
@@ -101,7 +99,7 @@ def test_a_slow_step_of_one_rank_is_a_slow_step_of_the_run(two: Callable[..., Ru
     assert two(steps=steps, blocks_ns=_ms(100, 100, 140)).slow_steps == 1
 
 
-def test_the_phases_and_the_rest_add_up_to_the_step(ranks: list[RankRecord], cell_of: CellOf) -> None:
+def test_the_phases_and_the_rest_add_up_to_the_step(ranks, cell_of) -> None:
     # Means over ranks and steps: data 10; forward (20 + 30) / 2 = 25; backward of rank 1 is
     # (40 + 40 + 20 + 20) / 4 = 30, with rank 0's 40: 35; optimizer (5 + 7) / 2 = 6; sum 76 of 100.
     run = derive(cell_of(), "run-1", ranks, None)
@@ -109,9 +107,7 @@ def test_the_phases_and_the_rest_add_up_to_the_step(ranks: list[RankRecord], cel
     assert run.phase_ns == pytest.approx({name: value * MS for name, value in expected.items()})
 
 
-def test_throughput_is_the_work_of_all_ranks_over_the_step(
-    ranks: list[RankRecord], cell_of: CellOf, record_of: RecordOf
-) -> None:
+def test_throughput_is_the_work_of_all_ranks_over_the_step(ranks, cell_of, record_of) -> None:
     # 2 ranks x 8 samples in 0.1 s: 160 samples/s; at 32 tokens a sample 2 x 256 / 0.1 = 5120 tokens/s.
     work = Work(
         samples=8,
@@ -133,7 +129,7 @@ def test_throughput_is_the_work_of_all_ranks_over_the_step(
     assert (run.exchange_payload_bytes, run.exchange_operations, run.parameters) == (4000, 3, 1000)
 
 
-def test_without_the_work_of_one_rank_there_is_no_rate(two: Callable[..., RunResult]) -> None:
+def test_without_the_work_of_one_rank_there_is_no_rate(two) -> None:
     work = Work(
         samples=8,
         units=8,
@@ -167,7 +163,7 @@ QUADS = (
 )
 
 
-def test_exposed_time_is_sync_on_minus_sync_off_to_the_last_rank(two: Callable[..., RunResult]) -> None:
+def test_exposed_time_is_sync_on_minus_sync_off_to_the_last_rank(two) -> None:
     metric = exposed_time(QUADS)
     assert metric is not None
     assert (metric.value, metric.low, metric.high) == (12.5 * MS, -2.5 * MS, 27.5 * MS)
@@ -175,7 +171,7 @@ def test_exposed_time_is_sync_on_minus_sync_off_to_the_last_rank(two: Callable[.
     assert two(quads=QUADS).exposed_ns == metric
 
 
-def test_without_quads_nothing_is_said_of_exposed_time(two: Callable[..., RunResult]) -> None:
+def test_without_quads_nothing_is_said_of_exposed_time(two) -> None:
     assert exposed_time([]) is None
     assert exposed_time([Quads(steps=2)]) is None
     run = two(quads=None, absent={"quads": "not asked for (quads: 0)"})
@@ -197,7 +193,7 @@ def _mfu(cell: Cell, records: Sequence[RankRecord], names: Sequence[str], flops:
     return derive(cell, "run-1", changed, None)
 
 
-def test_mfu_is_over_the_dense_peaks_of_all_devices(cell_of: CellOf, record_of: RecordOf) -> None:
+def test_mfu_is_over_the_dense_peaks_of_all_devices(cell_of, record_of) -> None:
     # 2 x 30 TFLOP in a step of 0.05 s: 1200 TFLOP/s; two H200 in bf16: 2 x 989 = 1978; MFU 0.60667
     cell = cell_of(device="cuda", backend="nccl", precision="bf16")
     records = [record_of(cell, rank) for rank in range(2)]
@@ -207,7 +203,7 @@ def test_mfu_is_over_the_dense_peaks_of_all_devices(cell_of: CellOf, record_of: 
     assert "mfu" not in run.absent
 
 
-def test_mfu_counts_unlike_devices_each_with_its_own_peak(cell_of: CellOf, record_of: RecordOf) -> None:
+def test_mfu_counts_unlike_devices_each_with_its_own_peak(cell_of, record_of) -> None:
     # 2 x 3 TFLOP / 0.05 s = 120 TFLOP/s over 989 (H200) + 312 (A100)
     cell = cell_of(device="cuda", backend="nccl", precision="bf16")
     records = [record_of(cell, rank) for rank in range(2)]
@@ -235,9 +231,7 @@ def test_mfu_counts_unlike_devices_each_with_its_own_peak(cell_of: CellOf, recor
         ("cuda", ["NVIDIA H200"] * 2, None, "the FLOPs of this workload were not counted"),
     ],
 )
-def test_without_a_peak_mfu_is_null_with_a_reason(
-    cell_of: CellOf, record_of: RecordOf, device: str, names: list[str], flops: int | None, reason: str
-) -> None:
+def test_without_a_peak_mfu_is_null_with_a_reason(cell_of, record_of, device, names, flops, reason) -> None:
     cell = cell_of(device=device, precision="bf16")
     run = _mfu(cell, [record_of(cell, rank) for rank in range(2)], names, flops)
     assert (run.mfu, run.absent["mfu"]) == (None, reason)
@@ -254,7 +248,7 @@ def _memory(rss: int, device: int | None) -> Memory:
     )
 
 
-def test_memory_is_the_largest_ranks(two: Callable[..., RunResult]) -> None:
+def test_memory_is_the_largest_ranks(two) -> None:
     run = two(memory=(_memory(1000, 70), _memory(1500, 50)))
     assert (run.rss_peak_bytes, run.device_allocated_peak_bytes) == (1500, 70)
     assert run.rss_over_idle_bytes == 1499
@@ -271,12 +265,7 @@ def test_memory_is_the_largest_ranks(two: Callable[..., RunResult]) -> None:
     ],
 )
 def test_a_run_is_disturbed_above_a_twentieth_of_its_cores(
-    cell_of: CellOf,
-    record_of: RecordOf,
-    environment_of: EnvironmentOf,
-    hosts: list[str],
-    threads: int,
-    limit: float,
+    cell_of, record_of, environment_of, hosts, threads, limit
 ) -> None:
     def run(foreign: float | None) -> RunResult:
         cell = cell_of(gpus=3)
@@ -309,7 +298,7 @@ def _losses(*losses: float | None) -> StepColumns:
     )
 
 
-def test_losses_are_means_over_ranks_from_the_first_warm_up_step_on(two: Callable[..., RunResult]) -> None:
+def test_losses_are_means_over_ranks_from_the_first_warm_up_step_on(two) -> None:
     # first (2 + 4) / 2 = 3; last (1 + 0.5) / 2 = 0.75
     run = two(warmup=(_losses(2.0, 1.9), _losses(4.0, 3.9)), steps=(_losses(1.5, 1.0), _losses(1.5, 0.5)))
     assert (run.loss_first, run.loss_last, run.warmup_steps, run.steps) == (3.0, 0.75, 2, 2)
@@ -317,13 +306,13 @@ def test_losses_are_means_over_ranks_from_the_first_warm_up_step_on(two: Callabl
     assert (run.loss_first, run.loss_last, run.warmup_steps) == (2.0, None, 0)
 
 
-def test_a_failed_proof_is_the_runs_proof(two: Callable[..., RunResult]) -> None:
+def test_a_failed_proof_is_the_runs_proof(two) -> None:
     assert two(proof=(PASSED, FAILED)).proof == FAILED
     assert two(proof=(None, PASSED)).proof == PASSED
     assert two(proof=None).proof is None
 
 
-def test_what_the_ranks_found_is_put_together(two: Callable[..., RunResult]) -> None:
+def test_what_the_ranks_found_is_put_together(two) -> None:
     run = two(
         started_at=("2026-01-02T03:04:06.000Z", "2026-01-02T03:04:05.900Z"),
         setup_ns=(5, 9),
@@ -340,7 +329,7 @@ def test_what_the_ranks_found_is_put_together(two: Callable[..., RunResult]) -> 
     assert set(run.absent) == {"a", "b", "mfu", "budget", "communication", "energy_j"}
 
 
-def test_the_order_of_the_records_does_not_count(cell_of: CellOf, record_of: RecordOf) -> None:
+def test_the_order_of_the_records_does_not_count(cell_of, record_of) -> None:
     cell = cell_of(gpus=3)
     records = [record_of(cell, rank, blocks_ns=_ms(110 + rank, 100, 100), setup_ns=rank) for rank in range(3)]
     results = [derive(cell, "run-1", order, None) for order in permutations(records)]
@@ -351,9 +340,7 @@ def test_the_order_of_the_records_does_not_count(cell_of: CellOf, record_of: Rec
 
 
 @pytest.mark.parametrize(("wall_ns", "warned"), [(2090, False), (2110, True), (1890, True)])
-def test_a_step_that_is_not_its_phases_carries_a_warning(
-    wall_ns: int, warned: bool, two: Callable[..., RunResult]
-) -> None:
+def test_a_step_that_is_not_its_phases_carries_a_warning(wall_ns, warned, two) -> None:
     # Phases sum to 10 + 200 + 700 + 90 = 1000 ns a step; blocks of 2 steps: 2090 / 2 = 1045 leaves 45,
     # 4.3 % of 1045; 1055 leaves 5.2 %; 945 leaves -5.8 %.
     columns = StepColumns(
@@ -368,7 +355,7 @@ def test_a_step_that_is_not_its_phases_carries_a_warning(
     assert any("of the step is outside of its phases" in warning for warning in run.warnings) == warned
 
 
-def test_what_two_ranks_compute_together_counts_once(two: Callable[..., RunResult], cell_of: CellOf) -> None:
+def test_what_two_ranks_compute_together_counts_once(two, cell_of) -> None:
     # Both ranks have the replica's 8 samples and 3 GFLOP on record; blocks of 2 steps take 100 ms.
     together = two(cell_of(strategy="tp", model_parallel=2))
     apart = two(cell_of())

@@ -12,7 +12,6 @@ from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Outcome
 from results.record import RankRecord, StepColumns, Telemetry, Work
-from results.run import RunResult
 
 CellOf = Callable[..., Cell]
 RecordOf = Callable[..., RankRecord]
@@ -23,7 +22,7 @@ def _sampled(energy_j: float | None = None, window_ns: int | None = None, **seri
     return Telemetry(at_ms=list(range(samples)), series=dict(series), energy_j=energy_j, window_ns=window_ns)
 
 
-def test_telemetry_is_the_mean_over_ranks_of_their_samples(two: Callable[..., RunResult]) -> None:
+def test_telemetry_is_the_mean_over_ranks_of_their_samples(two) -> None:
     # power_w: rank 0 (100 + 300) / 2 = 200, rank 1 what is known: 60; mean 130, largest 300.
     # Rank 0 alone has the network; of `fan` nothing is known.
     samples = (
@@ -36,21 +35,19 @@ def test_telemetry_is_the_mean_over_ranks_of_their_samples(two: Callable[..., Ru
     assert two(telemetry=None).telemetry == {}
 
 
-def test_of_a_bit_mask_the_bits_that_were_ever_set(two: Callable[..., RunResult]) -> None:
+def test_of_a_bit_mask_the_bits_that_were_ever_set(two) -> None:
     samples = _sampled(throttle_reasons=[1.0, 4.0]), _sampled(throttle_reasons=[64.0, None])
     assert two(telemetry=samples).telemetry == {"throttle_reasons": 69}
 
 
-def test_a_device_that_was_throttled_is_warned_of(two: Callable[..., RunResult]) -> None:
+def test_a_device_that_was_throttled_is_warned_of(two) -> None:
     # One sample of four of rank 0, none of rank 1: an eighth.
     samples = _sampled(throttled=[0.0, 1.0, 0.0, 0.0]), _sampled(throttled=[0.0])
     assert "a device was throttled in 12% of the samples" in two(telemetry=samples).warnings
     assert two(telemetry=(samples[1], samples[1])).warnings == two(telemetry=None).warnings
 
 
-def test_the_energy_of_a_step_is_the_power_of_all_devices_times_its_time(
-    two: Callable[..., RunResult],
-) -> None:
+def test_the_energy_of_a_step_is_the_power_of_all_devices_times_its_time(two) -> None:
     # 600 J in 2 s and 100 J in 0.5 s: 500 W; a step takes 50 ms (fixture): 25 J.
     samples = _sampled(600.0, 2 * 10**9), _sampled(100.0, 5 * 10**8)
     run = two(telemetry=samples)
@@ -80,9 +77,7 @@ def test_the_energy_of_a_step_is_the_power_of_all_devices_times_its_time(
         ),
     ],
 )
-def test_without_the_counter_of_one_rank_there_is_no_energy(
-    two: Callable[..., RunResult], fields: dict[str, object], why: str
-) -> None:
+def test_without_the_counter_of_one_rank_there_is_no_energy(two, fields, why) -> None:
     run = two(**fields)
     assert (run.energy_j, run.absent["energy_j"]) == (None, why)
 
@@ -110,16 +105,12 @@ def losses_of(cell_of: CellOf, record_of: RecordOf) -> Callable[..., tuple[tuple
     return course
 
 
-def test_losses_are_means_over_ranks_from_the_warm_up_on(
-    losses_of: Callable[..., tuple[tuple[float, ...], int]],
-) -> None:
+def test_losses_are_means_over_ranks_from_the_warm_up_on(losses_of) -> None:
     assert losses_of([4.0, 3.0, 2.0], [2.0, 2.0, 1.0], warmup=1) == ((3.0, 2.5, 1.5), 1)
     assert losses_of([], []) == ((), 1)
 
 
-def test_losses_end_where_one_is_not_finite(
-    losses_of: Callable[..., tuple[tuple[float, ...], int]],
-) -> None:
+def test_losses_end_where_one_is_not_finite(losses_of) -> None:
     assert losses_of([4.0, 3.0, 2.0, 1.0], [4.0, 3.0, None, 1.0]) == ((4.0, 3.0), 1)
     assert losses_of([None, 1.0], [1.0, 1.0]) == ((), 1)
 
@@ -128,9 +119,7 @@ def test_losses_end_where_one_is_not_finite(
     ("steps", "points", "every"),
     [(60, 60, 1), (61, 31, 2), (120, 60, 2), (121, 41, 3), (1000, 59, 17)],
 )
-def test_a_long_course_is_put_together_in_at_most_60_points(
-    losses_of: Callable[..., tuple[tuple[float, ...], int]], steps: int, points: int, every: int
-) -> None:
+def test_a_long_course_is_put_together_in_at_most_60_points(losses_of, steps, points, every) -> None:
     # Losses 0, 1, 2 ...: a point is the mean of `every` numbers in a row, the last of what is left.
     losses = [float(step) for step in range(steps)]
     found, each = losses_of(losses, losses)
@@ -141,20 +130,20 @@ def test_a_long_course_is_put_together_in_at_most_60_points(
     assert found[-1] == sum(left) / len(left)
 
 
-def test_the_course_of_the_loss_is_kept(two: Callable[..., RunResult]) -> None:
+def test_the_course_of_the_loss_is_kept(two) -> None:
     # The fixture's: warm-up 2, 1.875, then 2 - step / 8.
     run = two()
     assert run.losses == (2, 1.875, 2, 1.875, 1.75, 1.625, 1.5, 1.375)
     assert run.losses_every == 1
 
 
-def test_ranks_of_unlike_warm_up_or_period_are_refused(two: Callable[..., RunResult]) -> None:
+def test_ranks_of_unlike_warm_up_or_period_are_refused(two) -> None:
     for fields in ({"warmup": (_columns([1.0]), _columns([1.0, 1.0]))}, {"period": (1, 2)}):
         with pytest.raises(SchemaError, match="did not measure the same blocks and steps"):
             two(**fields)
 
 
-def test_what_is_done_once_is_told_apart(cell_of: CellOf, record_of: RecordOf) -> None:
+def test_what_is_done_once_is_told_apart(cell_of, record_of) -> None:
     cell = cell_of()
     records = [record_of(cell, rank, first_step_ns=ns) for rank, ns in enumerate((70, 90))]
     attempt = Attempt(
@@ -175,7 +164,7 @@ def test_what_is_done_once_is_told_apart(cell_of: CellOf, record_of: RecordOf) -
     assert (run.first_step_ns, run.startup_ns) == (None, None)
 
 
-def test_the_ideal_bubble_is_that_of_the_schedule(two: Callable[..., RunResult]) -> None:
+def test_the_ideal_bubble_is_that_of_the_schedule(two) -> None:
     work = Work(
         samples=8,
         units=8,
@@ -194,7 +183,7 @@ def test_the_ideal_bubble_is_that_of_the_schedule(two: Callable[..., RunResult])
     assert "a pipeline's stages wait for each other" in run.absent["budget"]
 
 
-def test_a_run_that_failed_has_no_accounts(two: Callable[..., RunResult]) -> None:
+def test_a_run_that_failed_has_no_accounts(two) -> None:
     run = two(outcome=Outcome.DIVERGED, reason="nan", telemetry=_sampled(600.0, 10**9, power_w=[1.0]))
     assert (run.budget, run.communication, run.ranks, run.energy_j) == (None,) * 4
     assert (run.losses, run.telemetry) == ((), {})

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import combinations
 
 import msgspec
 import pytest
 
-from results.cell import Cell
 from results.derivation.run_result import derive
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Outcome
-from results.record import Quads, RankRecord, StepColumns
-from results.run import RunResult
-
-CellOf = Callable[..., Cell]
-RecordOf = Callable[..., RankRecord]
+from results.record import Quads, StepColumns
 
 
 def _attempt(**fields: object) -> Attempt:
@@ -48,7 +42,7 @@ def _columns(steps: int) -> StepColumns:
     )
 
 
-def test_replicas_that_differ_are_a_crash_without_figures(two: Callable[..., RunResult]) -> None:
+def test_replicas_that_differ_are_a_crash_without_figures(two) -> None:
     run = two(parameters_hash=("aa", "bb"))
     assert run.outcome is Outcome.CRASHED
     assert run.reason == "the replicas' parameters differ at the end of the run"
@@ -76,20 +70,20 @@ def test_every_outcome_has_its_place_among_the_worst() -> None:
     assert {*WORST_FIRST, Outcome.OK} == set(Outcome)
 
 
-def test_the_worst_outcome_wins_and_names_its_rank(two: Callable[..., RunResult]) -> None:
+def test_the_worst_outcome_wins_and_names_its_rank(two) -> None:
     # The collateral crash of rank 0 must not hide that rank 1 ran out of memory.
     for worse, better in combinations(WORST_FIRST, 2):
         run = two(outcome=(better, worse), reason=("collateral", "the cause"))
         assert (run.outcome, run.reason) == (worse, "rank 1: the cause")
 
 
-def test_one_bad_rank_is_enough_and_the_first_of_equals_is_named(two: Callable[..., RunResult]) -> None:
+def test_one_bad_rank_is_enough_and_the_first_of_equals_is_named(two) -> None:
     assert two(outcome=(Outcome.OK, Outcome.HUNG), reason=(None, "silent")).reason == "rank 1: silent"
     both = two(outcome=Outcome.CRASHED, reason=("first", "second"))
     assert (both.outcome, both.reason, both.step_ns) == (Outcome.CRASHED, "rank 0: first", None)
 
 
-def test_missing_ranks_without_an_attempt_may_still_come(cell_of: CellOf, record_of: RecordOf) -> None:
+def test_missing_ranks_without_an_attempt_may_still_come(cell_of, record_of) -> None:
     run = derive(cell_of(), "run-1", [record_of(cell_of(), 0)], None)
     assert (run.outcome, run.ranks_present, run.ranks_expected) == (Outcome.UNKNOWN, 1, 2)
     assert run.reason is not None
@@ -97,13 +91,13 @@ def test_missing_ranks_without_an_attempt_may_still_come(cell_of: CellOf, record
     assert (run.launch_id, run.repeat) == ("launch-1", 1)
 
 
-def test_missing_ranks_end_as_the_supervisor_saw_it(cell_of: CellOf, record_of: RecordOf) -> None:
+def test_missing_ranks_end_as_the_supervisor_saw_it(cell_of, record_of) -> None:
     attempt = _attempt(outcomes={"run-1": Outcome.PREEMPTED}, reasons={"run-1": "SIGTERM from the node"})
     run = derive(cell_of(), "run-1", [record_of(cell_of(), 1)], attempt)
     assert (run.outcome, run.reason) == (Outcome.PREEMPTED, "SIGTERM from the node")
 
 
-def test_missing_ranks_of_an_ended_launch_are_counted(cell_of: CellOf, record_of: RecordOf) -> None:
+def test_missing_ranks_of_an_ended_launch_are_counted(cell_of, record_of) -> None:
     cell = cell_of(gpus=3)
     run = derive(cell, "run-1", [record_of(cell, 1)], _attempt())
     assert (run.outcome, run.reason) == (Outcome.MISSING_RANKS, "2 of 3 ranks left no record")
@@ -111,7 +105,7 @@ def test_missing_ranks_of_an_ended_launch_are_counted(cell_of: CellOf, record_of
     assert (empty.outcome, empty.launch_id, empty.started_at) == (Outcome.MISSING_RANKS, "launch-9", None)
 
 
-def test_whole_records_count_whatever_the_supervisor_saw(cell_of: CellOf, record_of: RecordOf) -> None:
+def test_whole_records_count_whatever_the_supervisor_saw(cell_of, record_of) -> None:
     # The launch was cancelled after this run was done.
     attempt = _attempt(outcomes={"run-1": Outcome.CANCELLED})
     records = [record_of(cell_of(), rank) for rank in range(2)]
@@ -130,17 +124,13 @@ def test_whole_records_count_whatever_the_supervisor_saw(cell_of: CellOf, record
         {"steps": StepColumns()},
     ],
 )
-def test_ranks_that_did_not_measure_the_same_are_refused(
-    two: Callable[..., RunResult], fields: dict[str, object]
-) -> None:
+def test_ranks_that_did_not_measure_the_same_are_refused(two, fields) -> None:
     with pytest.raises(SchemaError, match="did not measure the same blocks and steps"):
         two(**fields)
 
 
 @pytest.mark.parametrize("fields", [{"rank": 2}, {"rank": -1}, {"gpus": 4}])
-def test_a_rank_that_the_cell_does_not_have_is_refused(
-    cell_of: CellOf, record_of: RecordOf, fields: dict[str, int]
-) -> None:
+def test_a_rank_that_the_cell_does_not_have_is_refused(cell_of, record_of, fields) -> None:
     records = [record_of(cell_of(), 0), msgspec.structs.replace(record_of(cell_of(), 1), **fields)]
     with pytest.raises(SchemaError, match="the cell has 2 ranks"):
         derive(cell_of(), "run-1", records, None)
@@ -174,9 +164,7 @@ LONG_DATA = msgspec.structs.replace(WHOLE, data_ns=[9] * 6)
     ],
     ids=["blocks", "phases", "quads"],
 )
-def test_a_record_whose_times_contradict_each_other_has_no_figure(
-    two: Callable[..., RunResult], fields: dict[str, object], words: str
-) -> None:
+def test_a_record_whose_times_contradict_each_other_has_no_figure(two, fields, words) -> None:
     whole = {"steps": WHOLE, "blocks_ns": [10] * 3, "block_steps": 2}
     assert two(**whole).outcome is Outcome.OK
     run = two(**(whole | fields))

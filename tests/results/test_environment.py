@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import pytest
 
 from results.environment import CodeVersion, Environment, Program, unlike_devices
-
-EnvironmentOf = Callable[..., Environment]
 
 POOLING = {
     "device_name": "Other CPU",
@@ -41,23 +37,23 @@ NOT_POOLING = {
 }
 
 
-def test_a_fingerprint_is_twelve_hex_digits_that_stay(environment_of: EnvironmentOf) -> None:
+def test_a_fingerprint_is_twelve_hex_digits_that_stay(environment_of) -> None:
     assert environment_of().fingerprint == "18701de82745"
 
 
 @pytest.mark.parametrize("fact", POOLING)
-def test_a_fingerprint_changes_with_what_decides_speed(environment_of: EnvironmentOf, fact: str) -> None:
+def test_a_fingerprint_changes_with_what_decides_speed(environment_of, fact) -> None:
     assert environment_of(**{fact: POOLING[fact]}).fingerprint != environment_of().fingerprint
 
 
 @pytest.mark.parametrize("fact", NOT_POOLING)
-def test_a_fingerprint_stays_with_all_else(environment_of: EnvironmentOf, fact: str) -> None:
+def test_a_fingerprint_stays_with_all_else(environment_of, fact) -> None:
     other = environment_of(**{fact: NOT_POOLING[fact]})
     assert other != environment_of()
     assert other.fingerprint == environment_of().fingerprint
 
 
-def test_a_later_cell_of_a_launch_may_connect_more_inside_a_node(environment_of: EnvironmentOf) -> None:
+def test_a_later_cell_of_a_launch_may_connect_more_inside_a_node(environment_of) -> None:
     alone = environment_of(transports=("InfiniBand (NET/IB)",))
     after_others = environment_of(transports=("InfiniBand (NET/IB)", "NVLink (P2P/CUMEM)"))
     assert after_others.fingerprint == alone.fingerprint != environment_of().fingerprint
@@ -68,30 +64,30 @@ def test_every_fact_is_known_to_pool_or_not_to() -> None:
     assert {*POOLING, *NOT_POOLING} == set(Environment.__struct_fields__)
 
 
-def test_each_pooling_fact_gives_a_fingerprint_of_its_own(environment_of: EnvironmentOf) -> None:
+def test_each_pooling_fact_gives_a_fingerprint_of_its_own(environment_of) -> None:
     fingerprints = {environment_of(**{fact: value}).fingerprint for fact, value in POOLING.items()}
     assert len(fingerprints) == len(POOLING)
 
 
-def test_two_nodes_of_one_are_not_one_node_of_two(environment_of: EnvironmentOf) -> None:
+def test_two_nodes_of_one_are_not_one_node_of_two(environment_of) -> None:
     spread = environment_of(nodes=2, gpus_per_node=1)
     together = environment_of(nodes=1, gpus_per_node=2)
     assert spread.fingerprint != together.fingerprint
 
 
-def test_the_order_of_the_settings_does_not_count(environment_of: EnvironmentOf) -> None:
+def test_the_order_of_the_settings_does_not_count(environment_of) -> None:
     one = environment_of(nccl_settings={"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"})
     other = environment_of(nccl_settings={"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"})
     assert one.fingerprint == other.fingerprint
 
 
-def test_a_fingerprint_is_the_same_from_a_file(environment_of: EnvironmentOf) -> None:
+def test_a_fingerprint_is_the_same_from_a_file(environment_of) -> None:
     environment = environment_of(nccl_settings={"NCCL_ALGO": "Ring"}, pinned_cores=(0, 1))
     again = msgspec.json.decode(msgspec.json.encode(environment), type=Environment)
     assert again.fingerprint == environment.fingerprint
 
 
-def test_code_of_other_packages_gives_a_fingerprint_of_its_own(environment_of: EnvironmentOf) -> None:
+def test_code_of_other_packages_gives_a_fingerprint_of_its_own(environment_of) -> None:
     def using(code: str) -> str:
         used = CodeVersion(
             code_hash="c0de", commit="abc1234", dirty=False, extensions={"strategy gossip": code}
@@ -102,7 +98,7 @@ def test_code_of_other_packages_gives_a_fingerprint_of_its_own(environment_of: E
     assert len({plain, using("elsewhere 1.0 aa"), using("elsewhere 1.1 aa"), using("elsewhere 1.0 bb")}) == 4
 
 
-def test_devices_of_two_kinds_on_one_host_are_told(environment_of: EnvironmentOf) -> None:
+def test_devices_of_two_kinds_on_one_host_are_told(environment_of) -> None:
     kinds = [("a", "H100"), ("a", "A100"), ("b", "H100"), ("a", "H100")]
     ranks = [environment_of(host=host, device_name=name) for host, name in kinds]
     expected = "the devices of a differ, and each step waits for the slowest: "

@@ -59,7 +59,7 @@ def registry() -> Registry[CatalogFacts]:
     return Registry("strategy", [Builtin], group=GROUP)
 
 
-def test_a_name_is_listed_and_not_imported(package: Package) -> None:
+def test_a_name_is_listed_and_not_imported(package) -> None:
     package("elsewhere", {"fast": "elsewhere:Fast"})
     # Whoever writes a package has it installed beside this one.
     known = registry().offered["fast"]
@@ -69,14 +69,14 @@ def test_a_name_is_listed_and_not_imported(package: Package) -> None:
     assert "elsewhere" not in sys.modules
 
 
-def test_a_name_that_is_asked_for_is_imported_and_parsed(package: Package) -> None:
+def test_a_name_that_is_asked_for_is_imported_and_parsed(package) -> None:
     package("elsewhere", {"fast": "elsewhere:Fast"})
     known = registry()
     assert known.facts("fast").help == "a strategy from elsewhere"
     assert [entry.name for entry in known] == ["plain", "fast"]
 
 
-def test_threads_that_name_it_at_once_register_it_once(package: Package) -> None:
+def test_threads_that_name_it_at_once_register_it_once(package) -> None:
     package("elsewhere", {"fast": "elsewhere:Fast"}, f"import time\ntime.sleep(0.1)\n{FACTS}")
     known, together = registry(), Barrier(4)
 
@@ -89,7 +89,7 @@ def test_threads_that_name_it_at_once_register_it_once(package: Package) -> None
     assert [future.result() for future in futures] == ["fast"] * 4
 
 
-def test_a_package_that_cannot_be_imported_costs_its_own_name_alone(package: Package) -> None:
+def test_a_package_that_cannot_be_imported_costs_its_own_name_alone(package) -> None:
     package("elsewhere", {"fast": "elsewhere:Fast"}, "import a_module_that_is_missing\n")
     known = registry()
     assert known.parse("plain").name == "plain"
@@ -102,7 +102,7 @@ def test_a_package_that_cannot_be_imported_costs_its_own_name_alone(package: Pac
         known.parse("fast")
 
 
-def test_two_packages_of_one_name_are_both_named(package: Package) -> None:
+def test_two_packages_of_one_name_are_both_named(package) -> None:
     package("elsewhere", {"fast": "elsewhere:Fast"})
     package("nowhere", {"fast": "nowhere:Fast"})
     with pytest.raises(ExtensionError, match="two packages have a strategy 'fast', elsewhere and nowhere"):
@@ -110,7 +110,7 @@ def test_two_packages_of_one_name_are_both_named(package: Package) -> None:
     assert "fast" not in extensions("bench.workloads")
 
 
-def test_a_built_in_name_is_not_taken_over(package: Package) -> None:
+def test_a_built_in_name_is_not_taken_over(package) -> None:
     package("elsewhere", {"plain": "elsewhere:Fast"})
     with pytest.raises(
         ExtensionError,
@@ -121,7 +121,7 @@ def test_a_built_in_name_is_not_taken_over(package: Package) -> None:
 
 
 @pytest.mark.parametrize("place", ["elsewhere:CatalogFacts", "elsewhere", "elsewhere:Fast.name"])
-def test_what_is_no_strategy_of_that_name_is_refused(package: Package, place: str) -> None:
+def test_what_is_no_strategy_of_that_name_is_refused(package, place) -> None:
     package("elsewhere", {"quick": place})
     with pytest.raises(ExtensionError, match=r"must be a class derived from results\.registry\.CatalogFacts"):
         registry().parse("quick")
@@ -130,9 +130,7 @@ def test_what_is_no_strategy_of_that_name_is_refused(package: Package, place: st
 @pytest.mark.parametrize(
     ("base", "missing"), [(StrategyFacts, "help, model, terms"), (CompressorFacts, "help, compressor")]
 )
-def test_facts_that_declare_too_little_are_refused(
-    package: Package, base: type[CatalogFacts], missing: str
-) -> None:
+def test_facts_that_declare_too_little_are_refused(package, base, missing) -> None:
     module = f"from {base.__module__} import {base.__name__} as Base\nclass Fast(Base):\n    name = 'fast'\n"
     package("elsewhere", {"fast": "elsewhere:Fast"}, module)
     known = Registry("strategy", [], base=base, group=GROUP)
@@ -150,7 +148,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_facts_is_found_when_they_are_imported(package: Package, mistake: str) -> None:
+def test_a_mistake_in_facts_is_found_when_they_are_imported(package, mistake) -> None:
     module = f"""
 from strategies.facts import StrategyFacts
 
@@ -168,7 +166,7 @@ class Fast(StrategyFacts):
     assert MISTAKES[mistake] in said
 
 
-def test_the_facts_of_bench_pass_the_checks_of_packages(package: Package) -> None:
+def test_the_facts_of_bench_pass_the_checks_of_packages(package) -> None:
     for catalog in (STRATEGIES, COMPRESSIONS, COLLECTIVES):
         group = str(catalog.group)
         points = {facts.name: f"{facts.__module__}:{facts.__name__}" for facts in catalog.all_facts}
@@ -177,7 +175,7 @@ def test_the_facts_of_bench_pass_the_checks_of_packages(package: Package) -> Non
             catalog.require_sound(extensions(group)[facts.name], facts)
 
 
-def test_the_hash_is_over_the_source_of_the_package(tmp_path: Path, package: Package) -> None:
+def test_the_hash_is_over_the_source_of_the_package(tmp_path, package) -> None:
     package("elsewhere", {"fast": "elsewhere:Fast"})
     package("folder", {"far": "many.facts:Far"})
     (tmp_path / "many" / "deep").mkdir(parents=True)
@@ -195,7 +193,7 @@ def test_the_hash_is_over_the_source_of_the_package(tmp_path: Path, package: Pac
     assert "many" not in sys.modules
 
 
-def test_the_hash_is_over_all_code_of_the_distribution(tmp_path: Path, package: Package) -> None:
+def test_the_hash_is_over_all_code_of_the_distribution(tmp_path, package) -> None:
     package("elsewhere", {"fast": "elsewhere:Fast"})
     metadata = tmp_path / "elsewhere-1.0.dist-info"
     (metadata / "top_level.txt").write_text("elsewhere\nlisted\n")
@@ -276,17 +274,17 @@ def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_asks_for_no_package(twenty: Path) -> None:
+def test_help_asks_for_no_package(twenty) -> None:
     assert bench(twenty, "--help").stderr.split() == ["0", "0", "0"]
 
 
-def test_the_help_of_matrix_names_launchers_and_imports_none(twenty: Path) -> None:
+def test_the_help_of_matrix_names_launchers_and_imports_none(twenty) -> None:
     done = bench(twenty, "matrix", "--help")
     assert done.stderr.split() == ["0", "1", "0"]
     assert "launcher-19 is of dummy-19" in " ".join(done.stdout.split())
 
 
-def test_the_page_of_options_is_of_bench_alone(twenty: Path) -> None:
+def test_the_page_of_options_is_of_bench_alone(twenty) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "harness.commands.reference"],
         env={**os.environ, "PYTHONPATH": str(twenty)},
@@ -297,7 +295,7 @@ def test_the_page_of_options_is_of_bench_alone(twenty: Path) -> None:
     assert done.stdout == (Path(__file__).parents[2] / "docs" / "options.md").read_text()
 
 
-def test_list_names_the_package_of_each(twenty: Path) -> None:
+def test_list_names_the_package_of_each(twenty) -> None:
     done = bench(twenty, "list")
     assert done.stderr.split() == ["0", "1", "20"]
     said = " ".join(done.stdout.split())
@@ -306,7 +304,7 @@ def test_list_names_the_package_of_each(twenty: Path) -> None:
     assert "workload-7 workload 'workload-7' of the package dummy-7 1.0 cannot be imported" in said
 
 
-def test_list_warns_of_a_group_that_bench_does_not_read(tmp_path: Path) -> None:
+def test_list_warns_of_a_group_that_bench_does_not_read(tmp_path) -> None:
     install(tmp_path, "a-package", {"bench.compressions": {"fast": "elsewhere:Fast"}})
     said = bench(tmp_path, "list").stderr
     assert (
@@ -364,7 +362,7 @@ THEIR_POINTS = {
         (["--launcher", "broken"], r"the package theirs 1.0 failed at theirs.py:\d+: IndexError: list index"),
     ],
 )
-def test_an_error_of_a_package_names_it(tmp_path: Path, given: list[str], said: str) -> None:
+def test_an_error_of_a_package_names_it(tmp_path, given, said) -> None:
     (tmp_path / "theirs.py").write_text(THEIRS)
     install(tmp_path, "theirs", THEIR_POINTS)
     call = "matrix --gpus 2 --workload mlp --strategy scratch-ddp --collective star --device cpu --dry-run"
@@ -375,7 +373,7 @@ def test_an_error_of_a_package_names_it(tmp_path: Path, given: list[str], said: 
     assert ("mlp-scratch-ddp-star-g002" in done.stdout) is (given[1] == "broken")
 
 
-def test_facts_that_import_torch_are_refused(tmp_path: Path) -> None:
+def test_facts_that_import_torch_are_refused(tmp_path) -> None:
     (tmp_path / "heavy.py").write_text("import torch\n" + FACTS)
     install(tmp_path, "heavy", {GROUP: {"fast": "heavy:Fast"}})
     done = subprocess.run(

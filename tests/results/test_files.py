@@ -60,13 +60,13 @@ def _fail(number: int) -> Callable[..., None]:
     return fail
 
 
-def test_a_file_appears_whole_in_folders_made_on_the_way(tmp_path: Path) -> None:
+def test_a_file_appears_whole_in_folders_made_on_the_way(tmp_path) -> None:
     files.write_once(tmp_path / "a" / "b" / "c.json", b"data")
     assert (tmp_path / "a" / "b" / "c.json").read_bytes() == b"data"
     assert _names(tmp_path / "a" / "b") == ["c.json"]
 
 
-def test_an_existing_file_is_never_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_an_existing_file_is_never_replaced_and_nothing_is_left_beside_it(tmp_path) -> None:
     path = tmp_path / "plan-0001.json"
     files.write_once(path, b"old")
     with pytest.raises(StoreError) as error:
@@ -76,14 +76,14 @@ def test_an_existing_file_is_never_replaced_and_nothing_is_left_beside_it(tmp_pa
     assert _names(tmp_path) == ["plan-0001.json"]
 
 
-def test_a_derived_file_is_replaced(tmp_path: Path) -> None:
+def test_a_derived_file_is_replaced(tmp_path) -> None:
     for data in (b"old", b"new"):
         files.replace(tmp_path / "index.jsonl", data)
         assert (tmp_path / "index.jsonl").read_bytes() == data
     assert _names(tmp_path) == ["index.jsonl"]
 
 
-def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+def test_a_pipe_is_written_to_and_stays_one(tmp_path) -> None:
     """A file in the place of /dev/null would be one for the whole machine."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -98,7 +98,7 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["pipe"]
 
 
-def test_what_a_shell_has_open_is_written_to_in_its_turn(tmp_path: Path) -> None:
+def test_what_a_shell_has_open_is_written_to_in_its_turn(tmp_path) -> None:
     code = (
         "from pathlib import Path; from results import files; print('first', end=' ');"
         "files.replace(Path('/dev/stdout'), b'data '); print('last', end='')"
@@ -111,7 +111,7 @@ def test_what_a_shell_has_open_is_written_to_in_its_turn(tmp_path: Path) -> None
     assert Path("/dev/stdout").is_symlink()
 
 
-def test_of_many_writers_of_one_name_one_wins(tmp_path: Path) -> None:
+def test_of_many_writers_of_one_name_one_wins(tmp_path) -> None:
     path = tmp_path / "plan-0001.json"
 
     def write(writer: int) -> int | None:
@@ -131,7 +131,7 @@ def test_of_many_writers_of_one_name_one_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", ADVICE, ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", ["link", "fsync"])
 def test_a_failing_write_leaves_the_folder_as_it_was_and_gives_advice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+    tmp_path, monkeypatch, call, number
 ) -> None:
     (tmp_path / "plan-0001.json").write_bytes(b"old")
     monkeypatch.setattr(os, call, _fail(number))
@@ -143,7 +143,7 @@ def test_a_failing_write_leaves_the_folder_as_it_was_and_gives_advice(
     assert (tmp_path / "plan-0001.json").read_bytes() == b"old"
 
 
-def test_a_failing_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_replacement_leaves_the_old_file(tmp_path, monkeypatch) -> None:
     files.replace(tmp_path / "index.jsonl", b"old")
     for owner, call in ((os, "fsync"), (Path, "replace")):
         with monkeypatch.context() as patch:
@@ -154,9 +154,7 @@ def test_a_failing_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: 
         assert _names(tmp_path) == ["index.jsonl"]
 
 
-def test_a_new_file_is_on_the_disk_before_its_name_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_file_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch) -> None:
     done, sync, link = [], os.fsync, os.link
 
     def synced(descriptor: int) -> None:
@@ -173,7 +171,7 @@ def test_a_new_file_is_on_the_disk_before_its_name_is(
     assert done == ["sync the file", "link", "sync the folder"]
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path, monkeypatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -183,7 +181,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert _names(tmp_path) == []
 
 
-def test_a_killed_writer_leaves_a_hidden_file_that_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_a_hidden_file_that_is_in_nobodys_way(tmp_path) -> None:
     path = tmp_path / "plan-0001.json"
     killed = subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_LINK, str(path)], check=False)
     assert killed.returncode == -9
@@ -195,7 +193,7 @@ def test_a_killed_writer_leaves_a_hidden_file_that_is_in_nobodys_way(tmp_path: P
     assert path.read_bytes() == b"again"
 
 
-def test_what_killed_writers_left_in_a_study_is_removed_and_nothing_of_the_living(tmp_path: Path) -> None:
+def test_what_killed_writers_left_in_a_study_is_removed_and_nothing_of_the_living(tmp_path) -> None:
     launch = tmp_path / "launches" / "l"
     path = launch / "attempt.json"
     subprocess.run([sys.executable, "-c", KILLED_BEFORE_THE_LINK, str(path)], check=False)
@@ -212,7 +210,7 @@ def test_what_killed_writers_left_in_a_study_is_removed_and_nothing_of_the_livin
     assert _names(launch) == sorted(stay)
 
 
-def test_a_file_beyond_the_limit_of_the_process_is_not_half_written(tmp_path: Path) -> None:
+def test_a_file_beyond_the_limit_of_the_process_is_not_half_written(tmp_path) -> None:
     path = tmp_path / "rank-00000.json"
     result = subprocess.run(
         [sys.executable, "-c", LIMITED_TO_4096_BYTES, str(path)], capture_output=True, text=True, check=True
@@ -222,7 +220,7 @@ def test_a_file_beyond_the_limit_of_the_process_is_not_half_written(tmp_path: Pa
     assert _names(tmp_path) == []
 
 
-def test_a_full_disk_loses_nothing_and_the_same_call_goes_on_after_making_room(small_disk: Path) -> None:
+def test_a_full_disk_loses_nothing_and_the_same_call_goes_on_after_making_room(small_disk) -> None:
     files.write_once(small_disk / "first.json", b"a" * 10_000)
     (small_disk / "ballast").write_bytes(b"b" * 30_000)
     path = small_disk / "second.json"
@@ -240,9 +238,7 @@ def test_a_full_disk_loses_nothing_and_the_same_call_goes_on_after_making_room(s
     assert path.read_bytes() == b"c" * 40_000
 
 
-def test_a_read_only_folder_is_one_line_with_advice(
-    small_disk: Path, read_only_disk: Callable[[], Path]
-) -> None:
+def test_a_read_only_folder_is_one_line_with_advice(small_disk, read_only_disk) -> None:
     files.write_once(small_disk / "old.json", b"old")
     root = read_only_disk()
     for path in (root / "new.json", root / "folder" / "new.json"):
@@ -256,7 +252,7 @@ def test_a_read_only_folder_is_one_line_with_advice(
 
 
 @pytest.mark.parametrize(("name", "why"), [("cell.json", "File exists"), ("x/cell.json", "Not a directory")])
-def test_a_file_where_a_folder_should_be_is_one_line(tmp_path: Path, name: str, why: str) -> None:
+def test_a_file_where_a_folder_should_be_is_one_line(tmp_path, name, why) -> None:
     (tmp_path / "cells").write_bytes(b"")
     path = tmp_path / "cells" / name
     for write in (files.write_once, files.replace):

@@ -21,7 +21,7 @@ from results.foreign_text import shortened, visible
         (r"already \x1b", None),
     ],
 )
-def test_what_acts_on_a_terminal_is_shown_instead(said: str, shown: str | None) -> None:
+def test_what_acts_on_a_terminal_is_shown_instead(said, shown) -> None:
     assert visible(said) == (said if shown is None else shown)
     assert visible(visible(said)) == visible(said)
 

@@ -658,13 +658,13 @@ def test_each_version_of_each_schema_has_its_golden_file() -> None:
 
 
 @pytest.mark.parametrize("stem", EXPECTED)
-def test_a_file_of_any_version_reads_to_the_expected_object(stem: str) -> None:
+def test_a_file_of_any_version_reads_to_the_expected_object(stem) -> None:
     schema, expected = EXPECTED[stem]
     assert schema.read(_file(stem)) == expected
 
 
 @pytest.mark.parametrize("stem", NEWEST)
-def test_the_newest_version_is_written_byte_for_byte(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_version_is_written_byte_for_byte(stem, monkeypatch) -> None:
     schema, expected = EXPECTED[stem]
     golden = _file(stem).read_bytes()
     monkeypatch.setattr(results.schema, "WRITER", msgspec.json.decode(golden)["writer"])
@@ -673,7 +673,7 @@ def test_the_newest_version_is_written_byte_for_byte(stem: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("stem", NEWEST)
-def test_a_golden_file_has_every_field(stem: str) -> None:
+def test_a_golden_file_has_every_field(stem) -> None:
     _, expected = EXPECTED[stem]
     written = set(msgspec.json.decode(_file(stem).read_bytes()))
     assert written == {*expected.__struct_fields__, "schema", "schema_version", "writer"}

@@ -25,7 +25,7 @@ from results.notation import gpu_counts
         ("1000000", (1_000_000,)),
     ],
 )
-def test_counts_are_ascending_and_distinct(text: str, counts: tuple[int, ...]) -> None:
+def test_counts_are_ascending_and_distinct(text, counts) -> None:
     assert gpu_counts(text) == counts
 
 
@@ -50,7 +50,7 @@ def test_counts_are_ascending_and_distinct(text: str, counts: tuple[int, ...]) -
         ("9" * 5000, "is not a count or a range"),
     ],
 )
-def test_a_refusal_quotes_the_text_and_the_rule(text: str, message: str) -> None:
+def test_a_refusal_quotes_the_text_and_the_rule(text, message) -> None:
     with pytest.raises(GpuCountsError) as error:
         gpu_counts(text)
     assert str(error.value).startswith(f"--gpus {text!r}: ")
@@ -58,7 +58,7 @@ def test_a_refusal_quotes_the_text_and_the_rule(text: str, message: str) -> None
 
 
 @given(st.integers(1, 5000), st.integers(0, 5000))
-def test_a_doubling_range_has_both_ends_and_doubles_between(first: int, more: int) -> None:
+def test_a_doubling_range_has_both_ends_and_doubles_between(first, more) -> None:
     counts = gpu_counts(f"{first}..{first + more}")
     assert counts[0] == first
     assert counts[-1] == first + more
@@ -67,18 +67,18 @@ def test_a_doubling_range_has_both_ends_and_doubles_between(first: int, more: in
 
 
 @given(st.integers(1, 500), st.integers(1, 50), st.integers(0, 100))
-def test_a_stepped_range_is_the_range_of_python(first: int, step: int, steps: int) -> None:
+def test_a_stepped_range_is_the_range_of_python(first, step, steps) -> None:
     last = first + step * steps
     assert gpu_counts(f"{first}..{last}:{step}") == tuple(range(first, last + 1, step))
 
 
 @given(st.lists(st.integers(1, 1_000_000), min_size=1))
-def test_a_list_is_sorted_and_without_doubles(counts: list[int]) -> None:
+def test_a_list_is_sorted_and_without_doubles(counts) -> None:
     assert gpu_counts(",".join(map(str, counts))) == tuple(sorted(set(counts)))
 
 
 @given(st.text(alphabet="0123456789.:,- x", max_size=12))
-def test_no_text_fails_without_a_message(text: str) -> None:
+def test_no_text_fails_without_a_message(text) -> None:
     try:
         counts = gpu_counts(text)
     except BenchError as error:

@@ -27,7 +27,7 @@ LAYOUTS = st.builds(GroupLayout, pipeline=DEGREE, replicate=DEGREE, shard=DEGREE
         (GroupLayout(shard=3), "replicate", [[0], [1], [2]]),
     ],
 )
-def test_groups_are_those_of_the_grid(layout: GroupLayout, dimension: str, groups: list[list[int]]) -> None:
+def test_groups_are_those_of_the_grid(layout, dimension, groups) -> None:
     assert layout.groups(dimension) == groups  # type: ignore[arg-type]
 
 
@@ -47,7 +47,7 @@ def test_places_and_replicas_of_a_grid_by_hand() -> None:
 
 @settings(deadline=None)
 @given(LAYOUTS, st.sets(st.sampled_from(DIMENSIONS)))
-def test_groups_partition_the_ranks(layout: GroupLayout, dimensions: set[str]) -> None:
+def test_groups_partition_the_ranks(layout, dimensions) -> None:
     groups = layout.groups(*dimensions)  # type: ignore[arg-type]
     assert sorted(rank for group in groups for rank in group) == list(range(layout.ranks))
     assert groups == sorted(sorted(group) for group in groups)
@@ -63,7 +63,7 @@ def test_groups_partition_the_ranks(layout: GroupLayout, dimensions: set[str]) -
 
 @settings(deadline=None)
 @given(LAYOUTS)
-def test_a_place_is_of_one_rank_and_within_its_degrees(layout: GroupLayout) -> None:
+def test_a_place_is_of_one_rank_and_within_its_degrees(layout) -> None:
     for rank in range(layout.ranks):
         place = layout.place(rank)
         assert all(0 <= place[name] < getattr(layout, name) for name in DIMENSIONS)
@@ -75,7 +75,7 @@ def test_a_place_is_of_one_rank_and_within_its_degrees(layout: GroupLayout) -> N
 
 @settings(deadline=None)
 @given(LAYOUTS)
-def test_a_replica_is_what_its_stages_and_parts_make_up(layout: GroupLayout) -> None:
+def test_a_replica_is_what_its_stages_and_parts_make_up(layout) -> None:
     wholes = layout.groups("pipeline", "tensor")
     assert [{layout.replica(rank) for rank in group} for group in wholes] == [
         {number} for number in range(layout.replicas)

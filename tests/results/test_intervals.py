@@ -50,19 +50,19 @@ def test_what_is_in_both() -> None:
 
 
 @given(some)
-def test_the_union_holds_the_same_points(intervals: Intervals) -> None:
+def test_the_union_holds_the_same_points(intervals) -> None:
     merged = union(intervals)
     assert _bitmap(merged) == _bitmap(intervals)
     assert _is_tidy(merged)
 
 
 @given(some)
-def test_the_length_is_the_number_of_points(intervals: Intervals) -> None:
+def test_the_length_is_the_number_of_points(intervals) -> None:
     assert length(intervals) == sum(_bitmap(intervals))
 
 
 @given(some, some)
-def test_the_intersection_holds_the_points_of_both(a: Intervals, b: Intervals) -> None:
+def test_the_intersection_holds_the_points_of_both(a, b) -> None:
     shared = intersection(a, b)
     both = [one and other for one, other in zip(_bitmap(a), _bitmap(b), strict=True)]
     assert _bitmap(shared) == both
@@ -71,7 +71,7 @@ def test_the_intersection_holds_the_points_of_both(a: Intervals, b: Intervals) -
 
 
 @given(some)
-def test_columns_have_the_length_of_their_intervals(intervals: Intervals) -> None:
+def test_columns_have_the_length_of_their_intervals(intervals) -> None:
     start = np.array([interval[0] for interval in intervals], dtype=np.int64)
     end = np.array([interval[1] for interval in intervals], dtype=np.int64)
     assert length_of_columns(start, end) == sum(_bitmap(intervals))

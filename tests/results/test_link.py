@@ -30,7 +30,7 @@ from results.notation import link_text, read_link
         ("1000gbit", 1e6, "1000gbit"),
     ],
 )
-def test_a_rate_is_read_and_has_one_text(text: str, mbit_per_s: float | None, canonical: str) -> None:
+def test_a_rate_is_read_and_has_one_text(text, mbit_per_s, canonical) -> None:
     assert read_link(text) == mbit_per_s
     assert link_text(mbit_per_s) == canonical
     assert read_link(canonical) == mbit_per_s
@@ -42,7 +42,7 @@ def test_capitals_and_spaces_around_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fast", "1", "1gb", "1 gbit", "-1gbit", "1e3mbit", "gbit", "1gbit/s"])
-def test_what_is_no_rate_is_refused_with_what_is(text: str) -> None:
+def test_what_is_no_rate_is_refused_with_what_is(text) -> None:
     with pytest.raises(UsageError) as error:
         read_link(text)
     assert str(error.value) == (
@@ -51,20 +51,20 @@ def test_what_is_no_rate_is_refused_with_what_is(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0mbit", "0.999mbit", "1000.001gbit", "9999999gbit"])
-def test_a_rate_beyond_reason_is_refused_with_the_ends(text: str) -> None:
+def test_a_rate_beyond_reason_is_refused_with_the_ends(text) -> None:
     with pytest.raises(UsageError) as error:
         read_link(text)
     assert str(error.value) == f"--link is from 1mbit to 1000gbit, not {text!r}"
 
 
 @given(st.integers(1000, 10**9))
-def test_every_rate_to_the_kbit_survives_its_text(kbit_per_s: int) -> None:
+def test_every_rate_to_the_kbit_survives_its_text(kbit_per_s) -> None:
     mbit_per_s = kbit_per_s / 1000
     assert read_link(link_text(mbit_per_s)) == mbit_per_s
 
 
 @given(st.integers(1, 9_999_999), st.integers(0, 999_999), st.sampled_from(["mbit", "gbit"]))
-def test_equal_rates_have_equal_texts(whole: int, parts: int, unit: str) -> None:
+def test_equal_rates_have_equal_texts(whole, parts, unit) -> None:
     try:
         rate = read_link(f"{whole}.{parts:06d}{unit}")
     except UsageError:
@@ -97,6 +97,6 @@ class Point:
         ),
     ],
 )
-def test_a_label_names_what_is_not_default(point: Point, short: str, full: str) -> None:
+def test_a_label_names_what_is_not_default(point, short, full) -> None:
     assert exchange_label(point) == short
     assert label(point) == full

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ def _wait_until_free(root: Path) -> bool:
     return False
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_study(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_told_who_holds_the_study(tmp_path) -> None:
     with _start(HOLDER, tmp_path) as holder:
         with pytest.raises(StudyBusyError) as error, study_lock(tmp_path):
             pass
@@ -70,7 +69,7 @@ def test_a_second_process_is_refused_and_told_who_holds_the_study(tmp_path: Path
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_a_killed_process_leaves_the_study_free(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_the_study_free(tmp_path) -> None:
     with _start(HOLDER, tmp_path) as holder:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
@@ -78,7 +77,7 @@ def test_a_killed_process_leaves_the_study_free(tmp_path: Path) -> None:
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_a_child_that_outlives_its_parent_keeps_the_lock(tmp_path: Path) -> None:
+def test_a_child_that_outlives_its_parent_keeps_the_lock(tmp_path) -> None:
     with _start(PARENT, tmp_path) as parent:
         assert parent.wait() == 1
         with pytest.raises(StudyBusyError, match=f"process {parent.pid}"), study_lock(tmp_path):
@@ -88,33 +87,33 @@ def test_a_child_that_outlives_its_parent_keeps_the_lock(tmp_path: Path) -> None
         assert _wait_until_free(tmp_path)
 
 
-def test_the_lock_is_freed_when_the_work_fails(tmp_path: Path) -> None:
+def test_the_lock_is_freed_when_the_work_fails(tmp_path) -> None:
     with pytest.raises(RuntimeError, match="boom"), study_lock(tmp_path):
         raise RuntimeError("boom")
     with study_lock(tmp_path) as descriptor:
         assert descriptor >= 0
 
 
-def test_a_refusal_does_not_free_the_lock_of_the_holder(tmp_path: Path) -> None:
+def test_a_refusal_does_not_free_the_lock_of_the_holder(tmp_path) -> None:
     with study_lock(tmp_path):
         for _ in range(2):
             with pytest.raises(StudyBusyError), study_lock(tmp_path):
                 pass
 
 
-def test_a_holder_that_has_not_written_its_number_yet_is_unknown(tmp_path: Path) -> None:
+def test_a_holder_that_has_not_written_its_number_yet_is_unknown(tmp_path) -> None:
     with (tmp_path / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(StudyBusyError, match="process unknown"), study_lock(tmp_path):
             pass
 
 
-def test_the_folder_of_a_new_study_is_made(tmp_path: Path) -> None:
+def test_the_folder_of_a_new_study_is_made(tmp_path) -> None:
     with study_lock(tmp_path / "runs" / "new"):
         assert [path.name for path in (tmp_path / "runs" / "new").iterdir()] == [".lock"]
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_with_advice(read_only_disk: Callable[[], Path]) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line_with_advice(read_only_disk) -> None:
     root = read_only_disk()
     with pytest.raises(StoreError) as error, study_lock(root):
         pass
@@ -123,7 +122,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_with_advice(read_only_disk:
     )
 
 
-def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch) -> None:
     def flock(descriptor: int, operation: int) -> None:
         # What Lustre answers where it is mounted without flock.
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -135,7 +134,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
     assert not isinstance(caught.value, StudyBusyError)
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path) -> None:
     study, target = tmp_path / "study", tmp_path / "target"
     study.mkdir()
     target.write_text("mine")

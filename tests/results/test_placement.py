@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from results.cell import Cell
 from results.errors import UsageError
 from results.plan import Placement, has_virtual_nodes, placement_of
-
-CellOf = Callable[..., Cell]
 
 
 @pytest.mark.parametrize(
@@ -28,9 +23,7 @@ CellOf = Callable[..., Cell]
         ({"gpus": 2, "link_mbit_per_s": 1000.0, "node_size": 4}, None, 1, 2),
     ],
 )
-def test_a_placement_is_whole_nodes(
-    cell_of: CellOf, fields: dict[str, object], gpus_per_node: int | None, nodes: int, per_node: int
-) -> None:
+def test_a_placement_is_whole_nodes(cell_of, fields, gpus_per_node, nodes, per_node) -> None:
     placement = placement_of(cell_of(**fields), gpus_per_node)
     assert placement == Placement(nodes=nodes, gpus_per_node=per_node)
     assert placement.gpus == fields["gpus"]
@@ -47,9 +40,7 @@ def test_a_placement_is_whole_nodes(
         ),
     ],
 )
-def test_workers_that_leave_a_node_half_empty_are_refused(
-    cell_of: CellOf, fields: dict[str, object], gpus_per_node: int | None, message: str
-) -> None:
+def test_workers_that_leave_a_node_half_empty_are_refused(cell_of, fields, gpus_per_node, message) -> None:
     with pytest.raises(UsageError, match=f"^{message}$"):
         placement_of(cell_of(**fields), gpus_per_node)
 
@@ -65,14 +56,12 @@ def test_workers_that_leave_a_node_half_empty_are_refused(
         ({"gpus": 4, "link_mbit_per_s": 1000.0, "node_size": 4}, True),
     ],
 )
-def test_nodes_are_virtual_under_a_link_or_where_they_divide_a_real_one(
-    cell_of: CellOf, fields: dict[str, object], virtual: bool
-) -> None:
+def test_nodes_are_virtual_under_a_link_or_where_they_divide_a_real_one(cell_of, fields, virtual) -> None:
     cell = cell_of(**fields)
     assert has_virtual_nodes(cell, placement_of(cell, None)) is virtual
 
 
-def test_a_virtual_node_as_large_as_a_real_one_is_that_one(cell_of: CellOf) -> None:
+def test_a_virtual_node_as_large_as_a_real_one_is_that_one(cell_of) -> None:
     cell = cell_of(gpus=8, node_size=4)
     assert has_virtual_nodes(cell, placement_of(cell, 8))
     assert not has_virtual_nodes(cell, placement_of(cell, 4))

@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "prices.csv"
 
 
-def test_a_file_of_four_columns_is_enough(file: Path) -> None:
+def test_a_file_of_four_columns_is_enough(file) -> None:
     file.write_text(HEAD + "My GPU,2.50,2026-07-01,our contract\nMy GPU,3,,a guess\nOther,,2026-07-01,\n")
     assert read_prices(file) == {
         "My GPU": [price_of(2.5, "our contract", "2026-07-01"), price_of(3, "a guess")]
@@ -44,7 +44,7 @@ def price_of(usd: float, source: str, date: str | None = None) -> Price:
     )
 
 
-def test_the_other_columns_are_read_and_a_spreadsheets_mark_is_not(file: Path) -> None:
+def test_the_other_columns_are_read_and_a_spreadsheets_mark_is_not(file) -> None:
     file.write_text(
         "\ufeff" + COLUMNS_OF_ALL + 'G, 1.5 ,2026-01-31,"list, page 2",aws,p9.large,us-east-1,8,spot\n'
     )
@@ -94,7 +94,7 @@ def test_the_other_columns_are_read_and_a_spreadsheets_mark_is_not(file: Path) -
         ),
     ],
 )
-def test_a_bad_file_is_refused_with_line_and_rule(file: Path, text: str, message: str) -> None:
+def test_a_bad_file_is_refused_with_line_and_rule(file, text, message) -> None:
     file.write_text(text)
     with pytest.raises(UsageError) as error:
         read_prices(file)
@@ -102,7 +102,7 @@ def test_a_bad_file_is_refused_with_line_and_rule(file: Path, text: str, message
     assert message in str(error.value)
 
 
-def test_what_is_no_file_or_no_text_is_refused(tmp_path: Path, file: Path) -> None:
+def test_what_is_no_file_or_no_text_is_refused(tmp_path, file) -> None:
     with pytest.raises(UsageError, match="there is no price file"):
         read_prices(file)
     with pytest.raises(UsageError, match="cannot read"):
@@ -147,9 +147,7 @@ def test_an_instance_is_large_enough_for_a_node_if_one_is() -> None:
         ("NVIDIA GH200 480GB", 1, 2.29, "gpu_1x_gh200"),
     ],
 )
-def test_a_device_is_found_by_the_name_of_its_driver(
-    device: str, gpus_per_node: int, usd: float, instance: str
-) -> None:
+def test_a_device_is_found_by_the_name_of_its_driver(device, gpus_per_node, usd, instance) -> None:
     found = chosen(device_prices(catalogue_prices(), device), gpus_per_node=gpus_per_node)
     assert found is not None
     assert (found.usd_per_gpu_hour, found.instance) == (usd, instance)
@@ -158,7 +156,7 @@ def test_a_device_is_found_by_the_name_of_its_driver(
 @pytest.mark.parametrize(
     "device", ["AMD EPYC 9R14", "", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"]
 )
-def test_what_is_not_in_the_catalogue_has_no_price(device: str) -> None:
+def test_what_is_not_in_the_catalogue_has_no_price(device) -> None:
     assert device_prices(catalogue_prices(), device) == ()
 
 
@@ -180,6 +178,6 @@ def test_every_price_of_the_catalogue_has_a_source_and_a_date_or_says_that_it_ha
 
 
 @pytest.mark.parametrize("value", [0.0, -2.5, float("nan"), float("inf")])
-def test_a_price_is_more_than_nothing(value: float) -> None:
+def test_a_price_is_more_than_nothing(value) -> None:
     with pytest.raises(UsageError, match=f"--price must be > 0, in USD per device and hour, not {value:g}"):
         checked_usd(value, "--price")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.cell import Cell, inferred_out_of_memory, pruning_reason
-
-CellOf = Callable[..., Cell]
+from results.cell import inferred_out_of_memory, pruning_reason
 
 
-def test_larger_batches_of_the_same_cell_are_inferred_from_the_smallest_that_failed(cell_of: CellOf) -> None:
+def test_larger_batches_of_the_same_cell_are_inferred_from_the_smallest_that_failed(cell_of) -> None:
     cells = [cell_of(micro_batch=size) for size in (64, 8, 16, 32)]
     by_size = {cell.micro_batch: cell.id for cell in cells}
     failed = {by_size[16], by_size[32]}
@@ -24,9 +20,7 @@ def test_larger_batches_of_the_same_cell_are_inferred_from_the_smallest_that_fai
 @pytest.mark.parametrize(
     "other", [{"strategy": "single", "gpus": 1}, {"precision": "bf16"}, {"accumulation": 2}, {"gpus": 4}]
 )
-def test_a_cell_that_differs_in_more_than_its_batch_is_not_inferred(
-    other: dict[str, object], cell_of: CellOf
-) -> None:
+def test_a_cell_that_differs_in_more_than_its_batch_is_not_inferred(other, cell_of) -> None:
     small, large = cell_of(micro_batch=8), cell_of(micro_batch=64, **other)
     assert inferred_out_of_memory([small, large], {small.id}) == {}
 
@@ -35,9 +29,7 @@ def test_a_cell_that_differs_in_more_than_its_batch_is_not_inferred(
     points=st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([2, 4])), unique=True),
     data=st.data(),
 )
-def test_it_is_what_comparing_all_pairs_says(
-    cell_of: CellOf, points: list[tuple[int, int]], data: st.DataObject
-) -> None:
+def test_it_is_what_comparing_all_pairs_says(cell_of, points, data) -> None:
     cells = [cell_of(micro_batch=size, gpus=gpus) for size, gpus in points]
     failed = {cell.id for cell in cells if data.draw(st.booleans())}
     expected = {}

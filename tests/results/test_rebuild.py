@@ -40,7 +40,7 @@ def _ok(study: Study) -> int:
 
 
 @pytest.mark.parametrize("lost", ["damaged", "moved away"])
-def test_cells_of_a_lost_plan_are_told_by_their_own_files(study: Study, cell_of: CellOf, lost: str) -> None:
+def test_cells_of_a_lost_plan_are_told_by_their_own_files(study, cell_of, lost) -> None:
     path = study.root / "plan-0001.json"
     if lost == "damaged":
         path.write_bytes(path.read_bytes()[:50])
@@ -60,7 +60,7 @@ def test_cells_of_a_lost_plan_are_told_by_their_own_files(study: Study, cell_of:
     assert (study.unplanned_cells(), len(study.told_plans())) == ([], 2)
 
 
-def test_a_study_without_any_plan_is_still_one(study: Study, cell_of: CellOf) -> None:
+def test_a_study_without_any_plan_is_still_one(study, cell_of) -> None:
     for path in study.plan_paths():
         path.unlink()
     for there in (Study.existing(study.root), Study.for_planning(study.root)):
@@ -72,7 +72,7 @@ def test_a_study_without_any_plan_is_still_one(study: Study, cell_of: CellOf) ->
 
 
 @pytest.mark.parametrize("damage", ["removed", "cut"])
-def test_a_lost_cell_is_told_by_its_plan(study: Study, cell_of: CellOf, damage: str) -> None:
+def test_a_lost_cell_is_told_by_its_plan(study, cell_of, damage) -> None:
     path = study.cell_folder(cell_of().id) / "cell.json"
     if damage == "removed":
         path.unlink()
@@ -82,7 +82,7 @@ def test_a_lost_cell_is_told_by_its_plan(study: Study, cell_of: CellOf, damage: 
     assert (_ok(study), study.lost_cells(), study.unplanned_cells()) == (2, [], [])
 
 
-def test_runs_whose_cell_nobody_tells_are_named(study: Study, cell_of: CellOf) -> None:
+def test_runs_whose_cell_nobody_tells_are_named(study, cell_of) -> None:
     (study.root / "plan-0001.json").unlink()
     path = study.cell_folder(cell_of().id) / "cell.json"
     path.rename(path.with_name("kept"))
@@ -91,7 +91,7 @@ def test_runs_whose_cell_nobody_tells_are_named(study: Study, cell_of: CellOf) -
     assert (study.lost_cells(), _ok(study)) == ([cell_of().id], 1)
 
 
-def test_series_are_rebuilt_from_what_the_cells_have_in_common(cell_of: CellOf) -> None:
+def test_series_are_rebuilt_from_what_the_cells_have_in_common(cell_of) -> None:
     weak = [cell_of(gpus=gpus, micro_batch=8) for gpus in (4, 2, 1)]
     strong = [cell_of(gpus=2, micro_batch=16)]
     other = [cell_of(gpus=2, micro_batch=8, strategy="scratch-ddp:bucket_mb=25.0")]

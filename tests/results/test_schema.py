@@ -35,7 +35,7 @@ def test_a_file_says_first_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_newer_file_is_refused_with_advice(name: str, tmp_path: Path) -> None:
+def test_a_newer_file_is_refused_with_advice(name, tmp_path) -> None:
     schema = SCHEMAS[name]
     path = tmp_path / "file.json"
     path.write_text(f'{{"schema":"bench/{name}","schema_version":{schema.version + 1},"unheard":[1]}}')
@@ -68,7 +68,7 @@ def test_a_file_of_another_kind_is_refused() -> None:
         (b'{"a":' * 5000, "maximum recursion depth exceeded"),
     ],
 )
-def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path: Path, text: bytes, why: str) -> None:
+def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, text, why) -> None:
     path = tmp_path / "cell.json"
     path.write_bytes(text)
     with pytest.raises(SchemaError) as error:
@@ -96,7 +96,7 @@ def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path: Path, text: bytes,
         ),
     ],
 )
-def test_an_edited_record_is_refused_with_its_path_and_field(old: str, new: str, why: str) -> None:
+def test_an_edited_record_is_refused_with_its_path_and_field(old, new, why) -> None:
     text = _newest("rank-record").read_text(encoding="ascii")
     assert text.count(old) == 1
     with pytest.raises(SchemaError) as error:
@@ -105,7 +105,7 @@ def test_an_edited_record_is_refused_with_its_path_and_field(old: str, new: str,
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_file_that_was_cut_off_anywhere_is_refused(name: str) -> None:
+def test_a_file_that_was_cut_off_anywhere_is_refused(name) -> None:
     schema = SCHEMAS[name]
     data = _newest(name).read_bytes()
     for length in range(len(data) - 1):  # without its last byte, the newline, it is whole
@@ -114,7 +114,7 @@ def test_a_file_that_was_cut_off_anywhere_is_refused(name: str) -> None:
 
 
 @given(data=st.data())
-def test_no_change_of_bytes_gives_anything_but_an_object_or_a_schema_error(data: st.DataObject) -> None:
+def test_no_change_of_bytes_gives_anything_but_an_object_or_a_schema_error(data) -> None:
     whole = bytearray(_newest("rank-record").read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -126,13 +126,13 @@ def test_no_change_of_bytes_gives_anything_but_an_object_or_a_schema_error(data:
         assert isinstance(record, RankRecord)
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_one_line(tmp_path) -> None:
     with pytest.raises(StoreError, match=r"cannot read .*plan-0001.json: No such file or directory"):
         schemas.PLAN.read(tmp_path / "plan-0001.json")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_nan_and_infinity_never_reach_a_file(value: float) -> None:
+def test_nan_and_infinity_never_reach_a_file(value) -> None:
     result = schemas.RUN_RESULT.read(_newest("run-result"))
     metric = Metric(value=value, unit="ns", low=None, high=None, samples=1, interval=None)
     for fields in ({"step_ns": metric}, {"phase_ns": {"data": value}}):
@@ -177,7 +177,7 @@ LAP = Schema("lap", 3, Lap, upgrades={1: _to_nanoseconds, 2: _with_runner})
         ),
     ],
 )
-def test_an_old_file_goes_up_one_step_at_a_time(text: bytes, lap: Lap) -> None:
+def test_an_old_file_goes_up_one_step_at_a_time(text, lap) -> None:
     assert LAP.decode(text, Path("lap.json")) == lap
     written = LAP.encode(lap)
     assert b'"schema_version":3' in written

@@ -16,12 +16,12 @@ from results.site import TimeLimits, seconds
         *[("2-00", 172_800), ("1-02:03", 93_780), ("2-00:00:00", 172_800), ("1-02:03:04", 93_784)],
     ],
 )
-def test_seconds(text: str, value: float) -> None:
+def test_seconds(text, value) -> None:
     assert seconds(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "5", "0m", "-1h", "1:2:3:4", "30m1h", "1h30", "1w", "infm", "0:00"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_what_is_no_time_is_refused(text) -> None:
     with pytest.raises(ValueError, match="30m"):
         seconds(text)
 
@@ -39,7 +39,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         (7200, 7200),
     ],
 )
-def test_limits_follow_the_policy(estimate_s: float, limit_s: float) -> None:
+def test_limits_follow_the_policy(estimate_s, limit_s) -> None:
     times = TimeLimits(minimum="10m", maximum="2h", round_to="5m", safety_factor=1.5)
     assert times.limit_s(estimate_s) == limit_s
     # What is asked for at least has no margin: 61 min are rounded up to 65, and two hours are the maximum.

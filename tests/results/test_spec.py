@@ -52,7 +52,7 @@ COMPRESSORS = Catalog(
         ("x:k=a=b", ("x", None, {"k": "a=b"})),
     ],
 )
-def test_a_text_splits_into_name_positional_and_options(text: str, parts: tuple[object, ...]) -> None:
+def test_a_text_splits_into_name_positional_and_options(text, parts) -> None:
     assert split(text) == parts
 
 
@@ -75,7 +75,7 @@ def test_a_text_splits_into_name_positional_and_options(text: str, parts: tuple[
         ("py:mine.net:build:seed=3", "py:mine.net:build:seed=3"),
     ],
 )
-def test_equal_specs_have_one_canonical_text(text: str, canonical: str) -> None:
+def test_equal_specs_have_one_canonical_text(text, canonical) -> None:
     assert COMPRESSORS.parse(text).text == canonical
 
 
@@ -119,7 +119,7 @@ def test_a_spec_has_typed_values_with_the_defaults_filled_in() -> None:
         ("powersgd:warmup=1:warmup=2", "'powersgd:warmup=1:warmup=2' gives warmup twice"),
     ],
 )
-def test_a_refusal_says_what_exists(text: str, message: str) -> None:
+def test_a_refusal_says_what_exists(text, message) -> None:
     with pytest.raises(SpecError) as error:
         COMPRESSORS.parse(text)
     assert str(error.value) == message
@@ -128,14 +128,14 @@ def test_a_refusal_says_what_exists(text: str, message: str) -> None:
 @given(
     share=st.floats(0, 1, allow_nan=False), feedback=st.booleans(), order=st.sampled_from(("value", "index"))
 )
-def test_the_canonical_text_reads_back_to_the_same_spec(share: float, feedback: bool, order: str) -> None:
+def test_the_canonical_text_reads_back_to_the_same_spec(share, feedback, order) -> None:
     spec = COMPRESSORS.parse(f"topk:{share!r}:order={order}:feedback={str(feedback).lower()}")
     again = COMPRESSORS.parse(spec.text)
     assert (again.text, again.positional, again.options) == (spec.text, share, spec.options)
 
 
 @given(text=st.text(alphabet="topkynea:=.0123 ", max_size=16))
-def test_no_text_fails_without_a_message(text: str) -> None:
+def test_no_text_fails_without_a_message(text) -> None:
     try:
         spec = COMPRESSORS.parse(text)
     except SpecError as error:

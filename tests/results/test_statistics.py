@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -18,8 +17,6 @@ from results.statistics import (
     t_quantile,
     within_run,
 )
-
-Function = Callable[[Sequence[float], str], Metric]
 
 TIMES = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=60)
 RUNS = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=60)
@@ -41,7 +38,7 @@ TINY = 1e-12
         (10**9, 0.95, 1.960),
     ],
 )
-def test_t_quantiles_are_those_of_the_table(freedom: float, confidence: float, quantile: float) -> None:
+def test_t_quantiles_are_those_of_the_table(freedom, confidence, quantile) -> None:
     assert t_quantile(freedom, confidence) == pytest.approx(quantile, abs=0.0005)
 
 
@@ -65,7 +62,7 @@ def test_blocks_that_do_not_divide_make_ten_batches_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("function", [within_run, differences])
-def test_six_values_are_six_samples(function: Function) -> None:
+def test_six_values_are_six_samples(function) -> None:
     # 1 .. 6: mean 3.5, variance 3.5; t(5) = 2.570582; half = 2.570582 x sqrt(3.5 / 6) = 1.963314
     metric = function([1, 2, 3, 4, 5, 6], "ns")
     assert (metric.value, metric.samples) == (3.5, 6)
@@ -150,7 +147,7 @@ def test_runs_without_spread_have_an_interval_without_width() -> None:
         ([10, 10, 10, 10, 10, 10, 11, 1, 1], 1),
     ],
 )
-def test_slow_steps_are_those_above_tukeys_fence(steps: list[int], slow: int) -> None:
+def test_slow_steps_are_those_above_tukeys_fence(steps, slow) -> None:
     assert slow_steps(np.array(steps, dtype=np.int64)) == slow
 
 
@@ -159,7 +156,7 @@ def _covers(metric: Metric, truth: float) -> bool:
 
 
 @pytest.mark.parametrize("runs", [6, 10])
-def test_the_interval_over_runs_covers_the_truth_as_often_as_it_says(runs: int) -> None:
+def test_the_interval_over_runs_covers_the_truth_as_often_as_it_says(runs) -> None:
     # 2000 studies: the share has a standard deviation of sqrt(0.95 x 0.05 / 2000) = 0.0049; four of them.
     draws = np.random.default_rng(11).lognormal(mean=3.0, sigma=0.15, size=(2000, runs))
     covered = fmean(_covers(over_runs(row, "ns"), math.exp(3.0)) for row in draws)
@@ -203,21 +200,21 @@ def _holds_its_value(metric: Metric) -> bool:
 
 
 @given(TIMES)
-def test_an_interval_of_means_holds_its_value(values: list[float]) -> None:
+def test_an_interval_of_means_holds_its_value(values) -> None:
     assert _holds_its_value(within_run(values, "ns"))
     assert _holds_its_value(differences(values, "ns"))
     assert _holds_its_value(differences([-value for value in values], "ns"))
 
 
 @given(RUNS, RUNS)
-def test_an_interval_over_runs_holds_its_value(first: list[float], second: list[float]) -> None:
+def test_an_interval_over_runs_holds_its_value(first, second) -> None:
     assert _holds_its_value(over_runs(first, "ns"))
     if min(len(first), len(second)) < 6:
         assert _holds_its_value(ratio_of_runs(first, second, "ratio"))
 
 
 @given(RUNS)
-def test_a_cell_over_itself_is_one(runs: list[float]) -> None:
+def test_a_cell_over_itself_is_one(runs) -> None:
     metric = ratio_of_runs(runs, runs, "ratio")
     assert metric.value == 1.0
     assert _holds_its_value(metric)
@@ -226,7 +223,7 @@ def test_a_cell_over_itself_is_one(runs: list[float]) -> None:
 
 
 @given(RUNS, RUNS)
-def test_turning_a_ratio_round_turns_its_interval_round(first: list[float], second: list[float]) -> None:
+def test_turning_a_ratio_round_turns_its_interval_round(first, second) -> None:
     one, other = ratio_of_runs(first, second, "ratio"), ratio_of_runs(second, first, "ratio")
     assert one.value * other.value == pytest.approx(1.0)
     if one.low is not None and one.high is not None:
@@ -235,7 +232,7 @@ def test_turning_a_ratio_round_turns_its_interval_round(first: list[float], seco
 
 
 @given(TIMES, st.integers(-10, 10))
-def test_another_unit_changes_the_figures_by_its_factor(values: list[float], power: int) -> None:
+def test_another_unit_changes_the_figures_by_its_factor(values, power) -> None:
     # A power of two scales without rounding; only the logarithms of over_runs round.
     factor = 2.0**power
     for function in (within_run, differences, over_runs):
@@ -249,13 +246,13 @@ def test_another_unit_changes_the_figures_by_its_factor(values: list[float], pow
 
 
 @given(SIX_RUNS)
-def test_the_order_of_the_runs_does_not_count(runs: list[float]) -> None:
+def test_the_order_of_the_runs_does_not_count(runs) -> None:
     one, other = over_runs(runs, "ns"), over_runs(sorted(runs), "ns")
     assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))
 
 
 @given(SIX_RUNS)
-def test_a_seventh_run_at_the_centre_narrows_the_interval(runs: list[float]) -> None:
+def test_a_seventh_run_at_the_centre_narrows_the_interval(runs) -> None:
     centre = math.exp(fmean(math.log(run) for run in runs))
     before, after = over_runs(runs, "ns"), over_runs([*runs, centre], "ns")
     assert before.low is not None

@@ -83,7 +83,7 @@ def study(tmp_path: Path, cell_of: CellOf, record_of: RecordOf) -> Study:
     return study
 
 
-def test_plans_are_numbered_and_never_written_over(tmp_path: Path, cell_of: CellOf) -> None:
+def test_plans_are_numbered_and_never_written_over(tmp_path, cell_of) -> None:
     study = Study(tmp_path)
     plans = [_plan(cell_of()), _plan(cell_of(), cell_of(gpus=4)), _plan(cell_of())]
     paths = [study.add_plan(plan) for plan in plans]
@@ -92,9 +92,7 @@ def test_plans_are_numbered_and_never_written_over(tmp_path: Path, cell_of: Cell
     assert study.cell_ids() == sorted([cell_of().id, cell_of(gpus=4).id])
 
 
-def test_two_planners_that_meet_lose_no_plan(
-    tmp_path: Path, cell_of: CellOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_planners_that_meet_lose_no_plan(tmp_path, cell_of, monkeypatch) -> None:
     study = Study(tmp_path)
     study.add_plan(_plan(cell_of()))
     # The other process counted the plans before this one was there.
@@ -104,9 +102,7 @@ def test_two_planners_that_meet_lose_no_plan(
     assert Study(tmp_path).plans() == [_plan(cell_of())]
 
 
-def test_a_plan_that_is_there_has_all_its_cells(
-    tmp_path: Path, cell_of: CellOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_is_there_has_all_its_cells(tmp_path, cell_of, monkeypatch) -> None:
     study, cells = Study(tmp_path), [cell_of(gpus=gpus) for gpus in (1, 2, 4)]
     link = os.link
     done: list[str] = []
@@ -127,14 +123,14 @@ def test_a_plan_that_is_there_has_all_its_cells(
     assert not [name for name in _bytes(tmp_path) if name.endswith(".tmp")]
 
 
-def test_a_rank_record_is_written_once(study: Study, cell_of: CellOf, record_of: RecordOf) -> None:
+def test_a_rank_record_is_written_once(study, cell_of, record_of) -> None:
     before = _bytes(study.root)
     with pytest.raises(StoreError, match=r"rank-00001.json exists and is never written over"):
         study.add_rank_record(record_of(cell_of(), 1, setup_ns=99))
     assert _bytes(study.root) == before
 
 
-def test_an_edited_cell_is_read_from_its_plan_or_refused(study: Study, cell_of: CellOf) -> None:
+def test_an_edited_cell_is_read_from_its_plan_or_refused(study, cell_of) -> None:
     path = study.cell_folder(cell_of().id) / "cell.json"
     path.write_text(path.read_text().replace('"micro_batch":8', '"micro_batch":9'))
     assert study.cell(cell_of().id) == cell_of()
@@ -143,7 +139,7 @@ def test_an_edited_cell_is_read_from_its_plan_or_refused(study: Study, cell_of: 
         study.cell(cell_of().id)
 
 
-def test_collecting_writes_a_line_a_run(study: Study) -> None:
+def test_collecting_writes_a_line_a_run(study) -> None:
     results = study.collect()
     lines = (study.root / "index.jsonl").read_bytes().splitlines()
     assert [msgspec.json.decode(line, type=type(results[0])) for line in lines] == results
@@ -155,7 +151,7 @@ def test_collecting_writes_a_line_a_run(study: Study) -> None:
 
 
 def test_a_result_that_was_derived_while_its_launch_lived_gets_the_start_up_afterwards(
-    study: Study, cell_of: CellOf
+    study, cell_of
 ) -> None:
     assert [run.startup_ns for run in study.collect()] == [None] * 4
     slots = [Slot(cell_id=cell_of().id, run_id=f"run-{repeat}", repeat=repeat) for repeat in (1, 2)]
@@ -166,14 +162,14 @@ def test_a_result_that_was_derived_while_its_launch_lived_gets_the_start_up_afte
     assert [run.startup_ns for run in study.collect()] == [7] * 4
 
 
-def test_collecting_again_changes_nothing(study: Study) -> None:
+def test_collecting_again_changes_nothing(study) -> None:
     results = study.collect()
     before = _bytes(study.root)
     assert study.collect() == results
     assert _bytes(study.root) == before
 
 
-def test_an_index_that_was_deleted_comes_back_to_the_same_bytes(study: Study) -> None:
+def test_an_index_that_was_deleted_comes_back_to_the_same_bytes(study) -> None:
     study.collect()
     before = _bytes(study.root)
     (study.root / "index.jsonl").unlink()
@@ -181,7 +177,7 @@ def test_an_index_that_was_deleted_comes_back_to_the_same_bytes(study: Study) ->
     assert _bytes(study.root) == before
 
 
-def test_what_is_derived_can_be_forgotten_and_comes_back_to_the_same_bytes(study: Study) -> None:
+def test_what_is_derived_can_be_forgotten_and_comes_back_to_the_same_bytes(study) -> None:
     raw = _bytes(study.root)
     study.collect()
     before = _bytes(study.root)
@@ -192,18 +188,18 @@ def test_what_is_derived_can_be_forgotten_and_comes_back_to_the_same_bytes(study
     assert _bytes(study.root) == before
 
 
-def test_forgetting_a_study_without_results_is_nothing(tmp_path: Path) -> None:
+def test_forgetting_a_study_without_results_is_nothing(tmp_path) -> None:
     Study(tmp_path).forget_derived()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_reading_results_writes_nothing(study: Study) -> None:
+def test_reading_results_writes_nothing(study) -> None:
     before = _bytes(study.root)
     assert len(study.results()) == 4
     assert _bytes(study.root) == before
 
 
-def test_a_single_run_is_derived_and_kept(study: Study, cell_of: CellOf) -> None:
+def test_a_single_run_is_derived_and_kept(study, cell_of) -> None:
     result = study.result(cell_of().id, "run-1", None)
     assert result == study.results()[0]
     assert [name for name in _bytes(study.root, "cells/*/*/run.json")] == [
@@ -211,15 +207,13 @@ def test_a_single_run_is_derived_and_kept(study: Study, cell_of: CellOf) -> None
     ]
 
 
-def test_a_run_that_left_nothing_is_known_to_have_begun(study: Study, cell_of: CellOf) -> None:
+def test_a_run_that_left_nothing_is_known_to_have_begun(study, cell_of) -> None:
     study.start_run(cell_of().id, "run-3")
     run = study.collect()[2]
     assert (run.run_id, run.outcome, run.ranks_present) == ("run-3", Outcome.UNKNOWN, 0)
 
 
-def test_an_incomplete_run_is_derived_anew_until_all_its_ranks_are_there(
-    study: Study, cell_of: CellOf, record_of: RecordOf
-) -> None:
+def test_an_incomplete_run_is_derived_anew_until_all_its_ranks_are_there(study, cell_of, record_of) -> None:
     slot = Slot(cell_id=cell_of().id, run_id="run-3", repeat=3)
     study.start_run(cell_of().id, "run-3")
     study.add_rank_record(record_of(cell_of(), 0, run_id="run-3", repeat=3))
@@ -232,7 +226,7 @@ def test_an_incomplete_run_is_derived_anew_until_all_its_ranks_are_there(
     assert study.collect()[2].outcome is Outcome.OK
 
 
-def test_an_attempt_is_found_by_each_of_its_runs(study: Study, cell_of: CellOf, record_of: RecordOf) -> None:
+def test_an_attempt_is_found_by_each_of_its_runs(study, cell_of, record_of) -> None:
     slots = [Slot(cell_id=cell_of().id, run_id=f"run-{repeat}", repeat=repeat) for repeat in (1, 2)]
     launch = _launch(*slots, code=record_of(cell_of(), 0).environment.code)
     study.add_launch(launch)
@@ -243,7 +237,7 @@ def test_an_attempt_is_found_by_each_of_its_runs(study: Study, cell_of: CellOf, 
         study.add_attempt(_attempt(run_1=Outcome.HUNG))
 
 
-def test_a_new_folder_is_for_planning_and_no_study_yet(tmp_path: Path, cell_of: CellOf) -> None:
+def test_a_new_folder_is_for_planning_and_no_study_yet(tmp_path, cell_of) -> None:
     root = tmp_path / "runs" / "demo"
     study = Study.for_planning(root)
     with pytest.raises(UsageError) as error:
@@ -253,7 +247,7 @@ def test_a_new_folder_is_for_planning_and_no_study_yet(tmp_path: Path, cell_of: 
     assert Study.existing(root).name == Study.for_planning(root).name == "demo"
 
 
-def test_a_folder_with_other_things_is_not_planned_in(tmp_path: Path) -> None:
+def test_a_folder_with_other_things_is_not_planned_in(tmp_path) -> None:
     (tmp_path / ".lock").touch()
     Study.for_planning(tmp_path)  # what is hidden is not in the way
     (tmp_path / "thesis.tex").touch()
@@ -264,7 +258,7 @@ def test_a_folder_with_other_things_is_not_planned_in(tmp_path: Path) -> None:
 
 
 def test_a_read_only_study_can_be_read_and_says_so_when_written(
-    small_disk: Path, read_only_disk: Callable[[], Path], cell_of: CellOf, record_of: RecordOf
+    small_disk, read_only_disk, cell_of, record_of
 ) -> None:
     study = Study(small_disk)
     study.add_plan(_plan(cell_of()))
@@ -285,9 +279,7 @@ def test_a_read_only_study_can_be_read_and_says_so_when_written(
             write()
 
 
-def test_a_study_on_a_full_disk_keeps_what_it_has(
-    small_disk: Path, cell_of: CellOf, record_of: RecordOf
-) -> None:
+def test_a_study_on_a_full_disk_keeps_what_it_has(small_disk, cell_of, record_of) -> None:
     study = Study(small_disk)
     study.add_plan(_plan(cell_of()))
     study.start_run(cell_of().id, "run-1")

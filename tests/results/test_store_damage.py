@@ -138,9 +138,7 @@ each_damage = pytest.mark.parametrize(
 
 
 @each_damage
-def test_a_damaged_rank_file_costs_its_run_alone(
-    study: Study, victim: Path, damage: Damage, why: str
-) -> None:
+def test_a_damaged_rank_file_costs_its_run_alone(study, victim, damage, why) -> None:
     healthy = study.results()
     damage(victim)
     outcomes = [(run.outcome, run.reason) for run in study.results(figures=False)]
@@ -157,9 +155,7 @@ def test_a_damaged_rank_file_costs_its_run_alone(
 
 
 @each_damage
-def test_a_run_whose_file_is_mended_counts_again(
-    study: Study, victim: Path, damage: Damage, why: str
-) -> None:
+def test_a_run_whose_file_is_mended_counts_again(study, victim, damage, why) -> None:
     whole = victim.read_bytes()
     healthy = study.results()
     damage(victim)
@@ -171,7 +167,7 @@ def test_a_run_whose_file_is_mended_counts_again(
     assert study.collect() == healthy
 
 
-def test_records_that_do_not_fit_together_cost_their_run_alone(study: Study, victim: Path) -> None:
+def test_records_that_do_not_fit_together_cost_their_run_alone(study, victim) -> None:
     victim.write_bytes(victim.read_bytes().replace(b'"blocks_ns":[', b'"blocks_ns":[1,'))
     results = study.collect()
     assert [run.outcome for run in results] == [Outcome.OK, Outcome.UNKNOWN, Outcome.OK, Outcome.OK]
@@ -179,16 +175,14 @@ def test_records_that_do_not_fit_together_cost_their_run_alone(study: Study, vic
     assert results[1].reason.startswith("the ranks of run run-2 of resnet18-ddp-g002-b8-")
 
 
-def test_a_rank_beyond_the_cells_own_costs_its_run_alone(
-    study: Study, victim: Path, cell_of: CellOf, record_of: RecordOf
-) -> None:
+def test_a_rank_beyond_the_cells_own_costs_its_run_alone(study, victim, cell_of, record_of) -> None:
     study.add_rank_record(record_of(cell_of(), 2, run_id="run-2"))
     results = study.collect()
     assert [run.outcome for run in results] == [Outcome.OK, Outcome.UNKNOWN, Outcome.OK, Outcome.OK]
     assert "is of rank 2 of 2; the cell has 2 ranks" in (results[1].reason or "")
 
 
-def test_what_a_killed_writer_left_is_not_read(study: Study, victim: Path) -> None:
+def test_what_a_killed_writer_left_is_not_read(study, victim) -> None:
     healthy = study.results()
     victim.with_name(".rank-00001.json.123.0badcafe.tmp").write_bytes(b'{"schema":')
     (study.root / ".plan-0001.json.123.0badcafe.tmp").write_bytes(b"{")
@@ -196,7 +190,7 @@ def test_what_a_killed_writer_left_is_not_read(study: Study, victim: Path) -> No
     assert study.plan_paths() == []
 
 
-def test_a_newer_record_is_refused_and_nothing_is_rewritten(study: Study, victim: Path) -> None:
+def test_a_newer_record_is_refused_and_nothing_is_rewritten(study, victim) -> None:
     study.collect()
     study.forget_derived()
     victim.write_bytes(victim.read_bytes().replace(VERSION, b'"schema_version":99'))
@@ -216,7 +210,7 @@ def test_a_newer_record_is_refused_and_nothing_is_rewritten(study: Study, victim
         b'{"schema":"bench/cell"}',
     ],
 )
-def test_a_damaged_result_is_derived_anew(study: Study, victim: Path, text: bytes) -> None:
+def test_a_damaged_result_is_derived_anew(study, victim, text) -> None:
     healthy = study.collect()
     path = victim.with_name("run.json")
     whole, index = path.read_bytes(), (study.root / "index.jsonl").read_bytes()
@@ -226,7 +220,7 @@ def test_a_damaged_result_is_derived_anew(study: Study, victim: Path, text: byte
     assert (study.root / "index.jsonl").read_bytes() == index
 
 
-def test_a_run_copied_under_another_name_counts_once(study: Study, victim: Path) -> None:
+def test_a_run_copied_under_another_name_counts_once(study, victim) -> None:
     # The copy would be an independent sample that never was.
     healthy = study.collect()
     shutil.copytree(victim.parent, victim.parent.with_name("run-4"))
@@ -237,7 +231,7 @@ def test_a_run_copied_under_another_name_counts_once(study: Study, victim: Path)
     assert [*results[:3], results[4]] == healthy
 
 
-def test_a_result_of_another_run_is_not_believed(study: Study, victim: Path) -> None:
+def test_a_result_of_another_run_is_not_believed(study, victim) -> None:
     healthy = study.collect()
     shutil.copy(victim.parent.with_name("run-3") / "run.json", victim.with_name("run.json"))
     assert study.collect() == healthy
@@ -246,9 +240,7 @@ def test_a_result_of_another_run_is_not_believed(study: Study, victim: Path) -> 
 
 
 @pytest.mark.parametrize("damage", [_cut_off, _empty, _other_bytes, Path.unlink])
-def test_a_rank_file_that_is_damaged_after_its_run_was_derived_is_noticed(
-    study: Study, victim: Path, damage: Damage
-) -> None:
+def test_a_rank_file_that_is_damaged_after_its_run_was_derived_is_noticed(study, victim, damage) -> None:
     healthy = study.collect()
     damage(victim)
     results = study.results()
@@ -256,7 +248,7 @@ def test_a_rank_file_that_is_damaged_after_its_run_was_derived_is_noticed(
     assert [*results[:1], *results[2:]] == [*healthy[:1], *healthy[2:]]
 
 
-def test_a_result_whose_raw_files_are_gone_ends(study: Study, victim: Path) -> None:
+def test_a_result_whose_raw_files_are_gone_ends(study, victim) -> None:
     study.collect()
     for path in victim.parent.glob("rank-*.json"):
         path.unlink()
@@ -264,7 +256,7 @@ def test_a_result_whose_raw_files_are_gone_ends(study: Study, victim: Path) -> N
     assert (lost.outcome, lost.ranks_present, lost.step_ns) == (Outcome.UNKNOWN, 0, None)
 
 
-def test_what_is_derived_replaces_a_link_to_elsewhere(study: Study, tmp_path: Path) -> None:
+def test_what_is_derived_replaces_a_link_to_elsewhere(study, tmp_path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (study.root / "index.jsonl").symlink_to(tmp_path / "fifo")
     assert len(study.collect()) == 4
@@ -272,7 +264,7 @@ def test_what_is_derived_replaces_a_link_to_elsewhere(study: Study, tmp_path: Pa
     assert not (study.root / "index.jsonl").is_symlink()
 
 
-def test_a_plan_whose_series_has_a_strange_cell_is_rebuilt(study: Study, cell_of: CellOf) -> None:
+def test_a_plan_whose_series_has_a_strange_cell_is_rebuilt(study, cell_of) -> None:
     study.add_plan(rebuilt_plan("demo", [cell_of()], []))
     path = study.root / "plan-0001.json"
     whole = path.read_bytes()

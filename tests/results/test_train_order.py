@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from results.errors import UsageError
@@ -26,7 +24,7 @@ from results.train_order import Target, TrainOrder, read_target
         ({"epochs": 1, "elastic": (2, 1)}, "MIN:MAX nodes with 1 <= MIN <= MAX"),
     ],
 )
-def test_an_order_that_cannot_be_carried_out_is_refused(fields: dict[str, Any], words: str) -> None:
+def test_an_order_that_cannot_be_carried_out_is_refused(fields, words) -> None:
     with pytest.raises(UsageError) as refused:
         TrainOrder(**fields)
     assert words in str(refused.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -131,7 +130,7 @@ def _full_disk(name: str, flags: int) -> int:
     return os.open("/dev/full", flags)
 
 
-def test_rows_wait_for_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_wait_for_room_on_the_disk(tmp_path, monkeypatch) -> None:
     path = tmp_path / "log.jsonl"
     writer = TrainingLogWriter(path)
     monkeypatch.setattr(files, "no_follow", _full_disk)
@@ -146,9 +145,7 @@ def test_rows_wait_for_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monk
     assert TrainingLog.read(path).rows == (*DONE[:2], DONE[-1], DONE[2])
 
 
-def test_each_disk_that_gets_full_is_told_also_behind_a_torn_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_disk_that_gets_full_is_told_also_behind_a_torn_line(tmp_path, monkeypatch) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"event": "st')
     writer = TrainingLogWriter(path)
@@ -162,7 +159,7 @@ def test_each_disk_that_gets_full_is_told_also_behind_a_torn_line(
     assert TrainingLog.read(path).rows == (DONE[1], DONE[1])
 
 
-def test_what_is_written_is_read_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+def test_what_is_written_is_read_and_a_torn_line_is_left_out(tmp_path) -> None:
     path = tmp_path / "training" / "log.jsonl"
     assert TrainingLog.read(path) == TrainingLog()
     writer = TrainingLogWriter(path)

@@ -23,7 +23,6 @@ from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from strategies import CheckpointWarning, Trainer, TrainSettings
 from strategies.saving.run_folder import RunFolder, best_of, sum_of
 
-Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 
 
@@ -80,7 +79,7 @@ TEARS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("tear", TEARS)
-def test_a_torn_checkpoint_is_named_and_the_one_before_it_is_taken(run: Path, tear: str) -> None:
+def test_a_torn_checkpoint_is_named_and_the_one_before_it_is_taken(run, tear) -> None:
     TEARS[tear](newest(run))
     trainer = opened()
     with pytest.warns(CheckpointWarning, match="step-000000002 is not whole") as told:
@@ -97,7 +96,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_is_taken(run: Path, te
     assert len(list(run.glob("torn-step-000000002.*"))) == 1
 
 
-def test_a_folder_without_any_whole_checkpoint_says_so(run: Path) -> None:
+def test_a_folder_without_any_whole_checkpoint_says_so(run) -> None:
     for path in run.glob("step-*"):
         (path / ".metadata").unlink()
     with (
@@ -107,13 +106,13 @@ def test_a_folder_without_any_whole_checkpoint_says_so(run: Path) -> None:
         opened().resume(run)
 
 
-def test_nothing_to_resume_is_none(tmp_path: Path) -> None:
+def test_nothing_to_resume_is_none(tmp_path) -> None:
     assert opened().resume(tmp_path / "run") is None
     with pytest.raises(StoreError, match="no checkpoint of step 7; those that are whole: none"):
         opened().resume(tmp_path / "run", step=7)
 
 
-def test_a_newer_checkpoint_is_refused_and_not_passed_over(run: Path) -> None:
+def test_a_newer_checkpoint_is_refused_and_not_passed_over(run) -> None:
     rewrite(newest(run), lambda manifest: manifest.update(schema_version=99))
     with pytest.raises(NewerSchemaError):
         opened().resume(run)
@@ -129,7 +128,7 @@ def test_a_newer_checkpoint_is_refused_and_not_passed_over(run: Path) -> None:
         ({"optimizer": "adamw"}, "was trained by SGD, and this trainer has AdamW: use the same optimizer"),
     ],
 )
-def test_another_model_or_optimizer_is_refused(run: Path, other: dict[str, Any], message: str) -> None:
+def test_another_model_or_optimizer_is_refused(run, other, message) -> None:
     trainer = opened(**other)
     before = trainer.full_state_dict()
     with pytest.raises(UsageError, match=message):
@@ -137,13 +136,13 @@ def test_another_model_or_optimizer_is_refused(run: Path, other: dict[str, Any],
     torch.testing.assert_close(trainer.full_state_dict(), before, rtol=0, atol=0)
 
 
-def test_a_layer_that_this_model_lacks_is_named(run: Path) -> None:
+def test_a_layer_that_this_model_lacks_is_named(run) -> None:
     trainer = Trainer(nn.Sequential(nn.Linear(3, 4)), F.mse_loss, device=CPU, settings=TrainSettings())
     with pytest.raises(UsageError, match=r"it has 1\.bias|it has 1\.weight"):
         trainer.resume(run)
 
 
-def test_conditions_that_differ_are_told_and_training_goes_on(run: Path) -> None:
+def test_conditions_that_differ_are_told_and_training_goes_on(run) -> None:
     rewrite(newest(run), lambda manifest: manifest["conditions"].update(torch="2.11.0"))
     with pytest.warns(
         CheckpointWarning, match=r"torch was 2\.11\.0, and is .*: what follows need not be bit for bit"
@@ -153,7 +152,7 @@ def test_conditions_that_differ_are_told_and_training_goes_on(run: Path) -> None
     assert resumed.exact
 
 
-def test_settings_that_differ_are_told(run: Path) -> None:
+def test_settings_that_differ_are_told(run) -> None:
     with pytest.warns(CheckpointWarning) as told:
         resumed = opened(accumulation=2, precision="bf16", optimizer="sgd:lr=0.5").resume(run)
     assert resumed is not None
@@ -198,7 +197,7 @@ def planted(run: Path, where: str, evil: Evil) -> None:
 
 
 @pytest.mark.parametrize("where", ["list", "blob", "tensor"])
-def test_code_in_a_checkpoint_is_not_run(run: Path, tmp_path: Path, where: str) -> None:
+def test_code_in_a_checkpoint_is_not_run(run, tmp_path, where) -> None:
     planted(run, where, Evil(tmp_path / "made"))
     trainer = opened()
     with pytest.raises(SchemaError, match="nothing of it was run"):
@@ -207,7 +206,7 @@ def test_code_in_a_checkpoint_is_not_run(run: Path, tmp_path: Path, where: str) 
     assert trainer.steps == 0
 
 
-def test_two_runs_in_one_folder_are_told_apart(run: Path) -> None:
+def test_two_runs_in_one_folder_are_told_apart(run) -> None:
     fresh = trained(opened(), 3)
     with pytest.raises(UsageError, match="neither wrote nor went on from: resume"):
         fresh.save(run)
@@ -220,7 +219,7 @@ def test_two_runs_in_one_folder_are_told_apart(run: Path) -> None:
     assert steps_of(run) == [1, 2, 3]
 
 
-def test_a_step_that_is_saved_twice_is_written_once(run: Path) -> None:
+def test_a_step_that_is_saved_twice_is_written_once(run) -> None:
     trainer = opened()
     trainer.resume(run)
     trained(trainer)
@@ -232,7 +231,7 @@ def test_a_step_that_is_saved_twice_is_written_once(run: Path) -> None:
 
 
 @pytest.mark.parametrize("back", ["resume", "load_state_dict"])
-def test_a_trainer_that_goes_back_leaves_what_came_later(tmp_path: Path, back: str) -> None:
+def test_a_trainer_that_goes_back_leaves_what_came_later(tmp_path, back) -> None:
     trainer = opened()
     for metric in (1.0, 2.0, 3.0):
         trained(trainer).save(tmp_path, metric=metric)
@@ -247,7 +246,7 @@ def test_a_trainer_that_goes_back_leaves_what_came_later(tmp_path: Path, back: s
     assert steps_of(tmp_path) == [1, 2, 3]
 
 
-def test_a_state_of_memory_goes_on_after_the_checkpoints_before_it(run: Path) -> None:
+def test_a_state_of_memory_goes_on_after_the_checkpoints_before_it(run) -> None:
     trainer = opened()
     trainer.resume(run)
     state = trainer.state_dict()
@@ -256,7 +255,7 @@ def test_a_state_of_memory_goes_on_after_the_checkpoints_before_it(run: Path) ->
     assert steps_of(run) == [1, 2, 3]
 
 
-def test_a_run_that_was_over_is_started_again_and_has_nothing_to_save(run: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_over_is_started_again_and_has_nothing_to_save(run, tmp_path) -> None:
     again = opened()
     again.resume(run)
     assert again.save(run).wait() == newest(run)
@@ -270,7 +269,7 @@ def test_a_run_that_was_over_is_started_again_and_has_nothing_to_save(run: Path,
         again.save(tmp_path / "other")
 
 
-def test_a_branch_from_an_earlier_step_needs_a_folder_of_its_own(run: Path, tmp_path: Path) -> None:
+def test_a_branch_from_an_earlier_step_needs_a_folder_of_its_own(run, tmp_path) -> None:
     trainer = opened()
     trainer.resume(run, step=1)
     with pytest.raises(UsageError, match="checkpoint of step 2"):
@@ -278,7 +277,7 @@ def test_a_branch_from_an_earlier_step_needs_a_folder_of_its_own(run: Path, tmp_
     assert trainer.save(tmp_path / "branch").wait() is not None
 
 
-def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_last_ones_and_the_best_are_kept(tmp_path) -> None:
     trainer = opened()
     for metric in (5.0, 1.0, 3.0, float("nan"), 4.0):
         trained(trainer).save(tmp_path, keep=2, metric=metric)
@@ -290,7 +289,7 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
         trainer.save(tmp_path, keep=0)
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next(run: Path) -> None:
+def test_what_a_killed_save_left_is_removed_by_the_next(run) -> None:
     trainer = opened()
     trainer.resume(run)
     left = run / ".step-000000003.abc.tmp"
@@ -311,7 +310,7 @@ SPOILED: dict[str, Callable[[Trainer], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_what_is_not_finite_leaves_the_last_checkpoint(tmp_path: Path, name: str) -> None:
+def test_what_is_not_finite_leaves_the_last_checkpoint(tmp_path, name) -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     module[1].register_buffer("mask", torch.tensor([-float("inf"), 0]))
     trainer = trained(Trainer(module, F.mse_loss, device=CPU, settings=TrainSettings()))
@@ -338,7 +337,7 @@ def small_files(limit: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_full_disk_is_told_and_training_goes_on(run: Path, asynchronous: bool) -> None:
+def test_a_full_disk_is_told_and_training_goes_on(run, asynchronous) -> None:
     trainer = opened()
     trainer.resume(run)
     trained(trainer)
@@ -374,7 +373,7 @@ def full_on_one(rank: int, run: Path) -> tuple[bool, list[int], str]:
     return failed, steps_of(run), exported
 
 
-def test_a_disk_that_is_full_for_one_rank_is_known_to_all(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_for_one_rank_is_known_to_all(ranks, tmp_path) -> None:
     (*first, exported), second = ranks(2, full_on_one, tmp_path)
     assert first == [True, [1]]
     assert second == (*first, exported)
@@ -401,7 +400,7 @@ def on_folders_of_their_own(rank: int, folder: Path) -> tuple[bool, list[str], l
         os.chdir(before)
 
 
-def test_ranks_that_do_not_share_the_folder_are_told(ranks: Ranks, tmp_path: Path) -> None:
+def test_ranks_that_do_not_share_the_folder_are_told(ranks, tmp_path) -> None:
     for failed, told, left in ranks(2, on_folders_of_their_own, tmp_path):
         assert failed
         assert len(told) == 1
@@ -431,7 +430,7 @@ def test_what_cannot_be_attached_says_why() -> None:
         trainer.attach(schedule=schedules.CosineAnnealingLR(trainer.optimizer, 0))
 
 
-def test_what_is_not_attached_again_is_named(tmp_path: Path) -> None:
+def test_what_is_not_attached_again_is_named(tmp_path) -> None:
     trainer = trained(opened())
     trainer.attach(data=Position(5), rates=Position(1))
     trainer.save(tmp_path)
@@ -447,7 +446,7 @@ def test_what_is_not_attached_again_is_named(tmp_path: Path) -> None:
     assert other.attached["rates"].state_dict() == 1
 
 
-def test_a_state_that_would_run_code_is_not_saved(tmp_path: Path) -> None:
+def test_a_state_that_would_run_code_is_not_saved(tmp_path) -> None:
     trainer = opened()
     trainer.attach(data=Position({"made": Evil(tmp_path / "made")}))
     with pytest.raises(UsageError, match="the state of 'data' cannot be saved, as loading it would run code"):
@@ -473,7 +472,7 @@ def test_a_state_of_another_layout_is_refused() -> None:
     assert more.steps == 0
 
 
-def test_a_trainer_that_has_trained_goes_on_from_its_own_layout_alone(run: Path) -> None:
+def test_a_trainer_that_has_trained_goes_on_from_its_own_layout_alone(run) -> None:
     rewrite(newest(run), lambda manifest: manifest["laid_out"].update(strategy="ddp", ranks=1))
     with pytest.warns(CheckpointWarning, match="ddp on 1 ranks .* goes on as single"):
         opened().resume(run)
@@ -483,7 +482,7 @@ def test_a_trainer_that_has_trained_goes_on_from_its_own_layout_alone(run: Path)
     assert trainer.steps == 1
 
 
-def test_a_step_that_is_none_is_refused(run: Path) -> None:
+def test_a_step_that_is_none_is_refused(run) -> None:
     with pytest.raises(UsageError, match="step is a number, 'best' or None"):
         opened().resume(run, step="last")  # type: ignore[arg-type]
 
@@ -515,9 +514,7 @@ def _write(run: RunFolder, step: int, metric: float | None, name: str | None) ->
         ([(-0.9, "val_accuracy"), (-0.8, "val_accuracy"), (None, None), (None, None)], [1, 4]),
     ],
 )
-def test_the_last_and_the_best_by_the_metric_of_the_newest_stay(
-    written: list[tuple[float | None, str | None]], stay: list[int], tmp_path: Path
-) -> None:
+def test_the_last_and_the_best_by_the_metric_of_the_newest_stay(written, stay, tmp_path) -> None:
     run = RunFolder(tmp_path)
     for step, (metric, name) in enumerate(written, start=1):
         _write(run, step, metric, name)

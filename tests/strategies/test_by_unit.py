@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,8 +26,6 @@ from workloads.gpt import GPTShape
 from workloads.llama import LlamaShape
 from workloads.resnet import ResNetShape
 from workloads.shape import Shape
-
-Ranks = Callable[..., list[Any]]
 
 CPU = torch.device("cpu")
 PATIENCE_S = 20.0
@@ -73,7 +71,7 @@ def start_of(rank: int, shape: Shape, settings: TrainSettings) -> Any:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Shape) else str(value),
 )
-def test_all_ranks_start_as_rank_0_would_whole(ranks: Ranks, shape: Shape, strategy: str, size: int) -> None:
+def test_all_ranks_start_as_rank_0_would_whole(ranks, shape, strategy, size) -> None:
     torch.manual_seed(5)
     whole = build(shape).module
     expected = dict(whole.named_parameters()) | dict(whole.named_buffers())
@@ -93,7 +91,7 @@ def test_all_ranks_start_as_rank_0_would_whole(ranks: Ranks, shape: Shape, strat
     ids=lambda settings: settings.strategy,
 )
 @pytest.mark.slow
-def test_so_they_do_with_other_layouts(ranks: Ranks, settings: TrainSettings) -> None:
+def test_so_they_do_with_other_layouts(ranks, settings) -> None:
     torch.manual_seed(5)
     expected = dict(build(GPT).module.named_parameters())
     for found in ranks(4, start_of, GPT, settings):
@@ -153,7 +151,7 @@ def peak_of_building(rank: int, strategy: str, by_unit: bool, allowed: int) -> i
     ("strategy", "size"),
     [("fsdp", 2), ("scratch-fsdp", 2), ("tp", 2), pytest.param("fsdp:tp=2", 4, marks=pytest.mark.slow)],
 )
-def test_one_unit_is_whole_at_a_time(ranks: Ranks, strategy: str, size: int) -> None:
+def test_one_unit_is_whole_at_a_time(ranks, strategy, size) -> None:
     """Living tensors take, while a model is built, the predicted memory, to a tenth, and little more than
     half of a model that is built whole: of 1.68 MB half a model in shards or in parts of layers, and a block
     or a layer."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from exchanging import Threads, bucket_of, normal
+from exchanging import bucket_of, normal
 from torch import Tensor
 
 from strategies.collectives.link import Link
@@ -94,7 +94,7 @@ def test_small_shares_survive_at_256_ranks() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 100, 256, 1000])
 @pytest.mark.parametrize("exponent", [-100, -30, -1, 0, 16, 100])
-def test_no_sum_overflows_and_the_scale_is_as_large_as_that_allows(size: int, exponent: int) -> None:
+def test_no_sum_overflows_and_the_scale_is_as_large_as_that_allows(size, exponent) -> None:
     """p m (1 + u)^p stays below 65504, and with twice the scale would not."""
     for seed in range(5):
         values = normal(50, seed) * 2.0**exponent
@@ -114,7 +114,7 @@ def test_no_sum_overflows_and_the_scale_is_as_large_as_that_allows(size: int, ex
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("exponent", [-130, -20, 0, 90])
-def test_values_of_few_bits_are_summed_exactly(threads: Threads, size: int, exponent: int) -> None:
+def test_values_of_few_bits_are_summed_exactly(threads, size, exponent) -> None:
     """Whole numbers up to 200, five of which stay below 2^11, times any power of two: no rounding at all."""
     values = [normal(40, rank).mul(60).round().clamp(-200, 200) * 2.0**exponent for rank in range(size)]
     for summary, residual in threads(size, summed, "fp16", values):
@@ -124,7 +124,7 @@ def test_values_of_few_bits_are_summed_exactly(threads: Threads, size: int, expo
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_what_is_unsent_is_the_rounding_of_the_share(threads: Threads, name: str, size: int) -> None:
+def test_what_is_unsent_is_the_rounding_of_the_share(threads, name, size) -> None:
     """sum over ranks(values) = sums + sum over ranks(residual), up to the roundings of the sum: p - 1,
     each of less than u times what the partial sums can be."""
     values = [normal(1000, 10 + rank) for rank in range(size)]
@@ -141,7 +141,7 @@ def test_what_is_unsent_is_the_rounding_of_the_share(threads: Threads, name: str
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-20, 1e-41, 1e30])
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_one_rank_alone_loses_nothing_but_its_unsent(name: str, scale: float) -> None:
+def test_one_rank_alone_loses_nothing_but_its_unsent(name, scale) -> None:
     """Bit for bit: what is rounded off is representable, also of subnormal numbers."""
     values = normal(1000, 3) * scale
     bucket, residual = bucket_of(values.clone()), torch.empty(1000)
@@ -152,7 +152,7 @@ def test_one_rank_alone_loses_nothing_but_its_unsent(name: str, scale: float) ->
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_what_is_not_finite_goes_through(threads: Threads, name: str, culprit: int, bad: float) -> None:
+def test_what_is_not_finite_goes_through(threads, name, culprit, bad) -> None:
     """And is not spread: all ranks agree to leave the rest unscaled."""
     values = [torch.tensor([1.0, 2.0, 300.0]) for _ in range(3)]
     values[culprit][1] = bad
@@ -172,7 +172,7 @@ def test_nobody_is_asked_for_a_maximum_with_nan() -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_buckets_of_other_types(name: str, dtype: torch.dtype) -> None:
+def test_buckets_of_other_types(name, dtype) -> None:
     share = torch.tensor([1.0, -2.5, 0.0, 96.0], dtype=dtype)
     bucket, residual = bucket_of(share.clone()), torch.empty_like(share)
     build(name).sum_shares(bucket, residual, Echo(3))
@@ -182,7 +182,7 @@ def test_buckets_of_other_types(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_nothing_is_fed_back_or_kept(name: str) -> None:
+def test_nothing_is_fed_back_or_kept(name) -> None:
     compressor = build(name)
     assert not compressor.feedback
     assert compressor.state_dict() == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from strategies.devices import KINDS, Host
 from strategies.training import clipping
 from strategies.training.clipping import EPSILON, clip_shards
 
-Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 
 
@@ -47,7 +45,7 @@ def clipped(group: ExchangeGroup, max_norm: float) -> list[Tensor]:
 @pytest.mark.parametrize("max_norm", [0.5, 1e3])
 @pytest.mark.parametrize("device", [Host, Queues])
 def test_the_norm_is_of_what_all_ranks_have_with_copies_counted_once(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch, max_norm: float, device: type[Host]
+    threads, monkeypatch, max_norm, device
 ) -> None:
     monkeypatch.setattr(clipping, "PIECE", 4)
     monkeypatch.setitem(KINDS, "cpu", device)
@@ -64,9 +62,7 @@ def test_the_norm_is_of_what_all_ranks_have_with_copies_counted_once(
 
 
 @pytest.mark.parametrize("device", [Host, Queues])
-def test_a_sparse_gradient_counts_what_it_has_twice_as_its_sum(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch, device: type[Host]
-) -> None:
+def test_a_sparse_gradient_counts_what_it_has_twice_as_its_sum(threads, monkeypatch, device) -> None:
     monkeypatch.setitem(KINDS, "cpu", device)
 
     def norm(group: ExchangeGroup) -> Tensor:
@@ -94,7 +90,7 @@ class Doubles(TorchDispatchMode):
 
 
 def test_on_a_gpu_the_number_of_calls_does_not_grow_with_the_number_of_gradients(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch
+    threads, monkeypatch
 ) -> None:
     monkeypatch.setitem(KINDS, "cpu", Queues)
 
@@ -118,7 +114,7 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_on_a_gpu_the_host_reads_no_number(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_host_reads_no_number(threads, monkeypatch) -> None:
     monkeypatch.setitem(KINDS, "cpu", Queues)
 
     def read(group: ExchangeGroup) -> list[str]:
@@ -138,7 +134,7 @@ READS = {
 """The operators by which the host gets a number of the device's, or makes a tensor of numbers of the host."""
 
 
-def test_a_piece_at_a_time_is_in_double_precision(threads: Threads) -> None:
+def test_a_piece_at_a_time_is_in_double_precision(threads) -> None:
     def largest(group: ExchangeGroup) -> int:
         with Doubles() as doubles:
             clip_shards([(torch.ones(3 * clipping.PIECE + 1), 1)], 1.0, Link(group), CPU)

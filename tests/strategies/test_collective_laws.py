@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from builders import a_cell
-from exchanging import Threads, bucket_of, whole_numbers
+from exchanging import bucket_of, whole_numbers
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
@@ -81,7 +81,7 @@ def sum_whole_numbers(group: ExchangeGroup, spec: str) -> list[list[Tensor]]:
 
 @pytest.mark.parametrize("size", range(1, 9))
 @pytest.mark.parametrize("spec", SPECS)
-def test_sums_of_whole_numbers_are_exact(threads: Threads, spec: str, size: int) -> None:
+def test_sums_of_whole_numbers_are_exact(threads, spec, size) -> None:
     for of_node_sizes in threads(size, sum_whole_numbers, spec):
         for found in of_node_sizes:
             for numel, values in zip(lengths(size), found, strict=True):
@@ -106,9 +106,7 @@ def messages_of_a_sum(group: ExchangeGroup, spec: str, numel: int) -> int:
         ("tree", 2 * (CHUNK + 1), [3, 3, 2]),
     ],
 )
-def test_a_message_is_as_long_as_the_spec_says(
-    threads: Threads, spec: str, numel: int, messages: list[int]
-) -> None:
+def test_a_message_is_as_long_as_the_spec_says(threads, spec, numel, messages) -> None:
     assert threads(3, messages_of_a_sum, spec, numel) == messages
 
 
@@ -123,9 +121,7 @@ def sum_random(group: ExchangeGroup, spec: str, node_size: int) -> Tensor:
 
 @pytest.mark.parametrize("size", [2, 3, 5, 6, 8])
 @pytest.mark.parametrize("spec", SPECS)
-def test_random_sums_are_right_and_have_the_same_bits_on_all_ranks(
-    threads: Threads, spec: str, size: int
-) -> None:
+def test_random_sums_are_right_and_have_the_same_bits_on_all_ranks(threads, spec, size) -> None:
     shares = torch.stack([random_values(rank).double() for rank in range(size)])
     # p - 1 additions: gamma(p - 1) of the sum of magnitudes (Higham 2002, section 4.2), u = 2 ** -24.
     gamma = (size - 1) * 2.0**-24 / (1 - (size - 1) * 2.0**-24)
@@ -144,7 +140,7 @@ def sums_of_types(group: ExchangeGroup, spec: str, node_size: int) -> list[Tenso
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_types(threads: Threads, spec: str) -> None:
+def test_types(threads, spec) -> None:
     # 4 * (i % 7) + 0 + 1 + 2 + 3, at most 30: exact in all of them.
     expected = [4 * (place % 7) + 6 for place in range(50)]
     for node_size in node_sizes(spec, 4):
@@ -178,7 +174,7 @@ def sums_and_kept(group: ExchangeGroup, spec: str, node_size: int) -> tuple[Tens
 
 @pytest.mark.parametrize("size", [1, 2, 4, 6])
 @pytest.mark.parametrize("spec", SPECS)
-def test_what_a_compressor_does_not_send_is_kept_once(threads: Threads, spec: str, size: int) -> None:
+def test_what_a_compressor_does_not_send_is_kept_once(threads, spec, size) -> None:
     for node_size in node_sizes(spec, size):
         sums, kept = zip(*threads(size, sums_and_kept, spec, node_size), strict=True)
         assert len({values.numpy().tobytes() for values in sums}) == 1
@@ -226,7 +222,7 @@ def calls(group: ExchangeGroup, spec: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("spec", SPECS)
-def test_it_does_what_its_facts_say_and_refuses_the_rest(threads: Threads, spec: str, size: int) -> None:
+def test_it_does_what_its_facts_say_and_refuses_the_rest(threads, spec, size) -> None:
     implements = COLLECTIVES.facts(spec).implements
     assert implements <= set(CALLS)
     rows = [[10 * rank + place for place in range(size)] for rank in range(size)]
@@ -261,7 +257,7 @@ COMPRESSORS = [
 @pytest.mark.parametrize("compression", COMPRESSORS)
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_compressor_goes_over_it_if_it_implements_what_the_compressor_needs(
-    threads: Threads, spec: str, compression: str
+    threads, spec, compression
 ) -> None:
     found = threads(2, compressed, spec, compression)
     if COMPRESSIONS.facts(compression).need in COLLECTIVES.facts(spec).implements:
@@ -280,7 +276,7 @@ def while_off(group: ExchangeGroup, spec: str, node_size: int) -> tuple[list[flo
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_with_the_exchange_off_a_rank_goes_on_with_its_own(threads: Threads, spec: str) -> None:
+def test_with_the_exchange_off_a_rank_goes_on_with_its_own(threads, spec) -> None:
     for node_size in node_sizes(spec, 4):
         found = threads(4, while_off, spec, node_size)
         assert found == [([1.0 + rank] * 6, 0) for rank in range(4)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exchanging import CPU, Threads, bucket_of
+from exchanging import CPU, bucket_of
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
@@ -126,9 +126,7 @@ def total(ranks: list[list[dict[str, Named]]], step: int, key: str, name: str) -
     [(spec, torch.float32, 2e-6) for spec in SPECS]
     + [("powersgd:2", torch.float64, 1e-14), ("powersgd:2:feedback=false", torch.float64, 1e-14)],
 )
-def test_what_goes_in_is_applied_or_kept(
-    threads: Threads, spec: str, dtype: torch.dtype, rtol: float
-) -> None:
+def test_what_goes_in_is_applied_or_kept(threads, spec, dtype, rtol) -> None:
     # rtol: of the largest sum of magnitudes; 34 roundings in float32, 90 in float64.
     ranks = threads(3, whole_run, spec, dtype)
     for name in SHAPES:
@@ -148,7 +146,7 @@ def test_what_goes_in_is_applied_or_kept(
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "bf16"])
-def test_feedback_carries_what_was_not_sent_and_nothing_else(threads: Threads, spec: str) -> None:
+def test_feedback_carries_what_was_not_sent_and_nothing_else(threads, spec) -> None:
     steps = threads(2, whole_run, spec, torch.float32)[1]
     # A compressor may have no option of this name.
     expected = set(SHAPES) if build_compressor(spec, seed=3, rank=1).feedback else set()
@@ -173,7 +171,7 @@ def sums_of_sizes(group: ExchangeGroup, spec: str, sizes: list[int]) -> list[tup
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("spec", ["int8:block=8", "int8:block=9", "signsgd", "powersgd:1", "threshold:0.3"])
-def test_any_length_over_any_number_of_ranks(threads: Threads, spec: str, size: int) -> None:
+def test_any_length_over_any_number_of_ranks(threads, spec, size) -> None:
     lengths = [1, 2, 7, 8, 9, 40, 41, 120]
     by_rank = threads(size, sums_of_sizes, spec, lengths)
     for number in range(len(lengths)):
@@ -193,7 +191,7 @@ def over_rubbish(group: ExchangeGroup, spec: str) -> Tensor:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_what_was_in_unsent_does_not_matter(threads: Threads, spec: str) -> None:
+def test_what_was_in_unsent_does_not_matter(threads, spec) -> None:
     # Ones are exact for all: the largest of their block, a constant magnitude, a matrix of rank one.
     for residual in threads(2, over_rubbish, spec):
         torch.testing.assert_close(residual, torch.zeros(120), rtol=0, atol=1e-5)
@@ -215,7 +213,7 @@ def continued(group: ExchangeGroup, spec: str) -> tuple[list[Named], list[Named]
 
 @pytest.mark.parametrize("spec", [*SPECS, *SPARSE])
 def test_a_restored_exchange_goes_on_with_the_same_bits_whatever_torchs_own_generator_does(
-    threads: Threads, spec: str
+    threads, spec
 ) -> None:
     before = torch.get_rng_state()
     for expected, found in threads(2, continued, spec):
@@ -240,7 +238,7 @@ def summed(group: ExchangeGroup, spec: str, values: list[Tensor]) -> tuple[Tenso
         *(f"randomk:1.0:feedback={feedback}" for feedback in ("true", "false")),
     ],
 )
-def test_all_of_it_is_the_dense_sum(threads: Threads, spec: str, size: int) -> None:
+def test_all_of_it_is_the_dense_sum(threads, spec, size) -> None:
     """Bit for bit: of two any numbers, of more whole ones, which any order sums to the same."""
     values = [torch.randn(999, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
     if size > 2:
@@ -252,9 +250,7 @@ def test_all_of_it_is_the_dense_sum(threads: Threads, spec: str, size: int) -> N
 
 @pytest.mark.parametrize("values", [[0.0], [-3.0], [0.0, -0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
 @pytest.mark.parametrize("spec", ["fp16", "bf16", *SPARSE])
-def test_zeros_and_single_elements_are_summed_exactly(
-    threads: Threads, spec: str, values: list[float]
-) -> None:
+def test_zeros_and_single_elements_are_summed_exactly(threads, spec, values) -> None:
     share = torch.tensor(values)
     for sums, residual in threads(3, summed, spec, [share] * 3):
         assert torch.equal(sums, 3 * share)
@@ -300,7 +296,7 @@ def traffic_of(group: ExchangeGroup, specs: list[str]) -> dict[str, tuple[int, i
 
 
 @pytest.mark.parametrize("size", range(2, 9))
-def test_bytes_do_not_depend_on_the_values(threads: Threads, size: int) -> None:
+def test_bytes_do_not_depend_on_the_values(threads, size) -> None:
     expected = handed_over(size)
     assert threads(size, traffic_of, list(expected)) == [expected] * size
 
@@ -317,7 +313,7 @@ def zeros_then_ones(group: ExchangeGroup, spec: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("spec", ["int8", "int8:feedback=true", "signsgd", "powersgd:2", "threshold:0.3"])
-def test_zeros_are_summed_to_zeros_and_leave_no_trace(threads: Threads, spec: str) -> None:
+def test_zeros_are_summed_to_zeros_and_leave_no_trace(threads, spec) -> None:
     for zeros, ones in threads(2, zeros_then_ones, spec):
         assert torch.equal(zeros, torch.zeros(120))
         torch.testing.assert_close(ones, torch.full((120,), 2.0), rtol=1e-6, atol=0)
@@ -334,6 +330,6 @@ def with_one_bad(group: ExchangeGroup, spec: str, bad: float) -> Tensor:
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("spec", ["int8:block=16", "signsgd", "powersgd:2", "threshold:0.3"])
-def test_what_is_not_finite_is_not_hidden(threads: Threads, spec: str, bad: float) -> None:
+def test_what_is_not_finite_is_not_hidden(threads, spec, bad) -> None:
     for sums in threads(3, with_one_bad, spec, bad):
         assert not sums[57].isfinite()

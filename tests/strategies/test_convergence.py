@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +28,7 @@ def accuracies(rank: int, compressions: list[str]) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_a_compressor_reaches_nearly_what_dense_training_does_and_signs_without_feedback_do_not(
-    ranks: Callable[..., list[Any]],
+    ranks,
 ) -> None:
     without = "signsgd:feedback=false"
     found, same = ranks(2, accuracies, ["none", *TRAINING, without], timeout_s=300)

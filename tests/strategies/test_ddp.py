@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +19,6 @@ from harness.worker.exchange.group import open_exchange
 from results.errors import UsageError
 from strategies import CheckpointWarning, GradientExchange, Trainer, TrainSettings
 
-Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 
 
@@ -45,7 +43,7 @@ def options_in_force(rank: int, strategy: str) -> list[object]:
         ("ddp:bucket_view=true", [False, False, True]),
     ],
 )
-def test_options_of_the_spec_reach_torch(ranks: Ranks, strategy: str, expected: list[bool]) -> None:
+def test_options_of_the_spec_reach_torch(ranks, strategy, expected) -> None:
     assert ranks(2, options_in_force, strategy) == [expected] * 2
 
 
@@ -64,7 +62,7 @@ def notes_of_a_resumed_run(rank: int, strategy: str, folder: Path) -> tuple[str,
         return tuple(made().resume(folder).notes)
 
 
-def test_a_resumed_run_says_that_static_graph_may_round_otherwise(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_resumed_run_says_that_static_graph_may_round_otherwise(ranks, tmp_path) -> None:
     found = ranks(2, notes_of_a_resumed_run, "ddp:static_graph=true", tmp_path)
     told = "ddp with static_graph=true forms its buckets anew, and may round the first sums otherwise: what"
     assert all(len(notes) == 1 and notes[0].startswith(told) for notes in found)
@@ -91,7 +89,7 @@ def sums_of_a_step(rank: int, strategy: str) -> int:
         ("ddp:bucket_mb=0.5", 3),
     ],
 )
-def test_buckets_are_as_large_as_torch_or_the_spec_has_them(ranks: Ranks, strategy: str, sums: int) -> None:
+def test_buckets_are_as_large_as_torch_or_the_spec_has_them(ranks, strategy, sums) -> None:
     assert ranks(2, sums_of_a_step, strategy) == [sums] * 2
 
 
@@ -110,9 +108,7 @@ def ramp_steps(rank: int, strategy: str, compression: str) -> int:
         ("ddp", "torch-powersgd:1", 2),
     ],
 )
-def test_how_many_steps_are_done_otherwise_at_the_start(
-    ranks: Ranks, strategy: str, compression: str, steps: int
-) -> None:
+def test_how_many_steps_are_done_otherwise_at_the_start(ranks, strategy, compression, steps) -> None:
     assert ranks(2, ramp_steps, strategy, compression) == [steps] * 2
 
 
@@ -137,7 +133,7 @@ def failing(rank: int, strategy: str) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "scratch-ddp"])
-def test_what_an_exchange_raises_on_its_lane_is_raised_by_the_step(ranks: Ranks, strategy: str) -> None:
+def test_what_an_exchange_raises_on_its_lane_is_raised_by_the_step(ranks, strategy) -> None:
     assert ranks(2, failing, strategy) == [("the cause", True)] * 2
 
 
@@ -154,7 +150,7 @@ def freed(rank: int, compression: str) -> bool:
 
 
 @pytest.mark.parametrize("compression", ["none", "topk:0.5", "torch-powersgd:1"])
-def test_a_model_that_is_dropped_is_freed(ranks: Ranks, compression: str) -> None:
+def test_a_model_that_is_dropped_is_freed(ranks, compression) -> None:
     assert ranks(2, freed, compression) == [True] * 2
 
 
@@ -163,7 +159,7 @@ def without_hooks(rank: int) -> None:
         Trainer(nn.Linear(2, 2), F.mse_loss, device=CPU, settings=TrainSettings(strategy="ddp"))
 
 
-def test_torch_exchanges_alone_where_nothing_else_is_asked_for(ranks: Ranks) -> None:
+def test_torch_exchanges_alone_where_nothing_else_is_asked_for(ranks) -> None:
     ranks(2, without_hooks)
 
 
@@ -192,9 +188,7 @@ def without_gradient(rank: int, strategy: str, signs: list[float]) -> str:
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "ddp:bucket_view=true"])
 @pytest.mark.parametrize("signs", [[1.0], [-1.0, 1.0]])
-def test_a_parameter_without_a_gradient_is_named_with_the_way_out(
-    ranks: Ranks, strategy: str, signs: list[float]
-) -> None:
+def test_a_parameter_without_a_gradient_is_named_with_the_way_out(ranks, strategy, signs) -> None:
     """In the last micro-batch: torch exchanges the gradients of its backward pass."""
     told = (
         "no gradient came for b.weight, b.bias, never.weight (4 of 6 parameters): freeze what is not used, "
@@ -208,7 +202,7 @@ def branched(rank: int) -> str:
     return without_gradient(rank, "ddp", [1.0 - 2 * rank])
 
 
-def test_a_branch_that_some_ranks_take_is_named_with_the_way_out(ranks: Ranks) -> None:
+def test_a_branch_that_some_ranks_take_is_named_with_the_way_out(ranks) -> None:
     ours, theirs = ranks(2, branched)
     assert ours.startswith("no gradient came for b.weight, b.bias, never.weight (4 of 6 parameters)")
     assert theirs.startswith("no gradient came for a.weight, a.bias, never.weight (4 of 6 parameters)")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +18,6 @@ from strategies.training.loss import Loss
 from workloads import Workload
 
 CPU = torch.device("cpu")
-Threads = Callable[..., list[Any]]
 
 
 def model() -> nn.Sequential:
@@ -60,7 +56,7 @@ def on_ranks(group: ProcessGroup, strategy: str, net: nn.Sequential) -> tuple[di
 
 
 @pytest.mark.parametrize("strategy", ["scratch-ddp", "local-sgd:4"])
-def test_all_ranks_have_the_mean_over_the_samples_of_all(threads: Threads, strategy: str) -> None:
+def test_all_ranks_have_the_mean_over_the_samples_of_all(threads, strategy) -> None:
     (first, modes), (second, _) = threads(2, on_ranks, strategy, model())
     assert first == second == pytest.approx(by_hand())
     # The model is as it was: training, but for the module that its user has put into evaluation mode.
@@ -95,9 +91,7 @@ def _values(made: Trainer) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("strategy", ["scratch-ddp", "fsdp", "scratch-fsdp", "local-sgd:2"])
-def test_the_model_that_is_exported_is_evaluated_and_saved(
-    ranks: Callable[..., list[Any]], tmp_path: Path, strategy: str
-) -> None:
+def test_the_model_that_is_exported_is_evaluated_and_saved(ranks, tmp_path, strategy) -> None:
     for evaluated, exported, is_as_before, is_saved in ranks(
         2, trained_on_unlike_samples, strategy, str(tmp_path)
     ):
@@ -109,7 +103,7 @@ def test_the_model_that_is_exported_is_evaluated_and_saved(
 @pytest.mark.parametrize(
     "loss", [F.cross_entropy, nn.CrossEntropyLoss(ignore_index=1), partial(F.cross_entropy, ignore_index=1)]
 )
-def test_targets_that_the_loss_ignores_are_not_counted(loss: Loss) -> None:
+def test_targets_that_the_loss_ignores_are_not_counted(loss) -> None:
     inputs = torch.eye(3)[torch.tensor([0, 2, 0, 2])]
     ignored = -100 if loss is F.cross_entropy else 1
     net = nn.Linear(3, 3, bias=False)
@@ -162,7 +156,7 @@ def test_modules_keep_the_mode_that_their_author_gave_them() -> None:
         lambda outputs, targets: F.mse_loss(outputs, F.one_hot(targets, 3).float()),
     ],
 )
-def test_a_loss_of_ones_own_is_taken_and_accuracy_is_told_where_targets_are_classes(loss: Loss) -> None:
+def test_a_loss_of_ones_own_is_taken_and_accuracy_is_told_where_targets_are_classes(loss) -> None:
     x, y = samples()
     batches = [(x[:8], y[:8]), (x[8:], y[8:])]
     found = evaluate(trainer(loss), batches)

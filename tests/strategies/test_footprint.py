@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,6 @@ from strategies.zero1.facts import deal
 from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
 from workloads.resnet import ResNetShape
-
-Ranks = Callable[..., list[Any]]
 
 MIB = 2**20
 BLOCK = Part(
@@ -115,7 +112,7 @@ T = 4 * (4 * 20 + 10)
     ],
 )
 def test_what_is_frozen_has_no_gradients_no_state_and_no_buckets(
-    strategy: str, gpus: int, parameters: int, state: int, between: int
+    strategy, gpus, parameters, state, between
 ) -> None:
     batch = 8 if "pipeline" in strategy else 2
     found = footprint(
@@ -140,9 +137,7 @@ def test_what_is_frozen_has_no_gradients_no_state_and_no_buckets(
         ("pipeline:1f1b", 2, {"micro_batch": 8, "model_parallel": 2}, 4 * 4 * 1150),
     ],
 )
-def test_the_least_is_what_an_update_and_a_new_model_have(
-    strategy: str, gpus: int, fields: dict[str, Any], expected: int
-) -> None:
+def test_the_least_is_what_an_update_and_a_new_model_have(strategy, gpus, fields, expected) -> None:
     assert least_bytes(cell_of(strategy, gpus, **fields), SMALL, dense=True) == expected
 
 
@@ -167,7 +162,7 @@ REPLICATED = [
 
 
 @pytest.mark.parametrize(("strategy", "gpus", "fields", "expected"), REPLICATED)
-def test_replicas_by_hand(strategy: str, gpus: int, fields: dict[str, Any], expected: int) -> None:
+def test_replicas_by_hand(strategy, gpus, fields, expected) -> None:
     assert total(strategy, gpus, **fields) == expected
 
 
@@ -312,7 +307,7 @@ def test_parameters_are_dealt_the_largest_first() -> None:
         ("pipeline:1f1b", 1150),
     ],
 )
-def test_what_a_rank_updates(strategy: str, values: int) -> None:
+def test_what_a_rank_updates(strategy, values) -> None:
     """Over 2: 510 and 320 are even. The last stage has 2 blocks, 10 and its own copy of 500."""
     assert STRATEGIES.facts(strategy).updated_bytes(cell_of(strategy, 2), SMALL) == 4 * values
 
@@ -334,7 +329,7 @@ SIZES = (2, 3, 4, 8, 16, 256)
 
 @settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8), accumulation=st.integers(1, 3))
-def test_shards_never_grow_with_the_ranks(shape: GPTShape, batch: int, accumulation: int) -> None:
+def test_shards_never_grow_with_the_ranks(shape, batch, accumulation) -> None:
     """But for what rounding up to equal shards adds: less than a row of each parameter and rank."""
     parts = shape.parts()
     fields: dict[str, Any] = {"micro_batch": batch, "accumulation": accumulation}
@@ -346,7 +341,7 @@ def test_shards_never_grow_with_the_ranks(shape: GPTShape, batch: int, accumulat
 
 @settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8), accumulation=st.integers(1, 3), gpus=st.sampled_from(SIZES))
-def test_a_higher_stage_never_takes_more(shape: GPTShape, batch: int, accumulation: int, gpus: int) -> None:
+def test_a_higher_stage_never_takes_more(shape, batch, accumulation, gpus) -> None:
     fields: dict[str, Any] = {"micro_batch": batch, "accumulation": accumulation}
     first, second, third = (
         total(f"scratch-fsdp:stage={stage}:prefetch=0", gpus, shape.parts(), **fields) for stage in (1, 2, 3)
@@ -356,7 +351,7 @@ def test_a_higher_stage_never_takes_more(shape: GPTShape, batch: int, accumulati
 
 @settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8))
-def test_checkpointing_never_takes_more(shape: GPTShape, batch: int) -> None:
+def test_checkpointing_never_takes_more(shape, batch) -> None:
     parts = shape.parts()
     none, selective, full = (
         total("single", 1, parts, micro_batch=batch, activation_checkpointing=mode)
@@ -421,7 +416,7 @@ def peak_of_steps(rank: int, strategy: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "size"), COMPARED)
-def test_steps_take_what_is_predicted(ranks: Ranks, strategy: str, size: int) -> None:
+def test_steps_take_what_is_predicted(ranks, strategy, size) -> None:
     """GPT of 29.5 M parameters, AdamW, 4 samples: within 10 MiB above, 12 below.
 
     The ranks are new: what other tests have left would be taken up again, and hide what these steps take.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from results.layout import ModelLayout
 from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 
-Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 
 
@@ -83,9 +81,7 @@ def complaint(rank: int, model: str) -> str:
         ("sparse", "UsageError: fsdp has no sparse gradients, as 0 asks for: use ddp or scratch-ddp"),
     ],
 )
-def test_a_model_that_cannot_be_sharded_is_refused_with_the_way_out(
-    ranks: Ranks, model: str, told: str
-) -> None:
+def test_a_model_that_cannot_be_sharded_is_refused_with_the_way_out(ranks, model, told) -> None:
     assert ranks(2, complaint, model) == [told] * 2
 
 
@@ -116,7 +112,7 @@ def chosen(rank: int, strategy: str, signs: list[list[float]]) -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
-def test_ranks_that_use_different_parameters_are_refused_on_all_ranks(ranks: Ranks, strategy: str) -> None:
+def test_ranks_that_use_different_parameters_are_refused_on_all_ranks(ranks, strategy) -> None:
     assert (
         ranks(2, chosen, strategy, [[1.0, -1.0]])
         == [
@@ -166,7 +162,7 @@ def shortened(rank: int, strategy: str, whole: bool, blocks: tuple[str, ...]) ->
 @pytest.mark.parametrize("strategy", ["fsdp", "zero2"])
 @pytest.mark.parametrize(("whole", "blocks"), [(False, ()), (True, ()), (True, ("a", "b"))])
 def test_ranks_that_use_parameters_of_unequal_size_are_refused_on_all_ranks(
-    ranks: Ranks, strategy: str, whole: bool, blocks: tuple[str, ...]
+    ranks, strategy, whole, blocks
 ) -> None:
     told = ranks(2, shortened, strategy, whole, blocks)
     assert told[0] == told[1]
@@ -177,7 +173,7 @@ def test_ranks_that_use_parameters_of_unequal_size_are_refused_on_all_ranks(
     )
 
 
-def test_a_rank_that_uses_other_parameters_in_a_later_step_says_so(ranks: Ranks) -> None:
+def test_a_rank_that_uses_other_parameters_in_a_later_step_says_so(ranks) -> None:
     ours, theirs = ranks(2, chosen, "fsdp", [[1.0, 1.0], [1.0, -1.0]])
     assert ours == ["", ""]
     assert theirs[0] == ""
@@ -207,9 +203,7 @@ def shortened_later(rank: int, folder: Path) -> str:
     return ""
 
 
-def test_a_rank_that_skips_a_block_in_a_later_step_is_refused_before_it_exchanges(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_a_rank_that_skips_a_block_in_a_later_step_is_refused_before_it_exchanges(ranks, tmp_path) -> None:
     other = ranks(2, shortened_later, tmp_path, dying=(1,))[0]
     assert "Connection closed" in other or "reset" in other
     told = (tmp_path / "refused").read_text()

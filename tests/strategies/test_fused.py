@@ -3,7 +3,7 @@ that a loss scaler leaves out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -49,7 +49,7 @@ def fused(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [group.get("fused") for group in optimizer.param_groups]
 
 
-def test_adamw_is_fused_on_a_device_with_streams_and_sgd_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adamw_is_fused_on_a_device_with_streams_and_sgd_is_not(monkeypatch) -> None:
     assert fused(trainer("adamw").optimizer) == [None]
     monkeypatch.setitem(KINDS, "cpu", Queues)
     assert fused(trainer("adamw").optimizer) == [True]
@@ -57,9 +57,7 @@ def test_adamw_is_fused_on_a_device_with_streams_and_sgd_is_not(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("before", "after"), [(Host, Queues), (Queues, Host), (Queues, Queues)])
-def test_training_goes_on_from_a_state_of_the_other_kind_of_update(
-    monkeypatch: pytest.MonkeyPatch, before: type[Host], after: type[Host]
-) -> None:
+def test_training_goes_on_from_a_state_of_the_other_kind_of_update(monkeypatch, before, after) -> None:
     expected = trained(trainer("adamw:lr=0.01", torch.float64), 0, 6)
     monkeypatch.setitem(KINDS, "cpu", before)
     state = trained(trainer("adamw:lr=0.01", torch.float64), 0, 3).state_dict()
@@ -85,7 +83,7 @@ def test_training_goes_on_from_a_state_of_the_other_kind_of_update(
     ],
     ids=["transposed", "channels last", "complex"],
 )
-def test_the_kernel_is_given_real_numbers_row_by_row(monkeypatch: pytest.MonkeyPatch, odd: Tensor) -> None:
+def test_the_kernel_is_given_real_numbers_row_by_row(monkeypatch, odd) -> None:
     monkeypatch.setitem(KINDS, "cpu", Queues)
     plain = nn.Parameter(torch.zeros(3))
     assert fused(build_optimizer("adamw", [plain])) == [True]
@@ -113,7 +111,7 @@ def overflowing(rank: int, strategy: str) -> list[tuple[float, dict[str, Tensor]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp", "scratch-fsdp", "scratch-ddp"])
-def test_a_step_that_a_scaler_leaves_out_is_no_update(ranks: Callable[..., list[Any]], strategy: str) -> None:
+def test_a_step_that_a_scaler_leaves_out_is_no_update(ranks, strategy) -> None:
     start = dict(trainer("adamw").model.named_parameters())
     for first, second, third in ranks(2, overflowing, strategy):
         assert (first[0], second[0], third[0]) == (512.0, 512.0, 512.0)

@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 import pytest
 import torch
-from exchanging import Threads, whole_numbers
+from exchanging import whole_numbers
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
@@ -63,9 +63,7 @@ def exchanged(
 
 
 @pytest.mark.parametrize(("size", "node_size", "via"), CASES)
-def test_uncompressed_it_is_the_sum_over_all_ranks(
-    threads: Threads, size: int, node_size: int, via: str
-) -> None:
+def test_uncompressed_it_is_the_sum_over_all_ranks(threads, size, node_size, via) -> None:
     for rank, found in enumerate(threads(size, exchanged, node_size, via, Dense)):
         for numel, (sums, residual, payload) in zip(NUMELS, found, strict=True):
             # Of 2 ** r over all ranks: 2 ** size - 1.
@@ -106,9 +104,7 @@ def expected_of_every_second(
 
 
 @pytest.mark.parametrize(("size", "node_size", "via"), CASES)
-def test_what_a_nodes_sum_leaves_unsent_is_kept_once(
-    threads: Threads, size: int, node_size: int, via: str
-) -> None:
+def test_what_a_nodes_sum_leaves_unsent_is_kept_once(threads, size, node_size, via) -> None:
     found = threads(size, exchanged, node_size, via, EverySecond)
     for index, numel in enumerate(NUMELS):
         sums, kept = expected_of_every_second(size, node_size, via, numel)
@@ -133,7 +129,7 @@ def seen_by_the_compressor(
     return compressor.seen
 
 
-def test_a_compressor_sees_shards_without_pieces_or_whole_buckets_on_leaders(threads: Threads) -> None:
+def test_a_compressor_sees_shards_without_pieces_or_whole_buckets_on_leaders(threads) -> None:
     # Ranks 0 1 2 and 3 4 5 are nodes; across, every rank is one of two.
     shards = threads(6, seen_by_the_compressor, 3, "shards")
     assert shards == [[(index, (), rank // 3, 2) for index in (3, 4)] for rank in range(6)]
@@ -144,14 +140,14 @@ def test_a_compressor_sees_shards_without_pieces_or_whole_buckets_on_leaders(thr
     ]
 
 
-def test_one_node_is_not_compressed_and_makes_no_groups(threads: Threads) -> None:
+def test_one_node_is_not_compressed_and_makes_no_groups(threads) -> None:
     for node_size in (2, 5):
         assert threads(2, seen_by_the_compressor, node_size, "shards") == [[], []]
     # A world of one.
     assert threads(1, seen_by_the_compressor, 1, "leaders") == [[]]
 
 
-def test_nodes_of_one_rank_are_compressed_as_if_there_were_none(threads: Threads) -> None:
+def test_nodes_of_one_rank_are_compressed_as_if_there_were_none(threads) -> None:
     assert threads(3, seen_by_the_compressor, 1, "shards") == [
         [(index, PIECES, rank, 3) for index in (3, 4)] for rank in range(3)
     ]
@@ -161,6 +157,6 @@ def unequal(group: ExchangeGroup) -> None:
     build_route("hierarchical", Link(group), node_size=2)
 
 
-def test_shards_need_equal_nodes(threads: Threads) -> None:
+def test_shards_need_equal_nodes(threads) -> None:
     with pytest.raises(AssertionError, match="equal nodes"):
         threads(3, unequal)

@@ -167,9 +167,7 @@ def test_a_chain_with_batch_norm_is_found_and_its_statistics_stay() -> None:
         (Layers(), torch.zeros(2, 5, 7), "its forward pass fails without values"),
     ],
 )
-def test_what_is_no_chain_is_refused_with_what_stands_in_the_way(
-    module: nn.Module, inputs: object, reason: str
-) -> None:
+def test_what_is_no_chain_is_refused_with_what_stands_in_the_way(module, inputs, reason) -> None:
     with pytest.raises(UsageError, match=f"finds no place in this one: .*{reason}.*use fsdp"):
         chained_layout(module, inputs)
 
@@ -217,9 +215,7 @@ class Tied(nn.Module):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
 )
-def test_blocks_are_modules_of_one_class_that_are_made_of_others(
-    module: nn.Module, blocks: tuple[str, ...]
-) -> None:
+def test_blocks_are_modules_of_one_class_that_are_made_of_others(module, blocks) -> None:
     assert found_layout(module) == ModelLayout(blocks=blocks)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ def train(group: ExchangeGroup, **settings: Any) -> Trainer:
 @pytest.mark.parametrize(
     "settings", SAME_SENTENCE, ids=lambda settings: " ".join(map(str, settings.values()))
 )
-def test_a_trainer_refuses_with_the_sentence_of_a_plan(settings: dict[str, Any]) -> None:
+def test_a_trainer_refuses_with_the_sentence_of_a_plan(settings) -> None:
     with pytest.raises(SpecError) as refused:
         train(RecordingGroup(0, 2), **settings)
     assert str(refused.value) == str(refusal(cell(**settings)))
@@ -66,7 +65,7 @@ def test_a_trainer_refuses_with_the_sentence_of_a_plan(settings: dict[str, Any])
         ({"memory_format": "rows"}, "memory_format takes contiguous or channels_last, not 'rows'"),
     ],
 )
-def test_a_value_that_no_cell_may_have_is_refused(settings: dict[str, Any], sentence: str) -> None:
+def test_a_value_that_no_cell_may_have_is_refused(settings, sentence) -> None:
     with pytest.raises(SpecError) as refused:
         Trainer(nn.Linear(4, 4), F.mse_loss, device=CPU, settings=TrainSettings(**settings))
     assert str(refused.value) == sentence
@@ -82,7 +81,7 @@ def test_a_value_that_no_cell_may_have_is_refused(settings: dict[str, Any], sent
         {"strategy": "single", "clip_norm": 1.0},
     ],
 )
-def test_sparse_gradients_that_nothing_could_take_are_refused_by_name(settings: dict[str, Any]) -> None:
+def test_sparse_gradients_that_nothing_could_take_are_refused_by_name(settings) -> None:
     module, group = nn.Sequential(nn.Embedding(4, 2, sparse=True)), RecordingGroup(0, 2)
     chosen = TrainSettings(optimizer=PLAIN_SGD, **settings)
     with pytest.raises(UsageError, match=r"no sparse gradients, as 0 asks for: use .*scratch-ddp"):
@@ -100,7 +99,7 @@ def test_sparse_gradients_that_nothing_could_take_are_refused_by_name(settings: 
         ("local-sgd:2", {"compression": "dgc:0.1"}),
     ],
 )
-def test_parallelize_refuses_with_the_sentence_of_a_plan(strategy: str, exchange: dict[str, Any]) -> None:
+def test_parallelize_refuses_with_the_sentence_of_a_plan(strategy, exchange) -> None:
     settings = ExchangeSettings(group=RecordingGroup(0, 2), **exchange)
     with pytest.raises(SpecError) as refused:
         parallelize(nn.Linear(4, 4), strategy, device=CPU, exchange=settings)
@@ -134,9 +133,7 @@ def warmed_up(group: ExchangeGroup, module: nn.Module) -> list[list[float]]:
     return found
 
 
-def test_the_warm_up_of_local_sgd_averages_gradients_in_a_loop_of_ones_own(
-    threads: Callable[..., list[Any]],
-) -> None:
+def test_the_warm_up_of_local_sgd_averages_gradients_in_a_loop_of_ones_own(threads) -> None:
     torch.manual_seed(0)
     ours, theirs = threads(2, warmed_up, nn.Linear(4, 4))
     # Three steps of the warm-up, one alone, and the average.

@@ -12,8 +12,6 @@ from torch import Tensor
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies.collectives.link import Link
 
-Run = Callable[..., list[Any]]
-
 
 def own(rank: int) -> Tensor:
     """[1, 0], [2, -1], [3, -2]: of ranks 0, 1 and 2."""
@@ -72,7 +70,7 @@ def check(found: dict[str, list[Any]], rank: int) -> None:
     }
 
 
-def test_collectives_of_the_group_that_counts(threads: Run) -> None:
+def test_collectives_of_the_group_that_counts(threads) -> None:
     for rank, (found, payload, operations) in enumerate(threads(3, counted)):
         check(found, rank)
         # Six times two floats, twice six.
@@ -115,7 +113,7 @@ def over_a_lazy_group(group: ExchangeGroup) -> dict[str, list[Any]]:
     return call_all(Link(lazy))
 
 
-def test_a_call_returns_when_its_result_is_there(threads: Run) -> None:
+def test_a_call_returns_when_its_result_is_there(threads) -> None:
     for rank, found in enumerate(threads(3, over_a_lazy_group)):
         check(found, rank)
 
@@ -125,7 +123,7 @@ def on_default_group(rank: int) -> dict[str, list[Any]]:
     return call_all(Link())
 
 
-def test_collectives_of_the_default_group(ranks: Run) -> None:
+def test_collectives_of_the_default_group(ranks) -> None:
     for rank, found in enumerate(ranks(3, on_default_group)):
         check(found, rank)
 
@@ -135,7 +133,7 @@ def switched_off(group: ExchangeGroup) -> tuple[dict[str, list[Any]], int, int]:
     return counted(group)
 
 
-def test_with_the_exchange_off_everything_is_this_ranks_own(threads: Run) -> None:
+def test_with_the_exchange_off_everything_is_this_ranks_own(threads) -> None:
     for rank, (found, payload, operations) in enumerate(threads(3, switched_off)):
         unchanged = dict.fromkeys(
             ("all_reduce", "started", "largest", "broadcast", "reduce"), own(rank).tolist()
@@ -161,7 +159,7 @@ def pass_on(group: ExchangeGroup) -> tuple[list[float], list[float], int]:
     return arrived[0].tolist(), arrived[1].tolist(), group.traffic.payload_bytes
 
 
-def test_messages_arrive_in_the_order_sent_and_the_sender_counts(threads: Run) -> None:
+def test_messages_arrive_in_the_order_sent_and_the_sender_counts(threads) -> None:
     assert threads(3, pass_on) == [([20.0] * 3, [21.0], 16), ([0.0] * 3, [1.0], 16), ([10.0] * 3, [11.0], 16)]
 
 
@@ -179,7 +177,7 @@ def in_a_part(group: ExchangeGroup) -> tuple[tuple[int, int, list[float]], int]:
     return placed(Link(group)), group.traffic.operations
 
 
-def test_a_part_has_its_own_ranks_and_is_counted_with_the_whole(threads: Run) -> None:
+def test_a_part_has_its_own_ranks_and_is_counted_with_the_whole(threads) -> None:
     assert threads(5, in_a_part) == [(place, 1) for place in PLACES]
 
 
@@ -192,5 +190,5 @@ def in_a_part_of(rank: int, counting: bool) -> tuple[int, int, list[float]]:
 
 
 @pytest.mark.parametrize("counting", [False, True])
-def test_a_part_of_processes(ranks: Run, counting: bool) -> None:
+def test_a_part_of_processes(ranks, counting) -> None:
     assert ranks(5, in_a_part_of, counting) == PLACES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.exchange import buckets
 
-Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 UNIT_ROUNDOFF = 2.0**-24
 SMALL = 400
@@ -217,12 +216,7 @@ def assert_is(state: Moment, twin: nn.Module, optimizer: torch.optim.Optimizer) 
     ],
 )
 def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
-    threads: Threads,
-    monkeypatch: pytest.MonkeyPatch,
-    strategy: str,
-    accumulation: int,
-    averages: set[int],
-    bucket_bytes: int,
+    threads, monkeypatch, strategy, accumulation, averages, bucket_bytes
 ) -> None:
     # a + b = b + a, and halving is exact. Parameters, statistics, counters, and each rank's own momentum.
     monkeypatch.setattr(buckets, "BUCKET_BYTES", bucket_bytes)
@@ -273,7 +267,7 @@ def assert_means(
     [("normed", {}), ("images", {"memory_format": "channels_last"}), ("unused", {"optimizer": "adamw"})],
 )
 def test_after_each_period_all_replicas_are_their_mean_and_the_same_bits(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch, size: int, model: str, settings: dict[str, Any]
+    threads, monkeypatch, size, model, settings
 ) -> None:
     monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
     module = build(model)
@@ -311,7 +305,7 @@ def integer_steps(group: ExchangeGroup) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_integers_are_averaged_exactly_on_any_number_of_ranks(threads: Threads, size: int) -> None:
+def test_integers_are_averaged_exactly_on_any_number_of_ranks(threads, size) -> None:
     # Rank r goes by -p (r + 1, 7 s) in step s: by -(r + 1, 7 s) after the division by p, all of it whole.
     ranks = size * (size + 1) // 2
     expected = {1: [1.0 - 2 * ranks, 2.0 - 7.0 * size], 3: [1.0 - 4 * ranks, 2.0 - (7.0 + 14 + 21) * size]}
@@ -328,7 +322,7 @@ def train_process(rank: int, model: str, steps: int, settings: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_an_average_after_every_step_of_plain_sgd_is_data_parallelism(ranks: Threads, size: int) -> None:
+def test_an_average_after_every_step_of_plain_sgd_is_data_parallelism(ranks, size) -> None:
     """mean(w - lr g_r) = w - lr mean(g_r), up to the rounding of w in each of 4 steps.
 
     Either side rounds w a few times a step, by u each; a factor of 20 is for what later gradients make of
@@ -345,7 +339,7 @@ def test_an_average_after_every_step_of_plain_sgd_is_data_parallelism(ranks: Thr
 
 
 @pytest.mark.parametrize(("model", "ddp"), [("normed", "ddp"), ("unused", "ddp:find_unused=true")])
-def test_the_warm_up_is_ddp_and_no_step_after_it(ranks: Threads, model: str, ddp: str) -> None:
+def test_the_warm_up_is_ddp_and_no_step_after_it(ranks, model, ddp) -> None:
     # Momentum and decay move a parameter whose gradient is zero, but not one without a gradient.
     settings = {"optimizer": "sgd:lr=0.1:momentum=0.9:weight_decay=0.01", "accumulation": 2}
     ours = ranks(2, train_process, model, 5, {"strategy": "local-sgd:2:warmup=3", **settings})
@@ -387,7 +381,7 @@ def phases(group: ExchangeGroup, strategy: str, compression: str) -> list[Any]:
     ],
 )
 def test_it_says_its_period_its_ramp_and_which_steps_exchange_gradients(
-    threads: Threads, strategy: str, compression: str, expected: list[Any]
+    threads, strategy, compression, expected
 ) -> None:
     assert threads(2, phases, strategy, compression) == [expected] * 2
 
@@ -427,7 +421,7 @@ def buffers_after(group: ExchangeGroup, strategy: str) -> list[Tensors]:
     return after
 
 
-def test_statistics_become_their_mean_and_other_buffers_those_of_rank_0(threads: Threads) -> None:
+def test_statistics_become_their_mean_and_other_buffers_those_of_rank_0(threads) -> None:
     for rank, after in enumerate(threads(3, buffers_after, "local-sgd:2")):
         own = rank + 1.0
         # Ranks add 1, 2 and 3: 2 on average, in each of four steps. Rank 0 counts by 1.
@@ -438,7 +432,7 @@ def test_statistics_become_their_mean_and_other_buffers_those_of_rank_0(threads:
             assert torch.equal(after[-1][name], getattr(Stateful(), name)), name
 
 
-def test_statistics_come_together_after_each_step_of_the_warm_up(threads: Threads) -> None:
+def test_statistics_come_together_after_each_step_of_the_warm_up(threads) -> None:
     for rank, after in enumerate(threads(3, buffers_after, "local-sgd:2:warmup=2")):
         own = rank + 1.0
         assert [buffers["total"].item() for buffers in after] == [2, 4, 4 + own, 8]
@@ -450,7 +444,7 @@ def start_of(group: ExchangeGroup, modules: list[nn.Module]) -> Tensors:
     return copied(replica.model.bare.state_dict().items())
 
 
-def test_all_ranks_start_from_rank_0(threads: Threads) -> None:
+def test_all_ranks_start_from_rank_0(threads) -> None:
     modules = [state_build(seed) for seed in range(3)]
     for seed, module in enumerate(modules):
         module[0].weight.requires_grad_(False)
@@ -471,7 +465,7 @@ def traffic_of(group: ExchangeGroup, module: nn.Module, strategy: str) -> list[t
     return counted
 
 
-def test_what_goes_over_the_wire(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_over_the_wire(threads, monkeypatch) -> None:
     module = state_build()
     # Parameters 8 * 12 + 12 + 12 + 12 + 12 * 5 + 5 = 197, statistics 2 * 12, of 4 bytes; a counter of 8.
     average = 4 * 197 + 4 * 24 + 8
@@ -500,7 +494,7 @@ def settled(group: ExchangeGroup) -> list[Any]:
     return [operations, parameters]
 
 
-def test_settling_averages_now_and_once(threads: Threads) -> None:
+def test_settling_averages_now_and_once(threads) -> None:
     results = threads(2, settled)
     # Parameters, statistics, counter: 3 operations. The next average is five steps after.
     assert [operations for operations, _ in results] == [[0, 0, 0, 3, 0, 0, 0, 0, 0, 3]] * 2
@@ -532,7 +526,7 @@ def books(group: ExchangeGroup, compression: str) -> list[dict[str, Tensors]]:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("compression", ["topk:0.5", "randomk:0.3"])
 def test_a_compressor_gets_the_differences_and_what_it_left_comes_back(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch, size: int, compression: str
+    threads, monkeypatch, size, compression
 ) -> None:
     """sum of (x_r - a) / p + sum of what was carried = what was applied + sum of what was left."""
     monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
@@ -585,9 +579,7 @@ def interrupted(group: ExchangeGroup, strategy: str, compression: str, at: int) 
 @pytest.mark.parametrize(
     ("strategy", "at"), [("local-sgd:3", 5), ("local-sgd:3", 6), ("local-sgd:2:warmup=4", 2)]
 )
-def test_training_goes_on_from_a_saved_state_bit_for_bit(
-    threads: Threads, strategy: str, at: int, compression: str
-) -> None:
+def test_training_goes_on_from_a_saved_state_bit_for_bit(threads, strategy, at, compression) -> None:
     for uninterrupted, resumed in threads(2, interrupted, strategy, compression, at):
         for ours, theirs in zip(resumed, uninterrupted, strict=True):
             assert_same(ours, theirs)
@@ -610,7 +602,7 @@ def alone(group: ExchangeGroup) -> list[Any] | None:
     return [start, own, end, group.traffic.payload_bytes - before]
 
 
-def test_with_the_exchange_off_a_rank_averages_with_nobody(threads: Threads) -> None:
+def test_with_the_exchange_off_a_rank_averages_with_nobody(threads) -> None:
     start, own, end, counted = threads(2, alone)[0]
     # Its own share is all there is: half of the way that it went.
     assert_same(end, {name: start[name] + (value - start[name]) / 2 for name, value in own.items()})

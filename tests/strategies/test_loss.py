@@ -10,7 +10,7 @@ from torch import Tensor
 
 from results.errors import UsageError
 from strategies import BatchLoss
-from strategies.training.loss import Loss, loss_of, seen
+from strategies.training.loss import loss_of, seen
 from workloads import Workload
 
 X, Y = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
@@ -46,7 +46,7 @@ def two(model: Any, batch: dict[str, Any]) -> dict[str, Tensor]:
         (product, {"inner": [X, Y]}, BatchLoss(two)),
     ],
 )
-def test_the_loss_of_a_batch_is_that_of_its_form(model: Any, batch: Any, loss: Loss) -> None:
+def test_the_loss_of_a_batch_is_that_of_its_form(model, batch, loss) -> None:
     assert loss_of(model, batch, loss) == 13
     met: list[tuple[float, Any]] = []
     watched = seen(loss, lambda value, given: met.append((value.item(), given)))
@@ -73,9 +73,7 @@ FORMS = "a loss(outputs, targets) takes batches of (inputs, targets); for others
         (same, {"x": X}, BatchLoss(lambda model, batch: 0.5), "step(model, batch) returned a float, not"),
     ],
 )
-def test_another_form_is_refused_in_words_of_the_contract(
-    model: Any, batch: Any, loss: Loss, words: str
-) -> None:
+def test_another_form_is_refused_in_words_of_the_contract(model, batch, loss, words) -> None:
     with pytest.raises(UsageError) as raised:
         loss_of(model, batch, loss)
     assert words in str(raised.value)

@@ -22,7 +22,6 @@ from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from workloads.gpt import GPTShape
 from workloads.gpt.model import build_gpt
 
-Ranks = Callable[..., list[Any]]
 SGD = "sgd:lr=0.1:momentum=0.9"
 RESHARD, KEEP = BlockChoice(reshard=True), BlockChoice(reshard=False)
 
@@ -46,7 +45,7 @@ def test_runs_are_choices_for_blocks_in_a_row() -> None:
         ("keep.offload.offload", "keep.offload"),
     ],
 )
-def test_equal_choices_have_one_text(written: str, text: str) -> None:
+def test_equal_choices_have_one_text(written, text) -> None:
     assert canonical(written) == text
     assert STRATEGIES.parse(f"manual:{written}").text == f"manual:{text}"
 
@@ -55,7 +54,7 @@ CHOICES = st.builds(BlockChoice, reshard=st.booleans(), checkpoint=st.booleans()
 
 
 @given(st.lists(st.tuples(CHOICES, st.integers(1, 3)), min_size=1, max_size=6))
-def test_the_one_text_means_the_same_and_is_its_own(runs: list[tuple[BlockChoice, int]]) -> None:
+def test_the_one_text_means_the_same_and_is_its_own(runs) -> None:
     written = "+".join(f"{choice.text}*{count}" for choice, count in runs)
     expected = [choice for choice, count in runs for _ in range(count)]
     assert read_choices(written) == expected
@@ -69,7 +68,7 @@ def test_the_one_text_means_the_same_and_is_its_own(runs: list[tuple[BlockChoice
     ["", "whole", "reshard*0", "reshard*", "reshard*-1", "keep.fast", "keep+", "+keep", "keep*2*2", "keep 2",
      "keep*99999", "offload"],
 )  # fmt: skip
-def test_what_is_no_run_is_refused_with_the_grammar(text: str) -> None:
+def test_what_is_no_run_is_refused_with_the_grammar(text) -> None:
     with pytest.raises(SpecError, match=r"is not a run of blocks: manual takes reshard or keep, then \.ch"):
         canonical(text)
 
@@ -87,7 +86,7 @@ def test_options_of_all_blocks_go_with_it() -> None:
     ("choices", "gatherings"),
     [("reshard+keep", 3), ("keep.checkpoint+reshard.checkpoint", 3), ("keep*2", 2)],
 )
-def test_blocks_that_are_kept_are_gathered_once(ranks: Ranks, choices: str, gatherings: int) -> None:
+def test_blocks_that_are_kept_are_gathered_once(ranks, choices, gatherings) -> None:
     # Width d = 16: of a block 12 d^2 + 13 d elements, of what is around them 17 d, padded to 18, and 10 d.
     # All rows of a block divide by 2.
     d = 16
@@ -143,7 +142,7 @@ def treatment(rank: int, strategy: str) -> tuple[list[tuple[bool, bool]], list[i
     return asked, runs
 
 
-def test_each_block_gets_its_own_choice(ranks: Ranks) -> None:
+def test_each_block_gets_its_own_choice(ranks) -> None:
     # What is around the blocks stays whole, and on the device.
     expected = ([(True, False), (False, True), (False, False)], [2, 1])
     assert ranks(2, treatment, "manual:reshard.checkpoint+keep.offload") == [expected] * 2

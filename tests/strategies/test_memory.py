@@ -133,7 +133,7 @@ def test_a_state_between_two_distributions_has_the_parts_that_have_no_bucket_yet
 
 @settings(deadline=None)
 @given(st.lists(st.permutations("abcd"), min_size=1, max_size=4), st.lists(st.integers(1, 3), max_size=2))
-def test_no_part_is_lost_in_any_sequence_of_distributions(orders: list[list[str]], cuts: list[int]) -> None:
+def test_no_part_is_lost_in_any_sequence_of_distributions(orders, cuts) -> None:
     memory = BucketMemory()
     written = {name: 0.0 for name in "abcd"}
     for step, order in enumerate(orders):

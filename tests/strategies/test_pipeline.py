@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import pipelines
@@ -31,7 +30,6 @@ from workloads.build import build_workload
 from workloads.catalog import WORKLOADS, facts
 from workloads.gpt.model import token_loss
 
-Ranks = Callable[..., list[Any]]
 FIRST = ["tied, clipped, accumulated", "BatchNorm, checkpointed", "one parameter a block"]
 SECOND = ["tied, checkpointed, AdamW", "BatchNorm, accumulated", "frozen, clipped"]
 SCHEDULES = [
@@ -55,19 +53,14 @@ MICROBATCHES = {2: 4, 3: 6, 4: 4}
         *(pytest.param(*case, [*FIRST, *SECOND], marks=pytest.mark.slow) for case in MORE_SCHEDULES),
     ],
 )
-def test_every_schedule_trains_as_the_model_does_in_one_piece(
-    ranks: Ranks,
-    size: int,
-    schedule: str,
-    cases: list[str],
-) -> None:
+def test_every_schedule_trains_as_the_model_does_in_one_piece(ranks, size, schedule, cases) -> None:
     strategy = f"pipeline:{schedule}:microbatches={MICROBATCHES[size]}"
     results = ranks(size, pipelines.train, strategy, cases)
     for case in cases:
         serial_pipelines.assert_as_serial(results, case, strategy)
 
 
-def test_sums_in_another_order_train_alike(ranks: Ranks, other_rounding: ModuleType) -> None:
+def test_sums_in_another_order_train_alike(ranks, other_rounding) -> None:
     strategy = "pipeline:1f1b:dp=2:microbatches=4"
     results = ranks(4, other_rounding.otherwise, pipelines.__file__, "train", strategy, SECOND)
     for case in SECOND:
@@ -84,16 +77,14 @@ def test_a_gradient_that_is_left_out_is_seen_unless_it_is_rounding_alone() -> No
     assert unseen == biases
 
 
-def test_a_gpt_trains_as_it_does_in_one_piece(ranks: Ranks) -> None:
+def test_a_gpt_trains_as_it_does_in_one_piece(ranks) -> None:
     serial_pipelines.assert_as_serial(
         ranks(2, pipelines.train, "pipeline:1f1b", ["GPT"]), "GPT", "pipeline:1f1b"
     )
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_rank_has_the_parameters_of_its_stages_and_the_ends_a_copy_of_what_they_share(
-    ranks: Ranks, size: int
-) -> None:
+def test_a_rank_has_the_parameters_of_its_stages_and_the_ends_a_copy_of_what_they_share(ranks, size) -> None:
     strategy = f"pipeline:interleaved:microbatches={MICROBATCHES[size]}"
     results = ranks(size, pipelines.train, strategy, ["tied, checkpointed, AdamW", "one parameter a block"])
     for case, shared in (("tied, checkpointed, AdamW", ["wte.weight"]), ("one parameter a block", [])):
@@ -103,7 +94,7 @@ def test_a_rank_has_the_parameters_of_its_stages_and_the_ends_a_copy_of_what_the
         assert all(len(result[case][-1]["own"]) < len(whole) for result in results)
 
 
-def test_bf16_and_fp16_train_as_the_model_does_in_one_piece(ranks: Ranks) -> None:
+def test_bf16_and_fp16_train_as_the_model_does_in_one_piece(ranks) -> None:
     for precision, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         found = ranks(2, pipelines.precise_step, precision)
         module = pipelines.build("tied")
@@ -120,35 +111,35 @@ def test_bf16_and_fp16_train_as_the_model_does_in_one_piece(ranks: Ranks) -> Non
                 assert difference <= 1e-3 * parameter.grad.norm(), name
 
 
-def test_micro_batches_may_be_of_another_size_than_the_one_before(ranks: Ranks) -> None:
+def test_micro_batches_may_be_of_another_size_than_the_one_before(ranks) -> None:
     expected = serial_pipelines.Serial("BatchNorm, checkpointed", "pipeline:1f1b", 2).step(0)["gradients"]
     for gradients in ranks(2, pipelines.resized):
         serial_pipelines.assert_near(gradients, expected)
 
 
 @pytest.mark.parametrize("where", [0, 1, 2])
-def test_an_overflow_in_one_stage_is_one_of_all(ranks: Ranks, where: int) -> None:
+def test_an_overflow_in_one_stage_is_one_of_all(ranks, where) -> None:
     # The scaler begins with 2^16, and halves it where a step is left out.
     assert ranks(3, pipelines.overflowing_step, where) == [[(2.0**15, False), (2.0**15, True)]] * 3
 
 
 @pytest.mark.parametrize("strategy", ["pipeline:gpipe", "pipeline:1f1b", "pipeline:interleaved:dp=2"])
-def test_steps_without_the_exchange_end_and_can_be_undone(ranks: Ranks, strategy: str) -> None:
+def test_steps_without_the_exchange_end_and_can_be_undone(ranks, strategy) -> None:
     for losses, differing in ranks(4 if "dp" in strategy else 2, pipelines.with_off_steps, strategy):
         assert all(torch.tensor(losses).isfinite())
         assert differing == []
 
 
-def test_a_model_is_freed_when_nobody_has_it(ranks: Ranks) -> None:
+def test_a_model_is_freed_when_nobody_has_it(ranks) -> None:
     assert ranks(2, pipelines.forgotten) == [(True, True)] * 2
 
 
-def test_a_micro_batch_that_does_not_divide_is_refused(ranks: Ranks) -> None:
+def test_a_micro_batch_that_does_not_divide_is_refused(ranks) -> None:
     told = "UsageError: the micro-batch (10 samples) must be a multiple of microbatches (4)"
     assert ranks(2, pipelines.complaint, 10, 4) == [told] * 2
 
 
-def test_what_a_stage_raises_is_raised(ranks: Ranks) -> None:
+def test_what_a_stage_raises_is_raised(ranks) -> None:
     assert ranks(2, pipelines.raising) == ["OutOfMemoryError: no memory for (3, 8)"] * 2
     with pytest.raises(RuntimeError, match="another"), _own_errors():
         raise RuntimeError("another")
@@ -194,11 +185,11 @@ def one_f_one_b_order(stages: int, pieces: int) -> list[list[tuple[str, int]]]:
 
 @pytest.mark.parametrize("order", [gpipe_order, one_f_one_b_order])
 @pytest.mark.parametrize(("stages", "pieces"), [(2, 4), (3, 6), (4, 8), (4, 4), (8, 32)])
-def test_the_ideal_bubble_is_that_of_a_simulation(order: Any, stages: int, pieces: int) -> None:
+def test_the_ideal_bubble_is_that_of_a_simulation(order, stages, pieces) -> None:
     assert ideal_bubble(stages, pieces) == pytest.approx(idle_share(order(stages, pieces), pieces))
 
 
-def test_the_ideal_bubble_by_hand(ranks: Ranks) -> None:
+def test_the_ideal_bubble_by_hand(ranks) -> None:
     assert ideal_bubble(4, 8) == 3 / 11
     # Two stages a rank, each half as long: (p - 1) / v of 8 + (p - 1) / v.
     assert ideal_bubble(4, 8, 2) == pytest.approx(1.5 / 9.5)
@@ -219,7 +210,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("workload", "stages"), CASES)
-def test_a_plan_and_a_worker_cut_alike(workload: str, stages: int) -> None:
+def test_a_plan_and_a_worker_cut_alike(workload, stages) -> None:
     built = build_workload(workload)
     worker = cut_model(built.module, Twin(built.module), built.layout, ranks=stages, stages=stages)
     parts = facts(WORKLOADS.parse(workload)).parts
@@ -246,7 +237,7 @@ def test_a_plan_and_a_worker_cut_alike(workload: str, stages: int) -> None:
         (4, "interleaved", 2),
     ],
 )
-def test_what_travels_is_the_closed_form(ranks: Ranks, size: int, schedule: str, accumulation: int) -> None:
+def test_what_travels_is_the_closed_form(ranks, size, schedule, accumulation) -> None:
     """A rank sends each microbatch's activations (rows / m, 5, 8) from each of its stages to the next one,
     and their gradients to the one before; the ends sum the table of 11 x 8; all take part in the loss."""
     pieces = 6 if size == 3 else 4
@@ -277,7 +268,7 @@ def test_what_travels_is_the_closed_form(ranks: Ranks, size: int, schedule: str,
         (256, "1f1b:dp=16", 16, 1),
     ],
 )
-def test_what_travels_between_many_ranks(size: int, schedule: str, pieces: int, chunks: int) -> None:
+def test_what_travels_between_many_ranks(size, schedule, pieces, chunks) -> None:
     """The bytes of the first, the second and the last stage's rank, by the same closed form."""
     strategy = f"pipeline:{schedule}:microbatches={pieces}"
     groups = group_layout(strategy, size)
@@ -325,7 +316,7 @@ def test_what_travels_between_many_ranks(size: int, schedule: str, pieces: int, 
 
 
 @pytest.mark.parametrize("model", ["tied", "normed"])
-def test_copies_average_each_stage_once_and_take_the_buffers_of_the_first(ranks: Ranks, model: str) -> None:
+def test_copies_average_each_stage_once_and_take_the_buffers_of_the_first(ranks, model) -> None:
     found = ranks(4, pipelines.step_of, model, "pipeline:1f1b:dp=2", {"accumulation": 2})
     activation = 4 * pipelines.WIDTH * (pipelines.TOKENS if model == "tied" else 1)
     for step in found:
@@ -335,13 +326,13 @@ def test_copies_average_each_stage_once_and_take_the_buffers_of_the_first(ranks:
         assert step["operations"] == 2 * 4 + bool(shared) + 1 + bool(step["buffers"]) + 1
 
 
-def test_in_bf16_activations_travel_as_the_next_stage_takes_them(ranks: Ranks) -> None:
+def test_in_bf16_activations_travel_as_the_next_stage_takes_them(ranks) -> None:
     # The blocks end in tanh of a bf16 norm.
     found = ranks(2, pipelines.step_of, "normed", "pipeline:1f1b", {"precision": "bf16"})
     assert [step["bytes"] for step in found] == [pipelines.ROWS * pipelines.WIDTH * 2 + 8] * 2
 
 
-def test_phases_are_told_where_a_stage_computes(ranks: Ranks) -> None:
+def test_phases_are_told_where_a_stage_computes(ranks) -> None:
     first, last = ranks(2, pipelines.step_of, "tied", "pipeline:1f1b:microbatches=2", {})
     # Data; forward from then on; F and B of two microbatches; optimizer. The first stage is one ahead.
     assert (first["phases"], last["phases"]) == ("dffffbbo.".replace("ffff", "fff"), "dffbfbo.")
@@ -455,9 +446,7 @@ def drifted(rank: int, where: int, what: str, calls: str) -> list[list[str]]:
 @pytest.mark.parametrize("calls", ["wte", "lm_head"])
 @pytest.mark.parametrize("where", [0, 2])
 @pytest.mark.parametrize(("at", "what"), list(enumerate(("parameter", "gradient", "state"))))
-def test_copies_that_differ_in_one_bit_are_told_on_all_ranks(
-    ranks: Ranks, where: int, at: int, what: str, calls: str
-) -> None:
+def test_copies_that_differ_in_one_bit_are_told_on_all_ranks(ranks, where, at, what, calls) -> None:
     expected = [""] * 3
     expected[at] = "wte.weight is not the same on the ranks that have a copy of it"
     assert ranks(3, drifted, where, what, calls) == [[[""] * 3, expected]] * 3
@@ -474,7 +463,7 @@ def complaint(rank: int, strategy: str, frozen: tuple[str, ...]) -> str:
     return "".join(told_of_copies(trainer))
 
 
-def test_a_trained_parameter_without_gradient_is_refused_on_all_ranks(ranks: Ranks) -> None:
+def test_a_trained_parameter_without_gradient_is_refused_on_all_ranks(ranks) -> None:
     there = "no gradient came for a parameter on another rank, whose error names it"
     # Block 0 is in the first stage.
     frozen = tuple(f"{block}.{name}" for block in range(1, BLOCKS) for name in IDLE)
@@ -489,7 +478,7 @@ def test_a_trained_parameter_without_gradient_is_refused_on_all_ranks(ranks: Ran
     assert ranks(4, complaint, "pipeline:1f1b:dp=2", frozen) == [here, here, there, there]
 
 
-def test_what_is_frozen_needs_no_gradient_at_either_end(ranks: Ranks) -> None:
+def test_what_is_frozen_needs_no_gradient_at_either_end(ranks) -> None:
     assert ranks(2, complaint, "pipeline:1f1b", IDLE) == [""] * 2
     assert ranks(2, complaint, "pipeline:1f1b", (*IDLE, "wte.weight")) == [""] * 2
     assert ranks(4, complaint, "pipeline:1f1b:dp=2", (*IDLE, "wte.weight")) == [""] * 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from exchanging import CPU, Threads
+from exchanging import CPU
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn import functional as F
@@ -60,9 +60,7 @@ def of_rank_two(group: ExchangeGroup, shape: tuple[int, ...], dtype: torch.dtype
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("shape", [(20, 12), (12, 20), (8, 4, 3, 3)])
-def test_a_sum_of_low_rank_is_exact(
-    threads: Threads, shape: tuple[int, ...], dtype: torch.dtype, rtol: float
-) -> None:
+def test_a_sum_of_low_rank_is_exact(threads, shape, dtype, rtol) -> None:
     (first, sums), (second, again) = threads(2, of_rank_two, shape, dtype)
     torch.testing.assert_close(sums, first + second, rtol=rtol, atol=rtol)
     assert torch.equal(sums, again)
@@ -82,7 +80,7 @@ def two_steps(group: ExchangeGroup) -> list[tuple[Tensor, Tensor, Tensor, Tensor
     return steps
 
 
-def test_sums_are_projected_and_each_rank_keeps_what_is_left_of_its_own(threads: Threads) -> None:
+def test_sums_are_projected_and_each_rank_keeps_what_is_left_of_its_own(threads) -> None:
     ranks = threads(3, two_steps)
     for step in range(2):
         shares, sums, residual, before, after = zip(*(rank[step] for rank in ranks), strict=True)
@@ -109,7 +107,7 @@ def approximated(group: ExchangeGroup, steps: int) -> tuple[Tensor, Tensor]:
     return share, sums
 
 
-def test_warm_starts_find_the_best_approximation(threads: Threads) -> None:
+def test_warm_starts_find_the_best_approximation(threads) -> None:
     # Power iteration converges to the singular vectors of the largest singular values (Vogels et al. 2019,
     # section 3; Eckart and Young 1936: nothing of rank 2 is nearer).
     def distance(steps: int) -> tuple[float, float]:
@@ -130,7 +128,7 @@ def drawn(group: ExchangeGroup) -> list[Tensor]:
     return [exchanged(opened(group, "powersgd:1", seed), {name: share})[name] for name, seed in cases]
 
 
-def test_the_first_factor_follows_from_seed_and_name(threads: Threads) -> None:
+def test_the_first_factor_follows_from_seed_and_name(threads) -> None:
     ((sums, again, other_name, other_seed),) = threads(1, drawn)
     assert torch.equal(sums, again)
     assert not torch.allclose(sums, other_name)
@@ -160,7 +158,7 @@ def mixed(group: ExchangeGroup) -> tuple[Named, Named, Named, int, int]:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
-def test_two_all_reduces_of_factors_and_of_what_none_would_make_smaller(threads: Threads, size: int) -> None:
+def test_two_all_reduces_of_factors_and_of_what_none_would_make_smaller(threads, size) -> None:
     ranks = threads(size, mixed)
     whole = 16 + 9 + 1 + 600
     for _, sums, residual, payload, operations in ranks:
@@ -190,7 +188,7 @@ def warmed_up(group: ExchangeGroup, pieces: bool) -> list[tuple[Tensor, Tensor, 
 
 
 @pytest.mark.parametrize(("pieces", "exact_steps"), [(True, 2), (False, 4)])
-def test_warmup_and_unknown_shapes_send_all(threads: Threads, pieces: bool, exact_steps: int) -> None:
+def test_warmup_and_unknown_shapes_send_all(threads, pieces, exact_steps) -> None:
     first, second = threads(2, warmed_up, pieces)
     for step in range(4):
         (a, sums, residual), (b, _, _) = first[step], second[step]
@@ -209,7 +207,7 @@ def after_zeros(group: ExchangeGroup) -> tuple[Tensor, Tensor]:
     return group.size() * share, exchanged(exchange, {"w": share})["w"]
 
 
-def test_a_gradient_of_zeros_does_not_end_the_power_iteration(threads: Threads) -> None:
+def test_a_gradient_of_zeros_does_not_end_the_power_iteration(threads) -> None:
     for expected, sums in threads(2, after_zeros):
         torch.testing.assert_close(sums, expected, rtol=0, atol=1e-10)
 
@@ -225,7 +223,7 @@ def drifted(group: ExchangeGroup, steps: int) -> list[float]:
     return sizes
 
 
-def test_what_a_rank_keeps_stays_bounded_though_the_ranks_differ(threads: Threads) -> None:
+def test_what_a_rank_keeps_stays_bounded_though_the_ranks_differ(threads) -> None:
     # Were the mean Q subtracted, each rank would keep its distance from the mean once more every step, all
     # 200 of them in the end. With 8 columns the sum has all 6 directions, so that each is sent in its turn.
     apart = (normal(0, 6, 8) - normal(1, 6, 8)).norm().item() / 2
@@ -245,7 +243,7 @@ def alone_and_beside(group: ExchangeGroup, shapes: dict[str, tuple[int, ...]]) -
     return one, together, qr.call_count
 
 
-def test_matrices_of_one_shape_have_one_qr_and_the_bits_of_each_alone(threads: Threads) -> None:
+def test_matrices_of_one_shape_have_one_qr_and_the_bits_of_each_alone(threads) -> None:
     shapes = {"a": (64, 40), "b": (30, 17), "c": (64, 40), "d": (64, 5, 8), "e": (64, 60)}
     ((one, together, calls),) = threads(1, alone_and_beside, shapes)
     assert calls == 2  # of 64 rows, and of 30
@@ -258,7 +256,7 @@ def in_half(group: ExchangeGroup) -> Tensor:
     return sums
 
 
-def test_half_precision_has_a_basis_too(threads: Threads) -> None:
+def test_half_precision_has_a_basis_too(threads) -> None:
     first, second = threads(2, in_half)
     assert first.dtype == torch.bfloat16
     assert first.isfinite().all()
@@ -267,7 +265,6 @@ def test_half_precision_has_a_basis_too(threads: Threads) -> None:
 
 # torch's PowerSGD behind our hook: the same gradients as torch alone, and what it keeps, by parameter.
 
-Ranks = Callable[..., list[Any]]
 OPTIMIZER = "sgd:lr=0.1:momentum=0.9"
 
 
@@ -315,7 +312,7 @@ def torch_alone(rank: int) -> list[dict[str, list[float]]]:
     return found
 
 
-def test_gradients_are_those_of_torchs_own_hook_bit_for_bit(ranks: Ranks) -> None:
+def test_gradients_are_those_of_torchs_own_hook_bit_for_bit(ranks) -> None:
     # The model is one bucket: with several, torch's hook leaves to chance which all-reduce comes first.
     assert ranks(2, ours) == ranks(2, torch_alone)
 
@@ -341,7 +338,7 @@ def units(rank: int) -> tuple[bool, bool]:
     return torch.equal(kept(trainer)["4.bias"], (own[0] - mean) / size), dense == {}
 
 
-def test_what_is_kept_is_in_units_of_shares(ranks: Ranks) -> None:
+def test_what_is_kept_is_in_units_of_shares(ranks) -> None:
     assert ranks(2, units) == [(True, True)] * 2
 
 
@@ -359,7 +356,7 @@ def redo(rank: int, strategy: str) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp:bucket_mb=0.001"])
-def test_a_snapshot_brings_back_errors_factors_and_the_count_of_steps(ranks: Ranks, strategy: str) -> None:
+def test_a_snapshot_brings_back_errors_factors_and_the_count_of_steps(ranks, strategy) -> None:
     assert ranks(2, redo, strategy) == [(True, True)] * 2
 
 
@@ -396,7 +393,7 @@ def resume(rank: int) -> dict[str, Any]:
     return found
 
 
-def test_errors_outlive_a_new_distribution_over_buckets(ranks: Ranks) -> None:
+def test_errors_outlive_a_new_distribution_over_buckets(ranks) -> None:
     for found in ranks(2, resume):
         assert all(found.values()), found
 
@@ -408,5 +405,5 @@ def of_zeros(rank: int) -> bool:
     return all(value == 0 for step in found for values in step.values() for value in values)
 
 
-def test_gradients_of_zeros_stay_zeros(ranks: Ranks) -> None:
+def test_gradients_of_zeros_stay_zeros(ranks) -> None:
     assert ranks(2, of_zeros) == [True] * 2

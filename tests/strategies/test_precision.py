@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import data_parallel as replicas
@@ -71,7 +70,7 @@ def _copied(named: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("strategy", "compression"), KEEPING)
 def test_a_step_that_overflows_leaves_what_is_kept_and_the_next_one_updates(
-    ranks: Callable[..., list[Any]], strategy: str, compression: str
+    ranks, strategy, compression
 ) -> None:
     for steps in ranks(2, overflow, strategy, compression):
         _, _, before, left_out, after = steps
@@ -88,7 +87,6 @@ def test_a_step_that_overflows_leaves_what_is_kept_and_the_next_one_updates(
 
 # Compressors of scaled codes keep their promises of gradients of any size, down to subnormal numbers.
 
-Threads = Callable[..., list[Any]]
 VALUES = 1200
 """Not a multiple of the blocks of two ranks."""
 EXPONENTS = range(-150, 3)
@@ -116,7 +114,7 @@ def findings_of(group: ExchangeGroup, spec: str) -> list[tuple[int, ProofFinding
 
 
 @pytest.mark.parametrize("spec", ["int8:block=16", "int8:block=256:feedback=true", "signsgd"])
-def test_promises_are_kept_of_gradients_of_any_size(threads: Threads, spec: str) -> None:
+def test_promises_are_kept_of_gradients_of_any_size(threads, spec) -> None:
     for found in threads(2, findings_of, spec):
         assert len(found) == 2 * len(EXPONENTS)
         broken = [(exponent, finding.what) for exponent, finding in found if not finding.passed]
@@ -133,9 +131,7 @@ def test_promises_are_kept_of_gradients_of_any_size(threads: Threads, spec: str)
     ],
     ids=["unbiased", "nearest", "up", "towards minus infinity"],
 )
-def test_values_are_rounded_to_powers_of_two_without_bias(
-    draw: Callable[[torch.Tensor], torch.Tensor], kept: bool
-) -> None:
+def test_values_are_rounded_to_powers_of_two_without_bias(draw, kept) -> None:
     """Natural compression: x goes from 2^k up to 2^(k+1) with the probability |x| / 2^k - 1."""
     torch.manual_seed(0)
     x = torch.cat([torch.randn(40000, dtype=torch.float32), torch.zeros(8)])
@@ -152,8 +148,6 @@ def test_values_are_rounded_to_powers_of_two_without_bias(
 
 # `params=bf16` and BatchNorm: refused on CPU, where torch cannot compute it, and only there.
 
-Ranks = Callable[..., list[Any]]
-
 
 def told(rank: int, strategy: str, options: dict[str, bool]) -> str:
     """On a rank: what comes of a step of a model with a BatchNorm of these options."""
@@ -168,9 +162,7 @@ def told(rank: int, strategy: str, options: dict[str, bool]) -> str:
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "scratch-fsdp"])
-def test_a_batch_norm_that_torch_does_not_compute_is_refused_with_the_way_out(
-    ranks: Ranks, strategy: str
-) -> None:
+def test_a_batch_norm_that_torch_does_not_compute_is_refused_with_the_way_out(ranks, strategy) -> None:
     expected = (
         "params=bf16: on CPU torch has no BatchNorm with parameters in bfloat16 and statistics in float32, "
         "as 1 would be: leave params=bf16 out, autocast computes in bf16 as well"

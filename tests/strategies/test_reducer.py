@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -20,7 +20,6 @@ from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.scratch_ddp import reducer as reducer_module
 from strategies.scratch_ddp.reducer import Bucketing, GradientReducer, fill_buckets
 
-Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 
 
@@ -51,9 +50,7 @@ def floats(*counts: int) -> list[Tensor]:
         ([], 8, 8, []),
     ],
 )
-def test_a_bucket_is_closed_by_what_fills_it(
-    counts: list[int], first: int, later: int, runs: list[list[int]]
-) -> None:
+def test_a_bucket_is_closed_by_what_fills_it(counts, first, later, runs) -> None:
     assert fill_buckets(floats(*counts), bucketing(first, later)) == runs
 
 
@@ -72,7 +69,7 @@ def test_each_data_type_has_its_buckets_and_they_are_in_the_order_in_which_they_
     st.integers(1, 40),
 )
 def test_every_parameter_is_in_one_bucket_with_its_like_and_only_the_last_of_a_kind_is_not_full(
-    drawn: list[tuple[int, torch.dtype]], first: int, later: int
+    drawn, first, later
 ) -> None:
     parameters = [torch.zeros(count, dtype=kind) for count, kind in drawn]
     runs = fill_buckets(parameters, bucketing(first, later))
@@ -157,12 +154,12 @@ def read_by_host(group: ExchangeGroup, path: list[int]) -> tuple[list[float | No
     return gradients, len(read) + filled.call_count
 
 
-def test_a_host_waits_for_who_used_what_only_if_its_own_rank_left_a_parameter_out(threads: Threads) -> None:
+def test_a_host_waits_for_who_used_what_only_if_its_own_rank_left_a_parameter_out(threads) -> None:
     assert threads(1, read_by_host, [0, 1]) == [([3.0, 2.0], 0)]
     assert threads(1, read_by_host, [0]) == [([1.0, None], 2)]
 
 
-def test_from_the_second_step_on_buckets_follow_the_order_that_rank_0_saw(threads: Threads) -> None:
+def test_from_the_second_step_on_buckets_follow_the_order_that_rank_0_saw(threads) -> None:
     # Registered w.0, w.1, w.2; used 1, 2, 0 on rank 0 (ready: 0, 2, 1), and otherwise on the other ranks.
     paths = [[1, 2, 0], [0, 1, 2], [2, 0, 1]]
     product = 2.0 * 3.0 * 4.0
@@ -185,7 +182,7 @@ def reached_late(group: ExchangeGroup, paths: list[list[int]]) -> list[list[str]
     return found
 
 
-def test_no_order_is_taken_that_did_not_reach_all_ranks(threads: Threads) -> None:
+def test_no_order_is_taken_that_did_not_reach_all_ranks(threads) -> None:
     expected = [["w.2", "w.1", "w.0"]] * 3 + [["w.0", "w.2", "w.1"]]
     assert threads(2, reached_late, [[1, 2, 0], [0, 1, 2]]) == [expected] * 2
 
@@ -204,7 +201,7 @@ def launches(group: ExchangeGroup) -> list[Any]:
     return events
 
 
-def test_a_bucket_is_under_way_before_the_next_gradient_is_ready(threads: Threads) -> None:
+def test_a_bucket_is_under_way_before_the_next_gradient_is_ready(threads) -> None:
     expected = [("sum", 1), "ready 2", ("sum", 1), "ready 1", ("sum", 1), "ready 0"]
     assert threads(2, launches) == [expected] * 2
 
@@ -219,7 +216,7 @@ def late_bucket(group: ExchangeGroup) -> list[Any]:
     return events[:6]
 
 
-def test_a_full_bucket_waits_for_those_before_it(threads: Threads) -> None:
+def test_a_full_bucket_waits_for_those_before_it(threads) -> None:
     expected = ["ready 0", ("sum", 1), "ready 2", ("sum", 1), ("sum", 1), "ready 1"]
     assert threads(2, late_bucket) == [expected] * 2
 
@@ -263,9 +260,7 @@ def poisoned(group: ExchangeGroup, audited: bool, find_unused: bool) -> list[lis
 
 @pytest.mark.parametrize("audited", [False, True])
 @pytest.mark.parametrize("find_unused", [False, True])
-def test_nothing_is_read_from_a_bucket_before_its_exchange_has_ended(
-    threads: Threads, audited: bool, find_unused: bool
-) -> None:
+def test_nothing_is_read_from_a_bucket_before_its_exchange_has_ended(threads, audited, find_unused) -> None:
     # x is 0 and 2, so 1 on average. Audited, the exchange runs on a lane of its own.
     assert threads(2, poisoned, audited, find_unused) == [[[12.0, 8.0, 6.0]] * 3] * 2
 
@@ -291,9 +286,7 @@ def forgetting(group: ExchangeGroup, how: str) -> list[list[float | None]]:
         ("never", [1.0, 3.0, 6.0, 10.0]),
     ],
 )
-def test_gradients_may_be_forgotten_in_any_way_or_not_at_all(
-    threads: Threads, how: str, sums: list[float]
-) -> None:
+def test_gradients_may_be_forgotten_in_any_way_or_not_at_all(threads, how, sums) -> None:
     assert threads(2, forgetting, how) == [[[3.0 * x, 2.0 * x] for x in sums]] * 2
 
 
@@ -311,7 +304,7 @@ def accumulated(group: ExchangeGroup, to_none: bool) -> list[list[float | None]]
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_what_was_added_up_before_is_exchanged_with_the_last(threads: Threads, to_none: bool) -> None:
+def test_what_was_added_up_before_is_exchanged_with_the_last(threads, to_none) -> None:
     # (10 + 20) / 2 + 1 = 16 times the other factor.
     assert threads(2, accumulated, to_none) == [[[48.0, 32.0]] * 3] * 2
 
@@ -332,7 +325,7 @@ def memory(group: ExchangeGroup) -> list[bool]:
     return found
 
 
-def test_gradients_lie_in_the_bucket(threads: Threads) -> None:
+def test_gradients_lie_in_the_bucket(threads) -> None:
     assert threads(2, memory) == [[True] * 9] * 2
 
 
@@ -358,7 +351,7 @@ def unused(group: ExchangeGroup) -> list[list[float | None]]:
     return found
 
 
-def test_a_gradient_that_some_rank_has_is_averaged_and_one_that_none_has_stays_none(threads: Threads) -> None:
+def test_a_gradient_that_some_rank_has_is_averaged_and_one_that_none_has_stays_none(threads) -> None:
     # a: 4 on both; b: nothing and 4.
     assert threads(2, unused) == [[[4.0, 2.0, None]] * 3] * 2
 
@@ -376,7 +369,7 @@ def twice(group: ExchangeGroup) -> str:
     return ""
 
 
-def test_a_gradient_that_comes_twice_is_an_error(threads: Threads) -> None:
+def test_a_gradient_that_comes_twice_is_an_error(threads) -> None:
     for message in threads(1, twice):
         assert "the gradient of w.0 came twice" in message
         assert "use_reentrant=False" in message
@@ -419,7 +412,7 @@ def half_a_step(group: ExchangeGroup) -> tuple[list[Any], list[float | None], li
     return left, gradients, [bucket.pieces[0].name for bucket in reducer._buckets]
 
 
-def test_of_half_a_step_nothing_goes_on_and_nothing_counts(threads: Threads) -> None:
+def test_of_half_a_step_nothing_goes_on_and_nothing_counts(threads) -> None:
     for left, gradients, names in threads(2, half_a_step):
         assert left.count("done") == left.count(("sum", 1)) > 0
         assert gradients == [12.0, 8.0, 6.0]
@@ -440,5 +433,5 @@ def after_an_error(group: ExchangeGroup) -> list[float | None]:
     return run(module, reducer)
 
 
-def test_outside_of_an_exchange_and_after_a_failed_one_nothing_is_sent(threads: Threads) -> None:
+def test_outside_of_an_exchange_and_after_a_failed_one_nothing_is_sent(threads) -> None:
     assert threads(2, after_an_error) == [[3.0, 2.0]] * 2

@@ -102,7 +102,7 @@ def cell_of(text: str, **others: object) -> Cell:
         ("strategy=pipeline:gpipe memory_format=channels_last", "activations row by row"),
     ],
 )
-def test_an_impossible_combination_is_refused_with_its_reason(fields: str, reason: str) -> None:
+def test_an_impossible_combination_is_refused_with_its_reason(fields, reason) -> None:
     found = refusal(cell_of(fields))
     assert found is not None
     assert reason in found.text
@@ -124,7 +124,7 @@ def test_an_impossible_combination_is_refused_with_its_reason(fields: str, reaso
         ("strategy=tp model_parallel=2 precision=fp16 activation_checkpointing=selective", "None"),
     ],
 )
-def test_a_layout_that_the_model_or_the_nodes_rule_out_is_refused(fields: str, reason: str) -> None:
+def test_a_layout_that_the_model_or_the_nodes_rule_out_is_refused(fields, reason) -> None:
     cell = cell_of(fields, workload="gpt-nano")
     assert reason in str(refusal(cell) or unsplittable(cell) or misplaced(cell, None))
 
@@ -175,7 +175,7 @@ def test_a_layout_that_the_model_or_the_nodes_rule_out_is_refused(fields: str, r
         "strategy=tp gpus=4 accumulation=2",
     ],
 )
-def test_a_combination_close_to_a_refused_one_is_accepted(fields: str) -> None:
+def test_a_combination_close_to_a_refused_one_is_accepted(fields) -> None:
     assert refusal(cell_of(fields)) is None
 
 
@@ -282,7 +282,7 @@ class Calls:
 
 
 @pytest.mark.parametrize("entry", list(COMPRESSIONS), ids=lambda entry: entry.name)
-def test_a_compressor_calls_the_collective_that_its_facts_state(entry: Entry) -> None:
+def test_a_compressor_calls_the_collective_that_its_facts_state(entry) -> None:
     facts = COMPRESSIONS.facts(_written(entry))
     if facts.ddp_hook is not None:
         return

@@ -97,9 +97,7 @@ def frozen_less(values: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=[] if way in WAYS[:1] else [pytest.mark.slow]) for way in WAYS], ids=str
 )
-def test_values_are_equal_and_training_goes_on_as_on_one_device(
-    ranks: Ranks, tmp_path: Path, way: tuple[str, int, str, int]
-) -> None:
+def test_values_are_equal_and_training_goes_on_as_on_one_device(ranks, tmp_path, way) -> None:
     """All replicas see the same batches, so that every layout trains as one device does, up to rounding."""
     strategy, size, other, others = way
     before = run(ranks, size, saved, strategy, tmp_path)
@@ -156,9 +154,7 @@ def together(rank: int, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tens
     return loaded, trainer.model.bare.state_dict()
 
 
-def test_replicas_that_differ_become_their_mean_on_another_number_of_ranks(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_replicas_that_differ_become_their_mean_on_another_number_of_ranks(ranks, tmp_path) -> None:
     first, second = ranks(2, apart, tmp_path)
     found = ranks(3, together, tmp_path)
     for loaded, _ in found:
@@ -176,7 +172,7 @@ def test_replicas_that_differ_become_their_mean_on_another_number_of_ranks(
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (1, 1), (3, 4), (2, 3, 4), (2, 2, 2, 3)])
-def test_rectangles_are_the_elements_of_the_range_in_their_order(shape: tuple[int, ...]) -> None:
+def test_rectangles_are_the_elements_of_the_range_in_their_order(shape) -> None:
     values = torch.arange(torch.Size(shape).numel()).view(shape)
     for start, stop in itertools.combinations_with_replacement(range(values.numel() + 1), 2):
         found = []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from torch.nn import functional as F
 from harness.worker.exchange.group import open_exchange
 from strategies import Trainer, TrainSettings
 
-Ranks = Callable[..., list[Any]]
 Case = tuple[str, dict[str, Any]]
 SMALL = "bucket_mb=0.001"
 DDP = f"ddp:{SMALL}"
@@ -98,27 +95,27 @@ def pairs() -> list[Case]:
     return cases
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_bit_for_bit(ranks, tmp_path) -> None:
     cases: list[Case] = [(SCRATCH, {"compression": "topk:0.1"}), ("scratch-fsdp", {}), ("local-sgd:2", {})]
     assert ranks(2, resuming.broken, cases, tmp_path) == [[], []]
 
 
-def test_a_run_on_one_device_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_on_one_device_goes_on_bit_for_bit(tmp_path) -> None:
     assert resuming.broken(0, [("single", {"optimizer": "adamw", "precision": "fp16"})], tmp_path) == []
 
 
 @pytest.mark.slow
-def test_every_strategy_compressor_and_setting_goes_on(ranks: Ranks, tmp_path: Path) -> None:
+def test_every_strategy_compressor_and_setting_goes_on(ranks, tmp_path) -> None:
     assert ranks(2, resuming.broken, CASES, tmp_path, timeout_s=200) == [[], []]
 
 
 @pytest.mark.slow
-def test_any_two_settings_go_on_together(ranks: Ranks, tmp_path: Path) -> None:
+def test_any_two_settings_go_on_together(ranks, tmp_path) -> None:
     assert ranks(2, resuming.broken, pairs(), tmp_path, timeout_s=200) == [[], []]
 
 
 @pytest.mark.slow
-def test_on_three_ranks_sums_are_in_the_order_of_the_buckets(ranks: Ranks, tmp_path: Path) -> None:
+def test_on_three_ranks_sums_are_in_the_order_of_the_buckets(ranks, tmp_path) -> None:
     cases = [case for case in CASES if case[0] in (DDP, SCRATCH) and "schedule" not in case[1]]
     cases += [("hsdp", {"node_size": 1}), ("scratch-fsdp", {}), ("fsdp", {})]
     cases = [case for case in cases if case[1].get("collective") != "hierarchical"]
@@ -203,12 +200,12 @@ def differing(rank: int, cases: list[tuple[str, str]]) -> list[str]:
     return found
 
 
-def test_a_fresh_trainer_goes_on_as_the_one_whose_state_it_loads(ranks: Ranks) -> None:
+def test_a_fresh_trainer_goes_on_as_the_one_whose_state_it_loads(ranks) -> None:
     assert ranks(2, differing, [(RESUMED_DDP, "signsgd"), (RESUMED_SCRATCH, "signsgd")]) == [[], []]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_state_is_all_that_goes_on(ranks: Ranks, size: int) -> None:
+def test_every_state_is_all_that_goes_on(ranks, size) -> None:
     """On three ranks the order of a sum, and so its rounding, follows from the buckets as well."""
     assert ranks(size, differing, RESUMED_CASES, timeout_s=200) == [[]] * size

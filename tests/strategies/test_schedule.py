@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from exchanging import Threads, whole_numbers
+from exchanging import whole_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -36,7 +36,7 @@ GIVE_UP_S = 10.0
         (4, 4, 3, []),
     ],
 )
-def test_chunks(start: int, stop: int, length: int, parts: list[tuple[int, int]]) -> None:
+def test_chunks(start, stop, length, parts) -> None:
     assert chunks(start, stop, length) == [slice(first, end) for first, end in parts]
 
 
@@ -51,7 +51,7 @@ class Nowhere:
     ("chunk_bytes", "dtype", "elements"),
     [(10, torch.float32, 2), (10, torch.bfloat16, 5), (8, torch.float64, 1), (3, torch.float32, 1)],
 )
-def test_a_chunk_is_whole_elements_at_least_one(chunk_bytes: int, dtype: torch.dtype, elements: int) -> None:
+def test_a_chunk_is_whole_elements_at_least_one(chunk_bytes, dtype, elements) -> None:
     wire = Ring(Nowhere(0, 1), chunk_bytes=chunk_bytes)  # type: ignore[arg-type]
     assert wire.chunk_of(torch.zeros(5, dtype=dtype)) == elements
 
@@ -96,9 +96,7 @@ def powers(size: int, numel: int) -> list[list[int]]:
 @pytest.mark.parametrize("wire", WIRES)
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(size=st.integers(1, 20), numel=st.integers(0, 60), chunk=st.integers(1, 20))
-def test_every_rank_gets_the_sum(
-    wire: Callable[..., ScheduledWire], size: int, numel: int, chunk: int
-) -> None:
+def test_every_rank_gets_the_sum(wire, size, numel, chunk) -> None:
     found = replay(schedules(wire, size, numel, chunk), powers(size, numel))
     # Of 2 ** r over all ranks: 2 ** size - 1.
     assert found == [[(2**size - 1) * (1000 + place) for place in range(numel)]] * size
@@ -107,9 +105,7 @@ def test_every_rank_gets_the_sum(
 @pytest.mark.parametrize("wire", WIRES)
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(size=st.integers(1, 12), numel=st.integers(0, 60), chunk=st.integers(1, 20))
-def test_what_is_overwritten_has_been_sent(
-    wire: Callable[..., ScheduledWire], size: int, numel: int, chunk: int
-) -> None:
+def test_what_is_overwritten_has_been_sent(wire, size, numel, chunk) -> None:
     """The rule by which a receive may be begun early; and nothing longer than a chunk is sent."""
     for plan in schedules(wire, size, numel, chunk):
         sent = set()
@@ -207,9 +203,7 @@ def late() -> Iterator[Callable[..., list[Any]]]:
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
 @pytest.mark.parametrize("wire", WIRES)
-def test_sums_over_a_transport_that_is_late(
-    late: Callable[..., list[Any]], wire: Callable[..., ScheduledWire], size: int
-) -> None:
+def test_sums_over_a_transport_that_is_late(late, wire, size) -> None:
     """Values are made NaN as soon as the call returns: whoever still needs them then gets NaN."""
 
     def sums(link: Link) -> list[Tensor]:
@@ -229,7 +223,7 @@ def test_sums_over_a_transport_that_is_late(
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_gathers_over_a_transport_that_is_late(late: Callable[..., list[Any]], size: int) -> None:
+def test_gathers_over_a_transport_that_is_late(late, size) -> None:
     def gathered(link: Link) -> Tensor:
         values = torch.arange(13, dtype=torch.int32) + 100 * link.rank
         rows = Ring(link, chunk_bytes=8).all_gather(values)
@@ -285,7 +279,7 @@ def sent_of_sums(group: ExchangeGroup, numels: list[int]) -> list[tuple[int, int
 
 
 @pytest.mark.parametrize("size", range(2, 9))
-def test_bytes_sent_by_each_rank(threads: Threads, size: int) -> None:
+def test_bytes_sent_by_each_rank(threads, size) -> None:
     """Rank r sends the segments r, r - 1, ... for 2 (p - 1) rounds: all twice, but r + 1 and r + 2 once."""
     numels = [0, 3, 100, 1001]
     found = threads(size, sent_of_sums, numels)
@@ -314,7 +308,7 @@ def gather(group: ExchangeGroup) -> list[tuple[Tensor, Tensor, int]]:
 
 
 @pytest.mark.parametrize("size", range(1, 9))
-def test_all_gather(threads: Threads, size: int) -> None:
+def test_all_gather(threads, size) -> None:
     for rank, found in enumerate(threads(size, gather)):
         for numel, (rows, values, sent_bytes) in zip((0, 1, 4, 21), found, strict=True):
             expected = [[100 * row + place for place in range(numel)] for row in range(size)]
@@ -342,7 +336,7 @@ def memory_of_slots(group: ExchangeGroup) -> list[set[int]]:
     return received
 
 
-def test_scratch_memory_is_kept_from_call_to_call(threads: Threads) -> None:
+def test_scratch_memory_is_kept_from_call_to_call(threads) -> None:
     for first, second, other in threads(2, memory_of_slots):
         assert first == second
         assert len(first) == 8
@@ -393,7 +387,7 @@ def test_the_trees_of_seven_ranks() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 65))
-def test_no_rank_is_an_inner_node_of_both_trees(size: int) -> None:
+def test_no_rank_is_an_inner_node_of_both_trees(size) -> None:
     trees = [binary_tree(size, shift) for shift in (0, 1)]
     assert not any(first.children and second.children for first, second in zip(*trees, strict=True))
     for tree in trees:
@@ -425,9 +419,7 @@ def sum_whole_numbers(group: ExchangeGroup) -> tuple[list[Tensor], list[tuple[in
 
 
 @pytest.mark.parametrize("size", range(1, 9))
-def test_sums_of_whole_numbers_are_exact_and_each_rank_sends_what_its_places_say(
-    threads: Threads, size: int
-) -> None:
+def test_sums_of_whole_numbers_are_exact_and_each_rank_sends_what_its_places_say(threads, size) -> None:
     for rank, (sums, sent) in enumerate(threads(size, sum_whole_numbers)):
         # In the second tree a rank has the label of the next one in the first.
         first, second = MESSAGES[size][rank], MESSAGES[size][(rank + 1) % size]

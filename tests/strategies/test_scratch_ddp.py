@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +16,6 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from results.errors import UsageError
 from strategies import ExchangeSettings, ParallelModel, Trainer, TrainSettings, parallelize
 
-Ranks = Callable[..., list[Any]]
-Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 SMALL = "bucket_mb=0.001:first_bucket_mb=0.001"
 """About 260 floats: the models have several buckets."""
@@ -72,7 +69,7 @@ def start_and_buffers(group: ExchangeGroup) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_replicas_start_as_rank_0_and_take_its_buffers_at_every_step(threads: Threads, size: int) -> None:
+def test_replicas_start_as_rank_0_and_take_its_buffers_at_every_step(threads, size) -> None:
     zeros = [[0.0] * 6, [0.0] * 3, [0.0] * 2, [0.0], [0.0] * 5, [0.0] * 6]
     for found in threads(size, start_and_buffers):
         assert found["start"] == zeros
@@ -92,7 +89,7 @@ def bytes_of_a_step(group: ExchangeGroup, options: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_a_step_moves_each_gradient_and_each_buffer_once(threads: Threads, size: int) -> None:
+def test_a_step_moves_each_gradient_and_each_buffer_once(threads, size) -> None:
     # 6 floats of gradient; buffers of 2 booleans, an int64, 5 halves and 6 floats, in one message.
     payload = 6 * 4 + 2 + 8 + 5 * 2 + 6 * 4
     assert threads(size, bytes_of_a_step, "") == [(payload, 2)] * size
@@ -122,7 +119,7 @@ def sums_of_a_step(group: ExchangeGroup, options: str) -> int:
         (":first_bucket_mb=0.0039:bucket_mb=0.001", 5),
     ],
 )
-def test_the_options_say_how_large_buckets_are(threads: Threads, options: str, sums: int) -> None:
+def test_the_options_say_how_large_buckets_are(threads, options, sums) -> None:
     assert threads(2, sums_of_a_step, options) == [sums] * 2
 
 
@@ -135,7 +132,7 @@ def strides(rank: int, compression: str) -> tuple[int, ...]:
     return module.weight.grad.stride()
 
 
-def test_gradients_lie_as_their_parameters_do_unless_a_compressor_sees_them(ranks: Ranks) -> None:
+def test_gradients_lie_as_their_parameters_do_unless_a_compressor_sees_them(ranks) -> None:
     # (6, 2, 2, 2): with the channels last, and row by row.
     assert ranks(2, strides, "none") == [(8, 1, 4, 2)] * 2
     assert ranks(2, strides, "topk:0.5") == [(8, 4, 2, 1)] * 2
@@ -151,7 +148,7 @@ def forgotten(group: ExchangeGroup) -> str:
     return ""
 
 
-def test_a_parameter_without_a_gradient_is_an_error_that_names_it_and_the_way_out(threads: Threads) -> None:
+def test_a_parameter_without_a_gradient_is_an_error_that_names_it_and_the_way_out(threads) -> None:
     for message in threads(2, forgotten):
         assert "no gradient came for left.weight, left.bias (2 of 4 parameters)" in message
         assert "find_unused=true" in message
@@ -180,7 +177,7 @@ def freed(group: ExchangeGroup, options: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("options", ["", ":find_unused=true"])
-def test_what_is_dropped_is_freed_and_its_hooks_do_nothing(threads: Threads, options: str) -> None:
+def test_what_is_dropped_is_freed_and_its_hooks_do_nothing(threads, options) -> None:
     assert threads(2, freed, options) == [[True] * 5] * 2
 
 
@@ -201,9 +198,7 @@ def switched(group: ExchangeGroup, on: list[bool]) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("on", [[True, False, True], [False, True, True], [False, False, True], [True, True]])
-def test_without_exchange_a_rank_has_its_share_and_with_it_the_mean_again(
-    threads: Threads, on: list[bool]
-) -> None:
+def test_without_exchange_a_rank_has_its_share_and_with_it_the_mean_again(threads, on) -> None:
     # Shares are 2 / 2 and 4 / 2, the mean is 3.
     first, second = threads(2, switched, on)
     assert first == [3.0 if enabled else 1.0 for enabled in on]
@@ -224,7 +219,7 @@ def losses(rank: int, compiled: bool, strategy: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_as_torchs_ddp_does(ranks: Ranks) -> None:
+def test_a_compiled_model_trains_as_torchs_ddp_does(ranks) -> None:
     ours = ranks(2, losses, True, f"scratch-ddp:{SMALL}", timeout_s=300)
     theirs = ranks(2, losses, False, "ddp")
     assert ours[0] == ours[1]

@@ -25,7 +25,6 @@ from strategies.collectives.link import Link
 from strategies.scratch_fsdp.flat import _Reduced, start_reduce_scatter
 from strategies.snapshot import Snapshot
 
-Ranks = Callable[..., list[Any]]
 UNIT_ROUNDOFF = 2.0**-24
 ACCUMULATION, SIZE = 3, 3
 
@@ -45,7 +44,7 @@ def sizes_of_terms(module: nn.Module, step: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_micro_batches_are_averaged_one_by_one(ranks: Ranks, stage: int) -> None:
+def test_micro_batches_are_averaged_one_by_one(ranks, stage) -> None:
     """3 times 3 terms in an order of the strategy's own: see `assert_near_serial` for the bound."""
     settings = {"strategy": f"scratch-fsdp:stage={stage}", "optimizer": "sgd", "accumulation": ACCUMULATION}
     results = ranks(SIZE, replicas.train, "tied", settings)
@@ -64,7 +63,7 @@ def test_micro_batches_are_averaged_one_by_one(ranks: Ranks, stage: int) -> None
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_what_is_gathered_ahead_changes_no_bit(ranks: Ranks, stage: int) -> None:
+def test_what_is_gathered_ahead_changes_no_bit(ranks, stage) -> None:
     settings = {"optimizer": replicas.ADAMW, "accumulation": 2}
     runs = [
         ranks(
@@ -80,7 +79,6 @@ def test_what_is_gathered_ahead_changes_no_bit(ranks: Ranks, stage: int) -> None
 
 # What `scratch-fsdp` averages: sums of parts, gradients that overflow, and bfloat16.
 
-Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 
 
@@ -98,7 +96,7 @@ def bfloat16_step(rank: int) -> tuple[list[list[float]], str]:
     return gradient.tolist(), str(module.weight.dtype)
 
 
-def test_the_average_of_bfloat16_gradients_is_a_single_precision_number(ranks: Ranks) -> None:
+def test_the_average_of_bfloat16_gradients_is_a_single_precision_number(ranks) -> None:
     # 2 * 256 / 2 + 2 * 1 / 2 = 257, which bfloat16 does not have: 256 or 258.
     assert ranks(2, bfloat16_step) == [([[257.0, 8.0]], "torch.bfloat16")] * 2
 
@@ -114,7 +112,7 @@ def scattered(group: ExchangeGroup, by_backend: bool) -> tuple[Tensor, list[floa
 
 @pytest.mark.parametrize("by_backend", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_each_rank_gets_its_part_of_the_sum(threads: Threads, size: int, by_backend: bool) -> None:
+def test_each_rank_gets_its_part_of_the_sum(threads, size, by_backend) -> None:
     # Rank r gives r + 1 times 0, 1, 2, ...
     factor = size * (size + 1) / 2
     expected = [[factor * (3 * rank + place) for place in range(3)] for rank in range(size)]
@@ -165,7 +163,7 @@ def complaints(rank: int, strategy: str, signs: list[list[float]]) -> list[str]:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_parameter_without_gradient_is_refused_on_all_ranks(ranks: Ranks, stage: int) -> None:
+def test_a_parameter_without_gradient_is_refused_on_all_ranks(ranks, stage) -> None:
     here, there = ranks(2, complaints, f"scratch-fsdp:stage={stage}", [[-1.0, 1.0], [1.0, 1.0]])
     assert here[0] == (
         "no gradient came for 1.bias, 2.bias, 3.bias (3 parameters), and shards are updated as a whole: "
@@ -179,7 +177,7 @@ def test_a_parameter_without_gradient_is_refused_on_all_ranks(ranks: Ranks, stag
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_rank_issues_the_same_whether_its_gradients_come_or_not(stage: int) -> None:
+def test_a_rank_issues_the_same_whether_its_gradients_come_or_not(stage) -> None:
     seen, told = [], []
     for sign in (1.0, -1.0):
         group = RecordingGroup(0, 4)
@@ -203,7 +201,7 @@ def loop_of_ones_own(rank: int) -> str:
     return ""
 
 
-def test_a_loop_of_ones_own_is_refused_and_not_trained_wrongly(ranks: Ranks) -> None:
+def test_a_loop_of_ones_own_is_refused_and_not_trained_wrongly(ranks) -> None:
     assert all("train with a Trainer" in told for told in ranks(2, loop_of_ones_own))
 
 
@@ -332,16 +330,14 @@ def closed_form(size: int, stage: int, accumulation: int, shard_bytes: int = 4) 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("size", range(2, 9))
-def test_what_travels_and_what_is_kept_are_the_closed_forms(
-    threads: Threads, size: int, stage: int, accumulation: int
-) -> None:
+def test_what_travels_and_what_is_kept_are_the_closed_forms(threads, size, stage, accumulation) -> None:
     found = threads(size, traffic_of_a_step, f"scratch-fsdp:stage={stage}", accumulation)
     assert found == [closed_form(size, stage, accumulation)] * size
 
 
 @pytest.mark.parametrize("rank", [0, 100, 255])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_256_ranks_hand_over_what_the_closed_forms_say(rank: int, stage: int) -> None:
+def test_256_ranks_hand_over_what_the_closed_forms_say(rank, stage) -> None:
     found = traffic_of_a_step(RecordingGroup(rank, 256), f"scratch-fsdp:stage={stage}", 2)
     assert found == closed_form(256, stage, 2)
 
@@ -403,7 +399,7 @@ WHOLE: dict[int, list[tuple[str, tuple[int, int], int]]] = {
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_is_whole_between_the_phases_of_a_step(stage: int) -> None:
+def test_what_is_whole_between_the_phases_of_a_step(stage) -> None:
     module, trainer = build(RecordingGroup(1, 4), f"scratch-fsdp:stage={stage}", accumulation=2)
     assert module.whole() == (0, 0)
     trainer.step(batches(1))
@@ -413,9 +409,7 @@ def test_what_is_whole_between_the_phases_of_a_step(stage: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_no_more_blocks_are_whole_than_the_one_in_use_and_those_ahead(
-    monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
+def test_no_more_blocks_are_whole_than_the_one_in_use_and_those_ahead(monkeypatch, ahead) -> None:
     module, trainer = build(RecordingGroup(1, 4), f"scratch-fsdp:prefetch={ahead}")
     seen: list[int] = []
     monkeypatch.setattr(Probed, "watching", staticmethod(lambda: seen.append(module.whole()[1])))
@@ -426,9 +420,7 @@ def test_no_more_blocks_are_whole_than_the_one_in_use_and_those_ahead(
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_a_block_that_is_called_again_in_backward_gathers_none_ahead(
-    monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
+def test_a_block_that_is_called_again_in_backward_gathers_none_ahead(monkeypatch, ahead) -> None:
     group = RecordingGroup(1, 4)
     module, trainer = build(group, f"scratch-fsdp:prefetch={ahead}", Recomputing)
     seen: list[int] = []
@@ -441,7 +433,7 @@ def test_a_block_that_is_called_again_in_backward_gathers_none_ahead(
     assert sum(name == "_allgather_base" for name, _ in group.seen) == 5 + 4
 
 
-def test_a_forward_pass_alone_leaves_nothing_whole(threads: Threads) -> None:
+def test_a_forward_pass_alone_leaves_nothing_whole(threads) -> None:
     def evaluate(group: ExchangeGroup) -> tuple[bool, tuple[int, int]]:
         module, trainer = build(group, "scratch-fsdp")
         x = torch.ones(2, 5)
@@ -480,7 +472,7 @@ def switched_off(rank: int, strategy: str) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_steps_without_exchange_are_undone(ranks: Ranks, stage: int) -> None:
+def test_steps_without_exchange_are_undone(ranks, stage) -> None:
     assert ranks(2, switched_off, f"scratch-fsdp:stage={stage}") == [(True, True)] * 2
 
 
@@ -512,7 +504,7 @@ def failing(rank: int, strategy: str, where: str, micro: int) -> tuple[list[str]
 @pytest.mark.parametrize("micro", [0, 1])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_step_that_fails_leaves_nothing_behind(ranks: Ranks, stage: int, where: str, micro: int) -> None:
+def test_a_step_that_fails_leaves_nothing_behind(ranks, stage, where, micro) -> None:
     found = ranks(2, failing, f"scratch-fsdp:stage={stage}", where, micro)
     assert found == [(["broken"], (0, 0), True)] * 2
 

@@ -109,9 +109,7 @@ def saved_bytes(module: nn.Module, inputs: Tensor) -> int:
     return sum(event.self_cpu_memory_usage for event in profiler.events())
 
 
-def test_gradients_buffers_and_dropout_are_those_without_checkpointing(
-    model: tuple[nn.Sequential, Tensor],
-) -> None:
+def test_gradients_buffers_and_dropout_are_those_without_checkpointing(model) -> None:
     module, inputs = model
     plain, selective = checkpointed(module, None), checkpointed(module, True)
     for twin in (plain, selective):
@@ -138,9 +136,7 @@ PRODUCTS = {
 OTHERS = {"attending": aten.gelu.default, "convolving": aten.relu.default}
 
 
-def test_products_run_once_and_other_operations_again_in_backward(
-    model: tuple[nn.Sequential, Tensor], request: pytest.FixtureRequest
-) -> None:
+def test_products_run_once_and_other_operations_again_in_backward(model, request) -> None:
     module, inputs = model
     kind = request.node.callspec.params["model"]
     plain, backward = run(checkpointed(module, None), inputs)
@@ -155,9 +151,7 @@ def test_products_run_once_and_other_operations_again_in_backward(
     assert (plain[OTHERS[kind]], backward[OTHERS[kind]]) == (2, 0)
 
 
-def test_it_keeps_less_than_all_and_more_than_only_what_enters_a_block(
-    model: tuple[nn.Sequential, Tensor],
-) -> None:
+def test_it_keeps_less_than_all_and_more_than_only_what_enters_a_block(model) -> None:
     module, inputs = model
     nothing, some, everything = (
         saved_bytes(checkpointed(module, selective), inputs) for selective in (False, True, None)
@@ -170,6 +164,6 @@ def test_a_model_without_blocks_is_refused() -> None:
         checkpoint_blocks(nn.Linear(2, 2), ModelLayout(), selective=True)
 
 
-def test_a_block_that_the_model_does_not_have_is_named(model: tuple[nn.Sequential, Tensor]) -> None:
+def test_a_block_that_the_model_does_not_have_is_named(model) -> None:
     with pytest.raises(UsageError, match="the layout names '9', which is no module of the model"):
         checkpoint_blocks(model[0], ModelLayout(blocks=("9",)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from strategies.predictions import footprint
 from strategies.scratch_fsdp.flat import FlatParameters, Sharding
 from workloads.resnet import ResNetShape
 
-Threads = Callable[..., list[Any]]
 NO_STATE = "sgd:momentum=0"
 
 
@@ -36,7 +34,7 @@ def part(*values: int) -> Part:
     ("optimizer", "values"),
     [("adamw", 2), ("adamw:weight_decay=0", 2), ("sgd", 1), ("sgd:momentum=0.5", 1), (NO_STATE, 0)],
 )
-def test_values_of_state_are_those_that_torch_keeps(optimizer: str, values: int) -> None:
+def test_values_of_state_are_those_that_torch_keeps(optimizer, values) -> None:
     assert OPTIMIZERS.facts(optimizer).state_values == values
     parameter = nn.Parameter(torch.ones(5, 3))
     parameter.grad = torch.ones(5, 3)
@@ -70,7 +68,7 @@ def shard_of(group: ExchangeGroup, sizes: list[int], computed_in: torch.dtype | 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [[5, 3, 6], [1, 1, 1, 1], [8, 16], [9, 1, 7, 2]])
-def test_flat_vectors_are_as_long_as_is_planned(threads: Threads, sizes: list[int], ranks: int) -> None:
+def test_flat_vectors_are_as_long_as_is_planned(threads, sizes, ranks) -> None:
     planned = part(*sizes)
     assert threads(ranks, shard_of, sizes, None) == [planned.flat_values(ranks) / ranks] * ranks
     halves = threads(ranks, shard_of, sizes, torch.bfloat16)
@@ -112,9 +110,7 @@ def model(blocks: int) -> ModelParts:
         ("fsdp", 2, {}, 16, 22_520 + 11_260),
     ],
 )
-def test_the_whole_model_is_there_before_it_is_split(
-    strategy: str, gpus: int, fields: dict[str, Any], blocks: int, expected: int
-) -> None:
+def test_the_whole_model_is_there_before_it_is_split(strategy, gpus, fields, blocks, expected) -> None:
     """4 (510 + 4 x 320) = 7160 bytes, and with 16 blocks 22,520."""
     found = footprint(cell_of(strategy, gpus, **fields), model(blocks))
     assert (found.moment, found.total) == ("model built", expected)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exchanging import CPU, Alone, Threads, bucket_of, normal
+from exchanging import CPU, Alone, bucket_of, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -50,7 +50,7 @@ def summed(group: Any, spec: str, values: list[Tensor]) -> tuple[Tensor, Tensor,
     return bucket.values, kept(exchange), group.traffic.payload_bytes
 
 
-def test_by_hand(threads: Threads) -> None:
+def test_by_hand(threads) -> None:
     """Half of each is sent: 4 and 2 by rank 0, 3 and -5 by rank 1."""
     values = [torch.tensor([4.0, -1, 0, 2]), torch.tensor([0.0, 3, -5, 1])]
     (first, left, _), (second, other, _) = threads(2, summed, "topk:0.5", values)
@@ -59,7 +59,7 @@ def test_by_hand(threads: Threads) -> None:
     assert other.tolist() == [0, 0, 0, 1]
 
 
-def test_what_both_send_is_added(threads: Threads) -> None:
+def test_what_both_send_is_added(threads) -> None:
     values = [torch.tensor([4.0, 1, 0]), torch.tensor([-7.0, 0, 2])]
     for summary, _, _ in threads(2, summed, "topk:0.34", values):
         assert summary.tolist() == [-3, 0, 0]
@@ -77,7 +77,7 @@ def several_steps(group: Any, spec: str, n: int, steps: int) -> list[tuple[Tenso
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_goes_in_is_sent_or_kept_bit_for_bit(threads: Threads, kind: str) -> None:
+def test_what_goes_in_is_sent_or_kept_bit_for_bit(threads, kind) -> None:
     """On each rank every element of gradient + kept is sent as it is or kept as it is; and the result is the
     sum of what was sent, in the order of ranks. Recomputed with numpy."""
     n, size, ratio, steps = 2000, 3, 0.1, 4
@@ -98,7 +98,7 @@ def test_what_goes_in_is_sent_or_kept_bit_for_bit(threads: Threads, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_over_the_steps_nothing_is_lost(threads: Threads, kind: str) -> None:
+def test_over_the_steps_nothing_is_lost(threads, kind) -> None:
     """All sums, and what is kept at the end, are all gradients of all ranks; whole numbers, so exactly."""
     n, size, steps = 500, 3, 6
 
@@ -119,7 +119,7 @@ def test_over_the_steps_nothing_is_lost(threads: Threads, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_ranks_end_with_the_same_bits(threads: Threads, kind: str) -> None:
+def test_all_ranks_end_with_the_same_bits(threads, kind) -> None:
     """Ties and all: a third of the values are equal to others."""
     values = [normal(20_000, rank).mul(8).round().div(7) for rank in range(4)]
     results = threads(4, summed, f"topk:0.05:select={kind}", values)
@@ -128,7 +128,7 @@ def test_all_ranks_end_with_the_same_bits(threads: Threads, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_sent_and_not_kept(threads: Threads, kind: str, bad: float) -> None:
+def test_what_is_not_finite_is_sent_and_not_kept(threads, kind, bad) -> None:
     values = [normal(20_000, rank) for rank in range(2)]
     values[1][12_345] = bad
     (first, left, _), (second, other, _) = threads(2, summed, f"topk:0.05:select={kind}", values)
@@ -140,7 +140,7 @@ def test_what_is_not_finite_is_sent_and_not_kept(threads: Threads, kind: str, ba
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_other_types_travel_as_fp32(threads: Threads, dtype: torch.dtype) -> None:
+def test_other_types_travel_as_fp32(threads, dtype) -> None:
     """Bits that fp32 lacks stay in the residual: 2^-30 of 1 + 2^-30."""
     values = torch.tensor([0.25, 1 + 2.0**-30, -0.5, -2.0], dtype=dtype)
     results = threads(2, summed, "topk:0.5", [values] * 2)
@@ -151,7 +151,7 @@ def test_other_types_travel_as_fp32(threads: Threads, dtype: torch.dtype) -> Non
         assert payload_bytes == 16
 
 
-def test_without_feedback_nothing_comes_back(threads: Threads) -> None:
+def test_without_feedback_nothing_comes_back(threads) -> None:
     def run(group: Any) -> tuple[list[float], list[str]]:
         exchange = open_exchange(group, "topk:0.5:feedback=false")
         for _ in range(3):
@@ -162,7 +162,7 @@ def test_without_feedback_nothing_comes_back(threads: Threads) -> None:
     assert threads(2, run) == [([8, 0], [])] * 2
 
 
-def test_with_feedback_it_does(threads: Threads) -> None:
+def test_with_feedback_it_does(threads) -> None:
     """(4, 3), then (4, 3 + 3): the second is sent in the second step."""
 
     def run(group: Any) -> tuple[list[float], list[float]]:
@@ -188,7 +188,7 @@ def descend(group: Any, spec: str, steps: int) -> Tensor:
     return x
 
 
-def test_without_feedback_the_largest_element_alone_leads_astray(threads: Threads) -> None:
+def test_without_feedback_the_largest_element_alone_leads_astray(threads) -> None:
     """Three functions of Beznosikov et al. 2020 (arXiv:2002.12410).
 
     At x = t (1, 1, 1) the gradient of rank i is t (2 a_i + 1/2): -5.5 t at i, and 4.5 t elsewhere. Each rank
@@ -199,12 +199,12 @@ def test_without_feedback_the_largest_element_alone_leads_astray(threads: Thread
         assert x.norm() > 1000
 
 
-def test_with_feedback_it_arrives(threads: Threads) -> None:
+def test_with_feedback_it_arrives(threads) -> None:
     for x in threads(3, descend, "topk:0.34", 800):
         assert x.norm() < 1e-3
 
 
-def test_ranks_look_at_different_samples(threads: Threads) -> None:
+def test_ranks_look_at_different_samples(threads) -> None:
     """One sample in 20 finds too few candidates (see below), but not on all ranks at once: with
     equal values, what two ranks select is not always the same."""
 
@@ -231,7 +231,7 @@ DRAWS = 4000
 
 @settings(deadline=None)
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))), st.integers(0, 99))
-def test_one_of_each_block_is_drawn(size: tuple[int, int], seed: int) -> None:
+def test_one_of_each_block_is_drawn(size, seed) -> None:
     n, k = size
     indices, lengths = draw(n, k, torch.Generator().manual_seed(seed))
     blocks = np.array_split(np.arange(n), k)
@@ -239,7 +239,7 @@ def test_one_of_each_block_is_drawn(size: tuple[int, int], seed: int) -> None:
     assert all(index in block for index, block in zip(indices.tolist(), blocks, strict=True))
 
 
-def test_randomk_by_hand(threads: Threads) -> None:
+def test_randomk_by_hand(threads) -> None:
     """Three of ten elements: one of the first four, one of the next three, one of the last."""
     values = [torch.arange(1.0, 11), torch.arange(10.0, 110, 10)]
     both = values[0] + values[1]
@@ -255,7 +255,7 @@ def test_randomk_by_hand(threads: Threads) -> None:
         assert other[index] == (0 if index in drawn else values[1][index])
 
 
-def test_without_feedback_by_hand(threads: Threads) -> None:
+def test_without_feedback_by_hand(threads) -> None:
     """A drawn value counts for its block, of four, three or three elements."""
     values = [torch.arange(1.0, 11), torch.arange(10.0, 110, 10)]
     (total, left, _), _ = threads(2, summed, UNBIASED, values)
@@ -268,7 +268,7 @@ def test_without_feedback_by_hand(threads: Threads) -> None:
 
 
 @pytest.mark.parametrize("spec", ["randomk:0.1", "randomk:0.1:feedback=false"])
-def test_what_goes_in_is_sent_or_kept(threads: Threads, spec: str) -> None:
+def test_what_goes_in_is_sent_or_kept(threads, spec) -> None:
     """Whole numbers, so exactly; with feedback bit for bit the one or the other, on every rank."""
     n, size, steps = 103, 3, 5
 
@@ -370,7 +370,7 @@ def test_equal_keys_draw_alike() -> None:
 
 
 @pytest.mark.parametrize("spec", [BIASED, UNBIASED])
-def test_torchs_generators_neither_decide_nor_change(threads: Threads, spec: str) -> None:
+def test_torchs_generators_neither_decide_nor_change(threads, spec) -> None:
     values = [normal(100, rank) for rank in range(2)]
     torch.manual_seed(0)
     state = torch.get_rng_state()
@@ -382,9 +382,7 @@ def test_torchs_generators_neither_decide_nor_change(threads: Threads, spec: str
 
 @pytest.mark.parametrize("spec", [BIASED, UNBIASED])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_seen_at_once_even_if_it_is_not_drawn(
-    threads: Threads, spec: str, bad: float
-) -> None:
+def test_what_is_not_finite_is_seen_at_once_even_if_it_is_not_drawn(threads, spec, bad) -> None:
     for place in range(10):
         values = [torch.ones(10), torch.ones(10)]
         values[1][place] = bad
@@ -401,7 +399,7 @@ def test_finite_values_raise_no_alarm() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_stay_what_they_are(threads: Threads, dtype: torch.dtype) -> None:
+def test_other_types_stay_what_they_are(threads, dtype) -> None:
     values = torch.arange(1.0, 11, dtype=dtype)
     for total, left, payload_bytes in threads(2, summed, UNBIASED, [values] * 2):
         assert total.dtype == left.dtype == dtype
@@ -432,7 +430,7 @@ def exchanged(group: Any, spec: str, shares: list[list[Tensor]]) -> list[tuple[T
     return result
 
 
-def test_dgc_by_hand(threads: Threads) -> None:
+def test_dgc_by_hand(threads) -> None:
     """One of three is sent, and the momentum is 1/2.
 
     Step 1: u = v = (4, 1, 0), 4 is sent and zeroed in both. Step 2: u = (1, 1/2 + 1, 0), v = (1, 1 + 3/2, 0),
@@ -465,7 +463,7 @@ def simulated(shares: list[list[Tensor]], k: int, momentum: float) -> list[np.nd
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_against_a_simulation(threads: Threads, size: int, momentum: float) -> None:
+def test_against_a_simulation(threads, size, momentum) -> None:
     """Bit for bit, as sums are taken in the order of ranks."""
     shares = [[normal(200, 100 * step + rank) for step in range(6)] for rank in range(size)]
     expected = simulated(shares, 10, momentum)
@@ -475,7 +473,7 @@ def test_against_a_simulation(threads: Threads, size: int, momentum: float) -> N
 
 
 @pytest.mark.parametrize("kind", ["exact", "sampled", "block"])
-def test_dgc_what_goes_in_is_sent_or_kept(threads: Threads, kind: str) -> None:
+def test_dgc_what_goes_in_is_sent_or_kept(threads, kind) -> None:
     """sum over ranks(gradient + what was carried over) = sums + sum over ranks(kept), with momentum 1/2 and
     whole numbers exactly."""
     n, size, steps = 150, 3, 5
@@ -490,7 +488,7 @@ def test_dgc_what_goes_in_is_sent_or_kept(threads: Threads, kind: str) -> None:
         carried = sum(results[rank][step][2] for rank in range(size))
 
 
-def test_at_ratio_1_it_is_sgd_with_momentum(threads: Threads) -> None:
+def test_at_ratio_1_it_is_sgd_with_momentum(threads) -> None:
     """Bit for bit on one rank: steps of plain SGD by what it sends, and of torch's SGD with momentum."""
     shares = [[normal(50, 100 * step + 0) for step in range(8)]]
     expected, found, buffers = torch.ones(50), torch.ones(50), [None]
@@ -503,7 +501,7 @@ def test_at_ratio_1_it_is_sgd_with_momentum(threads: Threads) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_so_it_is_on_many_ranks(threads: Threads, size: int) -> None:
+def test_so_it_is_on_many_ranks(threads, size) -> None:
     """With momentum 1/2 and whole numbers momentum of the sum is the sum of momenta, exactly."""
     shares = [[normal(50, 100 * s + r).mul(20).round() for s in range(5)] for r in range(size)]
     velocity = torch.zeros(50)
@@ -514,14 +512,14 @@ def test_so_it_is_on_many_ranks(threads: Threads, size: int) -> None:
             assert torch.equal(results[rank][step][0], velocity)
 
 
-def test_without_momentum_it_is_topk(threads: Threads) -> None:
+def test_without_momentum_it_is_topk(threads) -> None:
     shares = [[normal(100, 100 * step + rank) for step in range(4)] for rank in range(2)]
     plain, corrected = (threads(2, exchanged, spec, shares) for spec in ("topk:0.1", "dgc:0.1:momentum=0"))
     for one, other in zip(plain[0], corrected[0], strict=True):
         assert all(torch.equal(*pair) for pair in zip(one[:3], other[:3], strict=True))
 
 
-def test_warm_up_is_the_papers(threads: Threads) -> None:
+def test_warm_up_is_the_papers(threads) -> None:
     """25 %, 6.29 %, 1.58 %, 0.40 %, 0.1 %: 1/4 (0.004)^(t/4) of 100,000. 8 bytes each."""
     shares = [[normal(100_000, 100 * step + 0) for step in range(6)]]
     (steps,) = threads(1, exchanged, "dgc:0.001:warmup=4", shares)
@@ -532,18 +530,18 @@ def test_warm_up_is_the_papers(threads: Threads) -> None:
     ("spec", "counts"),
     [("dgc:0.01:warmup=1", [250, 10, 10]), ("dgc:0.5:warmup=2", [500, 500, 500]), ("dgc:0.01", [10, 10, 10])],
 )
-def test_warm_up_sends_no_less_than_later_steps(threads: Threads, spec: str, counts: list[int]) -> None:
+def test_warm_up_sends_no_less_than_later_steps(threads, spec, counts) -> None:
     shares = [[normal(1000, 100 * step + 0) for step in range(3)]]
     (steps,) = threads(1, exchanged, spec, shares)
     assert [payload_bytes // 8 for *_, payload_bytes in steps] == counts
 
 
 @pytest.mark.parametrize(("spec", "steps"), [("dgc:0.01:warmup=7", 7), ("dgc:0.01", 0)])
-def test_warm_up_is_told(spec: str, steps: int) -> None:
+def test_warm_up_is_told(spec, steps) -> None:
     assert build_compressor(spec, seed=0, rank=0).ramp_steps == steps
 
 
-def test_momentum_goes_with_its_parameters_into_new_buckets(threads: Threads) -> None:
+def test_momentum_goes_with_its_parameters_into_new_buckets(threads) -> None:
     """First (a, b) in one bucket, then (b, a): what is sent and kept is gradient + v + m u of each."""
 
     def run(group: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -562,7 +560,7 @@ def test_momentum_goes_with_its_parameters_into_new_buckets(threads: Threads) ->
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_sent(threads: Threads, bad: float) -> None:
+def test_what_is_not_finite_is_sent(threads, bad) -> None:
     shares = [[normal(100, rank)] for rank in range(2)]
     shares[1][0][70] = bad
     for ((total, kept, _, _),) in threads(2, exchanged, "dgc:0.05", shares):
@@ -609,12 +607,12 @@ def test_selection_by_hand() -> None:
 @pytest.mark.parametrize(
     ("ratio", "n", "k"), [(0.01, 1000, 10), (1e-6, 1000, 1), (1, 7, 7), (0.3, 9, 3), (0.5, 1, 1)]
 )
-def test_the_number_that_is_sent(ratio: float, n: int, k: int) -> None:
+def test_the_number_that_is_sent(ratio, n, k) -> None:
     assert share_of(n, ratio) == k
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_subnormal_numbers_are_told_from_zeros(dtype: torch.dtype) -> None:
+def test_subnormal_numbers_are_told_from_zeros(dtype) -> None:
     """The largest of a sample may be zero as well: all that is not zero is then a candidate."""
     values = torch.zeros(4000, dtype=dtype)
     kind = torch.finfo(dtype)
@@ -626,7 +624,7 @@ def test_subnormal_numbers_are_told_from_zeros(dtype: torch.dtype) -> None:
 
 @settings(deadline=None)
 @given(sizes())
-def test_blocks_are_those_of_numpy(size: Sizes) -> None:
+def test_blocks_are_those_of_numpy(size) -> None:
     n, k = size
     expected = [part.tolist() for part in np.array_split(np.arange(n), k)]
     found = [
@@ -638,7 +636,7 @@ def test_blocks_are_those_of_numpy(size: Sizes) -> None:
 
 
 @pytest.mark.parametrize("cached", [1, 16, 1 << 18])
-def test_each_way_finds_what_a_naive_search_finds(monkeypatch: pytest.MonkeyPatch, cached: int) -> None:
+def test_each_way_finds_what_a_naive_search_finds(monkeypatch, cached) -> None:
     """At 1000 of 5000 a sample's threshold is the 50th of 192: the check of `sampled` is below."""
     monkeypatch.setattr(selection, "_CACHED", cached)
     for n, k in [(1, 1), (7, 7), (50, 3), (1000, 999), (5000, 1000)]:
@@ -652,15 +650,13 @@ def test_each_way_finds_what_a_naive_search_finds(monkeypatch: pytest.MonkeyPatc
 
 @settings(deadline=None)
 @given(sizes(), st.integers(0, 3), st.sampled_from(KINDS))
-def test_exactly_k_different_ones_whatever_the_ties(size: Sizes, levels: int, kind: str) -> None:
+def test_exactly_k_different_ones_whatever_the_ties(size, levels, kind) -> None:
     n, k = size
     select(kind, normal(n).mul(levels).round(), k)
 
 
 @pytest.mark.parametrize("cached", [1000, 1 << 18])
-def test_with_enough_candidates_a_sample_finds_the_largest_of_all(
-    monkeypatch: pytest.MonkeyPatch, cached: int
-) -> None:
+def test_with_enough_candidates_a_sample_finds_the_largest_of_all(monkeypatch, cached) -> None:
     """The threshold is the 520th of 2,000: fewer than k candidates are 5.3 standard deviations away, 1e-7."""
     monkeypatch.setattr(selection, "_CACHED", cached)
     values = normal(200_000)
@@ -681,7 +677,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-def test_a_sample_spares_the_search_of_all(searched: list[int]) -> None:
+def test_a_sample_spares_the_search_of_all(searched) -> None:
     """1.3 k candidates, with a standard deviation of 1 / sqrt(52), 14 %: 2 k are nearly 4 of them away."""
     values = normal(400_000)
     for seed in range(20):
@@ -690,7 +686,7 @@ def test_a_sample_spares_the_search_of_all(searched: list[int]) -> None:
     assert np.mean(searched) == pytest.approx(1.3 * 4000, rel=0.15)
 
 
-def test_zeros_are_not_searched(searched: list[int]) -> None:
+def test_zeros_are_not_searched(searched) -> None:
     """Most gradients of an embedding are zero: with 2000 others, k of them are found among 2000."""
     values = torch.zeros(400_000)
     values[::200] = normal(2000)
@@ -714,7 +710,7 @@ def test_too_few_candidates_are_filled_up() -> None:
 
 
 @pytest.mark.parametrize("others", [0.0, 1e-3])
-def test_the_few_that_matter_are_found(others: float) -> None:
+def test_the_few_that_matter_are_found(others) -> None:
     """30 large ones among 20,000 equal ones, which have no order: all of the 30, and 970 others."""
     values = torch.full((20_000,), others)
     places = torch.randperm(20_000, generator=torch.Generator().manual_seed(1))[:30]
@@ -726,7 +722,7 @@ def test_the_few_that_matter_are_found(others: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("count", [1, 900, 15_000])
-def test_what_is_not_finite_is_selected_first(kind: str, bad: float, count: int) -> None:
+def test_what_is_not_finite_is_selected_first(kind, bad, count) -> None:
     """The selection finds all bad values, but at most `k`; a block selects only one of its values."""
     n, k = 20_000, 1000
     values = normal(n)
@@ -747,7 +743,7 @@ def test_contraction_by_hand() -> None:
 
 @settings(deadline=None)
 @given(sizes(), st.integers(0, 100))
-def test_contraction(size: Sizes, seed: int) -> None:
+def test_contraction(size, seed) -> None:
     """|x - C(x)|^2 <= (1 - k/n) |x|^2 for the largest k; of the largest of each block, (1 - 1/length).
 
     Integers, so that both sides are exact in fp64.
@@ -771,7 +767,7 @@ def test_contraction_of_a_sample() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_values_and_the_global_generator_stay_as_they_are(kind: str) -> None:
+def test_the_values_and_the_global_generator_stay_as_they_are(kind) -> None:
     values = normal(20_000)
     before, state = values.clone(), torch.get_rng_state()
     select(kind, values, 1000)

@@ -41,9 +41,7 @@ def dearest(costs: Sequence[int], runs: list[range]) -> int:
 
 
 @given(costs_and_stages())
-def test_no_cut_has_a_cheaper_dearest_stage_and_of_the_best_it_is_the_latest(
-    given_: tuple[list[int], int],
-) -> None:
+def test_no_cut_has_a_cheaper_dearest_stage_and_of_the_best_it_is_the_latest(given_) -> None:
     costs, stages = given_
     cuts = all_cuts(len(costs), stages)
     least = min(dearest(costs, cut) for cut in cuts)
@@ -63,7 +61,7 @@ def test_no_cut_has_a_cheaper_dearest_stage_and_of_the_best_it_is_the_latest(
         ([3, 1, 1, 3], 2, [0, 2]),
     ],
 )
-def test_cuts_by_hand(costs: list[int], stages: int, starts: list[int]) -> None:
+def test_cuts_by_hand(costs, stages, starts) -> None:
     ends = [*starts[1:], len(costs)]
     assert balanced_cut(costs, stages) == [range(*bounds) for bounds in zip(starts, ends, strict=True)]
 
@@ -164,9 +162,7 @@ class Chain(nn.Sequential):
 )
 @pytest.mark.parametrize("frozen", [0, 1])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_what_passes_an_edge_is_known_before_it_comes(
-    autocasting: bool, dtype: torch.dtype, frozen: int, checkpointing: bool
-) -> None:
+def test_what_passes_an_edge_is_known_before_it_comes(autocasting, dtype, frozen, checkpointing) -> None:
     module = tied()
     module.table.requires_grad_(not frozen)
     if frozen:
@@ -315,9 +311,7 @@ UNFIT: list[tuple[Callable[[], nn.Module], ModelLayout, str]] = [
 
 
 @pytest.mark.parametrize(("build", "layout", "told"), UNFIT)
-def test_a_model_that_cannot_be_cut_is_refused_with_the_way_out(
-    build: Callable[[], nn.Module], layout: ModelLayout, told: str
-) -> None:
+def test_a_model_that_cannot_be_cut_is_refused_with_the_way_out(build, layout, told) -> None:
     with pytest.raises(UsageError, match=told):
         cut_of(build(), layout, ranks=4, stages=4)
 

@@ -7,7 +7,6 @@ nothing holds its model. What it sends in a step is compared with its closed for
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import data_parallel as replicas
@@ -19,7 +18,6 @@ from torch import nn
 from harness.worker.exchange.group import open_exchange
 from strategies import Trainer, TrainSettings
 
-Ranks = Callable[..., list[Any]]
 Settings = dict[str, Any]
 SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
 DDP = "ddp:bucket_mb=0.001"
@@ -123,16 +121,14 @@ UNITS = [
 
 @pytest.mark.xdist_group("two ranks")
 @pytest.mark.parametrize(("model", "settings"), [*REPLICAS, *UNITS])
-def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(
-    ranks: Ranks, model: str, settings: Settings
-) -> None:
+def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(ranks, model, settings) -> None:
     replicas.assert_as_serial(ranks(2, replicas.train, model, settings), model, settings)
 
 
 @pytest.mark.xdist_group("three ranks")
 @pytest.mark.parametrize(("model", "settings"), REPLICAS)
 def test_three_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_average(
-    ranks: Ranks, model: str, settings: Settings
+    ranks, model, settings
 ) -> None:
     # 24, 8 and 5 rows over three ranks: of the last some rank has a row less.
     replicas.assert_near_serial(ranks(3, replicas.train, model, settings), model, settings)
@@ -148,14 +144,14 @@ def test_three_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_avera
         case("scratch-fsdp", "mixed"),
     ],
 )
-def test_so_do_four(ranks: Ranks, model: str, settings: Settings) -> None:
+def test_so_do_four(ranks, model, settings) -> None:
     replicas.assert_near_serial(ranks(4, replicas.train, model, settings), model, settings)
 
 
 @pytest.mark.parametrize(
     ("model", "settings"), [case(SCRATCH, "embedded"), case(f"{SCRATCH}:find_unused=true", "unused")]
 )
-def test_one_rank_trains_as_if_it_were_alone(ranks: Ranks, model: str, settings: Settings) -> None:
+def test_one_rank_trains_as_if_it_were_alone(ranks, model, settings) -> None:
     replicas.assert_as_serial(ranks(1, replicas.train, model, settings), model, settings)
 
 
@@ -189,7 +185,7 @@ SPLIT: list[tuple[int, str, str, Settings]] = [
 @pytest.mark.xdist_group("split models")
 @pytest.mark.parametrize(("size", "strategy", "model", "settings"), SPLIT)
 def test_ranks_that_split_a_model_train_as_a_loop_over_the_replicas_does(
-    ranks: Ranks, size: int, strategy: str, model: str, settings: Settings
+    ranks, size, strategy, model, settings
 ) -> None:
     """Gradients, parameters and the optimizer's state, in double precision."""
     settings = {"strategy": strategy, "optimizer": SGD, **settings}
@@ -215,7 +211,7 @@ def test_ranks_that_split_a_model_train_as_a_loop_over_the_replicas_does(
     ],
 )
 def test_integer_gradients_are_averaged_exactly_on_any_number_of_ranks(
-    ranks: Ranks, size: int, strategy: str, exchange: Settings
+    ranks, size, strategy, exchange
 ) -> None:
     weight = torch.tensor(dict(replicas.INTEGER_WEIGHTS)[size])
     for parameters in ranks(size, replicas.integer_step, strategy, exchange):
@@ -223,7 +219,7 @@ def test_integer_gradients_are_averaged_exactly_on_any_number_of_ranks(
 
 
 @pytest.mark.parametrize("strategy", [DDP, SCRATCH])
-def test_a_parameter_that_no_replica_uses_has_no_gradient_and_stays(ranks: Ranks, strategy: str) -> None:
+def test_a_parameter_that_no_replica_uses_has_no_gradient_and_stays(ranks, strategy) -> None:
     settings = {"strategy": f"{strategy}:find_unused=true", "optimizer": SGD, "accumulation": 2}
     first, _ = ranks(2, replicas.train, "unused", settings)
     assert "always.weight" in first[-1]["gradients"]
@@ -254,9 +250,7 @@ def test_the_data_let_replicas_use_different_parameters() -> None:
         ({"strategy": "scratch-ddp:find_unused=true"}, 2),
     ],
 )
-def test_nothing_is_exchanged_before_the_last_micro_batch(
-    ranks: Ranks, settings: Settings, exchanges: int
-) -> None:
+def test_nothing_is_exchanged_before_the_last_micro_batch(ranks, settings, exchanges) -> None:
     for seen in ranks(2, replicas.count_exchanges, settings):
         before = ["data", "forward", "backward"] * 3
         assert seen[:9] == [(phase, 0) for phase in before]
@@ -276,9 +270,7 @@ def test_nothing_is_exchanged_before_the_last_micro_batch(
         (SCRATCH, "normed", "powersgd:1"),
     ],
 )
-def test_what_a_compressed_exchange_does_not_apply_it_keeps(
-    ranks: Ranks, strategy: str, model: str, compression: str
-) -> None:
+def test_what_a_compressed_exchange_does_not_apply_it_keeps(ranks, strategy, model, compression) -> None:
     # Five steps: buckets are formed anew after the first, and torch's compressor is dense in the first two.
     form = "channels_last" if model == "images" else "contiguous"
     settings = {"strategy": strategy, "compression": compression, "memory_format": form}
@@ -291,7 +283,7 @@ SHARDING = ["fsdp", *(FSDP.format(stage) for stage in (1, 2, 3))]
 
 
 @pytest.mark.parametrize("strategy", SHARDING)
-def test_clipping_is_by_the_norm_of_all_shards(ranks: Ranks, strategy: str) -> None:
+def test_clipping_is_by_the_norm_of_all_shards(ranks, strategy) -> None:
     settings = {"strategy": strategy, "optimizer": "sgd:lr=1:momentum=0", "clip_norm": 0.05}
     for result in ranks(3, replicas.train, "normed", settings):
         first = result[0]
@@ -347,9 +339,7 @@ def overflowing_steps(rank: int, settings: Settings) -> Overflow:
         (2, {"strategy": "scratch-fsdp"}, [1] * 4),
     ],
 )
-def test_a_shard_that_overflows_makes_all_ranks_leave_the_step_out(
-    ranks: Ranks, size: int, settings: Settings, exchanges: list[int]
-) -> None:
+def test_a_shard_that_overflows_makes_all_ranks_leave_the_step_out(ranks, size, settings, exchanges) -> None:
     # fp16 ends at 65504. The factor begins at 2^16, and the gradient of y is 4 times it: with 2^16, 2^15 and
     # 2^14 it overflows, with 2^13 it does not.
     start = torch.ones(4, 4)
@@ -376,9 +366,7 @@ def test_a_shard_that_overflows_makes_all_ranks_leave_the_step_out(
         (2, {"strategy": "manual:reshard.checkpoint+keep"}),
     ],
 )
-def test_steps_without_exchange_can_be_undone_and_nothing_holds_the_model(
-    ranks: Ranks, size: int, settings: Settings
-) -> None:
+def test_steps_without_exchange_can_be_undone_and_nothing_holds_the_model(ranks, size, settings) -> None:
     settings = {"optimizer": ADAMW, **settings}
     assert ranks(size, split_models.undone, "gpt", settings) == [(True, True, True)] * size
 
@@ -407,9 +395,7 @@ def _shapes(tensor: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         (8, {"strategy": "hsdp:tp=2", "node_size": 4}, 2, 2),
     ],
 )
-def test_a_rank_keeps_its_shard_of_its_part(
-    ranks: Ranks, size: int, settings: Settings, shards: int, tensor: int
-) -> None:
+def test_a_rank_keeps_its_shard_of_its_part(ranks, size, settings, shards, tensor) -> None:
     """The elements of parameters, and twice as many of AdamW's state; 17 rows over two ranks are 9 and 8."""
     inside, around = _shapes(tensor)
     for rank, (kept, state) in enumerate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from strategies.collectives.link import Link
 from strategies.tensor_parallel.model import Slicing, TensorSplit
 from workloads.build import build_workload
 
-Ranks = Callable[..., list[Any]]
-Threads = Callable[..., list[Any]]
 SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
 
 
@@ -28,13 +25,7 @@ SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
     ("size", "model", "settings"),
     [(4, "gpt", {"optimizer": ADAMW}), (2, "grouped", {"optimizer": SGD, "clip_norm": 0.1})],
 )
-def test_sums_in_another_order_train_alike(
-    ranks: Ranks,
-    other_rounding: ModuleType,
-    size: int,
-    model: str,
-    settings: dict[str, Any],
-) -> None:
+def test_sums_in_another_order_train_alike(ranks, other_rounding, size, model, settings) -> None:
     settings = {"strategy": "tp", **settings}
     results = ranks(size, other_rounding.otherwise, split_models.__file__, "train", model, settings)
     split_models.assert_as_serial(results, model, settings)
@@ -56,7 +47,7 @@ def autocast_losses(rank: int, strategy: str) -> list[float]:
     return [trainer.step(iter([(tokens, tokens + 1)])).item() for _ in range(3)]
 
 
-def test_under_bf16_autocast_it_learns_alike(ranks: Ranks) -> None:
+def test_under_bf16_autocast_it_learns_alike(ranks) -> None:
     # bf16 has 8 bits: activations differ by 2^-8, and a mean loss by less.
     whole = autocast_losses(0, "single")
     first, second = ranks(2, autocast_losses, "tp")
@@ -69,7 +60,7 @@ def has_values(tensors: Iterable[torch.Tensor]) -> None:
     """Nothing is to be done to begin with: all ranks have the same values."""
 
 
-def test_a_layer_gives_what_it_gives_whole_under_autocast(threads: Threads) -> None:
+def test_a_layer_gives_what_it_gives_whole_under_autocast(threads) -> None:
     def output(group: ExchangeGroup) -> torch.dtype:
         module = Layers()
         TensorSplit(module, ModelLayout(splits=SPLITS), Link(group), has_values)
@@ -91,7 +82,7 @@ def buffers_of(rank: int) -> dict[str, float]:
     return {name: value.item() for name, value in trainer.model.named_buffers()}
 
 
-def test_buffers_are_those_of_the_first_rank(ranks: Ranks) -> None:
+def test_buffers_are_those_of_the_first_rank(ranks) -> None:
     assert ranks(2, buffers_of) == [{"kept": 0.0}] * 2
 
 
@@ -105,7 +96,7 @@ def test_buffers_are_those_of_the_first_rank(ranks: Ranks) -> None:
         (1, 2, [[[0, 2], [4, 6], [8, 10], [12, 14]], [[1, 3], [5, 7], [9, 11], [13, 15]]]),
     ],
 )
-def test_a_matrix_is_cut_and_put_together(threads: Threads, dim: int, parts: int, expected: Any) -> None:
+def test_a_matrix_is_cut_and_put_together(threads, dim, parts, expected) -> None:
     whole = torch.arange(16).view(4, 4)
     slicing = Slicing(dim=dim, parts=parts)
 
@@ -169,7 +160,7 @@ def complaint(rank: int, case: str) -> str:
 
 
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_model_that_cannot_be_split_is_refused_with_the_way_out(ranks: Ranks, case: str) -> None:
+def test_a_model_that_cannot_be_split_is_refused_with_the_way_out(ranks, case) -> None:
     for answer in ranks(2, complaint, case):
         assert answer.startswith("UsageError: ")
         assert UNFIT[case][2] in answer
@@ -205,14 +196,14 @@ def overflowing_steps(rank: int) -> list[tuple[bool, float]]:
     return found
 
 
-def test_a_part_that_overflows_makes_all_ranks_leave_the_step_out(ranks: Ranks) -> None:
+def test_a_part_that_overflows_makes_all_ranks_leave_the_step_out(ranks) -> None:
     # fp16 ends at 65504, and the factor begins at 2^16: 3 * 2^16 and 3 * 2^15 overflow, 3 * 2^14 does not.
     first, second = ranks(2, overflowing_steps)
     assert first == [(True, 2.0**15), (True, 2.0**14), (True, 2.0**14)]
     assert second == [(False, 2.0**15), (False, 2.0**14), (True, 2.0**14)]
 
 
-def test_layers_that_take_one_input_share_the_sum_of_its_gradient(threads: Threads) -> None:
+def test_layers_that_take_one_input_share_the_sum_of_its_gradient(threads) -> None:
     class Beside(nn.Module):
         def __init__(self) -> None:
             super().__init__()

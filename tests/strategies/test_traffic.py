@@ -26,8 +26,6 @@ from workloads.llama import LlamaShape
 from workloads.llama.model import build_llama
 from workloads.workload import Workload
 
-Ranks = Callable[..., list[Any]]
-
 BLOCK = Part(
     weights=(Weight(rows=10, columns=30, split="columns"), Weight(rows=20)), saved=Saved(), input=400, flops=9
 )
@@ -91,7 +89,7 @@ def test_buckets_close_with_the_gradient_that_fills_them() -> None:
         ("scratch-ddp:bucket_mb=1", 3),
     ],
 )
-def test_the_first_bucket_is_a_small_one(strategy: str, buckets: int) -> None:
+def test_the_first_bucket_is_a_small_one(strategy, buckets) -> None:
     head = Part(weights=(Weight(rows=300_000),) * 3, saved=Saved())
     parts = ModelParts(stem=Part(weights=(), saved=Saved()), blocks=(), head=head)
     assert terms_of(strategy, 4, parts)[0].operations == buckets
@@ -122,7 +120,7 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ("pipeline:1f1b", {"micro_batch": 8}, ["compute", "none", "none"]),
     ],
 )
-def test_what_messages_run_beside(strategy: str, fields: dict[str, Any], beside: list[str]) -> None:
+def test_what_messages_run_beside(strategy, fields, beside) -> None:
     assert [term.overlap for term in terms_of(strategy, 4, **fields)] == beside
 
 
@@ -223,7 +221,7 @@ def test_a_pipeline_sends_activations_on_and_gradients_back() -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(["ddp", "zero1", "fsdp", "scratch-fsdp", "scratch-fsdp:stage=1"]), st.integers(1, 255))
-def test_the_wire_is_never_more_than_a_multiple_of_the_model(strategy: str, less: int) -> None:
+def test_the_wire_is_never_more_than_a_multiple_of_the_model(strategy, less) -> None:
     """At most 2, 3, 4 (Gloo), 3 and 2 times the model, padding left out; it grows with the ranks."""
     gpus = 1 + less
     most = {"ddp": 2, "zero1": 3, "fsdp": 4, "scratch-fsdp": 3, "scratch-fsdp:stage=1": 2}[strategy]
@@ -315,9 +313,7 @@ def third_step(
 
 
 @pytest.mark.parametrize(("size", "strategy", "model", "settings"), COUNTED)
-def test_what_is_counted_is_the_closed_form(
-    ranks: Ranks, size: int, strategy: str, model: str, settings: dict[str, Any]
-) -> None:
+def test_what_is_counted_is_the_closed_form(ranks, size, strategy, model, settings) -> None:
     """The messages of the rank that sends most."""
     terms = terms_of(strategy, size, parts_for(model), **{"micro_batch": 4} | settings)
     expected = (sum(term.payload_bytes for term in terms), sum(term.operations for term in terms))
@@ -348,7 +344,7 @@ BY_OPERATION = {"all_reduce": "sum", "reduce_scatter": "sum", "all-reduce": "sum
         (4, "tp", {"activation_checkpointing": "selective"}),
     ],
 )
-def test_the_closed_form_holds_at_every_size(size: int, strategy: str, settings: dict[str, Any]) -> None:
+def test_the_closed_form_holds_at_every_size(size, strategy, settings) -> None:
     """The bytes by operation and ranks of the group: for the first rank and, of a large launch, of the last
     one, where groups note what they are handed and move nothing. The GPT has a head for each rank of `tp`,
     and more parameters than 256, so that `zero1` leaves no rank without.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from results.cell import Cell, Checkpointing, Precision
+from results.cell import Cell
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies import Phase, SilentObserver, Trainer, TrainSettings
 from strategies.devices import KINDS, Host, MemoryFigures
 from strategies.snapshot import Snapshot
 from strategies.training.precision import set_float32_math
-
-Ranks = Callable[..., list[Any]]
 
 CPU = torch.device("cpu")
 STEPS = 4
@@ -105,9 +103,7 @@ def assert_equal_bits(ours: nn.Module, theirs: nn.Module) -> None:
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_training_equals_a_plain_loop_bit_for_bit(
-    net: Net, optimizer: str, accumulation: int, clip_norm: float | None, precision: str
-) -> None:
+def test_training_equals_a_plain_loop_bit_for_bit(net, optimizer, accumulation, clip_norm, precision) -> None:
     settings = TrainSettings(
         optimizer=optimizer,
         accumulation=accumulation,
@@ -122,13 +118,13 @@ def test_training_equals_a_plain_loop_bit_for_bit(
     assert_equal_bits(net, twin)
 
 
-def test_bf16_is_not_fp32_under_another_name(net: Net) -> None:
+def test_bf16_is_not_fp32_under_another_name(net) -> None:
     twin = copy.deepcopy(net)
     assert trained(net, TrainSettings(precision="bf16")) != trained(twin, TrainSettings(precision="fp32"))
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
-def test_the_precision_of_matrix_products_can_be_read_by_every_api_of_torch(precision: Precision) -> None:
+def test_the_precision_of_matrix_products_can_be_read_by_every_api_of_torch(precision) -> None:
     allowed = precision == "tf32"
     set_float32_math("fp32" if allowed else "tf32")
     try:
@@ -142,7 +138,7 @@ def test_the_precision_of_matrix_products_can_be_read_by_every_api_of_torch(prec
         set_float32_math("fp32")
 
 
-def test_clipping_takes_effect(net: Net) -> None:
+def test_clipping_takes_effect(net) -> None:
     twin = copy.deepcopy(net)
     trained(net, TrainSettings(clip_norm=0.01), steps=1)
     trained(twin, TrainSettings(), steps=1)
@@ -175,7 +171,7 @@ def test_two_steps_of_sgd_with_momentum_come_to_what_a_hand_calculates() -> None
 
 
 @pytest.mark.parametrize("clip_norm", [None, 100.0])
-def test_fp16_leaves_out_a_step_that_overflows_and_goes_on(clip_norm: float | None) -> None:
+def test_fp16_leaves_out_a_step_that_overflows_and_goes_on(clip_norm) -> None:
     module = scalar()
     settings = TrainSettings(optimizer="sgd:lr=0.5:momentum=0", precision="fp16", clip_norm=clip_norm)
     trainer = Trainer(module, mean_output, device=CPU, settings=settings)
@@ -192,9 +188,7 @@ def test_fp16_leaves_out_a_step_that_overflows_and_goes_on(clip_norm: float | No
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_checkpointing_changes_no_parameter_no_running_statistic_and_no_dropout(
-    net: Net, accumulation: int
-) -> None:
+def test_checkpointing_changes_no_parameter_no_running_statistic_and_no_dropout(net, accumulation) -> None:
     twin = copy.deepcopy(net)
     losses = {}
     for module, checkpointing in ((net, True), (twin, False)):
@@ -206,7 +200,7 @@ def test_checkpointing_changes_no_parameter_no_running_statistic_and_no_dropout(
     assert net.a[1].num_batches_tracked == STEPS * accumulation
 
 
-def test_checkpointed_blocks_run_twice_and_the_others_once(net: Net) -> None:
+def test_checkpointed_blocks_run_twice_and_the_others_once(net) -> None:
     calls = {"a": 0, "stem": 0}
     net.a[0].register_forward_hook(lambda *_: calls.update(a=calls["a"] + 1))
     net.stem.register_forward_hook(lambda *_: calls.update(stem=calls["stem"] + 1))
@@ -214,7 +208,7 @@ def test_checkpointed_blocks_run_twice_and_the_others_once(net: Net) -> None:
     assert calls == {"a": 2, "stem": 1}
 
 
-def test_checkpointing_keeps_the_names_of_parameters(net: Net) -> None:
+def test_checkpointing_keeps_the_names_of_parameters(net) -> None:
     before = list(net.state_dict())
     settings = TrainSettings(activation_checkpointing=True)
     trainer = Trainer(net, F.cross_entropy, device=CPU, settings=settings, layout=LAYOUT)
@@ -222,7 +216,7 @@ def test_checkpointing_keeps_the_names_of_parameters(net: Net) -> None:
     assert [name for name, _ in trainer.model.named_parameters()] == [n for n, _ in net.named_parameters()]
 
 
-def test_checkpointing_a_model_without_blocks_is_refused(net: Net) -> None:
+def test_checkpointing_a_model_without_blocks_is_refused(net) -> None:
     with pytest.raises(UsageError, match="layout names its blocks"):
         Trainer(
             net, F.cross_entropy, device=CPU, settings=TrainSettings(activation_checkpointing=True)
@@ -268,7 +262,7 @@ def unequal(rank: int, folder: Path) -> str:
         return str(error)
 
 
-def test_a_rank_whose_batches_end_says_so_and_ends_the_others(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_rank_whose_batches_end_says_so_and_ends_the_others(ranks, tmp_path) -> None:
     other = ranks(2, unequal, tmp_path, dying=(1,))[0]
     assert "Connection closed" in other or "reset" in other
     assert (tmp_path / "ended").read_text().startswith("the batches of rank 1 of 2 ended after 2 steps")
@@ -286,7 +280,7 @@ def without_dropout(net: Net) -> Net:
 # Torch's own: of its compiler when that is imported, and of tracing over a graph break.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("checkpointing", [False, True, "selective"])
-def test_a_compiled_step_is_the_step_within_rounding(net: Net, checkpointing: Checkpointing) -> None:
+def test_a_compiled_step_is_the_step_within_rounding(net, checkpointing) -> None:
     twin = copy.deepcopy(without_dropout(net))
     settings = TrainSettings(optimizer="sgd:lr=0.01", activation_checkpointing=checkpointing)
     expected = trained(twin, settings)
@@ -302,7 +296,7 @@ def test_a_compiled_step_is_the_step_within_rounding(net: Net, checkpointing: Ch
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_channels_last_gives_the_same_losses_within_rounding(net: Net) -> None:
+def test_channels_last_gives_the_same_losses_within_rounding(net) -> None:
     twin = copy.deepcopy(without_dropout(net))
     expected = trained(twin, TrainSettings(optimizer="sgd:lr=0.01"))
     settings = TrainSettings(optimizer="sgd:lr=0.01", memory_format="channels_last")
@@ -329,7 +323,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_the_observer_is_told_of_the_phases_in_their_order(net: Net, accumulation: int) -> None:
+def test_the_observer_is_told_of_the_phases_in_their_order(net, accumulation) -> None:
     settings = TrainSettings(accumulation=accumulation)
     trainer = Trainer(net, F.cross_entropy, device=CPU, settings=settings)
     trainer.observer = recorder = Recorder()
@@ -339,7 +333,7 @@ def test_the_observer_is_told_of_the_phases_in_their_order(net: Net, accumulatio
     assert recorder.losses == losses
 
 
-def test_an_observer_may_be_replaced_between_steps(net: Net) -> None:
+def test_an_observer_may_be_replaced_between_steps(net) -> None:
     trainer = Trainer(net, F.cross_entropy, device=CPU, settings=TrainSettings())
     trainer.observer = first = Recorder()
     data = batches()
@@ -349,7 +343,7 @@ def test_an_observer_may_be_replaced_between_steps(net: Net) -> None:
     assert first.told.count("done") == 1
 
 
-def test_a_step_takes_exactly_its_micro_batches(net: Net) -> None:
+def test_a_step_takes_exactly_its_micro_batches(net) -> None:
     trainer = Trainer(net, F.cross_entropy, device=CPU, settings=TrainSettings(accumulation=3))
     data = iter([next(batches()) for _ in range(4)])
     trainer.step(data)
@@ -391,7 +385,7 @@ def assert_same(ours: object, theirs: object) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd:momentum=0", "adamw"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_snapshot_brings_everything_back_and_training_goes_on_as_if_nothing_had_been(
-    net: Net, optimizer: str, precision: str
+    net, optimizer, precision
 ) -> None:
     settings = TrainSettings(optimizer=optimizer, precision=precision)  # type: ignore[arg-type]
     trainer = Trainer(net, F.cross_entropy, device=CPU, settings=settings)
@@ -428,7 +422,7 @@ class Roomy(Host):
 # A weight and its momentum are 8 bytes, and 100 are to stay free.
 @pytest.mark.parametrize(("free", "to_the_host"), [(107, [4, 4]), (108, [])])
 def test_a_snapshot_of_a_device_is_on_it_where_that_leaves_a_tenth_free(
-    monkeypatch: pytest.MonkeyPatch, free: int, to_the_host: list[int]
+    monkeypatch, free, to_the_host
 ) -> None:
     module = scalar()
     trainer = Trainer(module, mean_output, device=CPU, settings=TrainSettings(optimizer="sgd:lr=0.5"))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exchanging import CPU, Alone, Threads, bucket_of
+from exchanging import CPU, Alone, bucket_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -67,7 +67,7 @@ def test_a_scale_follows_the_block_that_it_is_of() -> None:
     ),
     seed=st.integers(0, 2**32),
 )
-def test_a_value_moves_by_less_than_its_step(values: np.ndarray, seed: int) -> None:
+def test_a_value_moves_by_less_than_its_step(values, seed) -> None:
     decoded = coded(torch.from_numpy(values), block=8, seed=seed).double().numpy()
     steps = np.maximum(steps_of(values.astype(np.float64), 8), torch.finfo(torch.float32).tiny)
     assert (np.abs(decoded - values) <= steps * SLACK).all()
@@ -77,7 +77,7 @@ def test_a_value_moves_by_less_than_its_step(values: np.ndarray, seed: int) -> N
 
 
 @pytest.mark.parametrize("largest", [1e-45, 2e-43, 1e-40, 1e-37, 3e38])
-def test_the_smallest_and_the_largest_numbers_keep_their_step(largest: float) -> None:
+def test_the_smallest_and_the_largest_numbers_keep_their_step(largest) -> None:
     values = largest * torch.linspace(-1, 1, 8)
     step = max(largest / 127, 2.0**-126)
     assert ((coded(values, block=8) - values).abs() <= step * SLACK).all()
@@ -156,7 +156,7 @@ def rough(rank: int) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_both_stages_are_off_by_less_than_a_step(threads: Threads, size: int) -> None:
+def test_both_stages_are_off_by_less_than_a_step(threads, size) -> None:
     shares, sums, residual = zip(*threads(size, summed, rough, 16), strict=True)
     length = 16 * math.ceil(1000 / (16 * size))
     exact = np.zeros(1000)
@@ -181,7 +181,7 @@ def repeated(rank: int) -> Tensor:
     return torch.randn(8, generator=generator).repeat(8192)
 
 
-def test_the_sum_of_both_stages_is_unbiased(threads: Threads) -> None:
+def test_the_sum_of_both_stages_is_unbiased(threads) -> None:
     # Three roundings, each of mean zero given those before it and within an interval of one step: Hoeffding's
     # bound holds for such sums too (Azuma 1967), with sqrt(3) < 2 for the three. No step is longer than
     # twice what the largest sum of magnitudes would have.
@@ -199,7 +199,7 @@ def with_zeros(rank: int) -> Tensor:
     return values
 
 
-def test_blocks_of_zeros_stay_zeros(threads: Threads) -> None:
+def test_blocks_of_zeros_stay_zeros(threads) -> None:
     for _, sums, residual in threads(3, summed, with_zeros, 16):
         assert torch.equal(sums[32:64], torch.zeros(32))
         assert torch.equal(residual[32:64], torch.zeros(32))
@@ -222,7 +222,7 @@ def signs_coded(values: Tensor) -> Tensor:
         np.float32, st.integers(1, 9).map(lambda count: 8 * count), elements=st.floats(-8, 8, width=32)
     )
 )
-def test_codes_are_bits_and_the_mean_magnitude(values: Array) -> None:
+def test_codes_are_bits_and_the_mean_magnitude(values) -> None:
     codes = ScaledSign(feedback=True).encode(
         torch.from_numpy(values).view(1, -1), torch.tensor([len(values)])
     )
@@ -293,7 +293,7 @@ def signs_summed(group: ExchangeGroup, n: int) -> tuple[Array, Array, Array]:
 
 @pytest.mark.parametrize("n", [1, 3, 8, 20, 33, 160, 1001])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_sums_and_what_is_kept_follow_the_definition(threads: Threads, size: int, n: int) -> None:
+def test_sums_and_what_is_kept_follow_the_definition(threads, size, n) -> None:
     # Among the sizes are shards that are partly or wholly padding: it must not thin out the scale.
     shares, sums, residual = zip(*threads(size, signs_summed, n), strict=True)
     expected_sums, expected_unsent = two_stages(list(shares))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from strategies import Trainer, TrainSettings
 from strategies.collectives.link import Link
 from strategies.saving.whole import mean_of
 
-Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 STRATEGIES = (
     *(
@@ -99,7 +97,7 @@ def serial() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_whole_model_has_the_bare_modules_names_and_the_values_of_training_on_one_device(
-    ranks: Ranks, strategy: str, serial: dict[str, Tensor], tmp_path: Path
+    ranks, strategy, serial, tmp_path
 ) -> None:
     """All replicas see the same data, so that every strategy trains as one device does, up to rounding."""
     pytest.importorskip("safetensors")
@@ -128,7 +126,7 @@ def values_of_a_given_up_module(rank: int, stage: int) -> tuple[list[float], str
     return [value.sum().item() for value in module.parameters()], str(error.value)
 
 
-def test_a_module_whose_values_are_given_up_is_nan_and_says_what_to_call(ranks: Ranks) -> None:
+def test_a_module_whose_values_are_given_up_is_nan_and_says_what_to_call(ranks) -> None:
     for values, message in ranks(2, values_of_a_given_up_module, 3):
         assert all(math.isnan(value) for value in values)
         assert "trainer.full_state_dict()" in message
@@ -140,7 +138,7 @@ def state_of_zero1(rank: int) -> str:
     return str(error.value)
 
 
-def test_the_optimizer_of_zero1_says_who_has_its_whole_state(ranks: Ranks) -> None:
+def test_the_optimizer_of_zero1_says_who_has_its_whole_state(ranks) -> None:
     assert all("trainer.save(folder)" in message for message in ranks(2, state_of_zero1))
 
 
@@ -154,14 +152,14 @@ def means(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return dict(trainer.model.bare.state_dict()), trainer.full_state_dict()
 
 
-def test_replicas_that_differ_give_their_mean(ranks: Ranks) -> None:
+def test_replicas_that_differ_give_their_mean(ranks) -> None:
     (first, whole), (second, other) = ranks(2, means)
     assert not torch.equal(first["weight"], second["weight"])
     torch.testing.assert_close(whole, other, rtol=0, atol=0)
     torch.testing.assert_close(whole["weight"], (first["weight"] + second["weight"]) / 2)
 
 
-def test_a_tensor_that_all_ranks_have_keeps_its_bits_in_a_mean(threads: Callable[..., list[Any]]) -> None:
+def test_a_tensor_that_all_ranks_have_keeps_its_bits_in_a_mean(threads) -> None:
     value = torch.tensor([0.1, math.inf, -math.inf, 3.3])
     assert all(torch.equal(mean, value) for mean in threads(3, mean_of_copies, value))
 
@@ -170,15 +168,13 @@ def mean_of_copies(group: Any, value: Tensor) -> Tensor:
     return mean_of(value, Link(group))
 
 
-def test_an_export_names_the_files_that_there_are(tmp_path: Path) -> None:
+def test_an_export_names_the_files_that_there_are(tmp_path) -> None:
     trainer = open_trainer("single")
     with pytest.raises(UsageError, match=r"export writes \.pt or \.safetensors, not 'model\.bin'"):
         trainer.export(tmp_path / "model.bin")
 
 
-def test_an_export_without_safetensors_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_without_safetensors_says_what_to_install(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(UsageError, match="pip install safetensors"):
         open_trainer("single").export(tmp_path / "model.safetensors")
@@ -191,7 +187,7 @@ def norms(rank: int, strategy: str, clip_norm: float) -> float:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "scratch-fsdp", "fsdp", "tp", "pipeline:gpipe:microbatches=1"])
-def test_the_norm_of_the_gradients_is_a_result_of_a_step(ranks: Ranks, strategy: str) -> None:
+def test_the_norm_of_the_gradients_is_a_result_of_a_step(ranks, strategy) -> None:
     """Replicas see the same data: every strategy has the norm of one device."""
     alone = norms(0, "single", 1e9)
     assert ranks(2, norms, strategy, 0.001) == pytest.approx([alone] * 2, rel=1e-5)

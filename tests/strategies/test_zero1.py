@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.nn import functional as F
 from harness.worker.exchange.group import open_exchange
 from strategies import Trainer, TrainSettings
 
-Ranks = Callable[..., list[Any]]
 CPU = torch.device("cpu")
 SGD = "sgd:lr=0.1:momentum=0.9"
 
@@ -52,14 +50,14 @@ def momentum_kept(rank: int) -> int:
 
 # The largest first, each to the rank that has the fewest elements: 30, 24, 15, 12.
 @pytest.mark.parametrize(("size", "kept"), [(2, [30 + 12, 24 + 15]), (3, [30, 24, 15 + 12])])
-def test_each_rank_keeps_the_state_of_its_parameters(ranks: Ranks, size: int, kept: list[int]) -> None:
+def test_each_rank_keeps_the_state_of_its_parameters(ranks, size, kept) -> None:
     assert ranks(size, momentum_kept) == kept
 
 
 # torch's own module warns of itself when it is imported.
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(("strategy", "least", "most"), [("zero1", 1, 1), ("zero1:bucket_mb=0.001", 9, 28)])
-def test_buckets_are_as_large_as_asked_for(strategy: str, least: int, most: int) -> None:
+def test_buckets_are_as_large_as_asked_for(strategy, least, most) -> None:
     # 28 parameters, of which the 9 matrices have more than the 1049 bytes of a bucket of 0.001 MiB.
     settings = {"strategy": strategy, "optimizer": SGD}
     with recorded_world.opened(0, 2) as (group, calls):
@@ -87,7 +85,7 @@ def views(rank: int) -> tuple[bool, bool, bool]:
     return held, reduced, used
 
 
-def test_parameters_that_moved_are_those_that_all_see(ranks: Ranks) -> None:
+def test_parameters_that_moved_are_those_that_all_see(ranks) -> None:
     assert ranks(2, views) == [(True, True, True)] * 2
 
 
@@ -102,6 +100,6 @@ def complaint(rank: int) -> str:
     return ""
 
 
-def test_a_model_of_several_data_types_is_refused_with_the_way_out(ranks: Ranks) -> None:
+def test_a_model_of_several_data_types_is_refused_with_the_way_out(ranks) -> None:
     told = "UsageError: zero1 takes parameters of one data type, not float32, float64: use ddp or scratch-ddp"
     assert ranks(2, complaint) == [told] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import UserDict
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ def test_every_tensor_of_a_batch_is_moved_and_all_else_stays() -> None:
     assert placed(batch, torch.device("meta"))["x"].is_meta
 
 
-def test_what_goes_to_a_gpu_is_pinned_first_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_to_a_gpu_is_pinned_first_wherever_it_comes_from(monkeypatch) -> None:
     pinned: list[Tensor] = []
     sent: list[tuple[Tensor, str, bool]] = []
 

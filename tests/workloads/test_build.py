@@ -7,7 +7,6 @@ import builtins
 import io
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from workloads.build import DrawRecorder, InitialValues, build_workload, import_
 from workloads.source import opened_files
 
 
-def test_a_users_model_is_imported_from_its_folder(user_folder: Path, model_source: str) -> None:
+def test_a_users_model_is_imported_from_its_folder(user_folder, model_source) -> None:
     (user_folder / "mine.py").write_text(model_source)
     workload = build_workload("py:mine:build", source_folder=user_folder)
     inputs, targets = workload.synthetic(torch.Generator().manual_seed(0), 5)
@@ -26,7 +25,7 @@ def test_a_users_model_is_imported_from_its_folder(user_folder: Path, model_sour
     assert (workload.unit, workload.units_per_sample, workload.input) == ("samples", 1, None)
 
 
-def test_a_users_package_may_import_its_neighbours(user_folder: Path, model_source: str) -> None:
+def test_a_users_package_may_import_its_neighbours(user_folder, model_source) -> None:
     (user_folder / "nets").mkdir()
     (user_folder / "beside.py").write_text("from nets.model import build as inner\n")
     (user_folder / "nets" / "model.py").write_text(model_source)
@@ -37,7 +36,7 @@ def test_a_users_package_may_import_its_neighbours(user_folder: Path, model_sour
     assert sum(parameter.numel() for parameter in workload.module.parameters()) == 3 * 2 + 2
 
 
-def test_code_from_elsewhere_is_named_with_the_folder_that_was_searched(user_folder: Path) -> None:
+def test_code_from_elsewhere_is_named_with_the_folder_that_was_searched(user_folder) -> None:
     (user_folder / "needy.py").write_text("import company_layers\n\n\ndef build(): ...\n")
     with pytest.raises(UsageError) as caught:
         build_workload("py:needy:build", source_folder=user_folder)
@@ -66,9 +65,7 @@ def test_code_from_elsewhere_is_named_with_the_folder_that_was_searched(user_fol
     ],
     ids=["import error", "own error", "lazy modules", "no workload", "no function"],
 )
-def test_what_is_wrong_with_a_users_model_is_named(
-    user_folder: Path, model_source: str, source: str, kind: type[Exception], says: str
-) -> None:
+def test_what_is_wrong_with_a_users_model_is_named(user_folder, model_source, source, kind, says) -> None:
     lazy = model_source.replace("nn.Linear(3, 2)", "nn.LazyLinear(2)")
     (user_folder / "mine.py").write_text(lazy if source == "LAZY" else source)
     with pytest.raises(kind, match=says):
@@ -76,7 +73,7 @@ def test_what_is_wrong_with_a_users_model_is_named(
 
 
 @pytest.mark.parametrize("module", ["scipy", "pytest.mine"])
-def test_a_module_hidden_by_a_loaded_one_is_named(user_folder: Path, module: str) -> None:
+def test_a_module_hidden_by_a_loaded_one_is_named(user_folder, module) -> None:
     __import__(module.partition(".")[0])
     path = user_folder.joinpath(*module.split(".")).with_suffix(".py")
     path.parent.mkdir(exist_ok=True)
@@ -145,7 +142,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "make"), REFUSED.items(), ids=REFUSED)
-def test_what_could_not_be_drawn_again_is_refused(words: str, make: Callable[[], Tensor]) -> None:
+def test_what_could_not_be_drawn_again_is_refused(words, make) -> None:
     with pytest.raises(BenchError, match=words):
         recorded(lambda: Held(make()))
 
@@ -191,9 +188,7 @@ second = first
 
 
 @pytest.mark.parametrize("before", ["imported", "first", "second"])
-def test_what_a_module_opens_when_it_is_imported_is_of_every_model_that_imports_it(
-    tmp_path: Path, before: str
-) -> None:
+def test_what_a_module_opens_when_it_is_imported_is_of_every_model_that_imports_it(tmp_path, before) -> None:
     """In whichever order a process builds them, and where it has imported the module before."""
     (tmp_path / f"config_{before}.py").write_text(CONFIG)
     (tmp_path / f"models_{before}.py").write_text(MODELS.format(before))
@@ -206,7 +201,7 @@ def test_what_a_module_opens_when_it_is_imported_is_of_every_model_that_imports_
         assert list(opened_files(f"models_{before}:{function}", tmp_path)) == ["width.txt"]
 
 
-def test_files_that_are_read_are_known_and_those_that_are_written_are_not(tmp_path: Path) -> None:
+def test_files_that_are_read_are_known_and_those_that_are_written_are_not(tmp_path) -> None:
     before = builtins.open, io.open, os.open
     (tmp_path / "opening.py").write_text(OPENING)
     for name in "abc":

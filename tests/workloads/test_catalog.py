@@ -57,7 +57,7 @@ def test_a_padded_vocabulary_adds_rows_and_no_tokens() -> None:
         ("py", "MODULE:FUNCTION"),
     ],
 )
-def test_options_that_do_not_fit_the_model_are_refused(text: str, says: str) -> None:
+def test_options_that_do_not_fit_the_model_are_refused(text, says) -> None:
     with pytest.raises(SpecError, match=says):
         facts(WORKLOADS.parse(text))
 
@@ -182,7 +182,7 @@ def cell(workload: str, dataset: str = "synthetic", *, micro_batch: int = 8, **c
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_the_reason(asked: Cell, says: str) -> None:
+def test_what_does_not_go_together_is_refused_with_the_reason(asked, says) -> None:
     assert says in (refusal(asked) or "")
 
 
@@ -197,7 +197,7 @@ def test_what_does_not_go_together_is_refused_with_the_reason(asked: Cell, says:
     ],
     ids=lambda asked: asked.workload,
 )
-def test_what_goes_together_is_not_refused(asked: Cell) -> None:
+def test_what_goes_together_is_not_refused(asked) -> None:
     assert refusal(asked) is None
 
 

@@ -46,7 +46,7 @@ from workloads.shape import Shape
         ("mlp", 535_818),
     ],
 )
-def test_parameters_are_the_published_ones(text: str, parameters: int) -> None:
+def test_parameters_are_the_published_ones(text, parameters) -> None:
     assert facts(WORKLOADS.parse(text)).parameters == parameters
 
 
@@ -63,14 +63,14 @@ def test_parameters_are_the_published_ones(text: str, parameters: int) -> None:
         ("mlp", 535_040),
     ],
 )
-def test_forward_flops_are_twice_the_published_multiply_adds(text: str, macs: int) -> None:
+def test_forward_flops_are_twice_the_published_multiply_adds(text, macs) -> None:
     assert facts(WORKLOADS.parse(text)).forward_flops == 2 * macs
 
 
 @pytest.mark.parametrize(
     ("text", "blocks"), [("resnet18", 8), ("resnet50", 16), ("gpt-nano", 4), ("llama-nano", 4), ("mlp", 0)]
 )
-def test_blocks_are_those_of_the_papers(text: str, blocks: int) -> None:
+def test_blocks_are_those_of_the_papers(text, blocks) -> None:
     assert facts(WORKLOADS.parse(text)).blocks == blocks
 
 
@@ -105,7 +105,7 @@ def mlps(draw: st.DrawFn) -> MLPShape:
 
 
 @pytest.mark.parametrize("shapes", [resnets(), gpts(), llamas(), mlps()], ids="resnet gpt llama mlp".split())
-def test_any_shape_has_its_parameters(shapes: st.SearchStrategy[Shape]) -> None:
+def test_any_shape_has_its_parameters(shapes) -> None:
     @settings(max_examples=10, deadline=None)
     @given(shape=shapes)
     def check(shape: Shape) -> None:

@@ -19,7 +19,7 @@ from results.errors import UsageError
 from results.parts import ModelParts, Unknown
 from strategies.catalog import OPTIMIZERS
 from workloads.build import build
-from workloads.catalog import MEMBERS, Member
+from workloads.catalog import MEMBERS
 from workloads.data import open_batches
 from workloads.datasets.facts import DATASETS
 from workloads.gpt import GPTShape
@@ -96,7 +96,7 @@ def parameters(module: nn.Module) -> list[tuple[int, int]]:
 
 
 @every_member
-def test_a_members_facts_are_those_of_what_it_builds(member: Member) -> None:
+def test_a_members_facts_are_those_of_what_it_builds(member) -> None:
     known, workload = member.shape.facts(), on_meta(member.shape)
     assert sum(values for _, values in parameters(workload.module)) == known.parameters
     assert (workload.unit, workload.units_per_sample) == (known.unit, known.units_per_sample)
@@ -105,7 +105,7 @@ def test_a_members_facts_are_those_of_what_it_builds(member: Member) -> None:
 
 
 @every_member
-def test_a_members_defaults_are_canonical_texts_and_fit(member: Member) -> None:
+def test_a_members_defaults_are_canonical_texts_and_fit(member) -> None:
     known = member.shape.facts()
     assert OPTIMIZERS.parse(member.optimizer).text == member.optimizer
     assert not isinstance(known.datasets, Unknown)
@@ -116,7 +116,7 @@ def test_a_members_defaults_are_canonical_texts_and_fit(member: Member) -> None:
 
 
 @every_member
-def test_a_members_options_are_measures_of_its_shape_at_their_default(member: Member) -> None:
+def test_a_members_options_are_measures_of_its_shape_at_their_default(member) -> None:
     measures = {field.name for field in fields(member.shape)}
     for name, option in member.shape.options.items():
         assert name in measures
@@ -124,7 +124,7 @@ def test_a_members_options_are_measures_of_its_shape_at_their_default(member: Me
 
 
 @every_shape
-def test_the_parameters_are_the_modules_own(shape: Shape) -> None:
+def test_the_parameters_are_the_modules_own(shape) -> None:
     """One by one, whatever the order; a tied head adds nothing."""
     counted_ones = parameters(on_meta(shape).module)
     weights = [(w.rows, w.values) for part in parts_of(shape).parts for w in part.weights]
@@ -133,13 +133,13 @@ def test_the_parameters_are_the_modules_own(shape: Shape) -> None:
 
 
 @every_shape
-def test_the_counted_flops_are_the_closed_form(shape: Shape) -> None:
+def test_the_counted_flops_are_the_closed_form(shape) -> None:
     assert flops_of(on_meta(shape), 3).forward == 3 * parts_of(shape).flops
 
 
 @pytest.mark.parametrize("samples", [2, 5])
 @every_shape
-def test_what_autograd_keeps_is_counted_to_the_byte(shape: Shape, samples: int) -> None:
+def test_what_autograd_keeps_is_counted_to_the_byte(shape, samples) -> None:
     parts = parts_of(shape)
     closed = sum(samples * part.saved.over(1) + part.saved_once for part in parts.parts)
     assert closed == saved_bytes(build(shape), samples)
@@ -166,7 +166,7 @@ def saved_bytes(workload: Workload, samples: int) -> int:
 
 
 @every_shape
-def test_the_layout_names_the_blocks_in_forward_order(shape: Shape) -> None:
+def test_the_layout_names_the_blocks_in_forward_order(shape) -> None:
     """Each has the parameters of its closed form one by one, and takes the bytes that it says."""
     workload, parts = build(shape), parts_of(shape)
     seen: list[tuple[str, Tensor]] = []
@@ -184,7 +184,7 @@ def test_the_layout_names_the_blocks_in_forward_order(shape: Shape) -> None:
 
 
 @every_shape
-def test_a_model_that_can_be_cut_is_head_of_blocks_of_stem(shape: Shape) -> None:
+def test_a_model_that_can_be_cut_is_head_of_blocks_of_stem(shape) -> None:
     workload = build(shape)
     layout, module = workload.layout, workload.module.eval()
     inputs, _ = drawn(workload, 2)
@@ -202,7 +202,7 @@ def test_a_model_that_can_be_cut_is_head_of_blocks_of_stem(shape: Shape) -> None
 
 
 @every_shape
-def test_what_tensor_parallelism_splits_is_what_the_layout_names(shape: Shape) -> None:
+def test_what_tensor_parallelism_splits_is_what_the_layout_names(shape) -> None:
     """Matrices by rows or columns, and biases of layers that give a part; and heads are counted by name."""
     workload = on_meta(shape)
     layout, heads = workload.layout, shape.facts().heads
@@ -220,7 +220,7 @@ def test_what_tensor_parallelism_splits_is_what_the_layout_names(shape: Shape) -
 
 
 @every_shape
-def test_unit_and_samples_are_as_stated(shape: Shape) -> None:
+def test_unit_and_samples_are_as_stated(shape) -> None:
     known, workload = shape.facts(), on_meta(shape)
     assert (workload.unit, workload.units_per_sample) == (known.unit, known.units_per_sample)
     inputs, targets = drawn(workload, 3)
@@ -230,7 +230,7 @@ def test_unit_and_samples_are_as_stated(shape: Shape) -> None:
 
 
 @every_shape
-def test_a_step_from_a_seed_is_finite_and_reaches_every_parameter(shape: Shape) -> None:
+def test_a_step_from_a_seed_is_finite_and_reaches_every_parameter(shape) -> None:
     torch.manual_seed(0)
     workload = build(shape)
     inputs, targets = drawn(workload, 2)
@@ -246,7 +246,7 @@ def test_a_step_from_a_seed_is_finite_and_reaches_every_parameter(shape: Shape) 
 
 
 @every_shape
-def test_initial_parameters_follow_from_the_seed(shape: Shape) -> None:
+def test_initial_parameters_follow_from_the_seed(shape) -> None:
     def built(seed: int) -> Tensor:
         torch.manual_seed(seed)
         return nn.utils.parameters_to_vector(build(shape).module.parameters())
@@ -257,7 +257,7 @@ def test_initial_parameters_follow_from_the_seed(shape: Shape) -> None:
 
 
 @every_shape
-def test_a_model_that_is_built_by_unit_has_the_same_values(shape: Shape) -> None:
+def test_a_model_that_is_built_by_unit_has_the_same_values(shape) -> None:
     """Bit for bit, though the last is filled first, and so has the generator. All of ours are."""
     torch.manual_seed(3)
     whole, after = build(shape).module, torch.get_rng_state()
@@ -285,7 +285,7 @@ def _is_same(found: Tensor, expected: Tensor) -> bool:
 
 
 @every_shape
-def test_the_smallest_micro_batch_trains_and_less_does_not(shape: Shape) -> None:
+def test_the_smallest_micro_batch_trains_and_less_does_not(shape) -> None:
     known, workload = shape.facts(), build(shape)
     least = known.minimum_batch
     assert not isinstance(least, Unknown)
@@ -298,7 +298,7 @@ def test_the_smallest_micro_batch_trains_and_less_does_not(shape: Shape) -> None
 
 
 @every_shape
-def test_channels_last_is_for_models_of_images_in_channels(shape: Shape) -> None:
+def test_channels_last_is_for_models_of_images_in_channels(shape) -> None:
     """A family of another package need not take it."""
     formats = shape.facts().memory_formats
     assert not isinstance(formats, Unknown)
@@ -307,7 +307,7 @@ def test_channels_last_is_for_models_of_images_in_channels(shape: Shape) -> None
 
 
 @every_shape
-def test_data_sets_that_fit_train_and_others_are_refused(shape: Shape) -> None:
+def test_data_sets_that_fit_train_and_others_are_refused(shape) -> None:
     workload, known = build(shape), shape.facts().datasets
     assert not isinstance(known, Unknown)
     for dataset in (each.name for each in DATASETS):

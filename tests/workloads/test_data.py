@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -16,8 +16,6 @@ from workloads.data import POOL, DataRequest, open_batches
 from workloads.datasets.facts import DIGITS_CLASSES, Digits
 from workloads.datasets.samples import STDLIB_BYTES, Windows, digits, read_digits, stdlib_text
 from workloads.workload import Batch, ImageInput
-
-Ask = Callable[..., DataRequest]
 
 
 def take(request: DataRequest, batches: int) -> list[Batch]:
@@ -33,20 +31,20 @@ def equal(left: list[Batch], right: list[Batch]) -> bool:
     ("text", "dataset"),
     [("mlp", "synthetic"), ("gpt-nano", "synthetic"), ("mlp", "digits"), ("gpt-nano", "text")],
 )
-def test_batches_follow_from_seed_and_replica(ask: Ask, text: str, dataset: str) -> None:
+def test_batches_follow_from_seed_and_replica(ask, text, dataset) -> None:
     first = take(ask(text, dataset, replicas=2), 3)
     assert equal(first, take(ask(text, dataset, replicas=2), 3))
     assert not equal(first, take(ask(text, dataset, replicas=2, replica=1), 3))
     assert not equal(first, take(ask(text, dataset, replicas=2, seed=1), 3))
 
 
-def test_the_next_seed_does_not_give_the_next_replicas_batches(ask: Ask) -> None:
+def test_the_next_seed_does_not_give_the_next_replicas_batches(ask) -> None:
     first, second = ask("mlp", "synthetic", seed=1), ask("mlp", "synthetic", replicas=2, replica=1)
     assert not equal(take(first, 3), take(second, 3))
 
 
 @pytest.mark.parametrize("dataset", ["synthetic", "digits"])
-def test_batches_leave_torchs_random_state_alone(ask: Ask, dataset: str) -> None:
+def test_batches_leave_torchs_random_state_alone(ask, dataset) -> None:
     request = ask("mlp", dataset, micro_batch=900)
     before = torch.get_rng_state()
     take(request, 3)  # digits: three epochs of one batch
@@ -64,9 +62,7 @@ def test_batches_leave_torchs_random_state_alone(ask: Ask, dataset: str) -> None
         ("gpt-nano:seq=16", "text", (4, 16), (4, 16)),
     ],
 )
-def test_batches_have_the_workloads_shape_and_suit_its_loss(
-    ask: Ask, text: str, dataset: str, inputs: tuple[int, ...], targets: tuple[int, ...]
-) -> None:
+def test_batches_have_the_workloads_shape_and_suit_its_loss(ask, text, dataset, inputs, targets) -> None:
     request = ask(text, dataset)
     x, y = next(open_batches(request))
     assert (tuple(x.shape), tuple(y.shape), y.dtype) == (inputs, targets, torch.int64)
@@ -74,19 +70,19 @@ def test_batches_have_the_workloads_shape_and_suit_its_loss(
     assert torch.isfinite(request.workload.loss(request.workload.module(x), y))
 
 
-def test_images_come_in_the_memory_format_asked_for(ask: Ask) -> None:
+def test_images_come_in_the_memory_format_asked_for(ask) -> None:
     for dataset in ("synthetic", "digits"):
         x, _ = next(open_batches(ask("resnet18-32px", dataset, memory_format=torch.channels_last)))
         assert x.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_synthetic_batches_are_a_pool_given_in_turn(ask: Ask) -> None:
+def test_synthetic_batches_are_a_pool_given_in_turn(ask) -> None:
     batches = take(ask("mlp", "synthetic"), 2 * POOL)
     assert len({x.data_ptr() for x, _ in batches}) == POOL
     assert all(batches[i][0] is batches[i + POOL][0] for i in range(POOL))
 
 
-def test_synthetic_tokens_are_predicted_from_the_one_before(ask: Ask) -> None:
+def test_synthetic_tokens_are_predicted_from_the_one_before(ask) -> None:
     x, y = next(open_batches(ask("gpt-nano", "synthetic")))
     assert torch.equal(x[:, 1:], y[:, :-1])
 
@@ -102,7 +98,7 @@ def numbered(tmp_path: Path, windows: int) -> str:
     return f"text:{path}"
 
 
-def test_an_epoch_deals_every_sample_to_exactly_one_replica(ask: Ask, tmp_path: Path) -> None:
+def test_an_epoch_deals_every_sample_to_exactly_one_replica(ask, tmp_path) -> None:
     dataset = numbered(tmp_path, 60)
     # 60 windows over 3 replicas: 20 each, 5 batches of 4.
     shares = [rows(open_batches(ask("gpt-nano:seq=4", dataset, replicas=3, replica=r)), 5) for r in range(3)]
@@ -110,14 +106,14 @@ def test_an_epoch_deals_every_sample_to_exactly_one_replica(ask: Ask, tmp_path: 
     assert len(dealt) == len(set(dealt)) == 60
 
 
-def test_the_next_epoch_deals_anew(ask: Ask, tmp_path: Path) -> None:
+def test_the_next_epoch_deals_anew(ask, tmp_path) -> None:
     request = ask("gpt-nano:seq=4", numbered(tmp_path, 40))
     both = rows(open_batches(request), 20)
     assert sorted(both[:40]) == sorted(both[40:])
     assert both[:40] != both[40:]
 
 
-def test_what_does_not_fill_a_batch_is_left_out(ask: Ask, tmp_path: Path) -> None:
+def test_what_does_not_fill_a_batch_is_left_out(ask, tmp_path) -> None:
     # 11 windows over 2 replicas: 5 each, one batch of 4 an epoch.
     batches = take(ask("gpt-nano:seq=4", numbered(tmp_path, 11), replicas=2), 3)
     assert [len(x) for x, _ in batches] == [4, 4, 4]
@@ -125,7 +121,7 @@ def test_what_does_not_fill_a_batch_is_left_out(ask: Ask, tmp_path: Path) -> Non
 
 @settings(max_examples=30, deadline=None)
 @given(content=st.binary(min_size=1, max_size=80), length=st.integers(1, 9))
-def test_windows_cut_a_text_without_gap_or_overlap(content: bytes, length: int) -> None:
+def test_windows_cut_a_text_without_gap_or_overlap(content, length) -> None:
     windows = Windows(torch.frombuffer(bytearray(content), dtype=torch.uint8), length=length)
     assert len(windows) == (len(content) - 1) // length
     x, y = windows.__getitems__(list(range(len(windows))))
@@ -134,7 +130,7 @@ def test_windows_cut_a_text_without_gap_or_overlap(content: bytes, length: int) 
     assert bytes(y.flatten().tolist()) == content[1 : covered + 1]
 
 
-def test_worker_processes_give_the_same_batches(ask: Ask) -> None:
+def test_worker_processes_give_the_same_batches(ask) -> None:
     alone = take(ask("gpt-nano", "text"), 3)
     assert equal(alone, take(ask("gpt-nano", "text:workers=1"), 3))
 
@@ -159,7 +155,7 @@ def test_the_standard_librarys_text_is_python_and_of_the_stated_size() -> None:
     assert content.startswith(Path(__future__.__file__).read_bytes())
 
 
-def test_a_users_text_is_found_from_the_study_files_folder(ask: Ask, tmp_path: Path) -> None:
+def test_a_users_text_is_found_from_the_study_files_folder(ask, tmp_path) -> None:
     (tmp_path / "book.txt").write_bytes(b"abcdefghi")
     request = ask("gpt-nano:seq=4", "text:book.txt", micro_batch=2, source_folder=tmp_path)
     x, y = next(open_batches(request))
@@ -185,7 +181,7 @@ def test_a_users_text_is_found_from_the_study_files_folder(ask: Ask, tmp_path: P
     ],
 )
 def test_data_that_do_not_fit_are_refused_before_the_first_batch(
-    ask: Ask, tmp_path: Path, text: str, dataset: str, changes: dict[str, object], says: str
+    ask, tmp_path, text, dataset, changes, says
 ) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "short.txt").write_bytes(bytes(258))
@@ -194,7 +190,7 @@ def test_data_that_do_not_fit_are_refused_before_the_first_batch(
 
 
 @pytest.mark.parametrize("shape", [(10,), (3, 8, 9)])
-def test_digits_need_a_square(shape: tuple[int, ...]) -> None:
+def test_digits_need_a_square(shape) -> None:
     with pytest.raises(UsageError, match="digits has square images"):
         digits(ImageInput(shape=shape, classes=10))
 

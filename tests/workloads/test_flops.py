@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -26,7 +24,7 @@ from workloads.catalog import WORKLOADS, facts
         ("llama-nano", 0),
     ],
 )
-def test_backward_is_twice_forward_less_the_inputs_gradient(text: str, first_layer: int) -> None:
+def test_backward_is_twice_forward_less_the_inputs_gradient(text, first_layer) -> None:
     counted = count_flops(text, micro_batch=2)
     assert counted.backward == 2 * counted.forward - 2 * first_layer
 
@@ -37,7 +35,7 @@ def test_counting_leaves_torchs_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_users_model_is_counted_too(user_folder: Path, model_source: str) -> None:
+def test_a_users_model_is_counted_too(user_folder, model_source) -> None:
     (user_folder / "counted.py").write_text(model_source)
     # Linear 3 x 2 on 5 samples: 2*3*2*5 = 60 forward, and as much for its weight's gradient.
     assert count_flops("py:counted:build", micro_batch=5, source_folder=user_folder).total == 120
@@ -47,7 +45,7 @@ def test_a_users_model_is_counted_too(user_folder: Path, model_source: str) -> N
     assert count_flops("py:longer:build", micro_batch=5, source_folder=user_folder, own=True).total == 4 * 120
 
 
-def test_a_model_that_reads_its_values_is_named_uncountable(user_folder: Path, model_source: str) -> None:
+def test_a_model_that_reads_its_values_is_named_uncountable(user_folder, model_source) -> None:
     source = model_source.replace("nn.functional.mse_loss", "lambda out, y: out.sum() * out.sum().item()")
     (user_folder / "reading.py").write_text(source)
     with pytest.raises(BenchError, match="FLOPs of py:reading:build cannot be counted on the meta device"):
@@ -78,7 +76,7 @@ def exactly(parts: ModelParts) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("workload", ["gpt-nano", "resnet18-32px", "mlp"])
-def test_a_model_is_counted_as_its_closed_form_has_it(workload: str) -> None:
+def test_a_model_is_counted_as_its_closed_form_has_it(workload) -> None:
     stated, counted = facts(WORKLOADS.parse(workload)).parts, parts_of(built_on_meta(workload))
     assert isinstance(stated, ModelParts)
     assert exactly(counted) == exactly(stated)

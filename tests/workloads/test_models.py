@@ -20,7 +20,7 @@ from workloads.resnet.model import Bottleneck
     # Kaiming's ResNet starts a good deal above a model that knows nothing.
     [("gpt-nano", 256, 1.05), ("llama-nano", 256, 1.05), ("mlp", 10, 1.05), ("resnet18-32px", 10, 1.6)],
 )
-def test_the_first_loss_is_that_of_a_model_that_knows_nothing(name: str, classes: int, most: float) -> None:
+def test_the_first_loss_is_that_of_a_model_that_knows_nothing(name, classes, most) -> None:
     torch.manual_seed(0)
     workload = build_workload(name)
     inputs, targets = workload.synthetic(torch.Generator().manual_seed(0), 32)
@@ -62,7 +62,7 @@ def test_a_gpt_starts_as_gpt2_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt-nano", "llama-nano"])
-def test_a_language_model_does_not_look_ahead(name: str) -> None:
+def test_a_language_model_does_not_look_ahead(name) -> None:
     torch.manual_seed(0)
     module = build_workload(name).module.eval()
     tokens = torch.arange(64)[None]

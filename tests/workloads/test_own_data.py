@@ -38,7 +38,7 @@ def numbers(asked: DataRequest, batches: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("dataset", ["own", "own:workers=1"])
-def test_a_dataset_is_dealt_to_the_replicas_anew_in_each_epoch(dataset: str) -> None:
+def test_a_dataset_is_dealt_to_the_replicas_anew_in_each_epoch(dataset) -> None:
     # 10 samples, 5 a replica: 2 batches of 2 in an epoch.
     both = [numbers(request(Squares(), dataset=dataset, replica=replica), 4) for replica in range(2)]
     for epoch in (slice(0, 2), slice(2, 4)):
@@ -50,7 +50,7 @@ def test_a_dataset_is_dealt_to_the_replicas_anew_in_each_epoch(dataset: str) -> 
 
 
 @pytest.mark.parametrize("row", [Row, CountedRow])
-def test_of_samples_in_a_row_replicas_take_turns_and_begin_anew_at_the_end(row: type[Row]) -> None:
+def test_of_samples_in_a_row_replicas_take_turns_and_begin_anew_at_the_end(row) -> None:
     # Replica 1 has 1, 3, 5, 7, 9, of which 9 fills no batch.
     batches = islice(open_batches(request(row(10), replica=1)), 3)
     assert [batch.tolist() for batch in batches] == [[1, 3], [5, 7], [1, 3]]
@@ -100,9 +100,7 @@ GIVEN: list[DataShare] = []
         (Squares(), "synthetic", "draws no synthetic samples, and has data of its own: add --dataset own"),
     ],
 )
-def test_data_that_do_not_keep_the_contract_are_refused_in_a_sentence(
-    data: Any, dataset: str, words: str
-) -> None:
+def test_data_that_do_not_keep_the_contract_are_refused_in_a_sentence(data, dataset, words) -> None:
     # A file that cannot be read may be read later; the rest is refused again.
     with pytest.raises(StoreError if getattr(data, "_broken", None) else UsageError) as raised:
         two_epochs(data, dataset)

@@ -19,20 +19,20 @@ def write(folder: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def test_the_hash_is_that_of_the_modules_path_and_content(tmp_path: Path) -> None:
+def test_the_hash_is_that_of_the_modules_path_and_content(tmp_path) -> None:
     source = "def build(): ...\n"
     write(tmp_path, model=source)
     content = hashlib.sha256(source.encode()).digest()
     assert source_hash("model:build", tmp_path) == hashlib.sha256(b"model.py\0" + content).hexdigest()[:16]
 
 
-def test_the_hash_is_of_the_content_and_not_of_the_folder(tmp_path: Path) -> None:
+def test_the_hash_is_of_the_content_and_not_of_the_folder(tmp_path) -> None:
     for name in ("here", "there"):
         write(tmp_path / name, model="def build(): ...\n")
     assert source_hash("model:build", tmp_path / "here") == source_hash("model:build", tmp_path / "there")
 
 
-def test_the_module_is_not_imported(tmp_path: Path) -> None:
+def test_the_module_is_not_imported(tmp_path) -> None:
     write(tmp_path, model="raise SystemExit('imported')\ndef build(): ...\n")
     assert len(source_hash("model:build", tmp_path)) == 16
 
@@ -47,9 +47,7 @@ def test_the_module_is_not_imported(tmp_path: Path) -> None:
         ("unused", False),
     ],
 )
-def test_the_hash_changes_with_every_file_that_the_model_reaches(
-    tmp_path: Path, changed: str, counts: bool
-) -> None:
+def test_the_hash_changes_with_every_file_that_the_model_reaches(tmp_path, changed, counts) -> None:
     files = {
         "model": "import torch, helpers\ndef build(): ...\n",
         "helpers": "from package.sub import part\ndef late():\n    import deeper\n",
@@ -64,7 +62,7 @@ def test_the_hash_changes_with_every_file_that_the_model_reaches(
     assert (source_hash("model:build", tmp_path) != before) is counts
 
 
-def test_a_module_of_a_package_stands_for_the_whole_package(tmp_path: Path) -> None:
+def test_a_module_of_a_package_stands_for_the_whole_package(tmp_path) -> None:
     files = {"net__DOT__model": "def build(): ...\n", "net__DOT__layers": "", "net__DOT__broken": "def ("}
     write(tmp_path, **files)
     before = source_hash("net.model:build", tmp_path)
@@ -72,7 +70,7 @@ def test_a_module_of_a_package_stands_for_the_whole_package(tmp_path: Path) -> N
     assert source_hash("net.model:build", tmp_path) != before
 
 
-def test_a_package_goes_before_a_module_of_its_name_as_in_an_import(tmp_path: Path) -> None:
+def test_a_package_goes_before_a_module_of_its_name_as_in_an_import(tmp_path) -> None:
     write(tmp_path, model="", model__DOT____init__="")
     assert module_file("model", tmp_path) == tmp_path / "model" / "__init__.py"
 
@@ -94,15 +92,13 @@ def test_a_package_goes_before_a_module_of_its_name_as_in_an_import(tmp_path: Pa
         ("model:build", "x = 1\ndef build(:\n", r"model\.py is not Python: .*line 2"),
     ],
 )
-def test_what_is_no_function_of_a_module_is_refused(
-    tmp_path: Path, text: str, source: str, says: str
-) -> None:
+def test_what_is_no_function_of_a_module_is_refused(tmp_path, text, source, says) -> None:
     write(tmp_path, **{"model": source, "results": source, "random": source})
     with pytest.raises(SpecError, match=says):
         source_hash(text, tmp_path)
 
 
-def test_a_missing_module_says_what_was_looked_for_and_where(tmp_path: Path) -> None:
+def test_a_missing_module_says_what_was_looked_for_and_where(tmp_path) -> None:
     with pytest.raises(SpecError) as caught:
         source_hash("net.model:build", tmp_path)
     assert str(tmp_path / "net" / "model.py") in str(caught.value)
@@ -118,17 +114,17 @@ def test_a_missing_module_says_what_was_looked_for_and_where(tmp_path: Path) -> 
         "build = lambda: None\n",
     ],
 )
-def test_a_function_may_be_bound_in_any_way(tmp_path: Path, source: str) -> None:
+def test_a_function_may_be_bound_in_any_way(tmp_path, source) -> None:
     write(tmp_path, model=source)
     assert source_hash("model:build", tmp_path)
 
 
-def test_a_data_file_is_hashed_by_its_bytes(tmp_path: Path) -> None:
+def test_a_data_file_is_hashed_by_its_bytes(tmp_path) -> None:
     (tmp_path / "book.txt").write_bytes(b"abc")
     # The well-known SHA-256 of "abc" begins so.
     assert file_hash(tmp_path / "book.txt") == "ba7816bf8f01cfea"
 
 
-def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_data_file_is_named(tmp_path) -> None:
     with pytest.raises(UsageError, match=r"cannot read the data file .*book\.txt: No such file"):
         file_hash(tmp_path / "book.txt")

@@ -58,7 +58,7 @@ def opened(replica: int, workers: int) -> TrainingData:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_goes_on_with_the_samples_and_the_noise_that_it_would_have_had(workers: int) -> None:
+def test_a_run_goes_on_with_the_samples_and_the_noise_that_it_would_have_had(workers) -> None:
     seen: list[float] = []
     for replica in range(2):
         whole = opened(replica, workers)

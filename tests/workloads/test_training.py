@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
 from statistics import fmean
 
@@ -13,8 +12,6 @@ import torch
 
 from workloads.data import DataRequest, open_batches
 from workloads.datasets.samples import stdlib_text
-
-Ask = Callable[..., DataRequest]
 
 
 def losses(request: DataRequest, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
@@ -29,7 +26,7 @@ def losses(request: DataRequest, optimizer: torch.optim.Optimizer, steps: int) -
     return curve
 
 
-def test_the_mlp_learns_the_digits(ask: Ask) -> None:
+def test_the_mlp_learns_the_digits(ask) -> None:
     torch.manual_seed(0)
     request = ask("mlp", "digits", micro_batch=128)
     optimizer = torch.optim.SGD(request.workload.module.parameters(), lr=0.05, momentum=0.9)
@@ -38,7 +35,7 @@ def test_the_mlp_learns_the_digits(ask: Ask) -> None:
     assert fmean(curve[-10:]) < 0.3
 
 
-def test_gpt_nano_learns_the_text(ask: Ask) -> None:
+def test_gpt_nano_learns_the_text(ask) -> None:
     torch.manual_seed(0)
     request = ask("gpt-nano", "text")
     optimizer = torch.optim.AdamW(request.workload.module.parameters(), lr=1e-3)
@@ -51,7 +48,7 @@ def test_gpt_nano_learns_the_text(ask: Ask) -> None:
 
 
 @pytest.mark.slow
-def test_resnet18_32px_learns_the_digits_at_its_defaults(ask: Ask) -> None:
+def test_resnet18_32px_learns_the_digits_at_its_defaults(ask) -> None:
     torch.manual_seed(0)
     request = ask("resnet18-32px", "digits", micro_batch=8)
     optimizer = torch.optim.SGD(request.workload.module.parameters(), lr=0.002, momentum=0.9)

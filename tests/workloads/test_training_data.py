@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -20,7 +20,6 @@ from workloads import DataShare, Workload
 from workloads.data import DataRequest, open_batches
 from workloads.training_data import TrainingData, held_out, open_training, require_epochs
 
-Ask = Callable[..., DataRequest]
 Part = tuple[int, int, int]
 """Replicas, micro-batch and batches of one start of a run."""
 
@@ -60,9 +59,7 @@ def taken(data: Any, parts: list[Part]) -> tuple[list[int], TrainingData]:
     ),
     length=st.integers(12, 30),
 )
-def test_every_sample_is_taken_once_an_epoch_whatever_interrupts_the_run(
-    kind: type[Any], parts: list[Part], length: int
-) -> None:
+def test_every_sample_is_taken_once_an_epoch_whatever_interrupts_the_run(kind, parts, length) -> None:
     data = list(range(length)) if kind is list else kind(length)
     row, end = taken(data, parts)
     for start in range(0, len(row) - length + 1, length):
@@ -75,7 +72,7 @@ def test_every_sample_is_taken_once_an_epoch_whatever_interrupts_the_run(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_resumed_run_is_given_what_an_uninterrupted_one_is(ask: Ask, workers: int) -> None:
+def test_a_resumed_run_is_given_what_an_uninterrupted_one_is(ask, workers) -> None:
     # 1437 digits to train on, 360 a batch: the fourth begins the second epoch.
     asked = ask("mlp", f"digits:workers={workers}", micro_batch=180, replicas=2, replica=1)
     whole = open_training(asked)
@@ -93,7 +90,7 @@ def test_a_resumed_run_is_given_what_an_uninterrupted_one_is(ask: Ask, workers: 
     assert state == {"epoch": 0, "within": 720, "samples": 720, "of": 1437}
 
 
-def test_the_order_leaves_torchs_random_state_alone_and_follows_from_the_seed(ask: Ask) -> None:
+def test_the_order_leaves_torchs_random_state_alone_and_follows_from_the_seed(ask) -> None:
     asked = ask("gpt-nano", "text")
     before = torch.get_rng_state()
     x, _ = next(open_training(asked))
@@ -109,7 +106,7 @@ def test_own_samples_come_as_in_a_measured_run() -> None:
     assert measured == [batch.tolist() for batch in islice(open_training(asked), 10)]
 
 
-def test_synthetic_batches_are_those_of_a_measured_run_and_have_no_epochs(ask: Ask) -> None:
+def test_synthetic_batches_are_those_of_a_measured_run_and_have_no_epochs(ask) -> None:
     asked = ask("mlp", "synthetic")
     data = open_training(asked)
     first = [x for x, _ in islice(data, 6)]
@@ -150,9 +147,7 @@ def plain(share: DataShare) -> Iterable[Tensor]:
     ("opens", "replicas"),
     [(Loader, 2), (plain, 2), (Loader, 1), (plain, 4)],
 )
-def test_a_function_is_told_the_epoch_and_goes_on_by_state_or_by_reading_again(
-    opens: Callable[[DataShare], Iterable[Tensor]], replicas: int
-) -> None:
+def test_a_function_is_told_the_epoch_and_goes_on_by_state_or_by_reading_again(opens, replicas) -> None:
     before = open_training(request(opens, (2, 2, 0)))
     assert [int(batch[0]) for batch in islice(before, 10)] == [1, 2, 3, 4, 5, 6, 101, 102, 103, 104]
     after = open_training(request(opens, (replicas, 2, 0)))
@@ -170,9 +165,7 @@ def shares(asked: DataRequest) -> list[list[Any]]:
 @pytest.mark.parametrize("replicas", [1, 2, 3, 7])
 @pytest.mark.parametrize("length", [7, 8, 12, 13, 25])
 @pytest.mark.parametrize("kind", [list, Row])
-def test_held_out_samples_are_seen_once_in_equally_many_batches(
-    replicas: int, length: int, kind: type[Any]
-) -> None:
+def test_held_out_samples_are_seen_once_in_equally_many_batches(replicas, length, kind) -> None:
     kept = list(range(length)) if kind is list else Row(length)
     dealt = shares(request([0], (replicas, 2, 0), kept=kept))
     assert len({len(batches) for batches in dealt}) == 1
@@ -203,7 +196,7 @@ def test_a_replica_reads_its_own_held_out_samples_when_they_are_asked_for() -> N
 
 
 @pytest.mark.parametrize(("text", "dataset"), [("mlp", "digits"), ("gpt-nano:seq=16", "text")])
-def test_nothing_that_is_trained_on_is_held_out(ask: Ask, text: str, dataset: str) -> None:
+def test_nothing_that_is_trained_on_is_held_out(ask, text, dataset) -> None:
     asked = ask(text, dataset, micro_batch=500)
     samples = open_training(asked).samples_per_epoch
     kept = sum(len(y) for _, y in held_out(asked) or ())
@@ -240,7 +233,7 @@ class Short(CountedRow):
         (None, "the workload has no data= of its own"),
     ],
 )
-def test_data_that_cannot_be_trained_on_are_refused_in_a_sentence(data: Any, words: str) -> None:
+def test_data_that_cannot_be_trained_on_are_refused_in_a_sentence(data, words) -> None:
     asked = request([0], (2, 2, 0))
     asked = replace(asked, workload=Workload(module=nn.Identity(), data=data, synthetic=lambda g, n: g))
     with pytest.raises(UsageError) as raised:

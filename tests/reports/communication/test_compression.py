@@ -128,7 +128,7 @@ def test_what_was_not_measured_projects_nothing(exchanged) -> None:
         ("ring", Training(), False),
     ],
 )
-def test_an_exchange_by_nodes_projects_nothing(exchanged, collective: str, recorded, by_nodes: bool) -> None:
+def test_an_exchange_by_nodes_projects_nothing(exchanged, collective, recorded, by_nodes) -> None:
     dense = exchanged(20.0, 12.0, "allreduce", 4e6)
     found = exchanged(30.0, 1.0, "allreduce", 2e6, collective=collective, run={"training": recorded})
     assert (break_even(found, dense).reason == BY_NODES) is by_nodes

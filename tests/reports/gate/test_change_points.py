@@ -29,7 +29,7 @@ def test_a_step_is_found_at_its_night_within_eight_nights() -> None:
 
 
 @pytest.mark.parametrize("kind", ["quiet", "season", "drift"])
-def test_quiet_histories_have_hardly_a_change(kind: str) -> None:
+def test_quiet_histories_have_hardly_a_change(kind) -> None:
     nights = np.arange(60)
     trend = {"quiet": 0.0 * nights, "season": 0.01 * np.sin(nights * 2 * np.pi / 7), "drift": 0.0005 * nights}
     called = sum(len(change_points(history(100 + seed) * np.exp(trend[kind]))) for seed in range(40))

@@ -63,7 +63,7 @@ def benchmark_file(path: Path, median_s: float, **cpu: object) -> None:
     path.write_text(json.dumps(found))
 
 
-def test_two_studies_and_the_exit_code(study: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_studies_and_the_exit_code(study, capsys) -> None:
     before = study("before", [10.0, 10.05, 10.1])
     assert run(["compare", before, study("same", [10.02, 10.07, 10.1])]) == 0
     assert "6 unchanged" in capsys.readouterr().out
@@ -240,7 +240,7 @@ def test_a_run_of_another_machine_is_named_by_what_differs_and_not_pooled(
     assert f"before holds runs of several machines ({told} run1.json" in capsys.readouterr().err
 
 
-def test_what_pytest_benchmark_writes_today_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_pytest_benchmark_writes_today_is_read(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("test_sum.py").write_text("def test_sum(benchmark):\n    benchmark(sum, range(100))\n")
     words = ["-q", "-p", "no:cacheprovider", "--benchmark-json", "one.json", "--benchmark-max-time", "0.01"]
@@ -689,7 +689,7 @@ def test_old_studies_go_but_those_that_are_named_or_young_or_in_use(study, tmp_p
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"kept", "night", "busy", "young"}
 
 
-def test_a_link_to_a_study_elsewhere_is_left_alone(study: Callable[..., str], tmp_path: Path) -> None:
+def test_a_link_to_a_study_elsewhere_is_left_alone(study, tmp_path) -> None:
     study("elsewhere/big", [10.0])
     study("runs/old", [10.0])
     (tmp_path / "runs/link").symlink_to(tmp_path / "elsewhere/big")

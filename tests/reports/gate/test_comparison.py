@@ -139,7 +139,7 @@ def test_another_exchange_names_the_first_collective_that_differs() -> None:
 
 
 @pytest.mark.parametrize("name", ["buckets", "early_buckets", "first_hash"])
-def test_a_counter_that_base_was_too_old_to_have_is_said_and_never_red(name: str) -> None:
+def test_a_counter_that_base_was_too_old_to_have_is_said_and_never_red(name) -> None:
     value = "aa" if name == "first_hash" else 3.0
     found = held(subject(), subject(exact={name: (value,)}))
     (said,) = [finding for finding in found.findings if finding.metric == name]
@@ -289,7 +289,7 @@ def test_sides_over_other_networks_are_incomparable(new_study, tmp_path, new_tim
 
 
 @pytest.mark.parametrize("text", ["step_time", "step=5%", "step_time=x", "step_time=0", "step_time=-5%"])
-def test_a_margin_that_is_none_is_refused(text: str) -> None:
+def test_a_margin_that_is_none_is_refused(text) -> None:
     with pytest.raises(UsageError, match="step_time"):
         read_margins((text,))
 

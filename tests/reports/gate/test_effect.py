@@ -64,7 +64,7 @@ def test_runs_that_are_all_alike_have_an_effect_without_width() -> None:
         (-0.3, 0.3, Verdict.INCONCLUSIVE),
     ],
 )
-def test_three_states_and_the_margin(low: float, high: float, change: Verdict) -> None:
+def test_three_states_and_the_margin(low, high, change) -> None:
     assert judge(effect(low, high), 0.05) is change
     opposite = {Verdict.REGRESSED: Verdict.IMPROVED, Verdict.IMPROVED: Verdict.REGRESSED}
     assert judge(effect(low, high), 0.05, lower_is_better=False) is opposite.get(change, change)
@@ -92,7 +92,7 @@ def test_so_many_runs_tell_whatever_the_effect() -> None:
 
 @pytest.mark.parametrize("rows", [1, 12])
 @pytest.mark.parametrize("runs", [3, 10])
-def test_a_comparison_without_a_change_calls_one_in_at_most_one_of_a_hundred(rows: int, runs: int) -> None:
+def test_a_comparison_without_a_change_calls_one_in_at_most_one_of_a_hundred(rows, runs) -> None:
     rng = np.random.default_rng([rows, runs])
     calls, alarms = 1500, 0
     for _ in range(calls):

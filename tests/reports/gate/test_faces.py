@@ -43,7 +43,7 @@ def slower() -> Comparison:
     )
 
 
-def test_the_summary_has_a_table_of_what_changed(slower: Comparison) -> None:
+def test_the_summary_has_a_table_of_what_changed(slower) -> None:
     assert comparison_headline(slower) == "1 regressed, 1 unchanged: after against before"
     assert len(finding_table(slower, every=False).rows) == 1
     assert len(finding_table(slower, every=True).rows) == 2
@@ -52,7 +52,7 @@ def test_the_summary_has_a_table_of_what_changed(slower: Comparison) -> None:
     assert "Intervals of 98.0 %, corrected for 1 comparison" in text
 
 
-def test_junit_counts_failures_and_names_them(slower: Comparison) -> None:
+def test_junit_counts_failures_and_names_them(slower) -> None:
     suite = ElementTree.fromstring(FACES["junit"](slower))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "0")
     (failure,) = suite.iter("failure")
@@ -72,7 +72,7 @@ def test_annotations_escape_what_would_end_them_and_are_at_most_ten_a_level() ->
     assert "+10.0 %25" in lines[0]
 
 
-def test_machine_formats_hold_the_figures_of_new(slower: Comparison) -> None:
+def test_machine_formats_hold_the_figures_of_new(slower) -> None:
     bencher = json.loads(FACES["bencher"](slower))
     assert bencher == {"mlp, ddp | 0": {"latency": {"value": pytest.approx(110e6)}}}
     (action,) = json.loads(FACES["github-action-benchmark"](slower))
@@ -146,14 +146,14 @@ def mixed() -> Comparison:
     return compare(before, after, Rules(margins={}))
 
 
-def test_machine_formats_are_what_their_readers_publish(mixed: Comparison) -> None:
+def test_machine_formats_are_what_their_readers_publish(mixed) -> None:
     jsonschema.Draft7Validator(BMF).validate(json.loads(FACES["bencher"](mixed)))
     measures = {measure for one in json.loads(FACES["bencher"](mixed)).values() for measure in one}
     assert all(len(measure) <= 64 for measure in measures), "Bencher's limit of a name"
     jsonschema.Draft7Validator(CUSTOM).validate(json.loads(FACES["github-action-benchmark"](mixed)))
 
 
-def test_junit_is_xml_with_the_elements_that_ci_knows_whatever_a_reason_holds(mixed: Comparison) -> None:
+def test_junit_is_xml_with_the_elements_that_ci_knows_whatever_a_reason_holds(mixed) -> None:
     suite = ElementTree.fromstring(FACES["junit"](mixed))
     for element in suite.iter():
         assert element.attrib.keys() == JUNIT[element.tag], element.tag
@@ -167,7 +167,7 @@ def test_junit_is_xml_with_the_elements_that_ci_knows_whatever_a_reason_holds(mi
     )
 
 
-def test_annotations_and_markdown_keep_a_reason_on_one_line(mixed: Comparison) -> None:
+def test_annotations_and_markdown_keep_a_reason_on_one_line(mixed) -> None:
     lines = FACES["github"](mixed).splitlines()
     assert all(re.match(r"::(error|warning|notice)( title=[^:,]+)?::", line) for line in lines)
     assert not any(line.startswith("::error::no") for line in lines)

@@ -80,7 +80,7 @@ def test_compare_takes_the_margins_of_its_machine_below_the_baselines_and_the_ca
     assert str(path) in capsys.readouterr().err
 
 
-def test_a_budget_that_is_too_short_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_that_is_too_short_is_refused(capsys) -> None:
     assert run(["doctor", "--noise", "--budget", "10s"]) == 2
     assert "--budget 10s is too short: 3 launches take 30s or more" in capsys.readouterr().err
 

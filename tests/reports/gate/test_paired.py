@@ -149,7 +149,7 @@ def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float
 
 
 @pytest.mark.parametrize("freedom", [200.0, 3.0], ids=["normal", "heavy tails"])
-def test_four_looks_seldom_cry_wolf_and_find_five_percent(freedom: float) -> None:
+def test_four_looks_seldom_cry_wolf_and_find_five_percent(freedom) -> None:
     draw = np.random.default_rng(14)
     trials = 1000
     quiet = [decision(draw, 0.0, PAIR_SD, freedom)[0] for _ in range(trials)]
