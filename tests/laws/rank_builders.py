@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 
 from harness.worker.exchange.group import open_exchange
 from harness.worker.measure.blocks import Stopwatch
@@ -24,7 +25,7 @@ from results.launch import Launch
 from results.outcome import Evidence
 from results.plan import Placement
 from results.store import Study
-from strategies import Trainer
+from strategies import Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]
 """The type of the fixture `ranks`."""
@@ -76,6 +77,19 @@ def a_context(rank: int, folder: Path | str, launch: dict[str, Any], **fields: A
         )
     finally:
         log.close()
+
+
+def a_trainer(
+    module: nn.Module,
+    loss: Any = functional.mse_loss,
+    *,
+    layout: Any = None,
+    group: Any = None,
+    **settings: Any,
+) -> Trainer:
+    """A trainer on CPU with these settings."""
+    chosen = TrainSettings(**settings)
+    return Trainer(module, loss, device=CPU, settings=chosen, layout=layout, group=group)
 
 
 def a_stopwatch(trainer: Trainer, data: Iterator[Any], control: Any = None) -> Stopwatch:

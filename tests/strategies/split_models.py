@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from rank_builders import a_trainer
 from torch import Tensor, nn
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
-from strategies import Trainer, TrainSettings
+from strategies import Trainer
 from strategies.catalog import group_layout
 from strategies.snapshot import Snapshot
 from workloads.gpt import GPTShape
@@ -87,14 +88,7 @@ def trainer_of(model: str, settings: dict[str, Any], group: ExchangeGroup) -> Tr
         with torch.no_grad():
             for parameter in workload.module.parameters():
                 parameter += group.rank()
-    return Trainer(
-        workload.module,
-        workload.loss,
-        device=CPU,
-        settings=TrainSettings(**settings),
-        layout=workload.layout,
-        group=group,
-    )
+    return a_trainer(workload.module, workload.loss, layout=workload.layout, group=group, **settings)
 
 
 def copied(pairs: Any) -> dict[str, Tensor]:

@@ -15,21 +15,19 @@ from typing import Any
 
 import pytest
 import torch
+from rank_builders import a_trainer
 from torch import nn
-from torch.nn import functional as F
 
 from results.checkpoint import Checkpoint, LaidOut
 from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
-from strategies import CheckpointWarning, Trainer, TrainSettings
+from strategies import CheckpointWarning, Trainer
 from strategies.saving.run_folder import RunFolder, best_of, sum_of
-
-CPU = torch.device("cpu")
 
 
 def opened(*, width: int = 4, **settings: Any) -> Trainer:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, width), nn.Linear(width, 2))
-    return Trainer(module, F.mse_loss, device=CPU, settings=TrainSettings(**settings))
+    return a_trainer(module, **settings)
 
 
 def trained(trainer: Trainer, steps: int = 1) -> Trainer:
@@ -137,7 +135,7 @@ def test_another_model_or_optimizer_is_refused(run, other, message) -> None:
 
 
 def test_a_layer_that_this_model_lacks_is_named(run) -> None:
-    trainer = Trainer(nn.Sequential(nn.Linear(3, 4)), F.mse_loss, device=CPU, settings=TrainSettings())
+    trainer = a_trainer(nn.Sequential(nn.Linear(3, 4)))
     with pytest.raises(UsageError, match=r"it has 1\.bias|it has 1\.weight"):
         trainer.resume(run)
 
@@ -313,7 +311,7 @@ SPOILED: dict[str, Callable[[Trainer], torch.Tensor]] = {
 def test_what_is_not_finite_leaves_the_last_checkpoint(tmp_path, name) -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     module[1].register_buffer("mask", torch.tensor([-float("inf"), 0]))
-    trainer = trained(Trainer(module, F.mse_loss, device=CPU, settings=TrainSettings()))
+    trainer = trained(a_trainer(module))
     assert trainer.save(tmp_path).wait() is not None
     trained(trainer)
     with torch.no_grad():
@@ -352,9 +350,8 @@ def test_a_full_disk_is_told_and_training_goes_on(run, asynchronous) -> None:
 
 def full_on_one(rank: int, run: Path) -> tuple[bool, list[int], str]:
     """On two ranks of which one cannot write: what a save gives, and what an export says."""
-    settings = TrainSettings(strategy="scratch-fsdp")
     torch.manual_seed(0)
-    trainer = Trainer(nn.Linear(300, 20), F.mse_loss, device=CPU, settings=settings)
+    trainer = a_trainer(nn.Linear(300, 20), strategy="scratch-fsdp")
     trainer.step(iter([(torch.ones(4, 300), torch.zeros(4, 20))]))
     trainer.save(run)
     trainer.step(iter([(torch.ones(4, 300), torch.zeros(4, 20))]))
@@ -389,8 +386,7 @@ def on_folders_of_their_own(rank: int, folder: Path) -> tuple[bool, list[str], l
     os.chdir(own)
     try:
         torch.manual_seed(0)
-        settings = TrainSettings(strategy="scratch-fsdp")
-        trainer = Trainer(nn.Linear(30, 20), F.mse_loss, device=CPU, settings=settings)
+        trainer = a_trainer(nn.Linear(30, 20), strategy="scratch-fsdp")
         trainer.step(iter([(torch.ones(4, 30), torch.zeros(4, 20))]))
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

@@ -11,22 +11,19 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from rank_builders import a_trainer
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.worker.exchange.group import open_exchange
 from results.errors import UsageError
-from strategies import CheckpointWarning, GradientExchange, Trainer, TrainSettings
-
-CPU = torch.device("cpu")
+from strategies import CheckpointWarning, GradientExchange, Trainer
 
 
 def options_in_force(rank: int, strategy: str) -> list[object]:
     """On a rank: static graph, unused search, and whether a gradient lies in a bucket with others."""
     module = nn.Linear(8, 5)
-    settings = TrainSettings(strategy=strategy)
-    trainer = Trainer(module, F.mse_loss, device=CPU, settings=settings, group=open_exchange())
+    trainer = a_trainer(module, group=open_exchange(), strategy=strategy)
     trainer.compute_gradients(iter([(torch.ones(2, 8), torch.ones(2, 5))]))
     gradient: Any = module.bias.grad
     wrapper: Any = trainer.model.module
@@ -51,8 +48,7 @@ def notes_of_a_resumed_run(rank: int, strategy: str, folder: Path) -> tuple[str,
     group = open_exchange()
 
     def made() -> Trainer:
-        settings = TrainSettings(strategy=strategy)
-        return Trainer(nn.Linear(8, 5), F.mse_loss, device=CPU, settings=settings, group=group)
+        return a_trainer(nn.Linear(8, 5), group=group, strategy=strategy)
 
     first = made()
     first.step(iter([(torch.ones(2, 8), torch.ones(2, 5))]))
@@ -71,8 +67,7 @@ def test_a_resumed_run_says_that_static_graph_may_round_otherwise(ranks, tmp_pat
 def sums_of_a_step(rank: int, strategy: str) -> int:
     """The sums of three parameters of 0.8 MiB, when the buckets are formed anew."""
     module, group = nn.Sequential(*(nn.Linear(458, 458, bias=False) for _ in range(3))), open_exchange()
-    settings = TrainSettings(strategy=strategy)
-    trainer = Trainer(module, F.mse_loss, device=CPU, settings=settings, group=group)
+    trainer = a_trainer(module, group=group, strategy=strategy)
     for _ in range(3):
         group.traffic.operations = 0
         trainer.step(iter([(torch.ones(1, 458), torch.ones(1, 458))]))
@@ -94,8 +89,7 @@ def test_buckets_are_as_large_as_torch_or_the_spec_has_them(ranks, strategy, sum
 
 
 def ramp_steps(rank: int, strategy: str, compression: str) -> int:
-    settings = TrainSettings(strategy=strategy, compression=compression)
-    trainer = Trainer(nn.Linear(2, 2), F.mse_loss, device=CPU, settings=settings, group=open_exchange())
+    trainer = a_trainer(nn.Linear(2, 2), group=open_exchange(), strategy=strategy, compression=compression)
     return trainer.model.ramp_steps
 
 
@@ -120,8 +114,7 @@ def failing(rank: int, strategy: str) -> tuple[str, bool]:
 
     module = nn.Linear(8, 5)
     alive = weakref.ref(module)
-    settings = TrainSettings(strategy=strategy, compression="topk:0.5")
-    trainer = Trainer(module, F.mse_loss, device=CPU, settings=settings, group=open_exchange())
+    trainer = a_trainer(module, group=open_exchange(), strategy=strategy, compression="topk:0.5")
     try:
         with patch.object(GradientExchange, "sum_shares", fail):
             trainer.step(iter([(torch.ones(2, 8), torch.ones(2, 5))]))
@@ -140,8 +133,7 @@ def test_what_an_exchange_raises_on_its_lane_is_raised_by_the_step(ranks, strate
 def freed(rank: int, compression: str) -> bool:
     module = nn.Linear(8, 5)
     alive = weakref.ref(module)
-    settings = TrainSettings(strategy="ddp", compression=compression)
-    trainer = Trainer(module, F.mse_loss, device=CPU, settings=settings, group=open_exchange())
+    trainer = a_trainer(module, group=open_exchange(), strategy="ddp", compression=compression)
     for _ in range(4):
         trainer.step(iter([(torch.ones(2, 8), torch.ones(2, 5))]))
     del trainer, module
@@ -156,7 +148,7 @@ def test_a_model_that_is_dropped_is_freed(ranks, compression) -> None:
 
 def without_hooks(rank: int) -> None:
     with patch.object(DistributedDataParallel, "register_comm_hook", side_effect=AssertionError):
-        Trainer(nn.Linear(2, 2), F.mse_loss, device=CPU, settings=TrainSettings(strategy="ddp"))
+        a_trainer(nn.Linear(2, 2), strategy="ddp")
 
 
 def test_torch_exchanges_alone_where_nothing_else_is_asked_for(ranks) -> None:
@@ -177,8 +169,7 @@ class OneOfTwo(nn.Module):
 
 def without_gradient(rank: int, strategy: str, signs: list[float]) -> str:
     """On a rank: what is said of one step, whose micro-batches have these signs."""
-    settings = TrainSettings(strategy=strategy, accumulation=len(signs))
-    trainer = Trainer(OneOfTwo(), F.mse_loss, device=CPU, settings=settings, group=open_exchange())
+    trainer = a_trainer(OneOfTwo(), group=open_exchange(), strategy=strategy, accumulation=len(signs))
     try:
         trainer.step((sign * torch.ones(2, 5), torch.ones(2, 4)) for sign in signs)
     except UsageError as error:

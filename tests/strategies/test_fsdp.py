@@ -8,16 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rank_builders import a_trainer
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from harness.worker.exchange.group import open_exchange
 from results.errors import UsageError
 from results.layout import ModelLayout
-from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
-
-CPU = torch.device("cpu")
 
 
 class Scalar(nn.Linear):
@@ -51,13 +48,11 @@ UNFIT: dict[str, Callable[[], nn.Module]] = {
 def complaint(rank: int, model: str) -> str:
     """On a rank: what the strategy says of a model that it cannot shard."""
     try:
-        Trainer(
+        a_trainer(
             UNFIT[model](),
-            F.mse_loss,
-            device=CPU,
-            settings=TrainSettings(strategy="fsdp"),
             layout=ModelLayout(blocks=("0", "1") if model == "shared" else ()),
             group=open_exchange(),
+            strategy="fsdp",
         ).step(iter([(torch.ones(2, 5), torch.ones(2, 5))]))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -99,8 +94,7 @@ class OneOfTwo(nn.Module):
 
 def chosen(rank: int, strategy: str, signs: list[list[float]]) -> list[str]:
     """On a rank: what is said of each step, whose first input has this rank's sign."""
-    settings = TrainSettings(strategy=strategy)
-    trainer = Trainer(OneOfTwo(), F.mse_loss, device=CPU, settings=settings, group=open_exchange())
+    trainer = a_trainer(OneOfTwo(), group=open_exchange(), strategy=strategy)
     told = []
     for step in signs:
         try:
@@ -145,13 +139,8 @@ class Shortcut(nn.Module):
 
 def shortened(rank: int, strategy: str, whole: bool, blocks: tuple[str, ...]) -> str:
     """On a rank: what is said of a first step in which one of the ranks takes the shortcut."""
-    trainer = Trainer(
-        Shortcut(whole),
-        F.mse_loss,
-        device=CPU,
-        settings=TrainSettings(strategy=strategy),
-        layout=ModelLayout(blocks=blocks),
-        group=open_exchange(),
+    trainer = a_trainer(
+        Shortcut(whole), layout=ModelLayout(blocks=blocks), group=open_exchange(), strategy=strategy
     )
     sign = 1.0 - 2 * rank
     with pytest.raises(UsageError) as refused:
@@ -184,13 +173,8 @@ def test_a_rank_that_uses_other_parameters_in_a_later_step_says_so(ranks) -> Non
 
 def shortened_later(rank: int, folder: Path) -> str:
     """On a rank: what ends it where rank 1 leaves block b out in its third step."""
-    trainer = Trainer(
-        Shortcut(whole=True),
-        F.mse_loss,
-        device=CPU,
-        settings=TrainSettings(strategy="fsdp"),
-        layout=ModelLayout(blocks=("a", "b")),
-        group=open_exchange(),
+    trainer = a_trainer(
+        Shortcut(whole=True), layout=ModelLayout(blocks=("a", "b")), group=open_exchange(), strategy="fsdp"
     )
     for sign in (1.0, 1.0, 1.0 - 2 * rank):
         try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rank_builders import a_trainer
 from torch import Tensor, nn
 
 from results.errors import UsageError
 from results.layout import ModelLayout
-from strategies import Trainer, TrainSettings
 from strategies.pipeline.chain import chained_layout
 from strategies.training.layouts import found_layout
 
@@ -236,8 +236,7 @@ def test_a_trainer_without_a_layout_recomputes_the_blocks_that_it_finds() -> Non
             return x
 
     model = Deep()
-    settings = TrainSettings(activation_checkpointing=True)
-    trainer = Trainer(model, nn.functional.mse_loss, device=torch.device("cpu"), settings=settings)
+    trainer = a_trainer(model, activation_checkpointing=True)
     trainer.step(iter([(torch.ones(2, 3), torch.zeros(2, 3))]))
     # Once in the forward pass, once in the backward pass.
     assert model.calls == 2

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders import a_cell
+from rank_builders import a_trainer
 from recorded_world import RecordingGroup
 from torch import nn
 from torch.nn import functional as F
@@ -43,8 +44,7 @@ def cell(**fields: Any) -> Cell:
 
 
 def train(group: ExchangeGroup, **settings: Any) -> Trainer:
-    chosen = TrainSettings(**({"optimizer": PLAIN_SGD} | settings))
-    return Trainer(nn.Linear(4, 4), F.mse_loss, device=CPU, settings=chosen, group=group)
+    return a_trainer(nn.Linear(4, 4), group=group, **{"optimizer": PLAIN_SGD} | settings)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_trainer_refuses_with_the_sentence_of_a_plan(settings) -> None:
 )
 def test_a_value_that_no_cell_may_have_is_refused(settings, sentence) -> None:
     with pytest.raises(SpecError) as refused:
-        Trainer(nn.Linear(4, 4), F.mse_loss, device=CPU, settings=TrainSettings(**settings))
+        a_trainer(nn.Linear(4, 4), **settings)
     assert str(refused.value) == sentence
 
 
@@ -83,9 +83,8 @@ def test_a_value_that_no_cell_may_have_is_refused(settings, sentence) -> None:
 )
 def test_sparse_gradients_that_nothing_could_take_are_refused_by_name(settings) -> None:
     module, group = nn.Sequential(nn.Embedding(4, 2, sparse=True)), RecordingGroup(0, 2)
-    chosen = TrainSettings(optimizer=PLAIN_SGD, **settings)
     with pytest.raises(UsageError, match=r"no sparse gradients, as 0 asks for: use .*scratch-ddp"):
-        Trainer(module, F.mse_loss, device=CPU, settings=chosen, group=group).step(
+        a_trainer(module, group=group, optimizer=PLAIN_SGD, **settings).step(
             iter([(torch.tensor([1, 1]), torch.zeros(2, 2))])
         )
 

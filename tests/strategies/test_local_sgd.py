@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from rank_builders import a_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
-from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.exchange import buckets
 
-CPU = torch.device("cpu")
 UNIT_ROUNDOFF = 2.0**-24
 SMALL = 400
 """Bytes of a bucket, so that the models below have several."""
@@ -90,10 +89,9 @@ class Replica:
     """A rank that trains step after step."""
 
     def __init__(self, group: ExchangeGroup, module: nn.Module, **settings: Any) -> None:
-        chosen = TrainSettings(**settings)
         with torch.enable_grad():
             twin = copy.deepcopy(module)
-            self.trainer = Trainer(twin, F.cross_entropy, device=CPU, settings=chosen, group=group)
+            self.trainer = a_trainer(twin, F.cross_entropy, group=group, **settings)
         self.model: Any = self.trainer.model
         self.rank = group.rank()
         self._updated: dict[str, Tensor] = {}
@@ -293,8 +291,7 @@ def integer_steps(group: ExchangeGroup) -> list[Tensor]:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return group.size() * (outputs * targets).sum()
 
-    settings = TrainSettings(strategy="local-sgd:2", optimizer="sgd:lr=1:momentum=0")
-    trainer = Trainer(module, loss, device=CPU, settings=settings, group=group)
+    trainer = a_trainer(module, loss, group=group, strategy="local-sgd:2", optimizer="sgd:lr=1:momentum=0")
     weights = []
     for step in range(4):
         with torch.enable_grad():
@@ -411,8 +408,7 @@ class Stateful(nn.Module):
 
 def buffers_after(group: ExchangeGroup, strategy: str) -> list[Tensors]:
     """On a rank: the buffers after each of four steps, in which rank r feeds in r + 1."""
-    settings = TrainSettings(strategy=strategy, optimizer="sgd:lr=0")
-    trainer = Trainer(Stateful(), F.l1_loss, device=CPU, settings=settings, group=group)
+    trainer = a_trainer(Stateful(), F.l1_loss, group=group, strategy=strategy, optimizer="sgd:lr=0")
     after = []
     for _ in range(4):
         with torch.enable_grad():

@@ -10,12 +10,12 @@ import split_models
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_builders import a_trainer
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from harness.worker.exchange.group import open_exchange
 from results.errors import SpecError, UsageError
 from results.layout import ModelLayout
-from strategies import Trainer, TrainSettings
 from strategies.catalog import STRATEGIES
 from strategies.fsdp import model as fsdp
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
@@ -117,13 +117,8 @@ def treatment(rank: int, strategy: str) -> tuple[list[tuple[bool, bool]], list[i
     workload = build_gpt(GPTShape(layers=2, width=8, heads=2, context=4, vocabulary=6, seq=4))
     fsdp.fully_shard = recorded
     try:
-        trainer = Trainer(
-            workload.module,
-            workload.loss,
-            device=torch.device("cpu"),
-            settings=TrainSettings(strategy=strategy),
-            layout=workload.layout,
-            group=open_exchange(),
+        trainer = a_trainer(
+            workload.module, workload.loss, layout=workload.layout, group=open_exchange(), strategy=strategy
         )
     finally:
         fsdp.fully_shard = shard

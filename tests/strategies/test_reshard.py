@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import resuming
 import torch
+from rank_builders import a_trainer
 from torch import Tensor
-from torch.nn import functional as F
 
-from strategies import CheckpointWarning, Trainer, TrainSettings
+from strategies import CheckpointWarning, Trainer
 from strategies.training.boxes import Box, rectangles
 
 Ranks = Callable[..., list[Any]]
-CPU = torch.device("cpu")
 SHARDED = "scratch-fsdp"
 PIPELINE = "pipeline:1f1b:microbatches=2"
 WAYS = (
@@ -35,8 +34,9 @@ WAYS = (
 
 def opened(strategy: str, seed: int, optimizer: str = "adamw") -> Trainer:
     torch.manual_seed(seed)
-    settings = TrainSettings(strategy=strategy, optimizer=optimizer)
-    trainer = Trainer(resuming.Blocks(), resuming.loss, device=CPU, settings=settings, layout=resuming.LAYOUT)
+    trainer = a_trainer(
+        resuming.Blocks(), resuming.loss, layout=resuming.LAYOUT, strategy=strategy, optimizer=optimizer
+    )
     trainer.attach(schedule=torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, 9))
     return trainer
 
@@ -131,8 +131,7 @@ def momenta(trainer: Trainer) -> dict[str, Tensor]:
 def apart(rank: int, folder: Path) -> dict[str, Tensor]:
     """On a rank of local SGD in the middle of a period: its own parameters and momentum."""
     torch.manual_seed(0)
-    settings = TrainSettings(strategy="local-sgd:4", optimizer="sgd:lr=0.1")
-    trainer = Trainer(Late(), F.mse_loss, device=CPU, settings=settings)
+    trainer = a_trainer(Late(), strategy="local-sgd:4", optimizer="sgd:lr=0.1")
     generator = torch.Generator().manual_seed(rank)
     trainer.step(iter([(torch.randn(6, 3, generator=generator), torch.randn(6, 3, generator=generator))]))
     trainer.save(folder)
@@ -141,8 +140,7 @@ def apart(rank: int, folder: Path) -> dict[str, Tensor]:
 
 def together(rank: int, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """On any number of ranks: what is loaded, and what the parameters are after a period more."""
-    settings = TrainSettings(strategy="local-sgd:4", optimizer="sgd:lr=0.1")
-    trainer = Trainer(Late(), F.mse_loss, device=CPU, settings=settings)
+    trainer = a_trainer(Late(), strategy="local-sgd:4", optimizer="sgd:lr=0.1")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.resume(folder)

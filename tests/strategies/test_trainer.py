@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_builders import a_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -159,8 +160,7 @@ def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def test_two_steps_of_sgd_with_momentum_come_to_what_a_hand_calculates() -> None:
     module = scalar()
-    settings = TrainSettings(optimizer="sgd:lr=0.5:momentum=0.5", accumulation=2)
-    trainer = Trainer(module, mean_output, device=CPU, settings=settings)
+    trainer = a_trainer(module, mean_output, optimizer="sgd:lr=0.5:momentum=0.5", accumulation=2)
     data = iter([(torch.tensor([[x]]), torch.zeros(1)) for x in (1.0, 3.0, 1.0, 3.0)])
     # g = (1 + 3) / 2 = 2; v = 2; w = 1 - 0.5 * 2 = 0. The loss before: (1 * 1 + 1 * 3) / 2 = 2.
     assert trainer.step(data).item() == 2.0
@@ -173,8 +173,9 @@ def test_two_steps_of_sgd_with_momentum_come_to_what_a_hand_calculates() -> None
 @pytest.mark.parametrize("clip_norm", [None, 100.0])
 def test_fp16_leaves_out_a_step_that_overflows_and_goes_on(clip_norm) -> None:
     module = scalar()
-    settings = TrainSettings(optimizer="sgd:lr=0.5:momentum=0", precision="fp16", clip_norm=clip_norm)
-    trainer = Trainer(module, mean_output, device=CPU, settings=settings)
+    trainer = a_trainer(
+        module, mean_output, optimizer="sgd:lr=0.5:momentum=0", precision="fp16", clip_norm=clip_norm
+    )
     data = iter([(torch.tensor([[1.0]]), torch.zeros(1)) for _ in range(2)])
     # The scaled gradient, 1 * 2^16, is above the largest float16, 65504.
     trainer.step(data)
@@ -210,17 +211,14 @@ def test_checkpointed_blocks_run_twice_and_the_others_once(net) -> None:
 
 def test_checkpointing_keeps_the_names_of_parameters(net) -> None:
     before = list(net.state_dict())
-    settings = TrainSettings(activation_checkpointing=True)
-    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=settings, layout=LAYOUT)
+    trainer = a_trainer(net, F.cross_entropy, layout=LAYOUT, activation_checkpointing=True)
     assert list(net.state_dict()) == before
     assert [name for name, _ in trainer.model.named_parameters()] == [n for n, _ in net.named_parameters()]
 
 
 def test_checkpointing_a_model_without_blocks_is_refused(net) -> None:
     with pytest.raises(UsageError, match="layout names its blocks"):
-        Trainer(
-            net, F.cross_entropy, device=CPU, settings=TrainSettings(activation_checkpointing=True)
-        )  # fmt: skip
+        a_trainer(net, F.cross_entropy, activation_checkpointing=True)
 
 
 class Caching(nn.Linear):
@@ -236,12 +234,8 @@ class Caching(nn.Linear):
 
 
 def test_checkpointing_a_block_that_keeps_a_cache_is_refused_with_what_to_do() -> None:
-    trainer = Trainer(
-        nn.Sequential(Caching(4, 4)),
-        F.mse_loss,
-        device=CPU,
-        settings=TrainSettings(activation_checkpointing=True),
-        layout=ModelLayout(blocks=("0",)),
+    trainer = a_trainer(
+        nn.Sequential(Caching(4, 4)), layout=ModelLayout(blocks=("0",)), activation_checkpointing=True
     )
     with pytest.raises(UsageError, match="use_cache=False"):
         trainer.step(iter([(torch.ones(2, 4), torch.zeros(2, 4))]))
@@ -249,8 +243,7 @@ def test_checkpointing_a_block_that_keeps_a_cache_is_refused_with_what_to_do() -
 
 def unequal(rank: int, folder: Path) -> str:
     """On a rank: what ends it where rank 1 has two batches, and rank 0 has three."""
-    settings = TrainSettings(strategy="ddp")
-    trainer = Trainer(nn.Linear(4, 4), F.mse_loss, device=CPU, settings=settings)
+    trainer = a_trainer(nn.Linear(4, 4), strategy="ddp")
     batches = iter([(torch.ones(2, 4), torch.zeros(2, 4))] * (3 - rank))
     try:
         while True:
@@ -324,8 +317,7 @@ class Recorder:
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_the_observer_is_told_of_the_phases_in_their_order(net, accumulation) -> None:
-    settings = TrainSettings(accumulation=accumulation)
-    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=settings)
+    trainer = a_trainer(net, F.cross_entropy, accumulation=accumulation)
     trainer.observer = recorder = Recorder()
     data = batches()
     losses = [trainer.step(data).item() for _ in range(2)]
@@ -334,7 +326,7 @@ def test_the_observer_is_told_of_the_phases_in_their_order(net, accumulation) ->
 
 
 def test_an_observer_may_be_replaced_between_steps(net) -> None:
-    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=TrainSettings())
+    trainer = a_trainer(net, F.cross_entropy)
     trainer.observer = first = Recorder()
     data = batches()
     trainer.step(data)
@@ -344,7 +336,7 @@ def test_an_observer_may_be_replaced_between_steps(net) -> None:
 
 
 def test_a_step_takes_exactly_its_micro_batches(net) -> None:
-    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=TrainSettings(accumulation=3))
+    trainer = a_trainer(net, F.cross_entropy, accumulation=3)
     data = iter([next(batches()) for _ in range(4)])
     trainer.step(data)
     assert len(list(data)) == 1
@@ -387,8 +379,7 @@ def assert_same(ours: object, theirs: object) -> None:
 def test_a_snapshot_brings_everything_back_and_training_goes_on_as_if_nothing_had_been(
     net, optimizer, precision
 ) -> None:
-    settings = TrainSettings(optimizer=optimizer, precision=precision)  # type: ignore[arg-type]
-    trainer = Trainer(net, F.cross_entropy, device=CPU, settings=settings)
+    trainer = a_trainer(net, F.cross_entropy, optimizer=optimizer, precision=precision)
     data = batches()
     for _ in range(3):
         trainer.step(data)
@@ -425,7 +416,7 @@ def test_a_snapshot_of_a_device_is_on_it_where_that_leaves_a_tenth_free(
     monkeypatch, free, to_the_host
 ) -> None:
     module = scalar()
-    trainer = Trainer(module, mean_output, device=CPU, settings=TrainSettings(optimizer="sgd:lr=0.5"))
+    trainer = a_trainer(module, mean_output, optimizer="sgd:lr=0.5")
     trainer.step(iter([(torch.tensor([[2.0]]), torch.zeros(1))]))
     monkeypatch.setitem(KINDS, "cpu", Roomy)
     monkeypatch.setattr(Roomy, "free", free)
@@ -448,8 +439,7 @@ def test_a_snapshot_of_a_device_is_on_it_where_that_leaves_a_tenth_free(
 
 def test_a_snapshot_from_before_the_first_step_brings_that_moment_back() -> None:
     module = scalar()
-    settings = TrainSettings(optimizer="sgd:lr=0.5:momentum=0.5")
-    trainer = Trainer(module, mean_output, device=CPU, settings=settings)
+    trainer = a_trainer(module, mean_output, optimizer="sgd:lr=0.5:momentum=0.5")
     snapshot = Snapshot(trainer)
     for _ in range(2):
         trainer.step(iter([(torch.tensor([[2.0]]), torch.zeros(1))]))
@@ -460,7 +450,7 @@ def test_a_snapshot_from_before_the_first_step_brings_that_moment_back() -> None
 
 
 def test_a_loss_that_is_not_finite_is_told_once_and_its_step_named() -> None:
-    trainer = Trainer(scalar(), mean_output, device=CPU, settings=TrainSettings())
+    trainer = a_trainer(scalar(), mean_output)
     given = iter([(torch.tensor([[value]]), torch.zeros(1)) for value in (1.0, torch.nan, 1.0)])
     trainer.step(given)
     with pytest.warns(RuntimeWarning, match="the loss of step 2 is not finite"):

@@ -9,13 +9,12 @@ import pytest
 import recorded_world
 import split_models
 import torch
+from rank_builders import a_trainer
 from torch import nn
-from torch.nn import functional as F
 
 from harness.worker.exchange.group import open_exchange
-from strategies import Trainer, TrainSettings
+from strategies import Trainer
 
-CPU = torch.device("cpu")
 SGD = "sgd:lr=0.1:momentum=0.9"
 
 
@@ -36,8 +35,7 @@ class Four(nn.Module):
 
 def trainer_of(group: Any, **settings: Any) -> Trainer:
     torch.manual_seed(0)
-    chosen = TrainSettings(**{"strategy": "zero1", "optimizer": SGD, **settings})
-    return Trainer(Four(), F.mse_loss, device=CPU, settings=chosen, group=group)
+    return a_trainer(Four(), group=group, **{"strategy": "zero1", "optimizer": SGD, **settings})
 
 
 def momentum_kept(rank: int) -> int:
@@ -92,9 +90,8 @@ def test_parameters_that_moved_are_those_that_all_see(ranks) -> None:
 def complaint(rank: int) -> str:
     """On a rank: what the strategy says of a model of several data types."""
     module = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5).double())
-    settings = TrainSettings(strategy="zero1")
     try:
-        Trainer(module, F.mse_loss, device=CPU, settings=settings, group=open_exchange())
+        a_trainer(module, group=open_exchange(), strategy="zero1")
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
