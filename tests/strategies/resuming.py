@@ -1,4 +1,4 @@
-"""Runs that stop and go on: models, their training with all that a checkpoint holds, and comparisons."""
+"""Runs that stop and resume: models, their training with all that a checkpoint holds, and comparisons."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Serial:
 
     def update(self, gradients: dict[str, Tensor]) -> None:
         """Move by the gradients that the ranks moved by: AdamW divides by their size, and would make whole
-        steps of rounding where a gradient is rounding alone."""
+        steps of rounding where a gradient is only rounding."""
         for name, parameter in self.module.named_parameters():
             parameter.grad = gradients[name].clone() if name in gradients else None
         if self.settings.clip_norm is not None:
@@ -74,8 +74,9 @@ def apart(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
     """Names of those that differ by more than `BOUND` of the L2 norm of all.
 
     Rounding is a share of the terms of a sum, not of the sum. The gradient of a bias sums what arrives at
-    its layer's outputs, and that of the layer's weights sums the same times inputs of order 1. In front of a
-    BatchNorm the first sum is zero but for rounding, of a size that only the norm of other gradients tells.
+    its layer's outputs; the gradient of the weights sums the same times inputs of order 1. In front of a
+    BatchNorm the first sum is zero but for rounding, whose size follows only from the norm of other
+    gradients.
     """
     size = torch.stack([value.double().norm() for value in theirs.values()]).norm() if theirs else 0.0
     return [name for name, value in theirs.items() if (ours[name] - value).double().norm() > BOUND * size]

@@ -267,14 +267,6 @@ def test_a_run_that_was_over_is_started_again_and_has_nothing_to_save(run, tmp_p
         again.save(tmp_path / "other")
 
 
-def test_a_branch_from_an_earlier_step_needs_a_folder_of_its_own(run, tmp_path) -> None:
-    trainer = opened()
-    trainer.resume(run, step=1)
-    with pytest.raises(UsageError, match="checkpoint of step 2"):
-        trained(trainer, 5).save(run)
-    assert trainer.save(tmp_path / "branch").wait() is not None
-
-
 def test_the_last_ones_and_the_best_are_kept(tmp_path) -> None:
     trainer = opened()
     for metric in (5.0, 1.0, 3.0, float("nan"), 4.0):

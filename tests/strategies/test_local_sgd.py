@@ -1,4 +1,4 @@
-"""Local SGD: averages of replicas against serial loops, float64 means and figures worked out here."""
+"""Local SGD: averages of replicas against serial loops, float64 means and figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import data_parallel as replicas
 import pytest
 import torch
+from data_parallel import assert_same, copied
 from rank_builders import a_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,19 +40,7 @@ class Images(nn.Sequential):
         super().__init__(nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 6, 2), nn.Flatten(), nn.Linear(6, 5))
 
 
-class Unused(nn.Module):
-    """`never` is used by no replica, `sometimes` in some micro-batches only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.always, self.sometimes, self.never = nn.Linear(8, 5), nn.Linear(8, 5), nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.always(x)
-        return y + self.sometimes(x) if x[0, 0] > 0 else y
-
-
-MODELS: dict[str, type[nn.Module]] = {"normed": Normed, "images": Images, "unused": Unused}
+MODELS: dict[str, type[nn.Module]] = {"normed": Normed, "images": Images, "unused": replicas.Unused}
 
 
 def build(model: str) -> nn.Module:
@@ -79,10 +69,6 @@ class Moment:
         for value in self.parameters.values():
             digest.update(value.contiguous().numpy().tobytes())
         return digest.hexdigest()
-
-
-def copied(pairs: Any) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in pairs}
 
 
 class Replica:
@@ -189,11 +175,6 @@ class Serial:
                 value.copy_(new)
 
 
-def assert_same(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-
-
 def assert_is(state: Moment, twin: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     assert_same(state.parameters, dict(twin.named_parameters()))
     assert_same(state.buffers, dict(twin.named_buffers()))
@@ -283,56 +264,9 @@ def test_after_each_period_all_replicas_are_their_mean_and_the_same_bits(
             last = states[0].parameters
 
 
-def integer_steps(group: ExchangeGroup) -> list[Tensor]:
-    """On a rank: four SGD steps of y = W x by the loss p * sum(y t), whose gradient is p * t x."""
-    module = nn.Linear(2, 1, bias=False)
-    module.weight.data = torch.tensor([[1.0, 2.0]])
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return group.size() * (outputs * targets).sum()
-
-    trainer = a_trainer(module, loss, group=group, strategy="local-sgd:2", optimizer="sgd:lr=1:momentum=0")
-    weights = []
-    for step in range(4):
-        with torch.enable_grad():
-            inputs = torch.tensor([[group.rank() + 1.0, step * 7.0]])
-            trainer.step(iter([(inputs, torch.ones(1, 1))]))
-        weights.append(module.weight.detach().clone())
-    return weights
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_integers_are_averaged_exactly_on_any_number_of_ranks(threads, size) -> None:
-    # Rank r goes by -p (r + 1, 7 s) in step s: by -(r + 1, 7 s) after the division by p, all of it whole.
-    ranks = size * (size + 1) // 2
-    expected = {1: [1.0 - 2 * ranks, 2.0 - 7.0 * size], 3: [1.0 - 4 * ranks, 2.0 - (7.0 + 14 + 21) * size]}
-    for rank, weights in enumerate(threads(size, integer_steps)):
-        assert weights[0].tolist() == [[1.0 - size * (rank + 1), 2.0]]
-        assert weights[1].tolist() == [expected[1]]
-        assert weights[2].tolist() == [[expected[1][0] - size * (rank + 1), expected[1][1] - size * 14.0]]
-        assert weights[3].tolist() == [expected[3]]
-
-
 def train_process(rank: int, model: str, steps: int, settings: dict[str, Any]) -> list[dict[str, Tensor]]:
     """On a rank that is a process, as DDP wants it: the parameters after each step."""
     return [state.parameters for state in train(open_exchange(), build(model), steps, settings)]
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_an_average_after_every_step_of_plain_sgd_is_data_parallelism(ranks, size) -> None:
-    """mean(w - lr g_r) = w - lr mean(g_r), up to the rounding of w in each of 4 steps.
-
-    Either side rounds w a few times a step, by u each; a factor of 20 is for what later gradients make of
-    it. A wrong divisor, or an average left out, would be off by the way itself, which is a tenth of w.
-    """
-    plain = {"optimizer": "sgd:lr=0.1:momentum=0"}
-    ours = ranks(size, train_process, "normed", 4, {"strategy": "local-sgd:1", **plain})[0]
-    ddp = ranks(size, train_process, "normed", 4, {"strategy": "ddp", **plain})[0]
-    start = torch.cat([value.flatten() for value in build("normed").parameters()]).detach()
-    for mine, theirs in zip(ours, ddp, strict=True):
-        w, v = (torch.cat([value.flatten() for value in side.values()]) for side in (mine, theirs))
-        assert float((w - v).norm()) <= 20 * 4 * UNIT_ROUNDOFF * float(v.norm())
-    assert float((v - start).norm()) > 0.01 * float(start.norm())
 
 
 @pytest.mark.parametrize(("model", "ddp"), [("normed", "ddp"), ("unused", "ddp:find_unused=true")])
@@ -348,14 +282,14 @@ def test_the_warm_up_is_ddp_and_no_step_after_it(ranks, model, ddp) -> None:
             assert not torch.equal(*(next(iter(side[rank][step].values())) for side in (ours, theirs)))
 
 
-# Local SGD beside its parameters: buffers, traffic, settling, compressed differences, a saved state.
+# Local SGD apart from its parameters: buffers, traffic, settling, compressed differences, a saved state.
 
 Tensors = dict[str, Tensor]
 
 
 def state_build(seed: int = 0) -> Any:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 5))
+    return Normed()
 
 
 def phases(group: ExchangeGroup, strategy: str, compression: str) -> list[Any]:

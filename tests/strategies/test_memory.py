@@ -44,21 +44,6 @@ def test_parts_go_with_their_parameters_into_new_buckets() -> None:
     assert memory.of(bucket(2, "a")).tolist() == [1, 2]
 
 
-def test_a_bucket_that_stays_beside_one_that_changes() -> None:
-    memory = BucketMemory()
-    memory.of(bucket(0, "a")).copy_(torch.tensor([1.0, 2]))
-    memory.of(bucket(1, "bd")).copy_(torch.tensor([3.0, 4, 5, 6]))
-    assert memory.of(bucket(0, "a")).tolist() == [1, 2]
-    assert memory.of(bucket(1, "db")).tolist() == [6, 3, 4, 5]
-    assert memory.of(bucket(0, "a")).tolist() == [1, 2]
-
-
-def test_a_new_parameter_starts_at_zero() -> None:
-    memory = BucketMemory()
-    memory.of(bucket(0, "a")).fill_(1)
-    assert memory.of(bucket(0, "ad")).tolist() == [1, 1, 0]
-
-
 def test_the_type_is_the_buckets_own() -> None:
     memory = BucketMemory()
     assert memory.of(bucket(0, "a", torch.float64)).dtype == torch.float64

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import resuming
 import torch
+from rank_builders import a_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from harness.worker.exchange.group import open_exchange
-from strategies import Trainer, TrainSettings
+from strategies import Trainer
 
 Case = tuple[str, dict[str, Any]]
 SMALL = "bucket_mb=0.001"
@@ -124,26 +125,6 @@ def test_on_three_ranks_sums_are_in_the_order_of_the_buckets(ranks, tmp_path) ->
 
 # A saved state, loaded into a fresh trainer: it goes on as the first one did, bit for bit.
 
-CPU = torch.device("cpu")
-RESUMED_DDP = "ddp:bucket_mb=0.001"
-RESUMED_SCRATCH = "scratch-ddp:bucket_mb=0.001:first_bucket_mb=0.001"
-RESUMED_COMPRESSIONS = (
-    *("none", "bf16", "topk:0.1", "topk:0.1:select=sampled", "randomk:0.1", "randomk:0.1:feedback=false"),
-    *("powersgd:1", "int8", "int8:feedback=true", "signsgd", "dgc:0.1:warmup=4"),
-)
-RESUMED_CASES = (
-    *(
-        (strategy, compression)
-        for strategy in (RESUMED_DDP, RESUMED_SCRATCH)
-        for compression in RESUMED_COMPRESSIONS
-    ),
-    (RESUMED_DDP, "torch-powersgd:1"),
-    ("ddp:bucket_mb=0.001:bucket_view=true", "topk:0.1"),
-    ("ddp:find_unused=true", "none"),
-    *((strategy, "none") for strategy in ("zero1:bucket_mb=0.001", "fsdp", "zero2", "scratch-fsdp")),
-    *(("local-sgd:2:warmup=1", compression) for compression in ("none", "topk:0.1", "signsgd")),
-)
-
 
 class Crossed(nn.Module):
     """Layers that are used in another order than they are registered in."""
@@ -174,8 +155,8 @@ def trained(trainer: Trainer, steps: range, rank: int) -> list[dict[str, Tensor]
 
 def open_trainer(strategy: str, compression: str) -> Trainer:
     torch.manual_seed(0)
-    settings = TrainSettings(strategy=strategy, compression=compression, optimizer="sgd:lr=0.1:momentum=0")
-    return Trainer(Crossed(), F.cross_entropy, device=CPU, settings=settings, group=open_exchange())
+    settings = {"strategy": strategy, "compression": compression, "optimizer": "sgd:lr=0.1:momentum=0"}
+    return a_trainer(Crossed(), F.cross_entropy, group=open_exchange(), **settings)
 
 
 def differing(rank: int, cases: list[tuple[str, str]]) -> list[str]:
@@ -201,11 +182,4 @@ def differing(rank: int, cases: list[tuple[str, str]]) -> list[str]:
 
 
 def test_a_fresh_trainer_goes_on_as_the_one_whose_state_it_loads(ranks) -> None:
-    assert ranks(2, differing, [(RESUMED_DDP, "signsgd"), (RESUMED_SCRATCH, "signsgd")]) == [[], []]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_state_is_all_that_goes_on(ranks, size) -> None:
-    """On three ranks the order of a sum, and so its rounding, follows from the buckets as well."""
-    assert ranks(size, differing, RESUMED_CASES, timeout_s=200) == [[]] * size
+    assert ranks(2, differing, [(DDP, "signsgd"), (SCRATCH, "signsgd")]) == [[], []]

@@ -51,21 +51,6 @@ def test_no_cut_has_a_cheaper_dearest_stage_and_of_the_best_it_is_the_latest(giv
     assert balanced_cut(costs, stages) == latest
 
 
-@pytest.mark.parametrize(
-    ("costs", "stages", "starts"),
-    [
-        ([1] * 8, 3, [0, 2, 5]),
-        ([5, 1, 1, 1, 1, 1], 2, [0, 1]),
-        ([1, 1, 1, 1, 1, 5], 2, [0, 5]),
-        ([0, 0, 0], 3, [0, 1, 2]),
-        ([3, 1, 1, 3], 2, [0, 2]),
-    ],
-)
-def test_cuts_by_hand(costs, stages, starts) -> None:
-    ends = [*starts[1:], len(costs)]
-    assert balanced_cut(costs, stages) == [range(*bounds) for bounds in zip(starts, ends, strict=True)]
-
-
 def test_a_thousand_blocks_are_cut_at_once() -> None:
     runs = balanced_cut([10**15] * 1000, 256)
     # 1000 = 256 * 3 + 232: no stage has more than 4.

@@ -227,15 +227,6 @@ def test_a_parameter_that_no_replica_uses_has_no_gradient_and_stays(ranks, strat
     assert torch.equal(first[-1]["parameters"]["never.weight"], first[0]["start"]["never.weight"])
 
 
-def test_the_data_let_replicas_use_different_parameters() -> None:
-    # What the cases of the model "unused" stand on: in some step one replica uses `sometimes`, the other not.
-    used = [
-        [bool(replicas.batch(step, 0, replica)[0][0, 0] > 0) for replica in range(2)]
-        for step in range(replicas.STEPS)
-    ]
-    assert any(first != second for first, second in used)
-
-
 @pytest.mark.parametrize(
     ("settings", "exchanges"),
     [

@@ -119,11 +119,6 @@ def test_training_equals_a_plain_loop_bit_for_bit(net, optimizer, accumulation, 
     assert_equal_bits(net, twin)
 
 
-def test_bf16_is_not_fp32_under_another_name(net) -> None:
-    twin = copy.deepcopy(net)
-    assert trained(net, TrainSettings(precision="bf16")) != trained(twin, TrainSettings(precision="fp32"))
-
-
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
 def test_the_precision_of_matrix_products_can_be_read_by_every_api_of_torch(precision) -> None:
     allowed = precision == "tf32"
