@@ -78,7 +78,10 @@ class Pool:
         while pending and (ready := wait(list(pending), timeout=max(0, end - time.monotonic()))):
             for connection in ready:
                 rank = pending.pop(connection)
-                good, value = _received(connection, may_die=rank in dying)
+                try:
+                    good, value = pickle.loads(connection.recv_bytes())
+                except EOFError:
+                    good, value = rank in dying, None if rank in dying else "the process has ended"
                 if good:
                     answers[rank] = value
                 else:
@@ -100,14 +103,6 @@ class Pool:
             connection.close()
 
 
-def _received(connection: Any, *, may_die: bool) -> tuple[bool, Any]:
-    try:
-        good, value = pickle.loads(connection.recv_bytes())
-    except EOFError:
-        return (True, None) if may_die else (False, "the process has ended")
-    return good, value
-
-
 def pytest_configure() -> None:
     # Tests that a shell starts in the background ignore SIGINT, and so would all that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -118,19 +113,20 @@ def pytest_configure() -> None:
 # First, because xdist reads the marks in the same hook.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests for processes that run beside each other: a group runs in one process.
+    """Group the tests for parallel processes: a group runs in one process.
 
-    A file is a group, so that what its tests share is made once, unless a test is marked as of another (a
-    long file is spread like that); the tests of Slurm are one, since each process would start a cluster of
-    its own, and so are those that read the small study. These two come first, then the groups with slow
-    tests: at the end of the run only short groups are left, and no process works on a long one alone.
+    A file is a group, so that its shared fixtures are made once, unless a test is marked with another group
+    (which spreads a long file). The tests of Slurm are one group, since each process would start a separate
+    cluster, and so are the tests that read the small study. These two come first, then the groups with slow
+    tests: only short groups are left at the end of the run, when a long one would keep a single process busy.
     """
     names = {item: _group(item) for item in items}
     slow = {names[item] for item in items if item.get_closest_marker("slow") is not None}
 
     def place(item: pytest.Item) -> tuple[int, int]:
         first = {"slurm": 0, "small study": 1}.get(names[item], 2 if names[item] in slow else 3)
-        return first, {"harness": 0, "worker": 1, "strategies": 2}.get(_folder(item), 3)
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return first, {"harness": 0, "worker": 1, "strategies": 2}.get(folder, 3)
 
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
@@ -147,10 +143,6 @@ def _group(item: pytest.Item) -> str:
     return next((group for fixture, group in shared.items() if fixture in fixtures), str(item.path))
 
 
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Torch makes 300,000 objects while it is imported, which no collection of garbage goes through."""
@@ -162,7 +154,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays: no collection of garbage during the tests goes through it."""
+    """Exclude imported and collected objects from garbage collection during the tests."""
     gc.collect()
     gc.freeze()
 
@@ -188,12 +180,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
     ) -> list[Any]:
         known = None if fresh else pools.pop(size, None)
         pool = known or Pool(size, tmp_path_factory.mktemp("ranks") / "store")
-        whole = False
+        intact = False
         try:
             results = pool.run(function, *arguments, timeout_s=timeout_s, dying=dying)
-            whole = not dying and not fresh
+            intact = not dying and not fresh
         finally:
-            if whole:
+            if intact:
                 pools[size] = pool
             else:
                 pool.end(patience_s=0)
@@ -206,7 +198,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
 
 @pytest.fixture(scope="session")
 def other_rounding() -> ModuleType:
-    """What sums in another order on ranks, as another CPU would."""
+    """A module that sums in another order on ranks, as another CPU would."""
     path = Path(__file__).with_name("other_rounding.py")
     spec = importlib.util.spec_from_file_location("other_rounding", path)
     assert spec is not None
@@ -218,7 +210,7 @@ def other_rounding() -> ModuleType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What a call of `bench` left."""
+    """The exit code and the output of a call of `bench`."""
 
     code: int
     stdout: str
@@ -264,7 +256,7 @@ class Bench:
         self._lab = lab
 
     def __call__(self, *arguments: object, **variables: str) -> Done:
-        """Call it in this process, with these variables beside the cluster's."""
+        """Call it in this process, with these variables in addition to the cluster's."""
         given = {**(self._lab.environment if self._lab else {}), **variables}
         before = {name: os.environ.get(name) for name in given}
         os.environ.update(given)
@@ -287,7 +279,7 @@ class Bench:
     def start(
         self, *arguments: object, before: tuple[str, ...] = (), **variables: str
     ) -> subprocess.Popen[str]:
-        """The same as a process of its own. `before` are words before the command."""
+        """Start `bench matrix` as a separate process. `before` are words in front of the command."""
         return subprocess.Popen(
             [*before, sys.executable, "-P", "-c", PATIENT, *self._words("study"), *map(str, arguments)],
             cwd=self.folder,
@@ -298,7 +290,7 @@ class Bench:
         )
 
     def run(self, *arguments: object, before: tuple[str, ...] = (), **variables: str) -> Done:
-        """What such a process leaves at its end."""
+        """Start such a process and wait for it."""
         process = self.start(*arguments, before=before, **variables)
         out, errors = process.communicate()
         return Done(code=process.returncode, stdout=out, stderr=errors)
@@ -317,14 +309,14 @@ class Bench:
         return [int(submission.scheduler_id) for submission in found if submission is not None]
 
     def settle(self, timeout_s: float = 500) -> None:
-        """Until the queue is empty."""
+        """Wait until the queue is empty."""
         self._lab.wait(lambda: not self._lab.command("squeue", "--noheader"), "an empty queue", timeout_s)
 
     def results(self, out: str = "study") -> list[RunResult]:
         return self.study(out).results()
 
     def figures(self, out: str = "study") -> dict[str, set[bytes]]:
-        """What each cell's good runs trained, bit for bit: losses, parameters and bytes of all ranks."""
+        """Return the losses, parameters and bytes of all ranks of each cell's good runs, bit for bit."""
         study = self.study(out)
         found: dict[str, set[bytes]] = {}
         for result in study.results():
@@ -344,11 +336,11 @@ class Bench:
         return found
 
     def named(self, word: str) -> list[RunResult]:
-        """Those of the cells that have this word in their id."""
+        """Return the results of the cells that have this word in their id."""
         return [result for result in self.results() if word in result.cell_id]
 
     def processes(self) -> list[psutil.Process]:
-        """Those that work in this folder."""
+        """Return the processes that work in this folder."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -357,7 +349,7 @@ class Bench:
         return found
 
     def wait_for_processes(self, timeout_s: float = 120) -> None:
-        """Until none of them is left. Fails after `timeout_s`."""
+        """Wait until none of them is left. Fails after `timeout_s`."""
         end = time.monotonic() + timeout_s
         while left := self.processes():
             assert time.monotonic() < end, [process.cmdline() for process in left if process.is_running()]
@@ -403,7 +395,7 @@ def undisturbed(
 
 @pytest.fixture(scope="session")
 def expected(undisturbed: Bench) -> dict[str, set[bytes]]:
-    """What its cells train when nothing goes wrong."""
+    """The figures of its cells when nothing goes wrong."""
     figures = undisturbed.figures()
     assert len(figures) == 20
     return figures
@@ -411,9 +403,10 @@ def expected(undisturbed: Bench) -> dict[str, set[bytes]]:
 
 @pytest.fixture
 def memory_group() -> Iterator[Callable[[int], list[str]]]:
-    """Words before a command that let it and its children have so many bytes of memory together.
+    """Words in front of a command that limit the memory of it and its children together, in bytes.
 
-    A control group of its own, with which the kernel really ends processes; skips where none can be made.
+    They run it in a new control group, with which the kernel really ends processes; skips where none can be
+    made.
     """
     made: list[Path] = []
 

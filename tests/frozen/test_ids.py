@@ -94,7 +94,7 @@ def _options(catalog: Catalog, entry: Entry) -> dict[str, Option]:
 
 
 def _found() -> dict[str, dict[str, Any]]:
-    """What is typed, with the canonical text and the cell's id; of the cell's other fields the id alone."""
+    """Map each typed text to its canonical text and the cell's id, and each other field to the id."""
     found: dict[str, dict[str, Any]] = {}
     for axis, catalog in AXES.items():
         found[axis] = {}

@@ -96,7 +96,7 @@ def _train(rank: int, study: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def study(ranks: Ranks) -> list[dict[str, Any]]:
-    """What each rank found, with the machine that the hashes belong to."""
+    """The findings of each rank, with the machine that the hashes belong to."""
     return ranks(SIZE, _train, STUDY, timeout_s=300)
 
 

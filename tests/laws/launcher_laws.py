@@ -268,7 +268,6 @@ class JobLaws(LauncherLaws):
         status = self.bench("status", "study")
         assert f"{job.job_id} " in status.out
         ended = store.ended(job.job_id)
-        assert ended is not None
         assert ended.outcome is Outcome.CANCELLED
         assert self.bench("cancel", "study").out.startswith("0 jobs cancelled")
         assert self.call(gpus="1").code == 0
@@ -280,5 +279,4 @@ class JobLaws(LauncherLaws):
         store = JobStore(self.study.root)
         [job] = store.jobs()
         ended = store.ended(job.job_id)
-        assert ended is not None
         assert (ended.outcome, ended.reason) == (Outcome.CANCELLED, "given up by the user")

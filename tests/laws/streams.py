@@ -1,7 +1,7 @@
 """A device with streams that is simulated on CPU tensors, and a process group that answers as NCCL does.
 
-For ranks of tests: `simulated_device()` puts the device in the place of the CPU, and `open_nccl_like()` is an
-exchange over the group. What a call queues is computed at once, but a transfer lands in its tensors only when
+For ranks of tests: `simulated_device()` replaces the CPU by the device, and `open_nccl_like()` is an exchange
+over the group. What a call queues is computed at once, but a transfer lands in its tensors only when
 somebody touches them who was made to wait for it. A touch that no wait orders behind the transfer, or behind
 what another stream has written, raises `UnorderedError`: on a GPU it would be a race that some runs show.
 
@@ -64,7 +64,7 @@ TYPES = frozenset(
 
 
 DEVICE, HOST = torch.device("cpu", 0), torch.device("cpu")
-"""torch takes both for the CPU, and tells them apart in Python."""
+"""torch computes both on the CPU, and distinguishes them in Python."""
 FACTORIES = (
     *("tensor", "as_tensor", "frombuffer", "zeros", "ones", "empty", "full", "rand", "randn", "randint"),
     *("randperm", "arange", "linspace", "eye"),
@@ -194,8 +194,7 @@ class Simulation:
 
     @property
     def current(self) -> Stream:
-        stream: Stream = getattr(self._here, "stream", self.default)
-        return stream
+        return getattr(self._here, "stream", self.default)
 
     @contextmanager
     def on(self, stream: Stream | None) -> Iterator[None]:
@@ -371,9 +370,9 @@ def _require_one_memory(what: str, tensors: Sequence[Tensor]) -> None:
 
 
 def _placing() -> Iterator[Any]:
-    """Patches of torch that tell the memory of the device, `cpu:0` in Python, from that of the host, `cpu`.
+    """Yield patches of torch that distinguish the device's memory, `cpu:0` in Python, from the host's, `cpu`.
 
-    What is made without a device is on the host, and what torch makes in C++ is where its inputs are. No mode
+    A tensor made without a device is on the host, and a tensor made by C++ is where its inputs are. No mode
     for torch's functions, as that does not reach the hooks of a backward pass.
     """
     for name in FACTORIES:

@@ -23,12 +23,10 @@ class Tied(nn.Module):
         self.blocks = nn.ModuleList([block(WIDTH) for _ in range(blocks)])
 
     def stem(self, x: Tensor) -> Tensor:
-        y: Tensor = self.embed(x)
-        return y
+        return self.embed(x)
 
     def head(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(x)
-        return y
+        return self.last(x)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)

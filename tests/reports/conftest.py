@@ -44,7 +44,7 @@ PROVED = Proof(method="serial-simulation", passed=True, detail="3 steps, all gra
 
 @dataclass(kw_only=True)
 class Timing:
-    """What one run is made to say. Times are of a step of the slowest rank, in ms."""
+    """The planted figures of one run. Times are of a step of the slowest rank, in ms."""
 
     step_ms: float
     exposed_ms: float | None = None
@@ -63,24 +63,22 @@ class Timing:
     unit: str = "images"
     payload_bytes: int = 4_000_000
     input_ms: float | None = None
-    """The data phase, with phases that fill the step; None: 5 % of it, beside 5 % outside of all phases."""
+    """The data phase, with phases that fill the step; None: 5 % of it, and 5 % are outside of all phases."""
     off_step_ns: Callable[[int], list[int]] | None = None
     """The steps of a rank without exchange, 4 a quad. Blocks with and without it have no data phase then."""
     recorded: Callable[[int], Recorded] | None = None
-    """By rank."""
+    """This and the next two map a rank to its figures."""
     link_peak: Callable[[int], LinkPeak] | None = None
-    """By rank."""
     telemetry: Callable[[int], Telemetry] | None = None
-    """By rank."""
     bubble_ideal: float | None = None
     first_step_ms: float | None = None
     launch_id: str = "20260102T030400Z-00000f"
     memory_mib: int = 100
-    """Of a rank, over its idle state."""
+    """The memory of a rank above its idle state."""
 
     @property
     def data_ns(self) -> int:
-        """Of a step of the slowest rank."""
+        """The data phase of a step of the slowest rank."""
         step_ns = round(self.step_ms * MS)
         return step_ns * 5 // 100 if self.input_ms is None else round(self.input_ms * MS)
 
@@ -89,7 +87,7 @@ class PlantedStudy:
     """Builds a study's folder: series first, then `plan`, then runs."""
 
     def __init__(self, root: Path, *, device: Device = "cpu", runs_before: int = 0) -> None:
-        """`runs_before` are those of other studies: ids of runs count on from them."""
+        """`runs_before` is the number of runs of other studies: ids of runs continue from it."""
         self.study = Study(root)
         self.device: Device = device
         self._series: list[Series] = []
@@ -190,6 +188,23 @@ class PlantedStudy:
         for ms in step_ms:
             self.run(cell, Timing(step_ms=ms, **timing))
 
+    def points(
+        self,
+        strategy: str,
+        step_ms: dict[int, float | list[float]],
+        *,
+        kind: Scaling = "weak",
+        batch: int = 8,
+        **more: object,
+    ) -> list[Cell]:
+        """Add a series with a run for each step time by size; `more` are fields of a cell or of `Timing`."""
+        timing = {name: value for name, value in more.items() if name in Timing.__dataclass_fields__}
+        fields = {name: value for name, value in more.items() if name not in timing}
+        cells = self.series(kind, strategy, list(step_ms), batch=batch, **fields)
+        for cell, each in zip(cells, step_ms.values(), strict=True):
+            self.runs(cell, each if isinstance(each, list) else [each], **timing)
+        return cells
+
     def page(self) -> str:
         """The page of the study."""
         return render_figures(self.analysed())
@@ -253,7 +268,7 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
 
 
 def _columns(step_ns: int, steps: int) -> StepColumns:
-    """Of a step: 5 % data, 30 % forward, 50 % backward, 10 % optimizer; the rest is named `other`."""
+    """Split a step: 5 % data, 30 % forward, 50 % backward, 10 % optimizer; the rest is named `other`."""
     return StepColumns(
         step_ns=[step_ns] * steps,
         data_ns=[step_ns * 5 // 100] * steps,

@@ -45,7 +45,6 @@ def test_allocations_are_compared_by_the_cell_that_most_of_them_ran() -> None:
             ran("other", "slurm 3", 1.0),
         ]
     )
-    assert found is not None
     assert found.cell_id == "base"
     # The median of 9, 12 and 10 is 10.
     assert [(one.name, one.runs, one.ratio) for one in found.allocations] == [
@@ -63,7 +62,6 @@ def test_what_cannot_be_compared_is_not() -> None:
     assert drift([*one, failed]) is None
     elsewhere = [ran("base", "slurm 2", 9.0), ran("base", "slurm 3", 1.0, fingerprint="other")]
     found = drift([*one, *elsewhere])
-    assert found is not None
     assert [each.name for each in found.allocations] == ["slurm 1", "slurm 2"]
     assert found.others == 1
     assert allocations_finding(found).endswith(

@@ -21,12 +21,11 @@ MS = 1_000_000
 def remarks(study: StudyFigures) -> list[str]:
     """Every bullet of the section."""
     section = anatomy_section(study)
-    assert section is not None
     return [item for block in section.blocks if isinstance(block, Bullets) for item in block.items]
 
 
 def off(*rank_ms: list[float]):
-    """Of each rank its four steps without exchange."""
+    """Return each rank's four steps without exchange."""
     return lambda rank: [round(ms * MS) for ms in rank_ms[rank]]
 
 
@@ -120,10 +119,9 @@ def test_input_of_synthetic_data_is_said_not_to_be_measured(planted, new_timing)
     assert text.startswith("Input of 1 of 2 cells was not measured: the data are synthetic")
 
 
-def test_a_study_without_figures_has_no_section(planted, new_timing) -> None:
-    cell = planted.series("weak", "ddp", [2], batch=8)[0]
+def test_a_study_without_figures_has_no_section(planted) -> None:
+    planted.points("ddp", {2: 1}, outcome=Outcome.CRASHED, reason="no")
     planted.plan()
-    planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="no"))
     assert anatomy_section(planted.analysed()) is None
 
 
@@ -143,11 +141,10 @@ def test_a_bar_of_an_emulated_cell_says_so(planted, new_timing) -> None:
     assert ">ddp on 4, emulated<" in svg
 
 
-def test_a_part_below_zero_has_no_bar(planted, new_timing) -> None:
-    cell = planted.series("weak", "ddp", [2], batch=8)[0]
+def test_a_part_below_zero_has_no_bar(planted) -> None:
+    planted.points("ddp", {2: 10.0}, input_ms=1.0, off_step_ns=off([10.0] * 4, [10.0] * 4))
     planted.plan(repeats=1)
     # Blocks with the exchange took 9, those without it 10: -1 of transfer.
-    planted.run(cell, new_timing(step_ms=10.0, input_ms=1.0, off_step_ns=off([10.0] * 4, [10.0] * 4)))
     [one] = budgets_of(planted.analysed())
     assert one.part_ns["transfer"] == pytest.approx(-1 * MS)
     # 1 of input and 10 of compute are longer than the step of 10: in proportion they fill it.

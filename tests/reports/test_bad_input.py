@@ -26,9 +26,8 @@ def nothing_planned(planted, new_timing) -> None:
 
 
 def one_cell(planted, new_timing) -> None:
-    [cell] = planted.series("weak", "single", [1], batch=8)
+    planted.points("single", {1: 10.0})
     planted.plan()
-    planted.runs(cell, [10.0])
 
 
 def failures_alone(planted, new_timing) -> None:
@@ -100,7 +99,6 @@ def test_every_face_of_a_bad_study_says_what_it_is(
 def test_what_is_half_written_is_proposed_again(planted, new_timing) -> None:
     half_written(planted, new_timing)
     found = next_run(analyse("planted", planted.study.told_plans(), planted.study.results()))
-    assert found is not None
     assert (found.kind, found.strategy, found.gpus) == ("failed", "ddp", (2,))
 
 
@@ -134,5 +132,4 @@ def test_a_thousand_cells_are_analysed_in_seconds(planted, new_timing) -> None:
     # About 1 s of CPU; ten times as much on a slow machine.
     assert time.process_time() - began < 10
     assert len(study.pools) == 1001
-    assert found.next_run is not None
     assert (found.next_run.kind, found.next_run.gpus) == ("first", (4,))

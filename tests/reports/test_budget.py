@@ -51,9 +51,8 @@ def cell(planted) -> Callable[..., CellFigures]:
     def made(
         runs: list[tuple[float, StepBudget | None]], gpus: int = 4, batch: int = 8, **fields: object
     ) -> CellFigures:
-        planned = planted.series("weak", "ddp", [gpus], batch=batch)[0]
+        planned = planted.points("ddp", {gpus: [ms for ms, _ in runs]}, batch=batch)[0]
         planted.plan()
-        planted.runs(planned, [ms for ms, _ in runs])
         study = planted.analysed()
         pool = study.pools[planned.id]
         changed = [
@@ -101,8 +100,6 @@ def test_parts_are_means_over_runs_and_the_rest_is_other(cell) -> None:
 def test_where_nothing_is_exchanged_transfer_and_wait_are_not_shown(cell) -> None:
     alone = budget(cell([(14.0, parts(transfer=0.0, wait=0.0))], gpus=1))
     several = budget(cell([(14.0, parts())]))
-    assert alone is not None
-    assert several is not None
     assert [alone.known_ns(part) for part in ("transfer", "wait", "bubble")] == [None] * 3
     assert (alone.share("transfer"), alone.share("compute")) == (None, pytest.approx(10 / 14))
     # They are parts all the same, so that the parts add up.
@@ -213,7 +210,7 @@ def test_a_part_whose_interval_holds_zero_is_not_shown(cell) -> None:
 
 @pytest.fixture
 def loss_of(cell) -> Callable[..., Lost]:
-    """What is lost where the runs have these parts in ms, against runs of a baseline that compute so long."""
+    """Compute the loss of runs with these parts in ms against baseline runs with `ideals` of computation."""
     template = budget_of(cell([(14.0, parts())]))
 
     def made(ideals: Sequence[float] = (10.0,), **run_ms: Sequence[float]) -> Lost:

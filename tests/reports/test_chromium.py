@@ -80,7 +80,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: object) -> dict[str, Any]:
-        """What the browser answers; complaints that it sends meanwhile are kept."""
+        """Return the browser's answer; complaints that it sends meanwhile are kept."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters}
         if self._session is not None:
@@ -186,16 +186,14 @@ def page(request: pytest.FixtureRequest, kept: dict[str, str], tmp_path: Path) -
 
 
 def _page(small) -> str:
-    cell = small.series("weak", "ddp", [16], batch=8)[0]
-    hostile = small.series("weak", "ddp", [2], batch=8, workload=HOSTILE)[0]
+    small.points("ddp", {16: 40.0}, evidence=Evidence.EMULATED, exposed_ms=10.0, warnings=["on battery"])
+    small.points("ddp", {2: 1300.0}, workload=HOSTILE)
     small.plan()
-    small.runs(cell, [40.0], evidence=Evidence.EMULATED, exposed_ms=10.0, warnings=["on battery"])
-    small.runs(hostile, [1300.0])
     return small.page()
 
 
 def column(browser: Browser, title: str, table: str = FULL) -> list[str]:
-    """What the rows that are shown have under a heading, from the top."""
+    """Read the cells of the shown rows under a heading, from the top."""
     return browser.read(
         f"""(() => {{
           const table = {table};
@@ -208,7 +206,7 @@ def column(browser: Browser, title: str, table: str = FULL) -> list[str]:
 
 
 def click(browser: Browser, title: str) -> str | None:
-    """Click the heading of the full table; what it then says of its order."""
+    """Click the heading of the full table and return its stated order."""
     return browser.read(
         f"""(() => {{
           const heads = [...{FULL}.tHead.rows[0].cells];
@@ -346,7 +344,7 @@ PRESETS = {
     "memory": ("peak on the host, MiB", "step time, ms"),
     "proof": ("proof", "on less off, %"),
 }
-"""By preset a column that it shows, and one that it hides."""
+"""A column that each preset shows, and one that it hides."""
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -459,7 +457,7 @@ FRAMES = """[...document.querySelectorAll(".chart[data-x-axis]")].map((svg) => {
   return ends.every(([x, y]) => inside(x, left, right) && inside(y, top, foot))
       && heights.every((y) => inside(y, top, foot));
 })"""
-"""Of each chart whether its lines and the ticks beside them are within its frame."""
+"""Whether the lines and the ticks of each chart are within its frame."""
 
 
 def test_a_logarithmic_axis_leaves_nothing_outside_of_the_frame(chromium, page) -> None:
@@ -510,10 +508,8 @@ def test_the_first_tab_stop_leads_past_the_navigation(chromium, page) -> None:
 
 
 def axe(browser: Browser, options: str) -> list[dict[str, Any]]:
-    """What axe-core has against the page that is open."""
+    """Return the violations that axe-core finds on the open page."""
     spec = importlib.util.find_spec("axe_core_python")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
     browser.read((Path(spec.submodule_search_locations[0]) / "axe.min.js").read_text(encoding="utf-8"))
     return browser.read(f"axe.run({options}).then((result) => result.violations)")
 
@@ -594,7 +590,7 @@ def test_a_study_like_the_demo_fits_four_screens(chromium, new_study, tmp_path) 
         for cell in study.series(kind, strategy, [gpus], batch=batch, workload=workload)
     ]
     for kind, batch in (("weak", 8), ("strong", 32)):
-        study.skip("single", 2, "single runs on 1 rank alone; on more use ddp", batch=batch, kind=kind)
+        study.skip("single", 2, "single needs 1 rank; on more use ddp", batch=batch, kind=kind)
         study.skip("ddp", 1, "ddp needs at least 2 ranks; on 1 use single", batch=batch, kind=kind)
     study.plan(
         repeats=3,

@@ -1,4 +1,4 @@
-"""Costs worked out by hand: dollars, epochs, the frontier, whose price counts, and what has none."""
+"""Costs worked out by hand: dollars, epochs, the frontier, whose price counts, and cells without one."""
 
 from __future__ import annotations
 
@@ -51,9 +51,8 @@ def analysed(planted, assumptions: Assumptions | None = None) -> StudyFigures:
 @pytest.fixture
 def eight(planted) -> object:
     """8 devices, 80 samples in 72, 80 and 88 ms: 1,000 samples a second, of 64 tokens each."""
-    (cell,) = planted.series("weak", "ddp", [8], batch=10)
+    planted.points("ddp", {8: [72.0, 80.0, 88.0]}, batch=10, units_per_sample=64, unit="tokens")
     planted.plan()
-    planted.runs(cell, [72.0, 80.0, 88.0], units_per_sample=64, unit="tokens")
     return planted
 
 
@@ -90,16 +89,14 @@ def test_an_epoch_of_imagenet(eight) -> None:
 
 
 def test_images_have_no_cost_of_tokens(planted) -> None:
-    (cell,) = planted.series("weak", "ddp", [2], batch=8)
+    planted.points("ddp", {2: 10.0})
     planted.plan(repeats=1)
-    planted.runs(cell, [10.0])
     assert only(analysed(planted, FLAG)).usd_per_billion_tokens is None
 
 
 def test_an_epoch_is_the_data_sets_where_its_size_is_known_and_the_flag_wins(planted) -> None:
-    (cell,) = planted.series("weak", "ddp", [2], batch=8, dataset="digits:workers=2")
+    planted.points("ddp", {2: 16.0}, dataset="digits:workers=2")
     planted.plan(repeats=1)
-    planted.runs(cell, [16.0])
     known = Assumptions(dataset_samples={"digits": 1797})
     # 16 samples in 16 ms: 1,797 in 1.797 s.
     assert only(analysed(planted, known)).epoch_ns.value == pytest.approx(1.797e9)
@@ -117,9 +114,8 @@ def gpus(tmp_path: Path, new_study, new_environment) -> Callable[..., StudyFigur
 
     def make(assumptions: Assumptions, **facts: object) -> StudyFigures:
         planted = new_study(tmp_path / "gpus", device="cuda")
-        (cell,) = planted.series("weak", "ddp", [2], batch=8)
+        planted.points("ddp", {2: 10.0}, environment=new_environment(**{"device_name": H100, **facts}))
         planted.plan(repeats=1)
-        planted.runs(cell, [10.0], environment=new_environment(**{"device_name": H100, **facts}))
         return analysed(planted, assumptions)
 
     return make
@@ -151,10 +147,8 @@ def test_the_sites_price_is_for_runs_in_its_allocations(gpus) -> None:
 
 def test_one_price_holds_for_all_sizes_of_a_study(tmp_path, new_study, new_environment) -> None:
     planted = new_study(tmp_path / "l4", device="cuda")
-    cells = planted.series("weak", "ddp", [2, 8], batch=8)
+    planted.points("ddp", {2: 10.0, 8: 10.0}, environment=new_environment(device_name="NVIDIA L4"))
     planted.plan(repeats=1)
-    for cell in cells:
-        planted.runs(cell, [10.0], environment=new_environment(device_name="NVIDIA L4"))
     # 8 on a node: of a g6.48xlarge, though two could be had for 1.1504 each.
     assert [cost.usd_per_hour for cost in cell_costs(analysed(planted))] == pytest.approx([3.3376, 13.3504])
 
@@ -420,9 +414,8 @@ def placed(sample: CellCost, time: float, dollars: float) -> CellCost:
 @pytest.fixture
 def sample(planted) -> CellCost:
     """Any cell with a cost."""
-    (cell,) = planted.series("weak", "single", [1], batch=8)
+    planted.points("single", {1: 10.0})
     planted.plan(repeats=1)
-    planted.runs(cell, [10.0])
     return only(analysed(planted, FLAG))
 
 
@@ -484,9 +477,8 @@ def test_the_price_of_a_job_that_cannot_be_read_is_left_out_with_a_warning(eight
 
 
 def test_the_command_knows_the_price_of_the_site_and_the_size_of_digits(planted, new_environment) -> None:
-    (cell,) = planted.series("weak", "ddp", [2], batch=8, dataset="digits")
+    planted.points("ddp", {2: 16.0}, dataset="digits", environment=new_environment(allocation="slurm 17"))
     planted.plan(repeats=1)
-    planted.runs(cell, [16.0], environment=new_environment(allocation="slurm 17"))
     folder = JobStore(planted.study.root).folder("0001-1x2")
     folder.mkdir(parents=True)
     made = job(1, {"usd_per_gpu_hour": 0.9, "source": "price list of the site, 2026"})

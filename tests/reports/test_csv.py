@@ -235,9 +235,8 @@ def test_a_carriage_return_ends_no_row() -> None:
 
 
 def test_a_negative_number_is_left_alone(planted) -> None:
-    cell = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.points("ddp", {2: 10.0}, exposed_ms=-1.0)
     planted.plan(repeats=1)
-    planted.runs(cell, [10.0], exposed_ms=-1.0)
     assert csv_rows(planted.analysed(), "cells")[0]["exposed_ns"] == "-1000000.0"
 
 

@@ -52,7 +52,7 @@ def test_those_that_are_shown_leave_more_to_the_others() -> None:
 
 
 def test_equal_cells_lead_to_a_claim_in_at_most_one_study_of_twenty() -> None:
-    """Of 500 studies with 20 pairs of three runs each, of one distribution."""
+    """500 studies have 20 pairs of three runs each, all from one distribution."""
     rng = np.random.default_rng(16)
     runs = np.exp(rng.normal(0.0, 0.03, size=(500, 20, 2, 3)))
     claims = sum(any(sides([tuple(pair) for pair in study], SMALLEST_EFFECT)) for study in runs)

@@ -45,9 +45,8 @@ def test_a_study_is_loaded_as_the_tables_of_the_export_and_nothing_is_written(sm
 
 def test_several_studies_stand_below_each_other(small, tmp_path, new_study) -> None:
     other = new_study(tmp_path / "other")
-    [cell] = other.series("weak", "single", [1], batch=8)
+    other.points("single", {1: 5.0})
     other.plan()
-    other.runs(cell, [5.0])
     both = reports.load(small.study.root, other.study.root)
     assert both.cells.groupby("study").size().to_dict() == {"planted": 6, "other": 1}
 
@@ -70,9 +69,8 @@ def test_importing_reports_loads_neither_pandas_nor_matplotlib() -> None:
 
 
 def test_losses_are_a_table_with_the_step_and_the_samples_that_they_are_of(planted) -> None:
-    [cell] = planted.series("weak", "ddp", [2], batch=8, dataset="digits")
+    planted.points("ddp", {2: 10.0}, dataset="digits")
     planted.plan(repeats=1)
-    planted.runs(cell, [10.0])
     results = [
         msgspec.structs.replace(
             one, losses=(3.0, 2.0, 1.5), losses_every=4, first_steps=3, warmup_steps=4, steps=6
@@ -94,7 +92,6 @@ def test_latex_is_a_table_of_booktabs_with_a_row_a_point(small) -> None:
     for word in ("\\toprule", "\\midrule", "\\bottomrule", "\\end{table}"):
         assert lines.count(word) == 1
     columns = re.search(r"begin\{tabular\}\{([lr]+)\}", text)
-    assert columns is not None
     rows = [line for line in lines if line.endswith("\\\\")]
     assert len(rows) == 7
     assert {len(re.split(r"(?<!\\)&", row)) for row in rows} == {len(columns[1])}
@@ -122,7 +119,6 @@ def test_drawings_are_files_of_the_width_of_their_style(small, style) -> None:
     }
     svg = files["gpt-nano-weak-b8-efficiency.svg"].decode()
     points = re.search(r'width="([\d.]+)pt"', svg)
-    assert points is not None
     assert float(points[1]) / 72 * 25.4 == pytest.approx({"paper": 84, "screen": 160}[style], abs=0.1)
     assert files["gpt-nano-weak-b8-efficiency.png"].startswith(b"\x89PNG")
     pdf = files["gpt-nano-weak-b8-efficiency.pdf"]
@@ -143,7 +139,6 @@ def test_drawings_have_the_colours_the_dashes_and_the_axis_of_the_page(new_study
         planted.runs(cell, [10.0, 11.0, 12.0])
     study = planted.analysed()
     chart = throughput_chart("name", study.curves, looks(study.curves), "ranks")
-    assert chart is not None
     line = r'style="--c: var\(--(\w+)\)">\n?<polyline points="[^"]*"( stroke-dasharray)?'
     on_page = re.findall(line, chart.svg)
     assert {(name, bool(dash)) for name, dash in on_page} == {

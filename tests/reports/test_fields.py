@@ -43,7 +43,6 @@ def test_what_is_not_known_is_one_field() -> None:
 def test_the_page_sorts_by_the_value_and_not_by_what_is_printed_of_it(small) -> None:
     figures = small.analysed()
     section = table_section(figures)
-    assert section is not None
     [table] = [block.data for block in section.blocks if isinstance(block, Table)]
     place = table.titles.index("step time, ms")
     values = [row[place].value for row in table.rows if row[place].value is not None]

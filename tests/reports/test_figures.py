@@ -55,7 +55,6 @@ def test_throughput_is_total_work_over_total_time(analysed) -> None:
     figures = figures_of(analysed, "ddp", 4, 8)
     # 4 x 8 images in 16 ms: 2,000 a second. The mean of the runs' rates, (2286 + 2000 + 1778) / 3 = 2021,
     # would overstate it.
-    assert figures.units_per_s is not None
     assert figures.units_per_s.value == pytest.approx(2000)
     assert figures.units_per_s.unit == "images/s"
     # 32 / 18 ms and 32 / 14 ms: the ends change places.
@@ -64,13 +63,11 @@ def test_throughput_is_total_work_over_total_time(analysed) -> None:
     assert figures.samples_per_s.value == pytest.approx(2000)
 
 
-def test_throughput_counts_the_workloads_own_units(planted, new_timing) -> None:
-    cell = planted.series("weak", "single", [1], batch=4)[0]
+def test_throughput_counts_the_workloads_own_units(planted) -> None:
+    cell = planted.points("single", {1: 20}, batch=4, units_per_sample=64, unit="tokens")[0]
     planted.plan(repeats=1)
-    planted.run(cell, new_timing(step_ms=20, units_per_sample=64, unit="tokens"))
     figures = planted.analysed().cells[cell.id]
     # 4 samples of 64 tokens in 20 ms: 12,800 tokens a second, 200 samples a second.
-    assert figures.units_per_s is not None
     assert (figures.units_per_s.value, figures.units_per_s.unit) == (pytest.approx(12_800), "tokens/s")
     assert figures.samples_per_s.value == pytest.approx(200)
 
@@ -90,9 +87,7 @@ def test_exposed_communication_is_on_minus_off_over_two_blocks(analysed) -> None
     # Quads of 2 steps: the middle run has on = 25 ms and off = 20 ms, twice each:
     # (25 + 25 - 20 - 20) / (2 x 2) = 2.5 ms, and so in all runs; of 12.5 ms that is 20 %.
     figures = figures_of(analysed, "ddp", 2, 8)
-    assert figures.exposed_ns is not None
     assert figures.exposed_ns.value == pytest.approx(2.5e6)
-    assert figures.exposed_share is not None
     assert figures.exposed_share.value == pytest.approx(0.20)
     # 2.5 / 13 and 2.5 / 12.
     assert figures.exposed_share.low == pytest.approx(0.19231, abs=1e-5)
@@ -166,9 +161,8 @@ def test_runs_of_other_settings_are_not_pooled_and_those_of_unknown_ones_are(
 def test_a_newer_environment_whose_runs_failed_does_not_take_over(
     planted, new_timing, new_environment
 ) -> None:
-    cell = planted.series("weak", "single", [1], batch=4)[0]
+    cell = planted.points("single", {1: 20}, batch=4)[0]
     planted.plan()
-    planted.run(cell, new_timing(step_ms=20))
     broken = new_environment(torch="2.14.0")
     planted.run(cell, new_timing(step_ms=1, environment=broken, outcome="crashed", reason="no kernel"))
     study = planted.analysed(name="broken")

@@ -59,26 +59,22 @@ def test_a_cell_that_is_the_baseline_of_weak_and_strong_is_one_row(planted) -> N
 
 def test_a_gpu_study_says_gpus(tmp_path, new_study) -> None:
     study = new_study(tmp_path / "gpus", device="cuda")
-    cell = study.series("weak", "single", [1], batch=8)[0]
+    study.points("single", {1: 10.0})
     study.plan(repeats=1)
-    study.runs(cell, [10.0])
     assert "GPUs" in [column.title for column in headline_table(study.analysed()).columns]
 
 
 def test_runs_say_their_evidence_and_how_many_were_asked_for(planted) -> None:
-    cell = planted.series("weak", "single", [1], batch=8)[0]
+    planted.points("single", {1: [10.0, 11.0]}, evidence=Evidence.EMULATED, foreign_cpu_cores=1.0)
     planted.plan(repeats=3)
-    planted.runs(cell, [10.0, 11.0], evidence=Evidence.EMULATED, foreign_cpu_cores=1.0)
     table = headline_table(planted.analysed())
     assert column(table, "runs") == ["2 of 3 emulated, disturbed"]
     assert column(table, "efficiency") == ["none: emulated"]
 
 
 def test_without_a_single_device_the_own_smallest_size_is_the_baseline(planted) -> None:
-    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.points("ddp", {2: 10.0, 4: 12.5})
     planted.plan(repeats=1)
-    planted.runs(cells[0], [10.0])
-    planted.runs(cells[1], [12.5])
     table = headline_table(planted.analysed())
     # One run a cell: 10 / 12.5 without an interval.
     assert column(table, "efficiency") == ["baseline", "80.0 %"]
@@ -106,9 +102,8 @@ def test_cells_without_a_result_say_why(planted, new_timing) -> None:
 
 
 def test_a_failed_run_beside_good_ones_is_listed(planted, new_timing) -> None:
-    cell = planted.series("weak", "single", [1], batch=8)[0]
+    cell = planted.points("single", {1: [10.0, 10.0]})[0]
     planted.plan()
-    planted.runs(cell, [10.0, 10.0])
     planted.run(cell, new_timing(step_ms=1, outcome=Outcome.HUNG, reason="silent for 60 s"))
     study = planted.analysed()
     assert [lost.run.reason for lost in study.lost] == ["rank 0: silent for 60 s"]

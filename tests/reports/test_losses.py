@@ -30,10 +30,8 @@ def analysed(
 def real(planted):
     """Two strategies on digits, on 2 and on 4; steps of 10 ms and of 20 ms."""
     for strategy, ms in (("ddp", 10.0), ("local-sgd", 20.0)):
-        cells = planted.series("weak", strategy, [2, 4], batch=8, dataset="digits")
+        planted.points(strategy, {2: ms, 4: ms}, dataset="digits")
         planted.plan(repeats=1)
-        for cell in cells:
-            planted.runs(cell, [ms])
     return planted
 
 
@@ -44,7 +42,6 @@ SLOW = tuple(float(20 - place // 2) for place in range(20))
 
 def test_the_target_is_the_worst_loss_after_the_common_samples_and_each_curve_reaches_it(real) -> None:
     group = loss_group(analysed(real, {"ddp": QUICK, "local-sgd": SLOW}).curves)
-    assert group is not None
     assert group.gpus == 4
     # Batch 8 on each of 4, for 20 steps.
     assert group.samples == 640
@@ -64,7 +61,6 @@ def test_a_curve_that_was_trained_for_longer_is_compared_where_the_shortest_ends
     # Alike for 10 steps, and then the one goes on: 20, 19, ..., 11 and further down to 1.
     study = analysed(real, {"ddp": QUICK, "local-sgd": QUICK[:10]})
     group = loss_group(study.curves)
-    assert group is not None
     longer, shorter = group.curves
     assert group.samples == 320
     # A tenth of 10 steps is one.
@@ -94,7 +90,6 @@ def test_losses_of_several_steps_are_compared_at_a_sample_between_them(real) -> 
 
 def test_losses_that_are_not_of_every_step_count_the_steps_between_them(real) -> None:
     group = loss_group(analysed(real, {"ddp": QUICK, "local-sgd": SLOW}, every=5).curves)
-    assert group is not None
     # Each point is the mean of five steps, and known when the last of them is done.
     assert group.curves[0].steps[:3] == [5, 10, 15]
     assert group.steps_to_target(group.curves[0]) == 55
@@ -103,7 +98,6 @@ def test_losses_that_are_not_of_every_step_count_the_steps_between_them(real) ->
 def test_steps_that_a_proof_checks_come_before_the_first_loss(real) -> None:
     study = analysed(real, {"ddp": QUICK, "local-sgd": SLOW}, first_steps=3)
     group = loss_group(study.curves)
-    assert group is not None
     quick = group.curves[0]
     assert quick.steps[:2] == [4, 5]
     # A tenth of 23 steps: (0.3 x 12 + 11 + 11) / 2.3 of the slow one. With 10 as the last loss the quick one
@@ -123,7 +117,6 @@ def test_a_curve_that_begins_after_another_has_ended_is_left_out_by_name(real) -
     ]
     study = analyse("study", study.plans, results)
     group = loss_group(study.curves)
-    assert group is not None
     # ddp has 20 steps of 32 samples; the first loss of the other is of step 67.
     assert [curve.label for curve in group.curves] == ["ddp"]
     assert [curve.label for curve in group.late] == ["local-sgd"]
@@ -131,18 +124,16 @@ def test_a_curve_that_begins_after_another_has_ended_is_left_out_by_name(real) -
 
 
 def test_the_size_is_the_largest_that_most_series_have(real) -> None:
-    real.runs(real.series("weak", "ddp", [8], batch=8, dataset="digits")[0], [10.0])
+    real.points("ddp", {8: 10.0}, dataset="digits")
     real.plan(repeats=1)
     group = loss_group(analysed(real, {"ddp": QUICK, "local-sgd": SLOW}).curves)
-    assert group is not None
     assert group.gpus == 4
     assert len(group.curves) == 2
 
 
 def test_synthetic_samples_have_no_loss_curve(planted) -> None:
-    cell = planted.series("weak", "ddp", [2], batch=8)[0]
+    cell = planted.points("ddp", {2: 10.0})[0]
     planted.plan(repeats=1)
-    planted.runs(cell, [10.0])
     study = analysed(planted, {"ddp": QUICK})
     assert cell.synthetic
     assert loss_group(study.curves) is None

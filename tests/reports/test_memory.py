@@ -20,9 +20,8 @@ MIB = 2**20
 @pytest.fixture
 def hosts(planted) -> object:
     """Four CPU ranks in two runs; a rank's record says 300 MiB (and its number, in bytes), 200 MiB idle."""
-    (cell,) = planted.series("weak", "ddp", [4], batch=8)
+    planted.points("ddp", {4: [10.0, 11.0]})
     planted.plan(repeats=2)
-    planted.runs(cell, [10.0, 11.0])
     return planted
 
 
@@ -69,9 +68,8 @@ def test_what_was_not_recorded_has_no_share(hosts) -> None:
 def gpus(tmp_path, new_study, new_environment) -> object:
     """One cell of two GPUs of 80 GiB."""
     planted = new_study(tmp_path / "gpus", device="cuda")
-    (cell,) = planted.series("weak", "ddp", [2], batch=8)
+    planted.points("ddp", {2: 10.0}, environment=new_environment(device_memory_bytes=80 * GIB))
     planted.plan(repeats=1)
-    planted.runs(cell, [10.0], environment=new_environment(device_memory_bytes=80 * GIB))
     return planted
 
 
@@ -144,9 +142,8 @@ def test_measured_memory_stands_beside_its_prediction(planted, full_rows) -> Non
 
 
 def test_a_workload_without_a_prediction_says_why(planted) -> None:
-    (cell,) = planted.series("weak", "ddp", [2], batch=8)
+    (cell,) = planted.points("ddp", {2: 10.0}, memory_mib=100)
     planted.plan(repeats=1, unpredicted={cell.workload: "it reads values"})
-    planted.runs(cell, [10.0], memory_mib=100)
     (text,) = _texts(analysed(planted))
     assert text.endswith(f" The memory of {cell.workload} was not predicted, because it reads values.")
     planted.plan(repeats=1, predicted_bytes={cell.id: 80 * MIB})

@@ -57,9 +57,8 @@ def test_most_values_decide_the_size_and_losses_are_those_after_equal_samples(pl
 
 def test_accumulation_keeps_the_batch_and_so_the_micro_batch_differs(planted) -> None:
     for accumulation, micro_batch in ((1, 8), (4, 2)):
-        cells = planted.series("weak", "ddp", [2], batch=micro_batch, accumulation=accumulation)
+        planted.points("ddp", {2: 10.0}, batch=micro_batch, accumulation=accumulation)
         planted.plan()
-        planted.runs(cells[0], [10.0])
     [group] = over_groups(analysed(planted), "accumulation")
     assert [(row.value, row.figures.cell.batch_per_replica) for row in group.rows] == [("1", 8), ("4", 8)]
     assert [row.absent for row in group.rows] == [None, "a verdict needs 3 runs of each"]
@@ -69,9 +68,8 @@ def test_groups_of_other_settings_are_told_apart(planted) -> None:
     """Each precision by two optimizers: two groups that are alike but for that."""
     for optimizer in ("adamw", "sgd:lr=0.1"):
         for precision in ("fp32", "bf16"):
-            cells = planted.series("weak", "ddp", [2], batch=8, precision=precision, optimizer=optimizer)
+            planted.points("ddp", {2: 10.0}, precision=precision, optimizer=optimizer)
             planted.plan()
-            planted.runs(cells[0], [10.0])
     study = analysed(planted)
     settings = [group.setting for group in over_groups(study, "precision")]
     assert settings == ["optimizer=adamw", "optimizer=sgd:lr=0.1"]

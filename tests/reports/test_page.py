@@ -63,7 +63,6 @@ def test_a_numeric_column_that_says_nothing_is_noticed() -> None:
 def test_a_definition_is_on_hover_where_a_heading_links_to_it(small) -> None:
     html = small.page()
     head = re.search(r'<th scope="col" class="n" title="([^"]*)"><a href="#method-throughput">', html)
-    assert head is not None
     # The first sentence of the definition, without its markup, and no more of it.
     assert head[1] == "Work of a step on all ranks / step time: total work over total time."
 
@@ -90,7 +89,6 @@ def test_every_drawing_has_a_title_and_a_description(small) -> None:
     assert len(drawings) == 8
     for drawing in drawings:
         label = re.search(r'role="group" aria-labelledby="(\S+)"', drawing)
-        assert label is not None
         assert f'<title id="{label[1]}">' in drawing
 
 
@@ -142,7 +140,7 @@ def test_a_cpu_study_speaks_of_ranks(small) -> None:
 
 def test_a_gpu_study_speaks_of_gpus(tmp_path, new_study) -> None:
     study = new_study(tmp_path / "gpus", device="cuda")
-    study.runs(study.series("weak", "ddp", [2], batch=8)[0], [10.0])
+    study.points("ddp", {2: 10.0})
     study.plan(repeats=1)
     page = page_of(study)
     assert "GPUs" in page.text
@@ -224,10 +222,8 @@ def test_emulated_points_are_said_to_be_so(planted) -> None:
 
 
 def test_a_study_of_stand_ins_alone_claims_nothing_on_the_first_screen(planted) -> None:
-    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.points("ddp", {2: 20.0, 4: 20.0}, evidence=Evidence.EMULATED)
     planted.plan(repeats=1)
-    for cell in cells:
-        planted.runs(cell, [20.0], evidence=Evidence.EMULATED)
     html = planted.page()
     first = html[html.index('<section id="summary"') : html.index('<section id="best"')]
     assert "Every figure is emulated, so scaling is not judged." in first
@@ -282,9 +278,8 @@ def test_environments_that_differ_are_named(planted, new_timing, new_environment
 
 
 def test_nodes_of_one_run_that_differ_are_a_warning(planted, new_environment) -> None:
-    cell = planted.series("weak", "ddp", [2], batch=8)[0]
+    cell = planted.points("ddp", {2: 10.0})[0]
     planted.plan(repeats=1)
-    planted.runs(cell, [10.0])
     folder = planted.study.rank_path(cell.id, "20260102T030405Z-000001", 1)
     text = folder.read_text(encoding="utf-8")
     folder.write_text(text.replace("node-a", "node-b").replace('"cores":8', '"cores":4'), encoding="utf-8")

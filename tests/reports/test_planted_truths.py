@@ -39,16 +39,16 @@ ALARMS = {
     "a super-linear point": "Super-linear",
     "a disturbed run": "disturbed",
 }
-"""What the verdict says of each, and of nothing else."""
+"""The words by which the verdict names each cause, and no other."""
 
 
 @dataclass(kw_only=True)
 class Parts:
-    """Of one step, in ms."""
+    """The parts of one step, in ms."""
 
     compute: float = 10.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
-    """By rank: how many times longer its computation takes."""
+    """The factor by which the computation of a rank is slower."""
     input: float = 0.1
     exchange: float = 0.2
     bubble: float | None = None
@@ -122,9 +122,8 @@ class Report:
 
     @property
     def text(self) -> str:
-        """What a reader sees of the page's verdict."""
+        """The visible words of the page's verdict."""
         folded = re.search(r"<summary>The whole verdict</summary>.*?</details>", self.html, flags=re.DOTALL)
-        assert folded is not None
         return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", folded[0]))
 
     @property

@@ -25,7 +25,6 @@ def point(study: StudyFigures, kind: str, label: str, gpus: int) -> CurvePoint:
 
 
 def value(efficiency: Efficiency) -> float:
-    assert efficiency.metric is not None
     return efficiency.metric.value
 
 
@@ -46,11 +45,9 @@ def test_weak_efficiency_against_the_own_smallest_size(small) -> None:
 
 
 def test_ranks_that_hold_a_replica_together_are_held_against_the_single_device(planted) -> None:
-    one = planted.series("weak", "single", [1], batch=8)[0]
-    two = planted.series("weak", "pipeline:1f1b", [2], batch=8, model_parallel=2)[0]
+    planted.points("single", {1: 10.0})
+    planted.points("pipeline:1f1b", {2: 8.0}, model_parallel=2)
     planted.plan()
-    planted.runs(one, [10.0])
-    planted.runs(two, [8.0])
     # One replica of 8 samples on 1 device and on 2: 800 and 1000 a second, half of 1.25.
     assert value(point(planted.analysed(), "weak", "pipeline:1f1b", 2).single) == pytest.approx(0.625)
 
@@ -64,7 +61,6 @@ def test_strong_efficiency_counts_the_shrinking_share_of_the_batch(small) -> Non
 
 def test_the_interval_of_an_efficiency_spans_the_ratios_of_single_runs(small) -> None:
     metric = point(small.analysed(), "weak", "ddp", 2).single.metric
-    assert metric is not None
     # Worst: 9 ms against 13 ms; best: 11 ms against 12 ms.
     assert (metric.low, metric.high) == (pytest.approx(9 / 13), pytest.approx(11 / 12))
     assert (metric.samples, metric.interval) == (3, "range")
@@ -77,14 +73,10 @@ def test_the_single_device_is_named_with_its_size(small) -> None:
 
 
 def test_the_best_single_device_is_the_fastest_uncompressed_one(planted) -> None:
-    slow = planted.series("weak", "single", [1], batch=8)[0]
-    fast = planted.series("weak", "fsdp", [1, 2], batch=8)
-    squeezed = planted.series("weak", "single", [1], batch=8, compression="topk:0.01")[0]
+    planted.points("single", {1: 10.0})
+    planted.points("fsdp", {1: 8.0, 2: 16.0})
+    planted.points("single", {1: 4.0}, compression="topk:0.01")
     planted.plan()
-    planted.runs(slow, [10.0])
-    planted.runs(fast[0], [8.0])
-    planted.runs(fast[1], [16.0])
-    planted.runs(squeezed, [4.0])
     study = planted.analysed()
     assert value(point(study, "weak", "fsdp", 2).single) == pytest.approx(8 / 16)
     # Weak scaling with one batch a replica: 8 ms / 10 ms, the slower one is 80 % of the best.
@@ -103,19 +95,15 @@ def test_the_best_single_device_is_the_fastest_uncompressed_one(planted) -> None
     ],
 )
 def test_every_way_to_exchange_is_measured_against_the_one_single_device(planted, axes, label) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    other = planted.series("weak", "ddp", [2, 4], batch=8, **axes)
+    planted.points("single", {1: 10.0})
+    planted.points("ddp", {2: 16.0, 4: 20.0}, **axes)
     planted.plan()
-    planted.runs(single, [10.0])
-    planted.runs(other[0], [16.0])
-    planted.runs(other[1], [20.0])
     study = planted.analysed()
     # 10 / 16 and 10 / 20: weak scaling, one batch a rank.
     assert value(point(study, "weak", label, 2).single) == pytest.approx(0.625)
     assert value(point(study, "weak", label, 4).single) == pytest.approx(0.5)
     assert value(point(study, "weak", label, 4).own) == pytest.approx(0.8)
     baseline = curve(study, "weak", label).single
-    assert baseline is not None
     assert baseline.short == "single on 1"
 
 
@@ -132,7 +120,7 @@ def test_a_device_under_a_collective_or_a_link_is_never_the_best_single_one(plan
 
 def test_virtual_nodes_are_a_setting_of_their_own(planted) -> None:
     for size in (None, 2):
-        planted.runs(planted.series("weak", "ddp", [4], batch=8, node_size=size)[0], [10.0])
+        planted.points("ddp", {4: 10.0}, node_size=size)
     planted.plan()
     study = planted.analysed()
     assert sorted(study.settings[one.key.setting] for one in study.curves) == [
@@ -197,34 +185,28 @@ def test_a_single_device_of_other_work_is_no_baseline(planted) -> None:
 
 
 def test_emulated_points_make_no_claim(planted) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
+    planted.points("single", {1: 10.0})
     ddp = planted.series("weak", "ddp", [2, 4], batch=8)
     planted.plan()
-    planted.runs(single, [10.0])
     planted.runs(ddp[0], [11.0])
     planted.runs(ddp[1], [20.0], evidence=Evidence.EMULATED)
     four = point(planted.analysed(), "weak", "ddp", 4)
     assert four.single.metric is None
     assert four.own.metric is None
-    assert four.single.reason is not None
     assert four.single.reason.startswith("emulated")
 
 
 def test_nothing_is_claimed_against_an_emulated_baseline(planted) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.points("single", {1: 10.0}, evidence=Evidence.EMULATED)
+    planted.points("ddp", {2: 11.0})
     planted.plan()
-    planted.runs(single, [10.0], evidence=Evidence.EMULATED)
-    planted.runs(ddp, [11.0])
     assert point(planted.analysed(), "weak", "ddp", 2).single.reason == "the baseline is emulated"
 
 
 def test_cells_of_unlike_software_are_not_divided(planted, new_environment) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.points("single", {1: 10.0}, environment=new_environment(torch="2.12.0"))
+    planted.points("ddp", {2: 11.0})
     planted.plan()
-    planted.runs(single, [10.0], environment=new_environment(torch="2.12.0"))
-    planted.runs(ddp, [11.0])
     claim = point(planted.analysed(), "weak", "ddp", 2).single
     assert claim.metric is None
     assert claim.reason == "not comparable with the baseline: torch: 2.13.0 here, 2.12.0 there"
@@ -240,11 +222,9 @@ def test_cells_of_unlike_software_are_not_divided(planted, new_environment) -> N
     ],
 )
 def test_a_point_above_the_noise_is_super_linear_and_shown(planted, single_ms, ddp_ms, expected) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.points("single", {1: single_ms})
+    planted.points("ddp", {2: ddp_ms})
     planted.plan()
-    planted.runs(single, single_ms)
-    planted.runs(ddp, ddp_ms)
     claim = point(planted.analysed(), "weak", "ddp", 2).single
     assert value(claim) > 1
     assert claim.super_linear is expected
@@ -267,8 +247,7 @@ def test_the_same_series_of_two_plans_is_one_curve(planted) -> None:
 
 def test_unlike_settings_are_separate_curves_that_say_what_differs(planted) -> None:
     for precision in ("fp32", "bf16"):
-        cell = planted.series("weak", "ddp", [2], batch=8, precision=precision)[0]
-        planted.runs(cell, [10.0])
+        planted.points("ddp", {2: 10.0}, precision=precision)
     planted.plan()
     study = planted.analysed()
     assert sorted(study.settings[one.key.setting] for one in study.curves) == [

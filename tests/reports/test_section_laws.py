@@ -121,7 +121,6 @@ def test_the_same_study_gives_the_same_section(name, study) -> None:
 
 def test_nights_of_the_studys_cells_are_drawn_with_their_change(measured) -> None:
     html = alone("history", measured)
-    assert html is not None
     shown = unescape(html)
     assert "worse, +20.0 % from 2026-01-13 on (the night before was 2026-01-12" in shown
     assert "torch 2.12 to 2.13" in shown
@@ -161,7 +160,7 @@ BROKEN = {
         "column 'runs' shows 7: words() shows a text, figures() a field of reports.fields"
     ),
 }
-"""What an entry point may name by mistake, and what the page says of it."""
+"""Mistakes of an entry point, and the sentence that the page has on each."""
 MODULE = """
 from reports.page.section import Section, Table
 from reports.table import figures, table
@@ -202,7 +201,6 @@ def test_a_section_can_read_the_single_steps_of_a_run(small) -> None:
 
 def test_days_are_counted(measured) -> None:
     section = days_section(measured)
-    assert section is not None
     (table,) = (block.data for block in section.blocks if hasattr(block, "data"))
     # 3 runs each of 5 cells, and one that failed.
     assert sum(int(row[1]) for row in table.texts) == 16

@@ -1,4 +1,4 @@
-"""What makes points of several plans the same one."""
+"""Points of several plans are the same if these fields are equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from reports.analysis.series import standing_skips
 
 
 def test_a_point_that_a_later_plan_ran_is_no_skip_whatever_is_known_of_the_cluster(planted) -> None:
-    """The GPU and the network of a request, which `auto` goes by, are no settings of what is trained."""
+    """The GPU and the network of a request, which `auto` reads, are not settings of the training."""
     planted.skip("ddp", 2, "this machine has no GPU", batch=8)
     first = planted.plan()
     planted.series("weak", "ddp", [2], batch=8)

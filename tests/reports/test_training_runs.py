@@ -1,4 +1,4 @@
-"""What follows from the logs of training runs: recoveries, time to a target, and their page."""
+"""Figures from the logs of training runs: recoveries, time to a target, and their page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from results.training_log import (
 
 
 def at(seconds: float) -> str:
-    """So many seconds after four o'clock, less than an hour."""
+    """The moment `seconds` after four o'clock, less than an hour."""
     return f"2026-01-02T04:{int(seconds // 60):02d}:{seconds % 60:06.3f}Z"
 
 
@@ -52,7 +52,7 @@ def started(second: float, launch: str, resumed: int | None = None, **order: Any
 
 
 def steps(second: float, step: int, *, seconds: float = 1.0, loss: float = 1.0) -> Steps:
-    """Of batches of 8 samples on all replicas."""
+    """A row of steps with batches of 8 samples on all replicas."""
     return Steps(
         at=at(second),
         step=step,
@@ -245,7 +245,6 @@ def test_throughput_is_in_the_unit_of_the_workload(planted) -> None:
     begun = msgspec.structs.replace(started(0, "only"), unit="tokens", units_per_sample=32)
     one = TrainedCell(cell=a_cell(), log=TrainingLog((begun, steps(2, 2, seconds=2.0))))
     section = training_section(replace(planted.analysed([]), training={"0": one}))
-    assert section is not None
     overview = next(block for block in section.blocks if isinstance(block, Table))
     assert "256 tokens/s" in overview.data.texts[0]
 
@@ -256,7 +255,6 @@ def test_a_median_over_seeds_is_said_where_there_are_several(planted, seeds, wor
     ways = [trained(seed, 0.95, compression=name) for name in ("none", "int8") for seed in seeds]
     study = planted.analysed([])
     section = accuracy_section(replace(study, training={str(n): way for n, way in enumerate(ways)}))
-    assert section is not None
     [table] = [block for block in section.blocks if isinstance(block, Table)]
     assert words in table.caption
 
@@ -328,7 +326,7 @@ def test_the_page_of_a_training_study_tells_curves_restarts_checkpoints_and_time
 
 
 def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_timing) -> None:
-    """Of three seeds one reached the target, and two diverged after step 10; one of these goes on."""
+    """One of three seeds reached the target, and two diverged after step 10; one of these was resumed."""
     fields = {"workload": "mlp", "dataset": "digits"}
     cells = [planted.series("weak", "ddp", [2], batch=32, seed=seed, **fields)[0] for seed in range(3)]
     planted.plan(repeats=1)
@@ -348,6 +346,5 @@ def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_
     (way,) = race.ways
     assert [[run.seed for run in runs] for runs in (way.never, way.unfinished)] == [[1], [2]]
     section = training_section(figures)
-    assert section is not None
     overview = next(block for block in section.blocks if isinstance(block, Table))
     assert [row[-1] for row in overview.data.texts] == ["the target", "diverged", "has not ended"]

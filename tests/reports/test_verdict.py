@@ -1,4 +1,4 @@
-"""The verdict: sentences made from data, and the facts beside them."""
+"""The verdict: sentences made from data, and the facts that they state."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ def pair(planted, new_timing) -> Callable[..., object]:
     """Weak, single on 1 with 10 ms and 0.5 ms of input, and ddp on 2 and 4 with budgets."""
 
     def made(*, step_ms: tuple[float, float], slowest_ms: float = 9.5):
-        single = planted.series("weak", "single", [1], batch=8)[0]
+        planted.points("single", {1: 10.0}, input_ms=0.5)
         ddp = planted.series("weak", "ddp", [2, 4], batch=8)
         planted.plan(repeats=1)
-        planted.run(single, new_timing(step_ms=10.0, input_ms=0.5))
         for cell, ms in zip(ddp, step_ms, strict=True):
             # Ranks in pairs: half of them are slower, so that none is above the median by much.
             ranks = [slowest_ms if rank % 2 else 9.5 for rank in range(cell.gpus)]
@@ -85,10 +84,8 @@ def test_beyond_a_knee_it_names_what_takes_the_time(pair) -> None:
         "step loses 52.5 % of its time against single on 1, most of it to exposed transfer (10.0 ms)."
     )
     [weak] = found.workloads[0].scalings
-    assert weak.largest is not None
     assert (weak.largest.knee, weak.largest.beyond) == (2, 4)
     dominant = weak.largest.dominant
-    assert dominant is not None
     assert (dominant.part, dominant.gpus) == ("transfer", 4)
     assert dominant.part_ns == pytest.approx(10 * MS)
     assert dominant.lost_ns == pytest.approx(10.5 * MS)
@@ -107,7 +104,6 @@ def test_the_largest_part_of_several_is_not_called_most(pair) -> None:
 def test_a_cause_that_is_not_told_apart_from_another_is_named_with_it_and_their_ranges(pair) -> None:
     study = pair(step_ms=(16.0, 16.0), slowest_ms=12.5).analysed()
     [weak] = verdict(study).workloads[0].scalings
-    assert weak.largest is not None
     assert weak.largest.dominant is not None
     rivals = (
         LostPart(part="transfer", ns=3.0 * MS, low_ns=2.0 * MS, high_ns=4.0 * MS),
@@ -175,13 +171,10 @@ def _with_transfer(run: RunResult, ms: float) -> RunResult:
 
 
 def test_where_the_best_two_overlap_no_difference_is_shown(planted) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
-    other = planted.series("weak", "scratch-ddp", [2], batch=8)[0]
+    planted.points("single", {1: [10.0, 10.0, 10.0]})
+    planted.points("ddp", {2: [11.0, 12.0, 13.0]})
+    planted.points("scratch-ddp", {2: [12.0, 13.0, 14.0]})
     planted.plan()
-    planted.runs(single, [10.0, 10.0, 10.0])
-    planted.runs(ddp, [11.0, 12.0, 13.0])
-    planted.runs(other, [12.0, 13.0, 14.0])
     first = said(planted)[0]
     assert (
         "ddp on 2 ranks (CPU) has the highest figure with 1,333 images/s (1,231 to 1,455), an efficiency"
@@ -191,11 +184,9 @@ def test_where_the_best_two_overlap_no_difference_is_shown(planted) -> None:
 
 
 def test_where_they_are_apart_no_tie_is_named(planted) -> None:
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
-    other = planted.series("weak", "scratch-ddp", [2], batch=8)[0]
+    planted.points("ddp", {2: [11.0, 12.0, 13.0]})
+    planted.points("scratch-ddp", {2: [13.1, 14.0, 14.0]})
     planted.plan()
-    planted.runs(ddp, [11.0, 12.0, 13.0])
-    planted.runs(other, [13.1, 14.0, 14.0])
     assert "no difference" not in said(planted)[0]
 
 
@@ -209,11 +200,9 @@ def test_one_run_each_is_told_apart_by_more_than_its_noise(planted) -> None:
 
 
 def test_the_fastest_is_not_always_the_largest(planted) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.points("single", {1: 10.0})
+    planted.points("ddp", {2: 40.0})
     planted.plan(repeats=1)
-    planted.runs(single, [10.0])
-    planted.runs(ddp, [40.0])
     # 8 in 10 ms; 16 in 40 ms are half of it, a quarter for each rank.
     assert said(planted)[0] == (
         "Weak scaling, batch 8 per replica: single on 1 rank (CPU) seems the fastest (1 run) with 800 "
@@ -240,10 +229,8 @@ def test_why_is_not_known_without_a_budget(small) -> None:
 
 
 def test_emulated_figures_make_no_claim(planted) -> None:
-    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.points("ddp", {2: 10.0, 4: 10.0}, evidence=Evidence.EMULATED)
     planted.plan(repeats=1)
-    for cell in cells:
-        planted.runs(cell, [10.0], evidence=Evidence.EMULATED)
     assert said(planted) == (
         "Weak scaling, batch 8 per replica: every figure is emulated, so no claim is made.",
         "Not in this verdict: emulated: ddp on 2 and 4; cost, for want of a price.",
@@ -263,7 +250,7 @@ def test_an_emulated_size_is_neither_the_fastest_nor_the_largest(planted) -> Non
 
 
 def test_one_size_says_nothing_of_scaling(planted) -> None:
-    planted.runs(planted.series("weak", "ddp", [2], batch=8)[0], [10.0])
+    planted.points("ddp", {2: 10.0})
     planted.plan(repeats=1)
     assert "only one size was measured" in said(planted)[0]
 
@@ -305,27 +292,22 @@ def test_what_was_not_measured_is_named(planted, new_timing) -> None:
 
 
 def test_super_linear_points_are_named_once(planted) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.points("single", {1: 10.0})
+    planted.points("ddp", {2: 8.0})
     planted.plan(repeats=1)
-    planted.runs(single, [10.0])
-    planted.runs(ddp, [8.0])
     assert "Super-linear, and so worth a second look: ddp on 2." in said(planted)
 
 
 def test_compression_is_a_clause_where_it_was_studied(planted) -> None:
-    dense = planted.series("weak", "ddp", [2], batch=8)[0]
-    topk = planted.series("weak", "ddp", [2], batch=8, compression="topk:0.01")[0]
+    planted.points("ddp", {2: [10.0, 10.0, 10.0]})
+    planted.points("ddp", {2: [20.0, 20.0, 20.0]}, compression="topk:0.01")
     planted.plan()
-    planted.runs(dense, [10.0, 10.0, 10.0])
-    planted.runs(topk, [20.0, 20.0, 20.0])
     assert any("no compressor was faster than the dense exchange" in sentence for sentence in said(planted))
 
 
 def test_sentences_of_several_workloads_begin_with_its_name(planted) -> None:
     for workload in ("gpt-nano", "resnet8"):
-        cell = planted.series("weak", "single", [1], batch=8, workload=workload)[0]
-        planted.runs(cell, [10.0])
+        planted.points("single", {1: 10.0}, workload=workload)
     planted.plan(repeats=1)
     found = verdict(planted.analysed())
     assert [one.workload for one in found.workloads] == ["gpt-nano", "resnet8"]

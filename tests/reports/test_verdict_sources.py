@@ -1,4 +1,4 @@
-"""What the verdict is made from, and what it says of cost."""
+"""The sources of the verdict, and its clause on cost."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ def made(planted) -> str:
 
 
 def test_the_runs_that_it_is_made_from_are_counted(planted) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    single = planted.points("single", {1: 10.0})[0]
+    ddp = planted.points("ddp", {2: 10.0})[0]
     planted.plan()
-    planted.runs(single, [10.0])
-    planted.runs(ddp, [10.0])
     assert made(planted) == "Made from 2 runs (1 of 3 runs a cell)."
     planted.runs(ddp, [10.0], foreign_cpu_cores=1.0)
     assert made(planted) == "Made from 3 of 6 planned runs, 1 disturbed."
@@ -36,7 +34,7 @@ def test_the_runs_that_it_is_made_from_are_counted(planted) -> None:
 
 def test_runs_of_both_scalings_are_said_to_be_of_both(planted) -> None:
     for kind, batch in (("weak", 8), ("strong", 16)):
-        planted.runs(planted.series(kind, "single", [1], batch=batch)[0], [10.0] * 3)
+        planted.points("single", {1: [10.0] * 3}, kind=kind, batch=batch)
     planted.plan()
     assert made(planted) == "Made from 6 runs of weak and strong scaling."
 
@@ -82,11 +80,9 @@ def priced(planted, **told: object) -> list[str]:
 @pytest.fixture
 def dear(planted) -> object:
     """Single on 1 with 8 samples in 10 ms, and local-sgd on 2 with 16 in 12.5 ms."""
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    local = planted.series("weak", "local-sgd:4", [2], batch=8)[0]
+    planted.points("single", {1: 10.0})
+    planted.points("local-sgd:4", {2: 12.5})
     planted.plan(repeats=1)
-    planted.runs(single, [10.0])
-    planted.runs(local, [12.5])
     return planted
 
 
@@ -130,11 +126,9 @@ def test_the_question_of_an_epoch_is_answered(dear, told, answer) -> None:
 
 
 def test_the_cheapest_may_train_differently_and_be_the_fastest(planted) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    local = planted.series("weak", "local-sgd:4", [2], batch=8)[0]
+    planted.points("single", {1: 10.0})
+    planted.points("local-sgd:4", {2: 8.0})
     planted.plan(repeats=1)
-    planted.runs(single, [10.0])
-    planted.runs(local, [8.0])
     # 500 s at 7.2 USD an hour.
     assert priced(planted) == [
         "The cheapest is local-sgd:4 on 2 ranks (CPU), batch 8 per replica, at 1.00 USD and 8 min 20 s a "

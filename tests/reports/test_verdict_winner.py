@@ -1,4 +1,4 @@
-"""What the verdict says of a winner: how sure it is, whether it trains alike, and of the dense reference."""
+"""The verdict on a winner: its certainty, whether it trains alike, and the dense reference."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ def test_what_a_strategy_said_of_its_training_is_repeated_whatever_its_name(plan
     single = planted.series("weak", "single", [1], batch=8)[0]
     ddp, gossip = (planted.series("weak", name, [2], batch=8)[0] for name in ("ddp", "gossip"))
     planted.plan(repeats=1)
-    alone = Training(differences=("averages with its neighbours alone",), averages_all_gradients=False)
+    alone = Training(differences=("averages with its neighbours",), averages_all_gradients=False)
     planted.run(single, new_timing(step_ms=10.0))
     planted.run(ddp, new_timing(step_ms=25.0, training=Training()))
     planted.run(gossip, new_timing(step_ms=12.0, training=alone))
     first, *others = said(planted)
-    assert "; it averages with its neighbours alone: compare its convergence too" in first
+    assert "; it averages with its neighbours: compare its convergence too" in first
     assert any(other.startswith("Of plain data parallelism, ddp on 2 ranks") for other in others)
 
 
-def test_the_computation_of_a_compressor_is_called_what_it_is(planted, new_timing) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    small = planted.series("weak", "ddp", [2], batch=8, compression="topk:0.01")[0]
+def test_the_computation_of_a_compressor_is_called_what_it_is(planted) -> None:
+    planted.points("single", {1: 10.0}, input_ms=0.0)
+    planted.points(
+        "ddp", {2: 20.0}, compression="topk:0.01", input_ms=0.0, off_step_ns=lambda rank: [18 * MS] * 4
+    )
     planted.plan(repeats=1)
-    planted.run(single, new_timing(step_ms=10.0, input_ms=0.0))
-    planted.run(small, new_timing(step_ms=20.0, input_ms=0.0, off_step_ns=lambda rank: [18 * MS] * 4))
     # Lost 20 - 10; 18 - 10 of it are computed.
     told = (
         "most of it to computation, encoding and decoding in it, that is slower than the baseline's (8.00 ms)"
@@ -103,14 +103,11 @@ def test_parameters_gathered_in_half_precision_train_differently_and_are_dense(c
 
 
 def test_a_reduced_precision_is_told_of_only_beside_a_fuller_one(planted) -> None:
-    half = planted.series("weak", "ddp", [2, 4], batch=8, precision="bf16")
+    planted.points("ddp", {2: 10.0, 4: 10.0}, precision="bf16")
     planted.plan(repeats=1)
-    for cell in half:
-        planted.runs(cell, [10.0])
     assert "convergence" not in said(planted)[0]
-    full = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.points("ddp", {2: 20.0})
     planted.plan(repeats=1)
-    planted.runs(full, [20.0])
     assert said(planted)[0].endswith("; it computes in bf16: compare its convergence too.")
 
 

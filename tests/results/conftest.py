@@ -60,10 +60,10 @@ def columns_of() -> Callable[[int, int], StepColumns]:
 
 @pytest.fixture(scope="session")
 def record_of() -> Callable[..., RankRecord]:
-    """A whole record: three blocks of two steps of 50 ms after two of warm-up; `fields` replace its own."""
+    """A complete record: three blocks of two steps of 50 ms after two of warm-up, with `fields` replaced."""
 
     def make(cell: Cell, rank: int, **fields: object) -> RankRecord:
-        whole = RankRecord(
+        complete = RankRecord(
             cell_id=cell.id,
             run_id="run-1",
             launch_id="launch-1",
@@ -106,7 +106,7 @@ def record_of() -> Callable[..., RankRecord]:
             parameters_hash="aa",
             foreign_cpu_cores=0.0,
         )
-        return msgspec.structs.replace(whole, **fields)
+        return msgspec.structs.replace(complete, **fields)
 
     return make
 
@@ -142,7 +142,7 @@ def derived(cell: Cell, records: Sequence[RankRecord], attempt: Attempt | None =
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with room for 64 KiB; skips where it cannot be mounted."""
+    """A separate file system with room for 64 KiB; skips where it cannot be mounted."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if os.geteuid() != 0:

@@ -41,7 +41,7 @@ def run_of(
 
 
 def _quads(off: list[int], on_first: list[int], on_second: list[int], *, steps: int = 1) -> Quads:
-    """Of one rank: single steps of its off blocks, whose walls are their sums."""
+    """The quads of one rank, from the single steps of its off blocks, whose walls are their sums."""
     blocks = [sum(off[at : at + steps]) for at in range(0, len(off), steps)]
     return Quads(
         steps=steps,
@@ -60,7 +60,6 @@ def _sum(budget: StepBudget) -> float:
 
 def _budget(run: RunResult) -> StepBudget:
     assert run.budget is not None
-    assert run.step_ns is not None
     assert _sum(run.budget) == pytest.approx(run.step_ns.value, abs=1e-9)
     return run.budget
 
@@ -173,7 +172,6 @@ def test_the_budget_is_that_of_plain_loops(run_of, some) -> None:
     period, quads = some
     run = run_of([{"quads": own} for own in quads], period=period)
     budget = run.budget
-    assert budget is not None
     found = (budget.compute_ns, budget.wait_ns.value, budget.transfer_ns.value)
     assert found == pytest.approx([float(value) for value in _by_loops(period, quads)], rel=1e-9, abs=1e-3)
     assert budget.wait_ns.value > -1e-3
@@ -357,7 +355,6 @@ def test_the_columns_have_one_value_a_rank(run_of) -> None:
         for rank, (own, recorded) in enumerate(zip(OFF, RECORDED, strict=True))
     ]
     columns = run_of(each).ranks
-    assert columns is not None
     assert (columns.node, columns.compute_ns, columns.compute_sd_ns) == ([3, 4], [11, 10], [1, 5])
     assert (columns.slowest_share, columns.steps) == ([0.5, 0.5], 4)
     # Wait of rank 0: 3 and 4, so 3.5, of rank 1 nothing; blocked 6 and 8, 2 and 4.
@@ -368,16 +365,13 @@ def test_the_slowest_is_the_one_that_is_waited_for(run_of) -> None:
     # Period 2: 22 and 22, which both share, then 22 and 18.
     each = [{"quads": _quads(own, [24], [24], steps=2)} for own in OFF]
     columns = run_of(each, period=2).ranks
-    assert columns is not None
     assert (columns.slowest_share, columns.wait_ns, columns.blocked_ns) == ([0.75, 0.25], None, None)
 
 
 def test_shares_of_the_slowest_add_up(run_of) -> None:
     columns = run_of([{"quads": _quads([10] * 4, [12, 12], [12, 12])}] * 3).ranks
-    assert columns is not None
     assert columns.slowest_share == [0.333333] * 3
     columns = run_of(SLOW_RANK).ranks
-    assert columns is not None
     assert columns.slowest_share == [0, 0, 1]
 
 
@@ -389,8 +383,6 @@ def test_without_off_steps_or_others_there_are_no_columns(run_of) -> None:
 def test_the_wait_of_the_columns_has_the_mean_of_the_communication(run_of) -> None:
     each = [{"quads": _quads([10] * 4, [12, 12], [12, 12]), "recorded": own} for own in RECORDED]
     run = run_of(each)
-    assert run.ranks is not None
-    assert run.communication is not None
     assert run.ranks.blocked_ns is not None
     assert fmean(run.ranks.blocked_ns) == run.communication.blocked_ns
 
@@ -418,5 +410,4 @@ def test_sends_alone_have_no_wait_that_is_told_apart(run_of) -> None:
     assert "by sends between two ranks" in run.absent["budget"]
     quads = _quads([10] * 4, [12, 12], [12, 12])
     run = run_of([{"recorded": own, "quads": quads} for own in recorded])
-    assert run.ranks is not None
     assert run.ranks.wait_ns is None

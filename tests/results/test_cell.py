@@ -56,22 +56,6 @@ class LaterCell(Cell, frozen=True, kw_only=True, omit_defaults=True, dict=True, 
     gradient_noise: float = 0.0
 
 
-@pytest.mark.parametrize(
-    ("fields", "cell_id"),
-    [
-        ({}, "resnet18-ddp-g002-b8-5f6e84748a086b1c"),
-        ({"gpus": 1, "strategy": "single"}, "resnet18-single-g001-b8-df5e92cf04ebda80"),
-        ({"compression": "topk:0.01", "gpus": 256}, "resnet18-ddp-topk-0.01-g256-b8-f72dcd73b1ba38ce"),
-        ({"steps": StepPolicy(budget_s=60.0)}, "resnet18-ddp-g002-b8-380fa8d01d03b9ae"),
-        ({"clip_norm": 1.0, "precision": "bf16"}, "resnet18-ddp-g002-b8-84474436bc7e53c6"),
-        ({"collective": "ring"}, "resnet18-ddp-ring-g002-b8-abd91adca79869a9"),
-        ({"link_mbit_per_s": 2500, "node_size": 2}, "resnet18-ddp-2.5gbit-g002-b8-7e568b2cff981d76"),
-    ],
-)
-def test_an_id_stays_what_it_was_on_the_first_day(cell_of, fields, cell_id) -> None:
-    assert cell_of(**fields).id == cell_id
-
-
 def test_the_hash_is_over_the_fields_that_are_not_default(cell_of) -> None:
     cell = cell_of(steps=StepPolicy(quads=3, target=0.02), seed=0, compression="none")
     assert differing_fields(cell) == {
@@ -108,13 +92,6 @@ def test_every_field_of_the_step_policy_is_part_of_the_id(cell_of) -> None:
     assert len(ids | {cell_of().id}) == len(OTHER_STEPS) + 1
 
 
-@pytest.mark.parametrize("steps", [StepPolicy(budget_s=60), StepPolicy(target=0, budget_s=1)])
-def test_a_whole_number_in_a_float_field_keeps_its_id_through_a_file(cell_of, steps) -> None:
-    cell = cell_of(clip_norm=1, steps=steps)
-    assert cell.id == msgspec.json.decode(msgspec.json.encode(cell), type=Cell).id
-    assert cell.id == cell_of(clip_norm=1.0, steps=steps).id
-
-
 @given(
     gpus=st.integers(1, 10**6),
     clip_norm=st.none() | st.integers(1, 9) | st.floats(0.001, 1e6),
@@ -129,20 +106,6 @@ def test_equal_cells_have_equal_ids_in_memory_and_from_a_file(
     again = msgspec.json.decode(msgspec.json.encode(cell), type=Cell)
     assert again == cell
     assert again.id == cell.id
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("node_size", 0, "node_size is at least 1, not 0"),
-        ("link_mbit_per_s", 0.5, "link_mbit_per_s is at least 1, not 0.5"),
-        ("link_mbit_per_s", math.inf, "link_mbit_per_s is a finite number, not inf"),
-        ("link_mbit_per_s", math.nan, "link_mbit_per_s is at least 1, not nan"),
-    ],
-)
-def test_nodes_and_links_that_cannot_be_are_refused(cell_of, field, value, message) -> None:
-    with pytest.raises(ValueError, match=rf"^{re.escape(message)}$"):
-        cell_of(**{field: value})
 
 
 @pytest.mark.parametrize(("rate", "text"), [(None, "none"), (100, "100mbit"), (2500.0, "2.5gbit")])
@@ -176,15 +139,6 @@ def test_names_that_look_alike_in_the_prefix_differ_in_the_id(cell_of) -> None:
     assert one != other
 
 
-def test_the_global_batch_is_micro_batch_times_accumulation_times_replicas(cell_of) -> None:
-    # 8 samples x 4 micro-batches = 32 per replica, x 16 replicas = 512
-    cell = cell_of(micro_batch=8, accumulation=4, gpus=16)
-    assert (cell.batch_per_replica, cell.global_batch) == (32, 512)
-    # Two ranks a replica: half of the replicas, and the batch per replica stays.
-    split = cell_of(micro_batch=8, accumulation=4, gpus=16, model_parallel=2)
-    assert (split.batch_per_replica, split.global_batch) == (32, 256)
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -192,9 +146,13 @@ def test_the_global_batch_is_micro_batch_times_accumulation_times_replicas(cell_
         ({"micro_batch": -8}, "micro_batch is at least 1, not -8"),
         ({"accumulation": 0}, "accumulation is at least 1, not 0"),
         ({"clip_norm": 0.0}, "clip_norm is finite and more than 0, not 0.0"),
-        ({"clip_norm": float("nan")}, "clip_norm is finite and more than 0, not nan"),
+        ({"clip_norm": math.nan}, "clip_norm is finite and more than 0, not nan"),
         # JSON has no infinity: it would be read back as null, which is another cell.
-        ({"clip_norm": float("inf")}, "clip_norm is finite and more than 0, not inf"),
+        ({"clip_norm": math.inf}, "clip_norm is finite and more than 0, not inf"),
+        ({"node_size": 0}, "node_size is at least 1, not 0"),
+        ({"link_mbit_per_s": 0.5}, "link_mbit_per_s is at least 1, not 0.5"),
+        ({"link_mbit_per_s": math.inf}, "link_mbit_per_s is a finite number, not inf"),
+        ({"link_mbit_per_s": math.nan}, "link_mbit_per_s is at least 1, not nan"),
     ],
 )
 def test_a_cell_names_the_field_and_the_rule_it_breaks(cell_of, fields, message) -> None:
@@ -236,7 +194,7 @@ def test_a_cell_cannot_be_changed(cell_of) -> None:
 def test_ranks_of_one_replica_count_once(cell_of, gpus, model_parallel, replicas, global_batch) -> None:
     # Eight samples at once, twice: 16 of each replica.
     cell = cell_of(gpus=gpus, model_parallel=model_parallel, micro_batch=8, accumulation=2)
-    assert (cell.replicas, cell.global_batch) == (replicas, global_batch)
+    assert (cell.replicas, cell.batch_per_replica, cell.global_batch) == (replicas, 16, global_batch)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,6 @@ def test_a_run_of_six_blocks_knows_its_own_interval(two) -> None:
     # Per step 1 .. 6 ms: 3.5 +- 2.570582 x sqrt(3.5 / 6) = 3.5 +- 1.963314
     blocks = (_ms(2, 4, 6, 8, 10, 12), _ms(1, 1, 1, 1, 1, 1))
     metric = two(blocks_ns=blocks, block_steps=2, steps=_zeros(12)).step_ns
-    assert metric is not None
     assert metric.value == 3.5 * MS
     assert metric.high == pytest.approx(5.463314 * MS)
     assert metric.interval == "t95-batch-means"
@@ -165,7 +164,6 @@ QUADS = (
 
 def test_exposed_time_is_sync_on_minus_sync_off_to_the_last_rank(two) -> None:
     metric = exposed_time(QUADS)
-    assert metric is not None
     assert (metric.value, metric.low, metric.high) == (12.5 * MS, -2.5 * MS, 27.5 * MS)
     assert (metric.samples, metric.interval) == (2, "range")
     assert two(quads=QUADS).exposed_ns == metric
@@ -335,7 +333,6 @@ def test_the_order_of_the_records_does_not_count(cell_of, record_of) -> None:
     results = [derive(cell, "run-1", order, None) for order in permutations(records)]
     assert all(result == results[0] for result in results)
     # Walls to the last rank 112, 100, 100 over 2 steps: 56, 50, 50; mean 52.
-    assert results[0].step_ns is not None
     assert results[0].step_ns.value == 52 * MS
 
 

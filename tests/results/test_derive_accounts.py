@@ -1,4 +1,4 @@
-"""What a run keeps beside its step: telemetry, energy, the course of the loss, what is done once."""
+"""Figures of a run other than its step time: telemetry, energy, the course of the loss, work done once."""
 
 from __future__ import annotations
 

@@ -169,5 +169,4 @@ def test_a_record_whose_times_contradict_each_other_has_no_figure(two, fields, w
     assert two(**whole).outcome is Outcome.OK
     run = two(**(whole | fields))
     assert (run.outcome, run.step_ns) == (Outcome.CRASHED, None)
-    assert run.reason is not None
     assert run.reason.startswith(f"rank 0: its times contradict each other: {words}")

@@ -84,7 +84,7 @@ def test_a_derived_file_is_replaced(tmp_path) -> None:
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path) -> None:
-    """A file in the place of /dev/null would be one for the whole machine."""
+    """A file that replaced /dev/null would replace it for the whole machine."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)

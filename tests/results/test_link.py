@@ -1,4 +1,4 @@
-"""Rates of links as texts, and the labels that are made with them."""
+"""Rates of links written as text, and the labels that contain them."""
 
 from __future__ import annotations
 

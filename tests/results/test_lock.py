@@ -41,7 +41,6 @@ def _start(script: str, root: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
 
@@ -82,7 +81,6 @@ def test_a_child_that_outlives_its_parent_keeps_the_lock(tmp_path) -> None:
         assert parent.wait() == 1
         with pytest.raises(StudyBusyError, match=f"process {parent.pid}"), study_lock(tmp_path):
             pass
-        assert parent.stdin is not None
         parent.stdin.close()
         assert _wait_until_free(tmp_path)
 

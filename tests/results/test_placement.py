@@ -1,4 +1,4 @@
-"""Where the workers of a cell are: on real nodes, or on virtual ones that a link goes between."""
+"""The placement of a cell's workers: on real nodes, or on virtual nodes with a link between them."""
 
 from __future__ import annotations
 

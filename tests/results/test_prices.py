@@ -149,7 +149,6 @@ def test_an_instance_is_large_enough_for_a_node_if_one_is() -> None:
 )
 def test_a_device_is_found_by_the_name_of_its_driver(device, gpus_per_node, usd, instance) -> None:
     found = chosen(device_prices(catalogue_prices(), device), gpus_per_node=gpus_per_node)
-    assert found is not None
     assert (found.usd_per_gpu_hour, found.instance) == (usd, instance)
 
 

@@ -1,4 +1,4 @@
-"""What a smaller batch that ran out of memory says of larger ones."""
+"""A batch that ran out of memory rules out larger ones."""
 
 from __future__ import annotations
 

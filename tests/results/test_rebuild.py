@@ -1,4 +1,4 @@
-"""A study whose plans or cells were damaged or lost: what is there is told, and the same command goes on."""
+"""A study with damaged or lost plans or cells: the error names what is left, and the same command resumes."""
 
 from __future__ import annotations
 

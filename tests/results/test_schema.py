@@ -1,4 +1,4 @@
-"""What a schema refuses: newer files, other kinds, damage of every sort; how old files come up to date."""
+"""A schema refuses newer files, other kinds and every sort of damage, and migrates old files."""
 
 from __future__ import annotations
 

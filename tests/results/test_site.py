@@ -1,4 +1,4 @@
-"""What every site profile says: times as people write them, the limit of an estimate, and the signal."""
+"""The fields of a site profile: times as people write them, the limit of an estimate, and the signal."""
 
 from __future__ import annotations
 

@@ -169,14 +169,6 @@ def test_collecting_again_changes_nothing(study) -> None:
     assert _bytes(study.root) == before
 
 
-def test_an_index_that_was_deleted_comes_back_to_the_same_bytes(study) -> None:
-    study.collect()
-    before = _bytes(study.root)
-    (study.root / "index.jsonl").unlink()
-    study.collect()
-    assert _bytes(study.root) == before
-
-
 def test_what_is_derived_can_be_forgotten_and_comes_back_to_the_same_bytes(study) -> None:
     raw = _bytes(study.root)
     study.collect()

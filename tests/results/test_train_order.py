@@ -1,4 +1,4 @@
-"""What `bench train` may be asked for, and what it refuses with the fix."""
+"""The orders that `bench train` accepts, and its refusals with the fix."""
 
 from __future__ import annotations
 

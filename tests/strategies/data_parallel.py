@@ -33,8 +33,7 @@ class Normed(nn.Module):
         self.layers = nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 5))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layers(x)
-        return y
+        return self.layers(x)
 
 
 class Dropped(Normed):
@@ -54,8 +53,7 @@ class Shared(nn.Module):
         self.b.weight = self.a.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(F.linear(self.b(torch.tanh(self.a(x))), self.a.weight))
-        return y
+        return self.head(F.linear(self.b(torch.tanh(self.a(x))), self.a.weight))
 
 
 class Unused(nn.Module):
@@ -79,8 +77,7 @@ class Mixed(nn.Module):
         self.fixed = nn.Linear(8, 8).requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.c(self.b(torch.tanh(self.a(self.fixed(x))).double()).float())
-        return y
+        return self.c(self.b(torch.tanh(self.a(self.fixed(x))).double()).float())
 
 
 class Embedded(nn.Module):
@@ -91,8 +88,7 @@ class Embedded(nn.Module):
         self.table, self.head = nn.Embedding(12, 6, sparse=True), nn.Linear(6, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(self.table((4 * x.abs()).long().clamp(max=11)).mean(1))
-        return y
+        return self.head(self.table((4 * x.abs()).long().clamp(max=11)).mean(1))
 
 
 class Images(nn.Module):
@@ -103,8 +99,7 @@ class Images(nn.Module):
         self.a, self.b, self.head = nn.Conv2d(2, 6, 2), nn.Conv2d(6, 5, 1), nn.Linear(5, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.head(self.b(torch.relu(self.a(x.view(-1, 2, 2, 2)))).mean((2, 3)))
-        return y
+        return self.head(self.b(torch.relu(self.a(x.view(-1, 2, 2, 2)))).mean((2, 3)))
 
 
 class Block(nn.Module):
@@ -136,8 +131,7 @@ class Deep(nn.Module):
         return x
 
     def head(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(x)
-        return y
+        return self.last(x)
 
 
 class Tied(Deep):

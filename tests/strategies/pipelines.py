@@ -48,12 +48,10 @@ class Chain(nn.Module):
         return self.head(self.body(self.stem(x)))
 
     def stem(self, x: Tensor) -> Tensor:
-        y: Tensor = self.first(x)
-        return y
+        return self.first(x)
 
     def head(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(x)
-        return y
+        return self.last(x)
 
 
 def normed() -> nn.Module:
@@ -66,8 +64,7 @@ class Residual(nn.Module):
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x + F.gelu(self.linear(x))
-        return y
+        return x + F.gelu(self.linear(x))
 
 
 class Tied(nn.Module):
@@ -86,8 +83,7 @@ class Tied(nn.Module):
         return self.head(x)
 
     def stem(self, tokens: Tensor) -> Tensor:
-        y: Tensor = self.wte(tokens)
-        return y
+        return self.wte(tokens)
 
     def head(self, x: Tensor) -> Tensor:
         return F.linear(self.norm(x), self.wte.weight)

@@ -28,8 +28,6 @@ STEPS, KILLS = 10, 4
 
 def load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -91,8 +89,7 @@ def finished(
     try:
         if kill is not None:
             timer.start()
-        digests: list[str] = pool.run(resuming.run_to_end, case, folder, STEPS, timeout_s=60, dying=())
-        return digests
+        return pool.run(resuming.run_to_end, case, folder, STEPS, timeout_s=60, dying=())
     except (pytest.fail.Exception, OSError):
         if kill is None:
             raise

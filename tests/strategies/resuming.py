@@ -29,8 +29,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x + self.down(torch.tanh(self.up(self.norm(x))))
-        return y
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
 class Blocks(Tied):
@@ -191,7 +190,6 @@ def broken(rank: int, cases: list[tuple[str, dict[str, Any]]], folder: Path) -> 
         expected = train(first, 3), seen(first)
         resumed = opened(strategy, seed=1, **settings)
         came = resumed.resume(run)
-        assert came is not None
         assert came.exact
         assert came.step == 3
         loaded = opened(strategy, seed=2, **settings)

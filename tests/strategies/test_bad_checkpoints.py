@@ -83,7 +83,6 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_is_taken(run, tear) ->
     with pytest.warns(CheckpointWarning, match="step-000000002 is not whole") as told:
         resumed = trainer.resume(run)
     assert told[0].filename == __file__
-    assert resumed is not None
     assert (resumed.step, trainer.steps) == (1, 1)
     with pytest.raises(StoreError):
         trainer.resume(run, step=2)
@@ -146,14 +145,12 @@ def test_conditions_that_differ_are_told_and_training_goes_on(run) -> None:
         CheckpointWarning, match=r"torch was 2\.11\.0, and is .*: what follows need not be bit for bit"
     ):
         resumed = opened().resume(run)
-    assert resumed is not None
     assert resumed.exact
 
 
 def test_settings_that_differ_are_told(run) -> None:
     with pytest.warns(CheckpointWarning) as told:
         resumed = opened(accumulation=2, precision="bf16", optimizer="sgd:lr=0.5").resume(run)
-    assert resumed is not None
     assert all(each.filename == __file__ for each in told)
     assert set(resumed.notes) == {
         "optimizer was sgd, and is sgd:lr=0.5: the rates and options of the checkpoint are put back",
@@ -273,7 +270,6 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path) -> None:
         trained(trainer).save(tmp_path, keep=2, metric=metric)
     assert steps_of(tmp_path) == [2, 4, 5]
     resumed = opened().resume(tmp_path, step="best")
-    assert resumed is not None
     assert resumed.step == 2
     with pytest.raises(UsageError, match="keep is at least 1"):
         trainer.save(tmp_path, keep=0)
@@ -426,7 +422,6 @@ def test_what_is_not_attached_again_is_named(tmp_path) -> None:
     other.attach(rates=Position(0), position=Position(0))
     with pytest.warns(CheckpointWarning):
         resumed = other.resume(tmp_path)
-    assert resumed is not None
     assert set(resumed.notes) == {
         "it has the state of 'data', which is not attached",
         "it has no state of 'position': that starts anew",
@@ -509,5 +504,4 @@ def test_the_last_and_the_best_by_the_metric_of_the_newest_stay(written, stay, t
     run.forget(1)
     assert [kept.manifest.step for kept in run.kept()] == stay
     best = best_of(run.kept())
-    assert best is not None
     assert best.manifest.step == stay[0]

@@ -163,8 +163,7 @@ class OneOfTwo(nn.Module):
         self.a, self.b, self.never = nn.Linear(5, 5), nn.Linear(5, 4), nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.a(x)[:, :4] if bool(x[0, 0] > 0) else self.b(x)
-        return y
+        return self.a(x)[:, :4] if bool(x[0, 0] > 0) else self.b(x)
 
 
 def without_gradient(rank: int, strategy: str, signs: list[float]) -> str:

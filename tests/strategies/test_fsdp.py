@@ -88,8 +88,7 @@ class OneOfTwo(nn.Module):
         self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.a(x) if bool(x[0, 0] > 0) else self.b(x)
-        return y
+        return self.a(x) if bool(x[0, 0] > 0) else self.b(x)
 
 
 def chosen(rank: int, strategy: str, signs: list[list[float]]) -> list[str]:

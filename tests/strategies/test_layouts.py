@@ -22,8 +22,7 @@ class Residual(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x + torch.relu(self.linear(x))
-        return y
+        return x + torch.relu(self.linear(x))
 
 
 class Chain(nn.Module):
@@ -40,8 +39,7 @@ class Chain(nn.Module):
         x = self.begun(self.table(tokens))
         for block in self.body:
             x = block(x)
-        y: Tensor = self.ended(self.last(self.norm(x)))
-        return y
+        return self.ended(self.last(self.norm(x)))
 
     def begun(self, x: Tensor) -> Tensor:
         return x
@@ -87,8 +85,7 @@ class ShortInEvaluation(Chain):
         x = self.table(tokens)
         for block in self.body if self.training else list(self.body)[:2]:
             x = block(x)
-        y: Tensor = self.last(self.norm(x))
-        return y
+        return self.last(self.norm(x))
 
 
 class Averaged(Chain):
@@ -101,14 +98,12 @@ class Skipping(Chain):
         begin = x = self.table(tokens)
         for block in self.body:
             x = block(x)
-        y: Tensor = self.last(self.norm(x + begin))
-        return y
+        return self.last(self.norm(x + begin))
 
 
 class Again(Chain):
     def begun(self, x: Tensor) -> Tensor:
-        y: Tensor = self.body[0](x)
-        return y
+        return self.body[0](x)
 
 
 class Layers(nn.Module):
@@ -124,8 +119,7 @@ class Layers(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(self.encoder(self.first(x)))
-        return y
+        return self.last(self.encoder(self.first(x)))
 
 
 def test_a_chain_is_cut_at_its_blocks_and_what_is_around_them_is_stem_and_head() -> None:

@@ -336,8 +336,7 @@ class Stateful(nn.Module):
         self.total += x.sum()
         self.late = self.late + x.sum()
         self.seen += int(x.sum())
-        y: Tensor = self.head(x)
-        return y
+        return self.head(x)
 
 
 def buffers_after(group: ExchangeGroup, strategy: str) -> list[Tensors]:

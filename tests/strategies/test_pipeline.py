@@ -105,7 +105,6 @@ def test_bf16_and_fp16_train_as_the_model_does_in_one_piece(ranks) -> None:
             (loss * found[0]["scale"]).backward()
         for result in found:
             for name, parameter in module.named_parameters():
-                assert parameter.grad is not None
                 difference = (result["gradients"][name] - parameter.grad).norm()
                 # A tied table is rounded once more or less.
                 assert difference <= 1e-3 * parameter.grad.norm(), name
@@ -303,8 +302,7 @@ class Tied(nn.Module):
         return self.head(x)
 
     def stem(self, tokens: Tensor) -> Tensor:
-        y: Tensor = self.wte(tokens)
-        return y
+        return self.wte(tokens)
 
     def head(self, x: Tensor) -> Tensor:
         return F.linear(x, self.get_submodule(self._calls).weight)

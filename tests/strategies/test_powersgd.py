@@ -252,8 +252,7 @@ def test_matrices_of_one_shape_have_one_qr_and_the_bits_of_each_alone(threads) -
 
 def in_half(group: ExchangeGroup) -> Tensor:
     share = {"w": normal(group.rank(), 16, 12).to(torch.bfloat16)}
-    sums: Tensor = exchanged(opened(group, "powersgd:2"), share)["w"]
-    return sums
+    return exchanged(opened(group, "powersgd:2"), share)["w"]
 
 
 def test_half_precision_has_a_basis_too(threads) -> None:
@@ -319,7 +318,6 @@ def test_gradients_are_those_of_torchs_own_hook_bit_for_bit(ranks) -> None:
 
 def kept(trainer: Trainer) -> dict[str, Tensor]:
     exchange = trainer.model.gradient_exchange
-    assert exchange is not None
     return {name: value.clone() for name, value in exchange.residual()}
 
 

@@ -71,7 +71,6 @@ def gone_on(rank: int, strategy: str, folder: Path) -> tuple[dict[str, Any], dic
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         resumed = trainer.resume(folder)
-    assert resumed is not None
     assert not resumed.exact
     assert any("residuals and random states start anew" in note for note in resumed.notes)
     assert bool([each for each in told if each.category is CheckpointWarning]) == (rank == 0)

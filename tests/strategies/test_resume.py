@@ -135,8 +135,7 @@ class Crossed(nn.Module):
         self.second, self.third = nn.Linear(20, 30), nn.Linear(30, 40)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(torch.tanh(self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))))
-        return y
+        return self.last(torch.tanh(self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))))
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:

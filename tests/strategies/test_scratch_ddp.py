@@ -35,8 +35,7 @@ class Counted(nn.Module):
         self.register_buffer("absent", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x @ self.weight * self.fixed.float()
-        return y
+        return x @ self.weight * self.fixed.float()
 
 
 def scratch(module: nn.Module, group: object, options: str = "") -> ParallelModel:
@@ -128,7 +127,6 @@ def strides(rank: int, compression: str) -> tuple[int, ...]:
     settings = TrainSettings(strategy="scratch-ddp", compression=compression, memory_format="channels_last")
     trainer = Trainer(module, lambda y, t: y.sum(), device=CPU, settings=settings, group=open_exchange())
     trainer.compute_gradients(iter([(torch.ones(1, 2, 2, 2), torch.ones(1))]))
-    assert module.weight.grad is not None
     return module.weight.grad.stride()
 
 
@@ -169,7 +167,6 @@ def freed(group: ExchangeGroup, options: str) -> list[bool]:
     before = group.traffic.operations
     with torch.enable_grad():
         module(torch.full((1, 2), 3.0)).sum().backward()
-    assert module.weight.grad is not None
     found += [module.weight.grad.tolist() == [[3.0] * 2] * 2, group.traffic.operations == before]
     del module
     gc.collect()
@@ -191,7 +188,6 @@ def switched(group: ExchangeGroup, on: list[bool]) -> list[list[float]]:
     for enabled in on:
         group.traffic.enabled = enabled
         step(model, torch.full((1, 1), 2.0 * (group.rank() + 1)))
-        assert module[0].weight.grad is not None
         found.append(module[0].weight.grad.item())
         module.zero_grad()
     return found

@@ -70,8 +70,7 @@ def checkpointed(module: nn.Sequential, selective: bool | None) -> nn.Sequential
 
 def loss_of(module: nn.Module, inputs: Tensor) -> Tensor:
     torch.manual_seed(7)
-    loss: Tensor = module(inputs).square().mean()
-    return loss
+    return module(inputs).square().mean()
 
 
 class Calls(TorchDispatchMode):

@@ -73,8 +73,7 @@ class Tied(nn.Module):
         return self.head(x)
 
     def stem(self, tokens: Tensor) -> Tensor:
-        y: Tensor = self.table(tokens)
-        return y
+        return self.table(tokens)
 
     def head(self, x: Tensor) -> Tensor:
         return F.linear(self.norm(x), self.table.weight)
@@ -89,8 +88,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.count += 1
-        y: Tensor = self.linear(x)
-        return y
+        return self.linear(x)
 
 
 LAYOUT = ModelLayout(
@@ -134,12 +132,10 @@ def test_the_stem_is_paid_by_the_first_stage_and_the_head_by_the_last() -> None:
 
 class Chain(nn.Sequential):
     def stem(self, x: Tensor) -> Tensor:
-        y: Tensor = self[0](x)
-        return y
+        return self[0](x)
 
     def head(self, x: Tensor) -> Tensor:
-        y: Tensor = self[-1](x)
-        return y
+        return self[-1](x)
 
 
 @pytest.mark.parametrize(
@@ -303,8 +299,7 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_way_out(build, layout, t
 
 class Reader(Block):
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x) if x.sum().item() > 0 else x
-        return y
+        return self.linear(x) if x.sum().item() > 0 else x
 
 
 def test_a_model_that_reads_its_values_is_refused() -> None:

@@ -119,8 +119,7 @@ class Layers(nn.Module):
         self.first, self.drop, self.second = nn.Linear(3, hidden), nn.Dropout(dropout), nn.Linear(hidden, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.second(self.drop(torch.relu(self.first(x))))
-        return y
+        return self.second(self.drop(torch.relu(self.first(x))))
 
 
 class Tied(nn.Sequential):
@@ -210,8 +209,7 @@ def test_layers_that_take_one_input_share_the_sum_of_its_gradient(threads) -> No
             self.a, self.b, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            z: torch.Tensor = self.out(self.a(x) * self.b(y))
-            return z
+            return self.out(self.a(x) * self.b(y))
 
     layout = ModelLayout(
         splits=(

@@ -41,8 +41,7 @@ class Net(nn.Module):
         return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.b(self.a(self.stem(x))).flatten(1))
-        return logits
+        return self.head(self.b(self.a(self.stem(x))).flatten(1))
 
 
 LAYOUT = ModelLayout(blocks=("a", "b"))

@@ -46,8 +46,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen += 1
-        y: Tensor = x + self.down(torch.tanh(self.up(x * self.ones)))
-        return y
+        return x + self.down(torch.tanh(self.up(x * self.ones)))
 
 
 class Whole(Tied):

@@ -29,8 +29,7 @@ class Four(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.layers(x)
-        return y
+        return self.layers(x)
 
 
 def trainer_of(group: Any, **settings: Any) -> Trainer:

@@ -49,10 +49,9 @@ def opened(replica: int, workers: int) -> TrainingData:
             data, num_replicas=share.replicas, rank=share.replica, seed=share.seed
         )
         sampler.set_epoch(share.epoch)
-        batches: Iterable[Tensor] = loaders.StatefulDataLoader(
+        return loaders.StatefulDataLoader(
             data, batch_size=share.micro_batch, sampler=sampler, num_workers=workers
         )
-        return batches
 
     return open_training(a_request_of(opens, replica=replica, seed=3))
 

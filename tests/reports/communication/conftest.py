@@ -111,7 +111,7 @@ def study_of(planted) -> Callable[[dict[Cell, Sequence[RunResult]]], StudyFigure
 
 @pytest.fixture
 def new_budget() -> Callable[..., StepBudget]:
-    """Of parts in ms."""
+    """Make a budget of parts in ms."""
 
     def made(
         compute: float, transfer: float = 0.0, wait: float = 0.0, *, method: str = "on-off"
@@ -184,7 +184,7 @@ def new_operation() -> Callable[..., OperationSummary]:
 
 @pytest.fixture
 def new_ranks() -> Callable[..., RankColumns]:
-    """Ranks from means of compute and standard deviations in ms, on one node unless told."""
+    """Ranks from means of compute and standard deviations in ms, on one node by default."""
 
     def made(
         compute: Sequence[float],
@@ -208,7 +208,7 @@ def new_ranks() -> Callable[..., RankColumns]:
 
 @pytest.fixture
 def ranks_of() -> Callable[..., RankColumns]:
-    """Ranks from single steps, (ranks, steps) in ns: what a derivation comes to."""
+    """The derived columns of ranks, from their single steps: an array (ranks, steps) in ns."""
 
     def made(steps: np.ndarray, node: Sequence[int] | None = None) -> RankColumns:
         ranks, count = steps.shape

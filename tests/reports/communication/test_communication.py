@@ -78,7 +78,6 @@ def test_without_on_off_blocks_there_is_the_recorders_transfer(one) -> None:
     found = one(exposed=None, budget=(7.0, 1.5, 0.5), method="recorded", total_ns=4 * MS, blocked_ns=9 * MS)
     assert found.method == "recorded"
     assert found.exposed_ns is None
-    assert found.transfer_ns is not None
     assert found.transfer_ns.value == pytest.approx(1.5 * MS)
     assert found.overlap == pytest.approx(0.5)
     # It is the same method: there is nothing to disagree with.
@@ -212,7 +211,6 @@ def test_the_exposed_share_of_the_recorder_counts_too(one) -> None:
         peak_bus_bytes_per_s=PEAK,
     )
     finding = communication_finding(found.figures)
-    assert finding is not None
     assert finding.startswith("20.0 % of the step")
 
 
@@ -277,7 +275,6 @@ def test_of_several_launches_of_one_size_the_median_peak_counts(peaks) -> None:
 def test_every_run_disturbed_is_said_beside_the_finding(one) -> None:
     recorded = {"bus_bytes_per_s": 0.8e8, "peak_bus_bytes_per_s": PEAK}
     found = communication_finding(one(run={"disturbed": True}, **recorded).figures)
-    assert found is not None
     assert found.endswith("consistent with a full link. Other processes disturbed every run of it.")
 
 

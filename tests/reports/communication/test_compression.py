@@ -1,4 +1,4 @@
-"""Bytes, loss and break-even beside the dense exchange, worked out by hand."""
+"""Bytes, loss and break-even against the dense exchange, worked out by hand."""
 
 from __future__ import annotations
 
@@ -153,7 +153,6 @@ def trained(new_cell, new_run, figures_of):
 def test_losses_are_compared_at_the_last_step_that_all_kept(trained) -> None:
     # Means of two steps that end at 2, 4, 6 and 2, 4: the last of both is 4.
     guard = loss_guard(trained(([4.0, 3.0, 2.0], 2)), trained(([4.0, 2.5], 2)))
-    assert guard is not None
     assert (guard.steps, guard.loss, guard.dense) == (4, 3.0, 2.5)
     assert str(guard) == "3.000 against 2.500 after 4 steps"
 
@@ -167,14 +166,12 @@ def test_means_over_unlike_steps_are_not_compared(trained) -> None:
 def test_steps_that_a_proof_checks_count(trained) -> None:
     # Four steps come before the one's first loss, three before the other's: step 5 is the first they share.
     guard = loss_guard(trained(([2.0, 1.0], 1, 4)), trained(([4.0, 2.5, 1.5], 1, 3)))
-    assert guard is not None
     assert (guard.steps, guard.loss, guard.dense) == (6, 1.0, 1.5)
 
 
 def test_the_loss_is_the_mean_of_the_runs_at_that_step(trained) -> None:
     own = trained(([4.0, 3.0], 1), ([4.0, 1.0, 0.1], 1))
     guard = loss_guard(own, trained(([4.0, 2.5, 0.2], 1)))
-    assert guard is not None
     assert (guard.steps, guard.loss, guard.dense) == (2, 2.0, 2.5)
 
 
@@ -204,7 +201,7 @@ def test_a_row_carries_what_it_costs_and_spares(
 
 @pytest.fixture
 def projected(new_cell, new_run, new_communication, new_operation, study_of):
-    """The break-even of bf16 beside a dense exchange of 20 ms, 12 of them exposed; times in ms."""
+    """The break-even of bf16 against a dense exchange of 20 ms, 12 of them exposed; times in ms."""
 
     def made(steps, exposed, *, payload=2e6, dense=(19.8, 20.0, 20.2)):
         def runs(cell, each, exposed_ms, payload):
@@ -251,7 +248,6 @@ def test_that_no_fewer_bytes_are_sent_needs_no_runs(projected) -> None:
 def test_unlike_conditions_project_nothing(new_cell, new_run, study_of) -> None:
     dense, small = new_cell(2), new_cell(2, compression="bf16")
     other = new_run(dense).environment
-    assert other is not None
     unlike = type(other)(**{**{name: getattr(other, name) for name in other.__struct_fields__}, "torch": "2"})
     study = study_of(
         {

@@ -81,7 +81,7 @@ def limited(new_cell, limited_runs, study_of):
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawings take seconds, and are looked at by tests of their own."""
+    """Drawings take seconds, and have separate tests."""
     monkeypatch.setattr("reports.page.sections.communication._exposed_chart", lambda *given: None)
 
 
@@ -108,7 +108,7 @@ def test_a_study_that_nothing_limits_says_nothing_of_it(limited, undrawn) -> Non
 
 @pytest.fixture
 def disagreeing(new_cell, limited_runs, study_of):
-    """ddp and bf16 on 8 ranks: peaks of their own, in B/s, and each reaches 80 % of its own."""
+    """ddp and bf16 on 8 ranks with different peaks in B/s, of which each reaches 80 %."""
 
     def made(ddp: float, bf16: float):
         cells = {new_cell(8): ddp, new_cell(8, compression="bf16"): bf16}
@@ -231,7 +231,6 @@ def test_the_page_holds_the_sections_in_their_order_and_their_definitions(limite
     mine = [one for one in found if one in ("communication", "ranks")]
     assert mine == ["communication", "ranks"]
     for section in (communication_section(study), ranks_section(study)):
-        assert section is not None
         for defined in section.definitions:
             assert f'id="{defined.anchor}"' in html
 

@@ -38,7 +38,6 @@ def test_a_rank_that_is_slow_in_each_run_is_named(found, new_ranks) -> None:
     shares = [0.05, 0.05, 0.85, 0.05]
     runs = [new_ranks([10.0, 10.1, 11.5, 9.8], slowest_share=shares) for _ in range(3)]
     one = found(runs)
-    assert one is not None
     assert one.persistent == (2,)
     assert one.slow_nodes == ()
     # The median of 9.8, 10.0, 10.1 and 11.5 is 10.05.
@@ -191,7 +190,6 @@ def test_runs_without_ranks_are_not_counted(new_cell, new_run, new_ranks, figure
     cell = new_cell(3)
     runs = [new_run(cell), new_run(cell, ranks=new_ranks([10.0, 12.0, 10.0]))]
     one = stragglers(figures_of(cell, runs))
-    assert one is not None
     assert (one.runs, one.persistent) == (1, (1,))
     assert "in the one run" in one.finding
 

@@ -16,7 +16,7 @@ NIGHTS = 100
 WITHIN = 8
 KINDS = ("white", "outliers", "missing", "correlated 0.3", "correlated 0.6", "season", "drift", "heavy tails")
 STEPS = {0.02: (0.10, 0.05, 0.03), 0.10: (0.10, 0.30)}
-"""By the noise of a night."""
+"""Sizes of steps by the noise of a night."""
 OTHERS = {"median:5%": 0.05, "two runs 10%": 0.10, "200%": 1.0}
 """Thresholds on the ratio to the night before: pytest-benchmark's --benchmark-compare-fail=median:5% against
 the run that was saved last, a plain comparison of two runs, and github-action-benchmark's default."""
@@ -64,7 +64,7 @@ def false_changes(count: int, noise: float) -> None:
 
 
 def found_steps(count: int, noise: float) -> None:
-    """How many steps amid outliers are found; the others see one on its first night alone."""
+    """How many steps amid outliers are found; the other methods see one only on its first night."""
     heads = ("noise", "step", f"found within {WITHIN} nights", "found at all", "median delay", *OTHERS)
     print(f"\n| {' | '.join(heads)} |")
     print("|---|---|---|---|---|---|---|---|")

@@ -1,4 +1,4 @@
-"""Where histories change: planted steps are found at their night, quiet histories stay quiet."""
+"""Change points of histories: planted steps are found at their night, quiet histories have none."""
 
 from __future__ import annotations
 

@@ -42,16 +42,15 @@ def study(
 
     def make(name: str, step_ms: list[float], **timing: object) -> str:
         made = new_study(tmp_path / name, runs_before=next(started))
-        (cell,) = made.series("weak", "ddp", [2], batch=8)
+        made.points("ddp", {2: step_ms}, **timing)
         made.plan()
-        made.runs(cell, step_ms, **timing)
         return name
 
     return make
 
 
 def benchmark_file(path: Path, median_s: float, **cpu: object) -> None:
-    """As pytest-benchmark 5 writes it, as far as it is read."""
+    """Write the fields of a file of pytest-benchmark 5 that are read."""
     found = {
         "machine_info": {"cpu": {"brand_raw": "Example", **cpu}, "python_version": "3.11.9"},
         "commit_info": {"id": "abc", "dirty": False},
@@ -91,7 +90,7 @@ def test_a_torn_rank_record_costs_its_run_with_a_sentence(study, capsys) -> None
 
 
 def started(folder: Path, launch_id: str, run_ids: Sequence[str], startup_s: float) -> None:
-    """Plant the launch of these runs, which took so long to start."""
+    """Plant the launch of these runs with this start-up time."""
     made = Study(folder)
     made.add_launch(
         Launch(
@@ -336,7 +335,7 @@ def test_bad_input_gets_one_line_with_the_fix(study, capsys) -> None:
 def test_a_comparison_is_decided_again_with_the_changes_that_it_accepted(
     changes, code, study, capsys
 ) -> None:
-    """One pair of runs, of which that of NEW exchanges more."""
+    """In the only pair of runs NEW exchanges more."""
     names = {
         "base": study("ab/0001/base", [10.0]),
         "new": study("ab/0001/new", [10.0], payload_bytes=90_000_000),
@@ -386,9 +385,8 @@ def test_who_reads_no_more_of_a_comparison_ends_it_as_shells_have_it(study, monk
 def test_studies_of_other_work_are_incomparable_in_one_line(study, tmp_path, new_study, capsys) -> None:
     before = study("before", [10.0, 10.1, 10.2])
     made = new_study(tmp_path / "other")
-    (cell,) = made.series("weak", "ddp", [4], batch=8)
+    made.points("ddp", {4: [10.0, 10.1, 10.2]})
     made.plan()
-    made.runs(cell, [10.0, 10.1, 10.2])
     assert run(["compare", before, "other"]) == 3
     printed = capsys.readouterr().out
     assert "BASE has gpt-nano, ddp, 2 x 8, NEW has gpt-nano, ddp, 4 x 8; compare" in printed
@@ -561,7 +559,7 @@ def test_the_night_that_shows_a_change_for_the_worse_sets_a_command_off(
     Path("told.json").unlink()
     night(number + 1, 1.2)
     assert run(["history", "add", "night.json", *told]) == 0
-    assert not Path("told.json").exists(), "a change is told once, by the night that shows it"
+    assert not Path("told.json").exists(), "only the night that first shows a change reports it"
 
 
 def test_a_report_shows_the_nights_that_it_is_given_or_finds(study, capsys) -> None:
@@ -600,9 +598,8 @@ def test_a_history_of_torn_files_costs_no_report(study, capsys) -> None:
 
 def test_a_night_is_added_once_though_it_has_more_runs_by_then(study, new_study, capsys) -> None:
     made = new_study(Path("first"))
-    (cell,) = made.series("weak", "ddp", [2], batch=8)
+    (cell,) = made.points("ddp", {2: 10.0})
     made.plan()
-    made.runs(cell, [10.0])
     assert run(["history", "add", "first"]) == 0
     made.runs(cell, [10.1])
     assert run(["history", "add", "first"]) == 2
@@ -755,10 +752,8 @@ def test_a_study_that_a_promoted_baseline_still_has_a_cell_of_stays(tmp_path, ne
     monkeypatch.chdir(tmp_path)
     for name, before in (("old", 0), ("new", 100)):
         made = new_study(tmp_path / "runs" / name, runs_before=before)
-        cells = made.series("weak", "ddp", [2, 4], batch=8)
+        made.points("ddp", {2: [10.0, 10.1, 10.2], 4: [10.0, 10.1, 10.2]})
         made.plan()
-        for cell in cells:
-            made.runs(cell, [10.0, 10.1, 10.2])
     assert run(["baseline", "save", "main", "runs/old"]) == 0
     assert run(["baseline", "promote", "main", "runs/new", "--reason", "x", "--cell", "2 x 8"]) == 0
     named = named_studies([Path("baselines")], [Path("history")])

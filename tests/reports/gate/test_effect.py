@@ -27,7 +27,6 @@ def test_the_effect_of_runs_is_welchs_t_on_their_logarithms() -> None:
     base, new = np.log([10.0, 11.0, 13.0, 10.5]), np.log([12.0, 15.0, 12.5])
     oracle = ttest_ind(new, base, equal_var=False).confidence_interval(0.9)
     found = relative_effect(list(np.exp(base)), list(np.exp(new)), 0.05)
-    assert found is not None
     assert found.value == pytest.approx(math.expm1(new.mean() - base.mean()))
     assert (found.low, found.high) == pytest.approx((math.expm1(oracle.low), math.expm1(oracle.high)))
     assert found.error == pytest.approx(math.sqrt((base.var(ddof=1) + new.var(ddof=1)) / 2))
@@ -35,7 +34,6 @@ def test_the_effect_of_runs_is_welchs_t_on_their_logarithms() -> None:
 
 def test_a_difference_is_a_share_of_the_step() -> None:
     found = difference_effect([1.0, 2.0, 3.0], [3.0, 4.0, 5.0], 10.0, 0.05)
-    assert found is not None
     assert found.value == pytest.approx(0.2)
     # 4 degrees of freedom, t at 0.95: 2.1318; standard error sqrt(2/3) / 10.
     assert found.high - found.value == pytest.approx(2.1318 * math.sqrt(2 / 3) / 10, rel=1e-4)
@@ -48,7 +46,6 @@ def test_without_enough_runs_or_for_values_not_above_0_there_is_no_ratio(runs) -
 
 def test_runs_that_are_all_alike_have_an_effect_without_width() -> None:
     found = relative_effect([2.0] * 3, [2.2] * 3, 0.01)
-    assert found is not None
     assert (found.low, found.high) == (found.value, found.value) == pytest.approx((0.1, 0.1))
 
 

@@ -1,4 +1,4 @@
-"""What CI reads of a comparison: its exact texts, and formats checked by their own readers."""
+"""What CI reads of a comparison: its exact words, and formats checked by their own readers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ CUSTOM: dict[str, Any] = {
         "additionalProperties": False,
     },
 }
-"""What github-action-benchmark reads as customSmallerIsBetter."""
+"""The fields that github-action-benchmark reads as customSmallerIsBetter."""
 JUNIT = {
     "testsuite": {"name", "tests", "failures", "errors", "skipped"},
     "testcase": {"name", "classname"},

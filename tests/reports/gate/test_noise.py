@@ -35,9 +35,8 @@ def test_margins_are_whole_percents_and_neither_below_the_metrics_own_nor_useles
 
 def test_noise_is_between_launches_and_the_steps_own_error_is_apart(tmp_path, new_study) -> None:
     made = new_study(tmp_path)
-    (cell,) = made.series("weak", "ddp", [2], batch=8)
+    made.points("ddp", {2: [10.0, 11.0, 12.1]})
     made.plan()
-    made.runs(cell, [10.0, 11.0, 12.1])
     found = noise(made.study.results())
     # Logarithms 0, ln 1.1 and 2 ln 1.1 apart: their standard deviation is ln 1.1.
     assert found["step_time"].between == pytest.approx(0.09531, abs=1e-4)
@@ -53,9 +52,8 @@ def test_compare_takes_the_margins_of_its_machine_below_the_baselines_and_the_ca
     monkeypatch.chdir(tmp_path)
     for name, times in (("before", [10.0, 10.05, 10.1]), ("after", [11.0, 11.05, 11.1])):
         made = new_study(tmp_path / name)
-        (cell,) = made.series("weak", "ddp", [2], batch=8)
+        made.points("ddp", {2: times})
         made.plan()
-        made.runs(cell, times)
     assert run(["compare", "before", "after"]) == 1
     assert run(["baseline", "save", "main", "before"]) == 0
     kept = schemas.BASELINE.read(Path("baselines/main.json"))

@@ -31,7 +31,7 @@ from results.paired import Pair, PairedBlock, PairedCell, Side
 
 MARGIN = 0.05
 PAIR_SD = 0.022
-"""A little above that of pairs with identical code on a quiet machine of two cores (2.0 %, docs/gate.md)."""
+"""Pairs with identical code on a quiet machine of two cores vary a little less: 2.0 %, docs/gate.md."""
 
 
 def block(side: Side, ns: float, foreign: float | None = 0.0) -> PairedBlock:
@@ -79,7 +79,6 @@ def test_quads_that_others_spoiled_are_left_out_and_too_few_leave_no_value() -> 
     assert pair_log(few, "blocks") is None
     failed = cell()
     sample = paired_sample([pair(1, enough), pair(2, few), pair(3, failed)], of=4)
-    assert sample is not None
     assert (len(sample.logs), sample.spoiled, sample.failed) == (1, 1, 2)
 
 
@@ -87,17 +86,14 @@ def test_the_step_times_that_are_shown_are_those_of_the_quads_that_count() -> No
     enough = cell(quad(1e9, 3e9, foreign=0.3), *[quad(1e9, 1.1e9)] * FEWEST_QUADS)
     few = cell(quad(1e9, 5e9))
     sample = paired_sample([pair(1, enough), pair(2, few)], of=2)
-    assert sample is not None
     assert sample.means == pytest.approx((1e8, 1.1e8))
     alone = paired_sample([pair(2, few)], of=1)
-    assert alone is not None
     assert alone.means == pytest.approx((1e8, 5e8))
 
 
 def test_the_interval_is_that_of_a_paired_t_test() -> None:
     logs = [0.01, 0.03, 0.02, 0.05]
     effect = paired_effect(logs, 0.0025)
-    assert effect is not None
     expected = stats.ttest_1samp(logs, 0.0).confidence_interval(1 - 2 * 0.0025)
     assert (math.log1p(effect.low), math.log1p(effect.high)) == pytest.approx((expected.low, expected.high))
     assert paired_effect(logs[: FEWEST_PAIRS - 1], 0.0025) is None
@@ -123,7 +119,7 @@ def test_an_open_comparison_says_how_many_pairs_would_tell() -> None:
     assert wanted is not None
 
     def half(pairs: int) -> float:
-        """Of the interval of a paired t test of values with a deviation of 2 %."""
+        """Half the interval of a paired t test of values with a deviation of 2 %."""
         found = stats.t.ppf(1 - 0.0025, pairs - 1) * 0.02 / math.sqrt(pairs)
         assert isinstance(found, float)
         return found
@@ -135,7 +131,7 @@ def test_an_open_comparison_says_how_many_pairs_would_tell() -> None:
 
 
 def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float) -> tuple[Verdict, int]:
-    """What a comparison of one cell comes to, and after how many pairs."""
+    """Simulate a comparison of one cell; return its verdict and the number of its pairs."""
     scale = sd * math.sqrt((freedom - 2) / freedom)
     logs = math.log1p(effect) + scale * draw.standard_t(freedom, LOOKS * PAIRS_A_LOOK)
     for look in range(1, LOOKS + 1):

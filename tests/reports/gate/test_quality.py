@@ -17,8 +17,6 @@ MS = 1_000_000
 
 def script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # A dataclass looks its module up.
     sys.modules[name] = module

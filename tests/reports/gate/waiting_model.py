@@ -16,7 +16,7 @@ from workloads.build import build_workload
 RECENT = 25
 """Steps by whose mean CPU time a wait is calibrated, again and again, so that it stays a share of a step."""
 START_S = 1.0
-"""By how much longer `late` builds."""
+"""The additional seconds that `late` takes to build."""
 
 
 class _Wait:
