@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from harness.worker.rank.rank import Rank
 from results.cell import Cell
 from strategies.catalog import group_layout
 
-Ranks = Callable[..., list[Any]]
 pytestmark = pytest.mark.slow
 SIZE, STEPS = 2, 3
 ADAMW, SGD = "adamw", "sgd:lr=0.05"
@@ -95,7 +93,7 @@ def _train(rank: int, study: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def study(ranks: Ranks) -> list[dict[str, Any]]:
+def study(ranks) -> list[dict[str, Any]]:
     """The findings of each rank, with the machine that the hashes belong to."""
     return ranks(SIZE, _train, STUDY, timeout_s=300)
 

@@ -17,7 +17,7 @@ What the group holds its callers to, as ProcessGroupNCCL of torch 2.11 to 2.13 d
 - Collectives of a group run one after another, on one stream; sends and receives between two ranks likewise,
   on a stream of their pair, and a send ends when the other rank receives.
 - Tensors are contiguous, dense, of a type that NCCL has, and on the device.
-- A group is destroyed by all ranks, when nothing of it is under way that nobody waits for.
+- A group is destroyed by all ranks, once each of its transfers has been waited for.
 
 Not simulated: memory that the allocator gives to another stream while the first one still uses it.
 """

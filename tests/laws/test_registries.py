@@ -106,7 +106,7 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
         list(WORKLOADS.entries),
         {
             "a frozen id": frozen("workload"),
-            "closed forms held to published figures": lambda name: (
+            "closed forms checked with published figures": lambda name: (
                 name == "py" or mentioned("tests/workloads/test_closed_forms.py")(name)
             ),
         },

@@ -4,18 +4,18 @@ import hashlib
 from typing import Any
 
 import pytest
-from builders import plan_of, request_of
+from builders import a_cell, plan_of, request_of
 
 from harness.plan.expand import expand
 from harness.plan.surroundings import Devices, Limit
 from results.errors import UsageError
 from results.plan import Pattern, Plan, Request
+from strategies.refusal import refusal
 from workloads.catalog import MEMBERS
 
 Row = tuple[object, ...]
 
-SINGLE = "single runs on 1 rank alone; on more use ddp"
-DDP = "ddp needs at least 2 ranks; on 1 use single"
+SINGLE, DDP = (str(refusal(a_cell(**one))) for one in ({"strategy": "single"}, {"gpus": 1}))
 
 
 def rows(plan: Plan) -> list[Row]:

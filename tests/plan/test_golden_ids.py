@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-import msgspec
 import pytest
 from builders import plan_of
-
-from results.cell import Cell
 
 
 @pytest.mark.parametrize(
@@ -93,8 +90,3 @@ def test_a_default_that_is_written_out_does_not_rename_a_cell() -> None:
     call = {"workload": "mlp", "gpus": 1, "strategy": "single", "batch_size": 8}
     spelled = {"target": float("0.02"), "budget": "20s", "quads": 5, "seed": 0, "precision": "fp32"}
     assert plan_of(**call).cells[0].id == plan_of(**call, **spelled).cells[0].id
-
-
-def test_a_cell_keeps_its_id_through_its_file() -> None:
-    cell = plan_of(workload="mlp", gpus=1, strategy="single", target=0.05, clip_norm=2).cells[0]
-    assert msgspec.json.decode(msgspec.json.encode(cell), type=Cell).id == cell.id

@@ -15,7 +15,7 @@ from harness.plan.surroundings import Devices, Limit
 
 
 @pytest.fixture(autouse=True)
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def eight_cores(monkeypatch) -> None:
     monkeypatch.setattr(surroundings, "devices_here", lambda: Devices(cores=8, host_bytes=64 * 2**30))
 
 

@@ -24,7 +24,7 @@ def test_an_exclude_that_no_point_has_is_refused_with_what_there_is() -> None:
     ("pattern", "message"),
     [
         (Pattern(collective="tree"), "no point of the matrix has collective tree; it has default, ring"),
-        (Pattern(link="100mbit"), "no point of the matrix has link 100mbit; it has none, 1gbit"),
+        (Pattern(link="100mbit"), "link 100mbit; it has none, 1gbit"),
     ],
 )
 def test_collectives_and_links_can_be_excluded_where_they_are(pattern, message) -> None:

@@ -89,7 +89,7 @@ REAL_HOSTS = "--gpus-per-node 4 is about real hosts, and a --link is between vir
     ("options", "message"),
     [
         ({"workload": "gpt-nano:seq=65"}, "seq is at most its context of 64, not 65"),
-        ({"collective": "rung"}, "there is no collective 'rung' (did you mean 'ring'?)"),
+        ({"collective": "rung"}, "'rung' (did you mean 'ring'?)"),
         ({"link": "none,1gb"}, "--link takes none or a rate like 100mbit"),
         ({"node_size": 0}, "--node-size takes a whole number, at least 1 and at most 1000000000, not 0"),
         ({"backend": "nccl", "device": "cpu"}, "--backend nccl needs --device cuda; use gloo on CPU"),

@@ -18,7 +18,7 @@ from results.plan import Request
 
 
 def requests(**given: object) -> tuple[Request, ...]:
-    options = StudyFile(workload="mlp", gpus=1, device="cpu", **given)  # type: ignore[arg-type]
+    options = StudyFile(workload="mlp", gpus=1, device="cpu", **given)
     return make_requests(options, machine_has_cuda=False, source_folder=Path())
 
 

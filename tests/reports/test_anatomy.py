@@ -1,4 +1,4 @@
-"""The anatomy of a step: its parts, its bars, and what it says where there is no budget."""
+"""The anatomy of a step: its parts, its bars, and its sentence for a run without a budget."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_part_below_zero_has_no_bar(planted) -> None:
 
 
 def widths(svg: str) -> list[float]:
-    """Of the parts of the bars, in the drawing's units."""
+    """Return the widths of the parts of the bars, in the drawing's units."""
     bars = svg[svg.index("<a ") :]
     return [float(found) for found in re.findall(r'<rect [^>]*width="([\d.]+)"', bars)]
 

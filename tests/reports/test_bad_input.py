@@ -71,7 +71,7 @@ CASES = [
 
 
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def narrow(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 

@@ -160,7 +160,7 @@ class Browser:
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def chromium(tmp_path_factory) -> Iterator[Browser]:
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip("no Chromium on the path (chromium, chromium-browser, google-chrome); install one")
@@ -176,7 +176,7 @@ def kept() -> dict[str, str]:
 
 
 @pytest.fixture
-def page(request: pytest.FixtureRequest, kept: dict[str, str], tmp_path: Path) -> Path:
+def page(request, kept, tmp_path) -> Path:
     """The small study with an emulated size and a hostile name, as a file of the test's own."""
     if not kept:
         kept["page"] = _page(request.getfixturevalue("small"))

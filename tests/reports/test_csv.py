@@ -15,7 +15,7 @@ from reports.page.columns import CELLS, PRESETS, SHOWN, cell_columns
 from reports.page.export import TABLES, csv_text, frame_of
 from results.catalogue.prices import Price
 from results.outcome import Outcome
-from results.run import Communication, RankColumns, RunResult, StepBudget
+from results.run import Communication, RankColumns, StepBudget
 from results.statistics import Metric
 
 
@@ -238,27 +238,6 @@ def test_a_negative_number_is_left_alone(planted) -> None:
     planted.points("ddp", {2: 10.0}, exposed_ms=-1.0)
     planted.plan(repeats=1)
     assert csv_rows(planted.analysed(), "cells")[0]["exposed_ns"] == "-1000000.0"
-
-
-def test_the_reason_of_a_failure_is_no_formula(pair) -> None:
-    results = [
-        run if run.outcome is Outcome.OK else msgspec.structs.replace(run, reason='=HYPERLINK("x")')
-        for run in pair.study.collect()
-    ]
-    rows = csv_rows(analyse(pair.study.name, pair.study.plans(), results), "runs")
-    assert rows[-1]["reason"] == '\'=HYPERLINK("x")'
-
-
-def test_what_a_run_says_that_has_no_figures(pair) -> None:
-    failed = [run for run in pair.study.collect() if run.outcome is not Outcome.OK]
-    assert failed[0].budget is None
-    assert isinstance(failed[0], RunResult)
-    row = frame_of([pair.analysed()], "runs").iloc[-1]
-    known = {
-        name for name in ("outcome", "reason", "hosts", "torch", "ranks_present") if row[name] is not pd.NA
-    }
-    assert known == {"outcome", "reason", "hosts", "torch", "ranks_present"}
-    assert row["step_ns"] is pd.NA
 
 
 @pytest.mark.parametrize("table", ["runs", "cells"])

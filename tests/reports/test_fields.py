@@ -1,4 +1,4 @@
-"""What a table shows of a number, and the number that the page's script sorts it by."""
+"""Numbers in tables: the shown text, and the number by which the page's script sorts."""
 
 from __future__ import annotations
 

@@ -57,13 +57,6 @@ def test_a_cell_that_is_the_baseline_of_weak_and_strong_is_one_row(planted) -> N
     assert [row.kinds for row in rows] == [("weak", "strong")]
 
 
-def test_a_gpu_study_says_gpus(tmp_path, new_study) -> None:
-    study = new_study(tmp_path / "gpus", device="cuda")
-    study.points("single", {1: 10.0})
-    study.plan(repeats=1)
-    assert "GPUs" in [column.title for column in headline_table(study.analysed()).columns]
-
-
 def test_runs_say_their_evidence_and_how_many_were_asked_for(planted) -> None:
     planted.points("single", {1: [10.0, 11.0]}, evidence=Evidence.EMULATED, foreign_cpu_cores=1.0)
     planted.plan(repeats=3)
@@ -83,10 +76,9 @@ def test_without_a_single_device_the_own_smallest_size_is_the_baseline(planted) 
 
 
 def test_a_super_linear_point_is_shown_and_called_so(planted) -> None:
-    cells = [planted.series("weak", name, [n], batch=8)[0] for name, n in (("single", 1), ("ddp", 2))]
+    planted.points("single", {1: 10.0})
+    planted.points("ddp", {2: 8.0})
     planted.plan(repeats=1)
-    planted.runs(cells[0], [10.0])
-    planted.runs(cells[1], [8.0])
     # 10 / 8 = 125 %.
     assert column(headline_table(planted.analysed()), "efficiency") == ["baseline", "125.0 %, super-linear"]
 

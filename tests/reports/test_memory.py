@@ -119,7 +119,7 @@ def test_the_page_has_a_row_a_way_to_train_and_the_full_table_one_a_cell(hosts, 
 
 
 def test_measured_memory_stands_beside_its_prediction(planted, full_rows) -> None:
-    """On a CPU what a run took over idle is held against it: 100 MiB on one rank, 150 on two."""
+    """On a CPU the memory above idle is compared with it: 100 MiB on one rank, 150 on two."""
     cells = planted.series("weak", "ddp", [1, 2, 4], batch=8)
     planted.plan(repeats=1, predicted_bytes={cells[0].id: 80 * MIB, cells[1].id: 160 * MIB})
     planted.runs(cells[0], [10.0], memory_mib=100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.jobs.progress import progress
@@ -21,7 +22,7 @@ EXHAUSTED = {"outcome": Outcome.OUT_OF_MEMORY, "reason": "no memory"}
 
 
 @pytest.fixture
-def cells(planted: Any) -> list[Cell]:
+def cells(planted) -> list[Cell]:
     """Three batches of one cell: 4, 8 and 16."""
     found = [planted.series("weak", "ddp", [2], batch=batch)[0] for batch in (4, 8, 16)]
     planted.plan(repeats=2)
@@ -116,9 +117,5 @@ def test_plans_infer_from_their_own_cells(planted) -> None:
     planted.plan()
     assert _outcomes(planted)[large.id][0] == "not run"
     results, (first, second) = planted.study.results(), planted.study.plans()
-    joined = first.__class__(**{**_fields(first), "cells": first.cells + second.cells})
+    joined = msgspec.structs.replace(first, cells=first.cells + second.cells)
     assert pruned([joined], results) == {large.id: pruning_reason(small.id)}
-
-
-def _fields(plan: Any) -> dict[str, object]:
-    return {name: getattr(plan, name) for name in plan.__struct_fields__}

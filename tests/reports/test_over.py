@@ -1,4 +1,4 @@
-"""`--compare-over`: cells that differ in one setting alone, side by side with their loss."""
+"""`--compare-over`: cells that differ only in one setting, side by side with their loss."""
 
 from __future__ import annotations
 

@@ -217,12 +217,3 @@ def test_slow_input_is_blamed_although_the_efficiency_is_high(report) -> None:
     assert found.alarms == {"slow input"}
     assert "No knee up to 8" in found.text
     assert "most of it to input: waiting for data and moving it (8.00 ms)" in found.text
-
-
-def test_the_budget_of_each_planted_part_stands_in_the_table(report) -> None:
-    found = report(lambda gpus: Parts(input=1.0, exchange=3.0), sizes=(2,))
-    table = found.html[found.html.index('<section id="table"') :]
-    assert ">exposed transfer, ms<" in table
-    assert ">3.00<" in table
-    assert ">on-off<" in table
-    assert ">one rank<" in table

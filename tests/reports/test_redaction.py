@@ -1,4 +1,4 @@
-"""What names people and places does not leave the program; what is needed to read the figures does."""
+"""Names of people and places do not leave the program; the facts needed to read the figures do."""
 
 from __future__ import annotations
 

@@ -28,11 +28,13 @@ def value(efficiency: Efficiency) -> float:
     return efficiency.metric.value
 
 
-def test_weak_efficiency_against_the_single_device(small) -> None:
+def test_efficiency_against_the_single_device(small) -> None:
     study = small.analysed()
-    # X(1) = 8 / 10 ms = 800, X(2) = 16 / 12.5 ms = 1280, X(4) = 32 / 16 ms = 2000 samples a second.
-    assert value(point(study, "weak", "ddp", 2).single) == pytest.approx(1280 * 1 / (800 * 2))  # 0.80
-    assert value(point(study, "weak", "ddp", 4).single) == pytest.approx(2000 * 1 / (800 * 4))  # 0.625
+    # Weak: X(1) = 8 / 10 ms = 800, X(2) = 16 / 12.5 ms = 1280, X(4) = 32 / 16 ms = 2000 samples a second.
+    # Strong: 32 samples in 40, 25 and 16 ms are as many.
+    for kind in ("weak", "strong"):
+        assert value(point(study, kind, "ddp", 2).single) == pytest.approx(1280 * 1 / (800 * 2))  # 0.80
+        assert value(point(study, kind, "ddp", 4).single) == pytest.approx(2000 * 1 / (800 * 4))  # 0.625
 
 
 def test_weak_efficiency_against_the_own_smallest_size(small) -> None:
@@ -50,13 +52,6 @@ def test_ranks_that_hold_a_replica_together_are_held_against_the_single_device(p
     planted.plan()
     # One replica of 8 samples on 1 device and on 2: 800 and 1000 a second, half of 1.25.
     assert value(point(planted.analysed(), "weak", "pipeline:1f1b", 2).single) == pytest.approx(0.625)
-
-
-def test_strong_efficiency_counts_the_shrinking_share_of_the_batch(small) -> None:
-    study = small.analysed()
-    # 32 samples in 40, 25 and 16 ms: X = 800, 1280, 2000.
-    assert value(point(study, "strong", "ddp", 2).single) == pytest.approx(0.80)
-    assert value(point(study, "strong", "ddp", 4).single) == pytest.approx(0.625)
 
 
 def test_the_interval_of_an_efficiency_spans_the_ratios_of_single_runs(small) -> None:
@@ -109,24 +104,11 @@ def test_every_way_to_exchange_is_measured_against_the_one_single_device(planted
 
 @pytest.mark.parametrize("axes", [{"collective": "ring"}, {"link_mbit_per_s": 1000.0}])
 def test_a_device_under_a_collective_or_a_link_is_never_the_best_single_one(planted, axes) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    other = planted.series("weak", "fsdp", [1, 2], batch=8, **axes)
+    planted.points("single", {1: 10.0})
+    planted.points("fsdp", {1: 5.0, 2: 20.0}, **axes)
     planted.plan()
-    for cell, ms in ((single, 10.0), (other[0], 5.0), (other[1], 20.0)):
-        planted.runs(cell, [ms])
     (found,) = [one for one in planted.analysed().curves if one.key.strategy == "fsdp"]
     assert [value(one.single) for one in found.points] == [pytest.approx(2.0), pytest.approx(0.5)]
-
-
-def test_virtual_nodes_are_a_setting_of_their_own(planted) -> None:
-    for size in (None, 2):
-        planted.points("ddp", {4: 10.0}, node_size=size)
-    planted.plan()
-    study = planted.analysed()
-    assert sorted(study.settings[one.key.setting] for one in study.curves) == [
-        "node_size=2",
-        "node_size=none",
-    ]
 
 
 def test_series_differ_by_collective_and_link_and_skips_find_theirs(planted) -> None:
@@ -173,12 +155,10 @@ def test_skips_that_another_plan_ran_over_another_link_stand(planted) -> None:
 
 
 def test_a_single_device_of_other_work_is_no_baseline(planted) -> None:
-    other_batch = planted.series("weak", "single", [1], batch=16)[0]
-    other_precision = planted.series("weak", "single", [1], batch=8, precision="bf16")[0]
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
+    planted.points("single", {1: 10.0}, batch=16)
+    planted.points("single", {1: 10.0}, precision="bf16")
+    planted.points("ddp", {2: 10.0})
     planted.plan()
-    for cell in (other_batch, other_precision, ddp):
-        planted.runs(cell, [10.0])
     claim = point(planted.analysed(), "weak", "ddp", 2).single
     assert claim.metric is None
     assert claim.reason == "no single device ran the same work"
@@ -186,10 +166,9 @@ def test_a_single_device_of_other_work_is_no_baseline(planted) -> None:
 
 def test_emulated_points_make_no_claim(planted) -> None:
     planted.points("single", {1: 10.0})
-    ddp = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.points("ddp", {2: 11.0})
+    planted.points("ddp", {4: 20.0}, evidence=Evidence.EMULATED)
     planted.plan()
-    planted.runs(ddp[0], [11.0])
-    planted.runs(ddp[1], [20.0], evidence=Evidence.EMULATED)
     four = point(planted.analysed(), "weak", "ddp", 4)
     assert four.single.metric is None
     assert four.own.metric is None
@@ -245,15 +224,14 @@ def test_the_same_series_of_two_plans_is_one_curve(planted) -> None:
     assert study.skipped == ()
 
 
-def test_unlike_settings_are_separate_curves_that_say_what_differs(planted) -> None:
-    for precision in ("fp32", "bf16"):
-        planted.points("ddp", {2: 10.0}, precision=precision)
+@pytest.mark.parametrize(("field", "values"), [("precision", ("bf16", "fp32")), ("node_size", (2, None))])
+def test_unlike_settings_are_separate_curves_that_name_the_difference(planted, field, values) -> None:
+    for one in values:
+        planted.points("ddp", {2: 10.0}, **{field: one})
     planted.plan()
     study = planted.analysed()
-    assert sorted(study.settings[one.key.setting] for one in study.curves) == [
-        "precision=bf16",
-        "precision=fp32",
-    ]
+    settings = [study.settings[one.key.setting] for one in study.curves]
+    assert sorted(settings) == [f"{field}={'none' if one is None else one}" for one in values]
 
 
 def test_failed_and_skipped_sizes_are_gaps_with_reasons(small) -> None:

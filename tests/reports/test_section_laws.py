@@ -1,4 +1,4 @@
-"""What holds of every section of the report. One of another package is held to it by a line in `ADDED`."""
+"""The laws of every section of the report. A line in `ADDED` checks a section of another package."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _MADE: dict[str, StudyFigures] = {}
 
 
 @pytest.fixture(params=["measured", "empty", "failed"])
-def study(request: pytest.FixtureRequest) -> StudyFigures:
+def study(request) -> StudyFigures:
     if request.param not in _MADE:
         _MADE[request.param] = request.getfixturevalue(request.param)
     return _MADE[request.param]

@@ -1,4 +1,4 @@
-"""Several studies beside each other: equal work alone is compared, and what differs is named."""
+"""Several studies side by side: only equal work is compared, and differences are named."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from results.cell import StepPolicy
 from results.outcome import Evidence
 
 
-def figures_of(planted, name: str) -> StudyFigures:
-    return planted.analysed(name=name)
-
-
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory, new_study):
     """Plant a study of ddp with these step times; `fields` are of the cells, other keywords of the timing."""
@@ -30,7 +26,7 @@ def plant(tmp_path_factory, new_study):
         study.plan()
         for cell in cells:
             study.runs(cell, step_ms, **timing)
-        return figures_of(study, name)
+        return study.analysed(name=name)
 
     return made
 
@@ -218,10 +214,6 @@ def page(pair) -> str:
     return render_studies(pair)
 
 
-def ids_of(html: str) -> list[str]:
-    return re.findall(r'\bid="([^"]+)"', html)
-
-
 def test_one_study_has_the_page_that_it_has_alone(pair, page) -> None:
     alone = render_studies(pair[1:])
     assert alone == render_figures(pair[1])
@@ -232,7 +224,7 @@ def test_one_study_has_the_page_that_it_has_alone(pair, page) -> None:
 
 
 def test_ids_are_unique_and_every_inner_link_leads_somewhere(page) -> None:
-    ids = ids_of(page)
+    ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     links = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', page))
     assert {link for pair in links for link in pair if link} - set(ids) == set()

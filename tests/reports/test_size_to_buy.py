@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ STEPS = {1: 10.0, 2: 10.5, 4: 12.0, 8: 24.0}
 
 
 @pytest.fixture
-def gpus(tmp_path: Path, new_study):
+def gpus(tmp_path, new_study):
     """A study on GPUs: `single` on 1 and `ddp` on the others, with runs that differ by 0.2 %."""
     number = itertools.count()
 

@@ -39,7 +39,7 @@ def skip(
         compression=more.get("compression", "none"),
         gpus=gpus,
         batch_size=batch,
-        scaling=scaling,  # type: ignore[arg-type]
+        scaling=scaling,
         reason=reason,
         predicate=more.get("predicate"),
     )

@@ -52,18 +52,16 @@ def test_a_failed_run_of_a_cell_that_succeeded_is_named(planted) -> None:
 
 
 def test_a_cell_of_unknown_outcome_says_what_was_found(planted) -> None:
-    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.points("ddp", {2: 10.0})
+    planted.points("ddp", {4: 1.0}, outcome=Outcome.UNKNOWN)
     planted.plan(repeats=1)
-    planted.runs(cells[0], [10.0])
-    planted.runs(cells[1], [1.0], outcome=Outcome.UNKNOWN)
     assert "failed: ddp on 4 (unreadable or unfinished record);" in said(planted)[-1]
 
 
 def test_emulated_runs_are_not_what_it_is_made_from(planted) -> None:
-    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.points("ddp", {2: 10.0})
+    planted.points("ddp", {4: 10.0}, evidence=Evidence.EMULATED, foreign_cpu_cores=1.0)
     planted.plan(repeats=1)
-    planted.runs(cells[0], [10.0])
-    planted.runs(cells[1], [10.0], evidence=Evidence.EMULATED, foreign_cpu_cores=1.0)
     assert made(planted) == "Made from 1 run."
 
 

@@ -14,21 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.cell import Cell
 from results.derivation.run_result import derive
 from results.errors import SchemaError
-from results.record import KernelTimes, Operations, Quads, RankRecord, Recorded, StepColumns
+from results.record import KernelTimes, Operations, Quads, Recorded, StepColumns
 from results.run import RunResult, StepBudget
 
 Make = Callable[..., RunResult]
 
 
 @pytest.fixture(scope="session")
-def run_of(
-    cell_of: Callable[..., Cell],
-    record_of: Callable[..., RankRecord],
-    columns_of: Callable[[int, int], StepColumns],
-) -> Make:
+def run_of(cell_of, record_of, columns_of) -> Make:
     """Derives a run of as many ranks as `each` has entries: the fields of each rank's record."""
 
     def run(each: Sequence[dict[str, object]], **fields: object) -> RunResult:

@@ -88,7 +88,7 @@ def test_every_field_is_part_of_the_id(cell_of) -> None:
 
 def test_every_field_of_the_step_policy_is_part_of_the_id(cell_of) -> None:
     assert set(OTHER_STEPS) == set(StepPolicy().__struct_fields__)
-    ids = {cell_of(steps=StepPolicy(**{name: value})).id for name, value in OTHER_STEPS.items()}  # type: ignore[arg-type]
+    ids = {cell_of(steps=StepPolicy(**{name: value})).id for name, value in OTHER_STEPS.items()}
     assert len(ids | {cell_of().id}) == len(OTHER_STEPS) + 1
 
 
@@ -174,7 +174,7 @@ def test_a_cell_names_the_field_and_the_rule_it_breaks(cell_of, fields, message)
 )
 def test_a_step_policy_names_the_field_and_the_rule_it_breaks(fields, message) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        StepPolicy(**fields)  # type: ignore[arg-type]
+        StepPolicy(**fields)
 
 
 def test_a_misspelt_step_policy_is_refused() -> None:
@@ -184,7 +184,7 @@ def test_a_misspelt_step_policy_is_refused() -> None:
 
 def test_a_cell_cannot_be_changed(cell_of) -> None:
     with pytest.raises(AttributeError, match="immutable"):
-        cell_of().gpus = 4  # type: ignore[misc]
+        cell_of().gpus = 4
 
 
 @pytest.mark.parametrize(

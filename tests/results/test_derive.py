@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 
 import msgspec
@@ -15,8 +15,6 @@ from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
 from results.run import RunResult
 
 MS = 1_000_000
-CellOf = Callable[..., Cell]
-RecordOf = Callable[..., RankRecord]
 
 PASSED = Proof(method="serial-simulation", passed=True, detail="within the bound")
 FAILED = Proof(method="serial-simulation", passed=False, detail="0.3 off at fc.weight")
@@ -36,7 +34,7 @@ def _zeros(steps: int) -> StepColumns:
 
 
 @pytest.fixture
-def ranks(cell_of: CellOf, record_of: RecordOf) -> list[RankRecord]:
+def ranks(cell_of, record_of) -> list[RankRecord]:
     # Two blocks of two steps. Walls to the last rank: 220 (rank 1) and 180 (rank 0).
     walls = ([_ms(200, 180), _ms(220, 160)], [_ms(100, 100, 90, 90), _ms(110, 105, 80, 80)])
     phases = (

@@ -6,15 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from results.cell import Cell
 from results.derivation.run_result import derive, mean_losses
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Outcome
-from results.record import RankRecord, StepColumns, Telemetry, Work
-
-CellOf = Callable[..., Cell]
-RecordOf = Callable[..., RankRecord]
+from results.record import StepColumns, Telemetry, Work
 
 
 def _sampled(energy_j: float | None = None, window_ns: int | None = None, **series: object) -> Telemetry:
@@ -89,8 +85,8 @@ def _columns(losses: list[float | None]) -> StepColumns:
 
 
 @pytest.fixture
-def losses_of(cell_of: CellOf, record_of: RecordOf) -> Callable[..., tuple[tuple[float, ...], int]]:
-    """The course of the loss of two ranks, of whose losses so many are from the warm-up."""
+def losses_of(cell_of, record_of) -> Callable[..., tuple[tuple[float, ...], int]]:
+    """The course of the loss of two ranks; the first `warmup` losses are from the warm-up."""
 
     def course(
         first: list[float | None], second: list[float | None], warmup: int = 0

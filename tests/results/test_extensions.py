@@ -39,7 +39,7 @@ class Builtin(CatalogFacts):
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+def package(tmp_path, monkeypatch) -> Iterator[Package]:
     """Installs a package of one module, for one test."""
     monkeypatch.syspath_prepend(str(tmp_path))
     modules = set(sys.modules)
@@ -233,7 +233,7 @@ print(code, len(asked), len(loaded), file=sys.stderr)
 
 
 @pytest.fixture(scope="module")
-def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def twenty(tmp_path_factory) -> Path:
     """20 packages, each with a name of each kind; only the first two of these kinds can be imported."""
     folder = tmp_path_factory.mktemp("twenty")
     for number in range(20):

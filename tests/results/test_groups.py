@@ -28,7 +28,7 @@ LAYOUTS = st.builds(GroupLayout, pipeline=DEGREE, replicate=DEGREE, shard=DEGREE
     ],
 )
 def test_groups_are_those_of_the_grid(layout, dimension, groups) -> None:
-    assert layout.groups(dimension) == groups  # type: ignore[arg-type]
+    assert layout.groups(dimension) == groups
 
 
 def test_groups_of_two_dimensions_span_both() -> None:
@@ -48,7 +48,7 @@ def test_places_and_replicas_of_a_grid_by_hand() -> None:
 @settings(deadline=None)
 @given(LAYOUTS, st.sets(st.sampled_from(DIMENSIONS)))
 def test_groups_partition_the_ranks(layout, dimensions) -> None:
-    groups = layout.groups(*dimensions)  # type: ignore[arg-type]
+    groups = layout.groups(*dimensions)
     assert sorted(rank for group in groups for rank in group) == list(range(layout.ranks))
     assert groups == sorted(sorted(group) for group in groups)
     size = 1
@@ -69,7 +69,7 @@ def test_a_place_is_of_one_rank_and_within_its_degrees(layout) -> None:
         assert all(0 <= place[name] < getattr(layout, name) for name in DIMENSIONS)
         number = 0
         for name in ("pipeline", "replicate", "shard", "tensor"):
-            number = number * getattr(layout, name) + place[name]  # type: ignore[literal-required]
+            number = number * getattr(layout, name) + place[name]
         assert number == rank
 
 

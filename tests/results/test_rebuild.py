@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from results.cell import Cell
 from results.errors import StoreError
 from results.plan import Plan, Request
 from results.rebuild import rebuilt_plan
-from results.record import RankRecord
 from results.store import Study
-
-CellOf = Callable[..., Cell]
-RecordOf = Callable[..., RankRecord]
 
 
 def _plan(*cells: Cell) -> Plan:
@@ -24,7 +17,7 @@ def _plan(*cells: Cell) -> Plan:
 
 
 @pytest.fixture
-def study(tmp_path: Path, cell_of: CellOf, record_of: RecordOf) -> Study:
+def study(tmp_path, cell_of, record_of) -> Study:
     """Two plans of a cell each, and a run of both."""
     study = Study(tmp_path / "s")
     for cell in (cell_of(), cell_of(gpus=4)):

@@ -16,11 +16,8 @@ from results.errors import BenchError, SchemaError, StoreError, UsageError
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan, Request
-from results.record import RankRecord
 from results.store import Study, new_id, utc_now
 
-CellOf = Callable[..., Cell]
-RecordOf = Callable[..., RankRecord]
 RAW = ("cells/*/cell.json", "cells/*/*/rank-*.json", "launches/*/*.json", "plan-*.json")
 
 
@@ -43,7 +40,7 @@ def _launch(*slots: Slot, code: object) -> Launch:
         backend="gloo",
         evidence=Evidence.MEASURED,
         slots=slots,
-        code=code,  # type: ignore[arg-type]
+        code=code,
     )
 
 
@@ -69,7 +66,7 @@ def _bytes(root: Path, *patterns: str) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def study(tmp_path: Path, cell_of: CellOf, record_of: RecordOf) -> Study:
+def study(tmp_path, cell_of, record_of) -> Study:
     """Two cells of two whole runs of two ranks each."""
     study = Study(tmp_path / "demo")
     cells = (cell_of(), cell_of(workload="resnet50"))

@@ -10,22 +10,18 @@ from pathlib import Path
 import pytest
 
 from results import schemas
-from results.cell import Cell
 from results.errors import NewerSchemaError
 from results.outcome import Outcome
 from results.rebuild import rebuilt_plan
-from results.record import RankRecord
 from results.store import Study
 
-CellOf = Callable[..., Cell]
-RecordOf = Callable[..., RankRecord]
 Damage = Callable[[Path], object]
 QUADS = (b"on_first", b"off_first", b"off_second", b"on_second")
 VERSION = f'"schema_version":{schemas.RANK_RECORD.version}'.encode()
 
 
 @pytest.fixture
-def study(tmp_path: Path, cell_of: CellOf, record_of: RecordOf) -> Study:
+def study(tmp_path, cell_of, record_of) -> Study:
     """One cell, three whole runs of two ranks; and another cell, one run."""
     study = Study(tmp_path / "demo")
     for cell, runs in ((cell_of(), 3), (cell_of(workload="resnet50"), 1)):
@@ -38,7 +34,7 @@ def study(tmp_path: Path, cell_of: CellOf, record_of: RecordOf) -> Study:
 
 
 @pytest.fixture
-def victim(study: Study, cell_of: CellOf) -> Path:
+def victim(study, cell_of) -> Path:
     """Rank 1 of the second run."""
     return study.rank_path(cell_of().id, "run-2", 1)
 

@@ -98,7 +98,7 @@ def test_training_is_done_when_it_ended_as_ordered() -> None:
     assert not log.done(TrainOrder(steps=40))
     longer = TrainingLog((*DONE, _started(20, resumed=30, order=TrainOrder(steps=40))))
     assert longer.ended is None
-    assert longer.restarts == 1, "an order for more is no restart"
+    assert longer.restarts == 1, "an order for further steps does not count as a restart"
     # Nor is the time in which nothing was ordered a part of the run.
     assert longer.wall_s == 16.0
     assert TrainingLog((*longer.rows, _steps(23, 40, 0.7))).goodput == 8 / 19
@@ -134,7 +134,7 @@ def test_rows_wait_for_room_on_the_disk(tmp_path, monkeypatch) -> None:
     path = tmp_path / "log.jsonl"
     writer = TrainingLogWriter(path)
     monkeypatch.setattr(files, "no_follow", _full_disk)
-    with pytest.warns(UserWarning, match="No space left on device; training continues"):
+    with pytest.warns(UserWarning, match="No space left on device"):
         writer.write(DONE[0])
     # A second warning would be an error.
     writer.write(DONE[1])
@@ -152,7 +152,7 @@ def test_each_disk_that_gets_full_is_told_also_behind_a_torn_line(tmp_path, monk
     for row in DONE[:2]:
         path.unlink(missing_ok=True)
         monkeypatch.setattr(files, "no_follow", _full_disk)
-        with pytest.warns(UserWarning, match="No space left on device; training continues"):
+        with pytest.warns(UserWarning, match="No space left on device"):
             writer.write(row)
         monkeypatch.undo()
         writer.write(row)

@@ -141,7 +141,7 @@ class Serial:
 
     def update(self, gradients: dict[str, Tensor]) -> Step:
         """Parameters and state after an update by the gradients that the ranks moved by: AdamW divides by
-        their size, and would make steps of rounding where a gradient is rounding alone."""
+        their size, and would make steps of rounding where a gradient is only rounding."""
         for name, parameter in self.module.named_parameters():
             parameter.grad = gradients[name].clone() if name in gradients else None
         if "clip_norm" in self._settings:

@@ -239,7 +239,7 @@ def summed(group: ExchangeGroup, spec: str, values: list[Tensor]) -> tuple[Tenso
     ],
 )
 def test_all_of_it_is_the_dense_sum(threads, spec, size) -> None:
-    """Bit for bit: of two any numbers, of more whole ones, which any order sums to the same."""
+    """Bit for bit: any numbers on two ranks, integers on more, whose sum is the same in any order."""
     values = [torch.randn(999, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
     if size > 2:
         values = [value.mul(1000).round() for value in values]

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def model() -> nn.Sequential:
-    """Its dropout and BatchNorm tell training from evaluation."""
+    """A model whose dropout and BatchNorm differ between training and evaluation."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
 
@@ -175,5 +175,5 @@ def test_it_computes_in_the_precision_of_a_step_and_leaves_no_gradient() -> None
 
 
 def test_nothing_to_validate_on_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no sample to validate on: hold out more"):
+    with pytest.raises(UsageError, match="sample to validate on: hold out more"):
         evaluate(trainer(F.cross_entropy), [])

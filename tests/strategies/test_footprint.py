@@ -169,8 +169,8 @@ def test_replicas_by_hand(strategy, gpus, fields, expected) -> None:
 def test_fsdp_by_hand() -> None:
     """Over 4: 10 rows become 12 and 50 become 52, so a block 380 values and what is around it 532.
 
-    A shard is (532 + 4 x 380) / 4 = 513 values, with AdamW three times that. When backward begins what is
-    around is whole, and the piece of the last block is there.
+    A shard is (532 + 4 x 380) / 4 = 513 values, with AdamW three times that. When backward begins all of what
+    is around the blocks is gathered, and the piece of the last block.
     """
     shard, around, block = 4 * 513, 4 * 532, 4 * 380
     found = footprint(cell_of("fsdp", 4), SMALL)
@@ -216,7 +216,7 @@ def test_scratch_fsdp_by_hand() -> None:
 
 
 def test_tensor_parallel_by_hand() -> None:
-    """Over 2 a block has 150 + 20 values and keeps 600 + 500 bytes a sample; the rest is whole."""
+    """Over 2 a block has 150 + 20 values and keeps 600 + 500 bytes a sample; the rest is not split."""
     parameters = 4 * (500 + 4 * 170 + 10)
     activations = BEGIN - 4 * 2 * 500
     assert total("tp", 2) == 3 * parameters + activations

@@ -1,5 +1,5 @@
-"""A fused update on a device with streams: of which parameters, a state that goes on in either way, and steps
-that a loss scaler leaves out."""
+"""A fused update on a device with streams: its parameters, a state that either kind of update resumes, and
+steps that a loss scaler leaves out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trainer(optimizer: str, dtype: torch.dtype = torch.float32, **others: Any) -
 
 
 def trained(trainer: Trainer, first: int, steps: int) -> Trainer:
-    """After so many steps in double precision."""
+    """Train for `steps` steps in double precision."""
     data = ((inputs.double(), targets.double()) for inputs, targets in batches(first))
     for _ in range(steps):
         trainer.step(data)
@@ -91,8 +91,8 @@ def test_the_kernel_is_given_real_numbers_row_by_row(monkeypatch, odd) -> None:
 
 
 def overflowing(rank: int, strategy: str) -> list[tuple[float, dict[str, Tensor], int]]:
-    """On a rank: scale, parameters and updates so far after each of three steps, of which the first overflows
-    on rank 1 alone."""
+    """On a rank: scale, parameters and updates so far after each of three steps; the first overflows only on
+    rank 1."""
     found: list[tuple[float, dict[str, Tensor], int]] = []
     with patch.dict(KINDS, cpu=Queues):
         trained = trainer("adamw:lr=0.01", strategy=strategy, precision="fp16")

@@ -330,7 +330,7 @@ def units(rank: int) -> tuple[bool, bool]:
     inputs, targets = next(data)
     own = torch.autograd.grad(
         F.cross_entropy(trainer.model.bare(inputs), targets), trainer.model.bare[4].bias
-    )  # type: ignore[index]
+    )
     trainer.compute_gradients(iter([(inputs, targets)]))
     mean = dict(trainer.model.named_gradients())["4.bias"]
     return torch.equal(kept(trainer)["4.bias"], (own[0] - mean) / size), dense == {}

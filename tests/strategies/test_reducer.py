@@ -291,7 +291,7 @@ def test_gradients_may_be_forgotten_in_any_way_or_not_at_all(threads, how, sums)
 
 
 def accumulated(group: ExchangeGroup, to_none: bool) -> list[list[float | None]]:
-    """Two backward passes a step, the first on this rank alone."""
+    """Two backward passes a step; the first is not exchanged."""
     module = Chain([0, 1])
     reducer = reducer_of(module, group, bucketing(8, 8))
     found = []

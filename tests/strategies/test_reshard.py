@@ -46,7 +46,7 @@ def train(trainer: Trainer, steps: int) -> None:
         generator = torch.Generator().manual_seed(trainer.steps)
         x = torch.randint(8, (4, 4), generator=generator)
         trainer.step(iter([(x, x.roll(1, 1))]))
-        trainer.attached["schedule"].step()  # type: ignore[attr-defined]
+        trainer.attached["schedule"].step()
 
 
 def whole(trainer: Trainer) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def run(ranks: Ranks, size: int, function: Callable[..., Any], *arguments: objec
 
 
 def frozen_less(values: dict[str, Any]) -> dict[str, Any]:
-    """Without the state of a parameter that is not trained, which a flat vector of its own does not have."""
+    """Without the state of a parameter that is not trained, which a separate flat vector does not have."""
     return {
         name: value
         for name, value in values.items()

@@ -52,7 +52,7 @@ class Nowhere:
     [(10, torch.float32, 2), (10, torch.bfloat16, 5), (8, torch.float64, 1), (3, torch.float32, 1)],
 )
 def test_a_chunk_is_whole_elements_at_least_one(chunk_bytes, dtype, elements) -> None:
-    wire = Ring(Nowhere(0, 1), chunk_bytes=chunk_bytes)  # type: ignore[arg-type]
+    wire = Ring(Nowhere(0, 1), chunk_bytes=chunk_bytes)
     assert wire.chunk_of(torch.zeros(5, dtype=dtype)) == elements
 
 
@@ -89,7 +89,7 @@ def replay(plans: list[Schedule], vectors: list[list[int]]) -> list[list[int]]:
 
 
 def powers(size: int, numel: int) -> list[list[int]]:
-    """Of rank r at place i: 2 ** r * (1000 + i), so that every wrong sum of any ranks or places shows."""
+    """Rank r has 2 ** r * (1000 + i) at place i, so that every wrong sum of any ranks or places shows."""
     return [[2**rank * (1000 + place) for place in range(numel)] for rank in range(size)]
 
 
@@ -122,7 +122,7 @@ class Late:
     """A transport that does everything at the last moment that its contract allows.
 
     What is sent is read when its receiver waits for it, and it has arrived only then: who changes what is
-    under way, or uses what has not been waited for, goes on with wrong values.
+    under way, or uses what has not been waited for, computes with wrong values.
     """
 
     def __init__(self, rank: int, size: int, mail: Mail) -> None:
@@ -256,7 +256,7 @@ def test_eight_receives_are_open_at_any_time_each_into_memory_of_its_own() -> No
             return Arriving(values.data_ptr())
 
     plan = [Receive(part=slice(place, place + 1), source=1, adds=True) for place in range(20)]
-    wire: Any = Ring(Watching(0, 2), chunk_bytes=4)  # type: ignore[arg-type]
+    wire: Any = Ring(Watching(0, 2), chunk_bytes=4)
     wire.carry_out(plan, torch.zeros(20))
     assert events == ["begun"] * 8 + ["arrived", "begun"] * 12 + ["arrived"] * 8
 

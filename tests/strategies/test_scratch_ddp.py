@@ -39,7 +39,7 @@ class Counted(nn.Module):
 
 
 def scratch(module: nn.Module, group: object, options: str = "") -> ParallelModel:
-    settings: Any = ExchangeSettings(group=group)  # type: ignore[arg-type]
+    settings: Any = ExchangeSettings(group=group)
     return parallelize(module, f"scratch-ddp{options}", device=CPU, exchange=settings)
 
 
@@ -99,7 +99,7 @@ def test_a_step_moves_each_gradient_and_each_buffer_once(threads, size) -> None:
 def sums_of_a_step(group: ExchangeGroup, options: str) -> int:
     """The sums of six parameters of 2 KiB."""
     module = nn.Sequential(*(nn.Linear(512, 1, bias=False) for _ in range(6)))
-    module.forward = lambda x: sum(layer(x) for layer in module)  # type: ignore[method-assign]
+    module.forward = lambda x: sum(layer(x) for layer in module)
     model = scratch(module, group, options)
     for _ in range(2):
         step(model, torch.ones(1, 512))
@@ -138,7 +138,7 @@ def test_gradients_lie_as_their_parameters_do_unless_a_compressor_sees_them(rank
 
 def forgotten(group: ExchangeGroup) -> str:
     module = nn.ModuleDict({"used": nn.Linear(2, 2), "left": nn.Linear(2, 2)})
-    module.forward = module["used"].forward  # type: ignore[method-assign]
+    module.forward = module["used"].forward
     try:
         step(scratch(module, group), torch.ones(1, 2))
     except UsageError as error:
@@ -159,7 +159,7 @@ def freed(group: ExchangeGroup, options: str) -> list[bool]:
     for _ in range(2):
         step(model, torch.ones(1, 2))
     strategy, alive = weakref.ref(model), weakref.ref(module)
-    reducer: Any = weakref.ref(model._reducer)  # type: ignore[attr-defined]
+    reducer: Any = weakref.ref(model._reducer)
     del model
     gc.collect()
     found = [strategy() is None, reducer() is None]
@@ -181,7 +181,7 @@ def test_what_is_dropped_is_freed_and_its_hooks_do_nothing(threads, options) -> 
 def switched(group: ExchangeGroup, on: list[bool]) -> list[list[float]]:
     """The gradient of each step; of rank r, on its own, it is 2 (r + 1)."""
     module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
-    module.forward = module[0].forward  # type: ignore[method-assign]
+    module.forward = module[0].forward
     module[1].requires_grad_(False)
     model = scratch(module, group, f":{SMALL}:find_unused=true")
     found = []

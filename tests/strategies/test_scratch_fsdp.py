@@ -134,9 +134,9 @@ def trainer_of(group: ExchangeGroup, strategy: str) -> Trainer:
     """A model of three blocks after a matrix that is trained as well; all keep the sign of what they take."""
     module = nn.Sequential(nn.Linear(5, 5, bias=False), *(Choosing(5, 5) for _ in range(3)))
     for layer in module:
-        nn.init.eye_(layer.weight)  # type: ignore[arg-type]
+        nn.init.eye_(layer.weight)
     for block in module[1:]:
-        nn.init.zeros_(block.bias)  # type: ignore[arg-type]
+        nn.init.zeros_(block.bias)
     return Trainer(
         module,
         F.mse_loss,

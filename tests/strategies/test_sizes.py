@@ -117,8 +117,8 @@ def test_the_whole_model_is_there_before_it_is_split(strategy, gpus, fields, blo
 
 
 def test_a_stage_receives_gradients_of_the_size_of_its_output() -> None:
-    """Of ResNet-50's 16 blocks the first makes 64 x 56 x 56 values to 256 x 56 x 56: what comes back to a
-    stage that has it alone, of 16 samples. It keeps most, with 16 microbatches in flight."""
+    """The first of ResNet-50's 16 blocks turns 64 x 56 x 56 values into 256 x 56 x 56. A stage of only this
+    block receives as many, of 16 samples; it keeps most, with 16 microbatches in flight."""
     parts = ResNetShape(blocks=(3, 4, 6, 3), bottleneck=True, px=224).parts()
     cell = cell_of("pipeline:1f1b:microbatches=16", 16, micro_batch=16, model_parallel=16)
     found = footprint(cell, parts)

@@ -558,7 +558,7 @@ def test_with_enough_candidates_a_sample_finds_the_largest_of_all(monkeypatch, c
 
 
 @pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def searched(monkeypatch) -> list[int]:
     """How many values each search for the exactly largest goes through, as it happens."""
     lengths: list[int] = []
     exact = selection.exact

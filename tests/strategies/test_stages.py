@@ -266,8 +266,8 @@ UNFIT: list[tuple[Callable[[], nn.Module], ModelLayout, str]] = [
     ),
     (dropping, LAYOUT, r"does not support dropout \(inner.h.1.late has p=0.1\): each stage draws its own"),
     (sparse, LAYOUT, "no sparse gradients, as table asks for: use ddp or scratch-ddp"),
-    (stray, LAYOUT, "cannot tell which stage has scale"),
-    (stray_buffer, LAYOUT, "cannot tell which stage has seen"),
+    (stray, LAYOUT, "which stage has scale"),
+    (stray_buffer, LAYOUT, "which stage has seen"),
     (
         stray,
         msgspec.structs.replace(LAYOUT, stem=("scale",)),
@@ -276,7 +276,7 @@ UNFIT: list[tuple[Callable[[], nn.Module], ModelLayout, str]] = [
     (
         tied,
         msgspec.structs.replace(LAYOUT, head=("tabel",)),
-        r"the layout names 'tabel', which is no module of the model \(did you mean 'table'\?\)",
+        r"the layout names 'tabel', .*\(did you mean 'table'\?\)",
     ),
     (
         sharing("inner.h.1.linear", "inner.h.2.linear"),
@@ -312,7 +312,7 @@ def test_a_model_that_reads_its_values_is_refused() -> None:
 def test_tensors_that_are_no_parameters_or_buffers_do_no_harm() -> None:
     module = tied()
     mask = torch.ones(4)
-    module.stem = lambda tokens: module.table(tokens) * mask  # type: ignore[method-assign]
+    module.stem = lambda tokens: module.table(tokens) * mask
     assert cut_of(module, ranks=2, stages=2).runs == (range(3), range(3, 4))
 
 

@@ -170,8 +170,8 @@ def overflowing_steps(rank: int) -> list[tuple[bool, float]]:
     """On a rank: of each step whether its own gradients are finite, and the scaler's factor after it.
 
     The loss is a quarter of the sum of three outputs. The second half of the hidden values, the last rank's,
-    goes into each output by a factor of 4, so that their gradient is 3 of the scaler's factor; that of the
-    first half is small.
+    goes into each output by a factor of 4, so that their gradient is 3 of the scaler's factor; the gradient
+    of the first half is small.
     """
     module = Layers()
     with torch.no_grad():

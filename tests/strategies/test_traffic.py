@@ -138,7 +138,7 @@ def test_local_sgd_sends_its_parameters_once_a_period() -> None:
 
 
 def test_local_sgd_averages_runs_of_whole_parameters() -> None:
-    """25 MiB are 6,553,600 values: 3 and 3 million, then 4, then 7 alone, then 1 and 5.5."""
+    """25 MiB are 6,553,600 values: 3 and 3 million, then 4, then 7, then 1 and 5.5."""
     sizes = (3_000_000, 3_000_000, 4_000_000, 7_000_000, 1_000_000, 5_500_000)
     head = Part(weights=tuple(Weight(rows=rows) for rows in sizes), saved=Saved())
     parts = ModelParts(stem=Part(weights=(), saved=Saved()), blocks=(), head=head)

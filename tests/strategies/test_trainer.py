@@ -108,7 +108,7 @@ def test_training_equals_a_plain_loop_bit_for_bit(net, optimizer, accumulation, 
         optimizer=optimizer,
         accumulation=accumulation,
         clip_norm=clip_norm,
-        precision=precision,  # type: ignore[arg-type]
+        precision=precision,
     )
     twin = copy.deepcopy(net)
     torch.manual_seed(1)
@@ -348,8 +348,8 @@ def test_settings_are_taken_from_a_cell_by_name() -> None:
         "memory_format": "channels_last",
     }
     rest = {"workload": "mlp", "dataset": "synthetic", "micro_batch": 2, "device": "cpu", "backend": "gloo"}
-    cell = Cell(gpus=2, **rest, **fields)  # type: ignore[arg-type]
-    assert TrainSettings.of(cell) == TrainSettings(**fields)  # type: ignore[arg-type]
+    cell = Cell(gpus=2, **rest, **fields)
+    assert TrainSettings.of(cell) == TrainSettings(**fields)
 
 
 def state(trainer: Trainer) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The trained model by itself: `full_state_dict` and `export` of every strategy, and the traps beside it."""
+"""The complete trained model: `full_state_dict` and `export` of every strategy, and their refusals."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def views(rank: int) -> tuple[bool, bool, bool]:
     """On a rank: whether parameters are what the buffers hold, what DDP reduces, and what the model uses."""
     trainer = trainer_of(open_exchange())
     bare = trainer.model.bare
-    buffers = {b.untyped_storage().data_ptr() for bs in trainer.optimizer._buckets for b in bs}  # type: ignore[attr-defined]
+    buffers = {b.untyped_storage().data_ptr() for bs in trainer.optimizer._buckets for b in bs}
     named = dict(trainer.model.named_parameters())
     held = all(value.untyped_storage().data_ptr() in buffers for value in named.values())
     reduced = {id(p) for p in trainer.model.module.parameters()} == {id(p) for p in bare.parameters()}

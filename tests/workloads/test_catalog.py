@@ -134,7 +134,7 @@ LINE = Member(name="line", help="one layer", shape=LineShape(), batch=4, optimiz
 
 
 @pytest.fixture
-def own_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_catalog(monkeypatch) -> None:
     """Forget what a test registers."""
     monkeypatch.setattr(catalog, "MEMBERS", dict(MEMBERS))
     monkeypatch.setattr(WORKLOADS, "entries", dict(WORKLOADS.entries))

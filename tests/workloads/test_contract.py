@@ -195,10 +195,10 @@ def test_a_model_that_can_be_cut_is_head_of_blocks_of_stem(shape) -> None:
         return
     assert (*inputs.shape[1:], str(inputs.dtype)) == (*layout.sample, f"torch.{layout.sample_type}")
     with torch.no_grad():
-        x = module.stem(inputs)  # type: ignore[operator]
+        x = module.stem(inputs)
         for name in layout.blocks:
             x = module.get_submodule(name)(x)
-        torch.testing.assert_close(module.head(x), module(inputs))  # type: ignore[operator]
+        torch.testing.assert_close(module.head(x), module(inputs))
 
 
 @every_shape

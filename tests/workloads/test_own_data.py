@@ -97,7 +97,7 @@ GIVEN: list[DataShare] = []
         (iter([torch.zeros(2)]), "own", "data= is an iterator, which can be read once"),
         (Row(10), "own:workers=1", "workers= is for a Dataset with __getitem__ and __len__"),
         ([0, 1, 2], "own", "data= has 3 samples: 1 for each of 2 replicas is less than a batch of 2"),
-        (Squares(), "synthetic", "draws no synthetic samples, and has data of its own: add --dataset own"),
+        (Squares(), "synthetic", "add --dataset own"),
     ],
 )
 def test_data_that_do_not_keep_the_contract_are_refused_in_a_sentence(data, dataset, words) -> None:

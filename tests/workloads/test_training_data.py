@@ -230,7 +230,7 @@ class Short(CountedRow):
         (iter([0]), "data= is an iterator, which can be read once"),
         (lambda share: [torch.zeros(3)], "a batch of 3 samples, and 2 were asked for"),
         (lambda share: [torch.zeros(1)], "drop_last=True"),
-        (None, "the workload has no data= of its own"),
+        (None, "no data="),
     ],
 )
 def test_data_that_cannot_be_trained_on_are_refused_in_a_sentence(data, words) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 from scipy import stats
@@ -159,13 +158,6 @@ def test_clean_runs_raise_no_more_alarms_than_stated(ranks_of) -> None:
     assert alarms < 9
 
 
-def test_two_hundred_clean_studies_raise_no_alarm(ranks_of) -> None:
-    """Two runs each, in both of which the same rank must pass: 200 x 0.001^2 / 16 by chance."""
-    rng = np.random.default_rng(8)
-    studies = [[ranks_of(_noise(rng, 0.3)) for _ in range(2)] for _ in range(200)]
-    assert [study for study in studies if persistently_slow(study)] == []
-
-
 def test_a_planted_rank_is_found_in_every_study(ranks_of) -> None:
     """10 % slower, with steps that vary by 5 %: missed in no study of 200."""
     rng = np.random.default_rng(9)
@@ -206,10 +198,3 @@ def test_runs_without_ranks_are_not_counted(new_cell, new_run, new_ranks, figure
 )
 def test_ranks_in_words(numbers, text) -> None:
     assert numbered("rank", numbers) == text
-
-
-def test_the_columns_of_a_rank_that_vary_are_those_of_the_run(new_ranks) -> None:
-    ranks = new_ranks([10.0, 11.0, 10.0], 0.1)
-    assert persistently_slow([ranks]) == (1,)
-    # The same means over spread too wide.
-    assert persistently_slow([msgspec.structs.replace(ranks, compute_sd_ns=[round(5 * MS)] * 3)]) == ()

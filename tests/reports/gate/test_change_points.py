@@ -1,4 +1,4 @@
-"""Change points of histories: planted steps are found at their night, quiet histories have none."""
+"""Change points: planted steps are found at their night, quiet histories have no change point."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,9 +32,7 @@ from results.store import Study
 
 
 @pytest.fixture
-def study(
-    tmp_path: Path, new_study: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., str]:
+def study(tmp_path, new_study, monkeypatch) -> Callable[..., str]:
     """`study("before", [10.0, 10.1, 10.2])` plants one cell with these step times; gives its folder."""
     monkeypatch.chdir(tmp_path)
     started = itertools.count(0, 100)
@@ -286,7 +283,7 @@ BAD_INPUT = (
         "fail_above has step_time 5: a share above 0 and at most 1; 0.05 is 5 %",
     ),
     ("compare before before --looks 2", "--looks is for a paired comparison: add --ab"),
-    ("compare timeless.json before", "has the datetime '../up', which is not an ISO 8601 time"),
+    ("compare timeless.json before", "the datetime '../up'"),
     ("compare hollow before --baselines .", "Expected `array` of length >= 1"),
     ("compare main before --baselines kept", "the baseline of that name is kept/main.json"),
     ("prune --keep 0s --baselines baslines", "--baselines baslines is not a folder"),
@@ -445,9 +442,7 @@ def test_a_baseline_of_uncommitted_code_is_kept_with_a_warning(study, new_enviro
 
 
 @pytest.fixture
-def of_two(
-    tmp_path: Path, new_study: Callable[..., Any], new_environment: Callable[..., Any], monkeypatch: Any
-) -> Callable[[], None]:
+def of_two(tmp_path, new_study, new_environment, monkeypatch) -> Callable[[], None]:
     """Adds the study `both`, with a cell on each of two machines. Gives what measures the first one again."""
     monkeypatch.chdir(tmp_path)
     made = new_study(tmp_path / "both")

@@ -196,13 +196,13 @@ def test_the_verdict_says_how_many_more_runs_would_tell() -> None:
     assert finding.verdict is Verdict.INCONCLUSIVE
     # Standard deviation 3.16 % of a run; (2.326 x 0.0316 / 0.015)^2 x 2 = 48 by the normal quantile, a few
     # more by Student's.
-    assert (told := re.fullmatch(r"about (\d+) runs on each side would be enough", finding.reason))
+    assert (told := re.fullmatch(r"about (\d+) runs on each side .*", finding.reason))
     assert 48 <= int(told[1]) <= 51
     enough = held(subject(timed={"step_time": noisy * 10}), subject(timed={"step_time": noisy * 10}))
     assert only(enough).verdict is Verdict.UNCHANGED
     wild = (50.0, 100.0, 200.0)
     (finding,) = held(subject(timed={"step_time": wild}), subject(timed={"step_time": wild})).findings
-    assert finding.reason.startswith("the runs differ too much for a verdict")
+    assert finding.reason.startswith("the runs differ too much")
 
 
 def test_an_interval_is_wider_the_more_rows_are_judged() -> None:

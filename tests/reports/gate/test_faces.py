@@ -1,4 +1,4 @@
-"""What CI reads of a comparison: its exact words, and formats checked by their own readers."""
+"""Comparisons as CI reads them: the exact words, and formats checked by their own readers."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_memory_that_is_not_more_for_certain_is_unchanged_in_pairs_alone() -> No
     [alone] = compare(base, new, Rules(margins={})).findings
     assert paired.metric == "peak_memory"
     assert (paired.verdict, alone.verdict) == (Verdict.UNCHANGED, Verdict.INCONCLUSIVE)
-    assert "runs on each side would be enough" in alone.reason
+    assert "runs on each side" in alone.reason
     more = side("new", Subject(key="k", label="mlp", timed={"peak_memory": (103.0, 95.0, 111.0)}, runs=3))
     unclear = compare(base, more, Rules(margins={}, paired={"k": sample})).findings[0]
     assert (unclear.metric, unclear.verdict) == ("peak_memory", Verdict.INCONCLUSIVE)
