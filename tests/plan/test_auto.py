@@ -149,7 +149,7 @@ def test_compressed_gradients_are_not_weighed() -> None:
     assert skip.reason.startswith("auto weighs gradients that are exchanged as they are")
 
 
-def test_what_is_chosen_joins_the_series_of_its_strategy() -> None:
+def test_a_chosen_strategy_joins_its_named_series() -> None:
     """Cells and series are as if it had been named, and none is there twice."""
     named = plan_of(workload="gpt-nano", gpus="1,2,4", strategy="single,ddp")
     both = plan_of(workload="gpt-nano", gpus="1,2,4", strategy="single,ddp,auto")
@@ -402,7 +402,7 @@ def test_the_reason_is_what_moved_the_choice(choice_of, given, chosen, reason) -
     ("selective", "limit", "instead"),
     [(False, 2440, ""), (True, 2170, " instead of --selective-checkpointing")],
 )
-def test_what_would_be_faster_with_checkpointing_is_said(selective, limit, instead) -> None:
+def test_a_faster_choice_with_checkpointing_is_named(selective, limit, instead) -> None:
     """Over a slow link stage 1 sends two thirds of what stage 3 does: it is slower by less to compute
     activations again than to gather parameters again."""
     options = {

@@ -233,7 +233,7 @@ def test_a_long_proof_is_shared_out_or_given_up() -> None:
     assert given_up["proof"] == pytest.approx(0.1 + 4 * 25 + 6 * 0.016 + 0.04 / 1.1)
 
 
-def test_what_earlier_runs_took_stands_for_the_model_of_it() -> None:
+def test_measured_times_of_earlier_runs_replace_the_model() -> None:
     cell = cell_of(gpus=2, strategy="ddp")
     spent = {"build": 7.0, "proof": 50.0, "warm-up": 0.1, "measure": 0.2, "exposed": 11.0, "late proof": 30.0}
     step = StepTime(basis="known", seconds=0.1)

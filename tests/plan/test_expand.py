@@ -419,7 +419,7 @@ def test_accumulation_and_split_replicas_both_divide_a_global_batch() -> None:
     assert (cell.model_parallel, cell.replicas, cell.micro_batch, cell.global_batch) == (2, 4, 4, 32)
 
 
-def test_what_cannot_be_grouped_or_split_is_a_skip_with_its_reason() -> None:
+def test_ranks_that_cannot_be_grouped_or_split_are_skipped_with_the_reason() -> None:
     plan = plan_of(workload="gpt-nano", gpus="3,8", strategy="fsdp:tp=2,tp", batch_size=8)
     assert [cell.strategy for cell in plan.cells] == ["fsdp:tp=2"]
     assert [(skip.strategy, skip.gpus, skip.reason) for skip in plan.skips] == [

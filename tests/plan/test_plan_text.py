@@ -59,7 +59,7 @@ def test_a_reason_is_told_once_with_the_sizes_where_they_are_what_differs() -> N
     ]
 
 
-def test_what_a_plan_cannot_check_is_said_with_the_reason(tmp_path) -> None:
+def test_a_plan_names_what_it_cannot_check_with_the_reason(tmp_path) -> None:
     (tmp_path / "mine.py").write_text("def build(): ...\n", encoding="utf-8")
     plan = plan_of(workload="gpt-nano,py:mine:build", gpus="2,4", strategy="ddp,tp,pipeline:gpipe")
     study: Any = SimpleNamespace(root="runs/s")
@@ -70,7 +70,7 @@ def test_what_a_plan_cannot_check_is_said_with_the_reason(tmp_path) -> None:
     ]
 
 
-def test_what_is_assumed_is_said_once(told) -> None:
+def test_each_assumption_is_stated_once(told) -> None:
     lines = told(gpus="1,2,4", device="cuda")
     assert len(lines) == 4
     assert lines[3] == "assumed: the GPU is like an A100-SXM4-80GB; which GPU it is, is not known"

@@ -84,7 +84,7 @@ def test_only_what_is_not_done_is_planned() -> None:
     assert sorted(runs(launches)) == sorted([(3, one.id), (1, three.id), (2, three.id), (3, three.id)])
 
 
-def test_what_failed_for_good_is_not_run_again() -> None:
+def test_a_permanent_failure_is_not_run_again() -> None:
     launches = schedule(CELLS[:2], repeats=2, progress=Progress(closed={CELLS[0].id}))
     assert runs(launches) == [(1, CELLS[1].id), (2, CELLS[1].id)]
 

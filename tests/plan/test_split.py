@@ -38,7 +38,7 @@ from harness.plan.unfit import unsplittable
         ),
     ],
 )
-def test_what_does_not_divide_is_refused_with_the_numbers(fields, reason) -> None:
+def test_a_size_that_does_not_divide_is_refused_with_the_numbers(fields, reason) -> None:
     found = unsplittable(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields)))
     assert found is not None
     assert reason in found
@@ -62,5 +62,5 @@ def test_what_does_not_divide_is_refused_with_the_numbers(fields, reason) -> Non
         {"strategy": "ddp", "gpus": 256},
     ],
 )
-def test_what_divides_is_not(fields) -> None:
+def test_a_size_that_divides_is_accepted(fields) -> None:
     assert unsplittable(cell_of(**({"workload": "gpt-nano", "gpus": 2, "micro_batch": 8} | fields))) is None

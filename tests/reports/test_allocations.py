@@ -55,7 +55,7 @@ def test_allocations_are_compared_by_the_cell_that_most_of_them_ran() -> None:
     assert "from 0.900 to 1.200 of their median" in allocations_finding(found)
 
 
-def test_what_cannot_be_compared_is_not() -> None:
+def test_incomparable_values_are_not_compared() -> None:
     one = [ran("base", "slurm 1", 9.0), ran("base", "slurm 1", 9.0), ran("base", None, 9.0)]
     assert drift(one) is None
     failed = ran("base", "slurm 2", 1.0, outcome=Outcome.CRASHED)

@@ -96,7 +96,7 @@ def test_every_face_of_a_bad_study_says_what_it_is(
     assert len(loaded.cells) == len(planted.study.plans()[0].cells)
 
 
-def test_what_is_half_written_is_proposed_again(planted, new_timing) -> None:
+def test_a_half_written_run_is_proposed_again(planted, new_timing) -> None:
     half_written(planted, new_timing)
     found = next_run(analyse("planted", planted.study.told_plans(), planted.study.results()))
     assert (found.kind, found.strategy, found.gpus) == ("failed", "ddp", (2,))

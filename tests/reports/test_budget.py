@@ -167,7 +167,7 @@ def test_a_cell_with_a_budget_has_no_reason_against_it(cell) -> None:
     assert why_no_budget(cell([(14.0, parts())])) is None
 
 
-def test_what_is_lost_under_weak_scaling_is_beyond_the_baselines_computation(cell) -> None:
+def test_the_loss_under_weak_scaling_is_above_the_baselines_computation(cell) -> None:
     nothing = parts(input=1.0, compute=8.0, transfer=0.0, wait=0.0, method="one rank")
     baseline = budget_of(cell([(9.0, nothing)], gpus=1))
     here = budget_of(cell([(14.0, parts(input=1.0, compute=10.0, transfer=2.0, wait=0.5))], gpus=4))

@@ -478,7 +478,7 @@ def test_a_view_that_is_sent_is_shown_though_the_page_is_open(chromium, page) ->
     assert chromium.read(status) == "3 of 8 rows shown"
 
 
-def test_what_an_address_leads_to_is_shown_though_filtered_out_or_folded(chromium, page) -> None:
+def test_the_target_of_an_address_is_shown_though_filtered_out_or_folded(chromium, page) -> None:
     chromium.open(page, anchor="#method-step-time~filter=strong")
     top = "document.getElementById({}).getBoundingClientRect().top"
     shown = "document.getElementById({}).checkVisibility()"

@@ -227,7 +227,7 @@ def test_gradients_over_exposed_time_where_that_is_above_nothing(planted) -> Non
 
 
 @pytest.mark.parametrize(("low", "rate"), [(0.5, 2e9), (-0.5, None)])
-def test_of_one_run_the_quads_say_whether_something_is_exposed(planted, plant, low, rate) -> None:
+def test_the_quads_of_a_single_run_decide_whether_time_is_exposed(planted, plant, low, rate) -> None:
     plant({("ddp",): [10.0], ("ddp", "bf16"): [10.0]})
     planted.plan(repeats=1)
     exposed = Metric(value=2 * MS, unit="ns", low=low * MS, high=3 * MS, samples=6, interval="t95-quads")
@@ -237,7 +237,7 @@ def test_of_one_run_the_quads_say_whether_something_is_exposed(planted, plant, l
     assert [row.gradients_per_exposed_s for row in part.rows] == [rate and pytest.approx(rate)] * 2
 
 
-def test_of_a_study_of_one_exchange_nothing_is_said(small) -> None:
+def test_a_study_of_one_exchange_compares_no_exchanges(small) -> None:
     assert parts_of(small) == []
     assert list(exchange_sentences(small.analysed())) == []
     rows = list(csv.DictReader(io.StringIO(csv_text(frame_of([small.analysed()], "cells")))))
@@ -375,7 +375,7 @@ def test_points_of_one_size_are_counted_and_not_named(planted) -> None:
     )
 
 
-def test_what_is_no_compressor_is_called_an_exchange(planted, plant) -> None:
+def test_a_finding_without_compressors_speaks_of_exchanges(planted, plant) -> None:
     plant({("ddp",): DENSE, ("ddp", "none", "ring"): [20.2, 20.2]})
     planted.plan(repeats=2)
     assert part_of(planted).finding == (

@@ -128,7 +128,7 @@ def test_the_same_study_gives_the_same_json(studies) -> None:
     assert export_text(studies, "json") == export_text(studies, "json")
 
 
-def test_what_has_no_number_in_json_is_null(small) -> None:
+def test_a_value_without_a_json_number_is_null(small) -> None:
     results = [msgspec.structs.replace(run, mfu=float("inf")) for run in small.study.collect()]
     output = export_text([small.analysed(results)], "json")
     assert json.loads(output, parse_constant=no_constant)["studies"][0]["cells"][0]["figures"]["mfu"] is None

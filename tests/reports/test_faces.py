@@ -51,7 +51,7 @@ def test_several_studies_stand_below_each_other(small, tmp_path, new_study) -> N
     assert both.cells.groupby("study").size().to_dict() == {"planted": 6, "other": 1}
 
 
-def test_what_is_no_study_is_refused_in_a_sentence(tmp_path, small) -> None:
+def test_a_folder_that_is_not_a_study_is_refused(tmp_path, small) -> None:
     with pytest.raises(UsageError, match="is not a study"):
         reports.load(tmp_path / "nothing")
     with pytest.raises(UsageError, match="given twice"):

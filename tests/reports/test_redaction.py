@@ -227,7 +227,7 @@ SHOWN = [
 
 
 @pytest.mark.parametrize("given", SHOWN)
-def test_what_names_nobody_is_left_as_it_is(given) -> None:
+def test_text_without_names_is_left_as_it_is(given) -> None:
     assert of(hosts=["localhost", "gpu017"], users=["root"]).text(given) == given
 
 

@@ -85,7 +85,7 @@ def alone(name: str, study: StudyFigures) -> str | None:
 
 
 @each
-def test_it_is_found_by_its_anchor_and_has_a_title(name, study) -> None:
+def test_a_section_has_a_title_and_its_name_as_anchor(name, study) -> None:
     section = EVERY[name](study)
     if section is not None:
         assert section.anchor == name
@@ -97,7 +97,7 @@ def test_it_is_found_by_its_anchor_and_has_a_title(name, study) -> None:
 
 
 @each
-def test_it_is_whole_and_escapes_what_it_shows(name, study) -> None:
+def test_a_section_is_valid_html_and_escapes_its_text(name, study) -> None:
     """Tags are closed, levels of headings do not jump, tables have captions; no element is of the study's
     own making, no script but the page's."""
     html = alone(name, study)

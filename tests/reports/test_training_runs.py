@@ -127,7 +127,7 @@ def test_a_recovery_is_told_from_the_last_sign_of_life_or_from_the_fault() -> No
     assert (known.ready_s, known.first_step_s) == (11.0, 12.0)
 
 
-def test_what_nothing_says_of_a_recovery_is_unknown() -> None:
+def test_unrecorded_moments_of_a_recovery_are_unknown() -> None:
     # The supervisor was killed too: nobody has written how the first launch ended, and the second still runs.
     (found,) = recoveries(TrainingLog(tuple(KILLED[:6])), {})
     assert (found.noticed_s, found.started_s, found.ready_s, found.first_step_s) == (None, None, 12.0, None)

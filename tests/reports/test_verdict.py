@@ -243,7 +243,7 @@ def test_one_size_says_nothing_of_scaling(planted) -> None:
     assert "efficiency" not in said(planted)[0]
 
 
-def test_of_several_batches_the_one_with_most_sizes_is_told_of(planted) -> None:
+def test_the_verdict_covers_the_batch_with_most_sizes(planted) -> None:
     planted.points("ddp", {2: 10.0, 4: 10.0})
     planted.points("ddp", {2: 10.0}, batch=64)
     planted.plan(repeats=1)
@@ -252,7 +252,7 @@ def test_of_several_batches_the_one_with_most_sizes_is_told_of(planted) -> None:
     assert "another batch, setting or link (see the curves)" in sentences[-1]
 
 
-def test_what_was_not_measured_is_named(planted, new_timing) -> None:
+def test_the_verdict_names_unmeasured_points(planted, new_timing) -> None:
     single = planted.series("weak", "single", [1], batch=8)[0]
     ddp = planted.series("weak", "ddp", [2, 4, 8], batch=8)
     planted.skip("ddp", 1, "ddp needs at least 2", batch=8)

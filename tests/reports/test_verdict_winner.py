@@ -64,7 +64,7 @@ def test_a_winner_that_trains_differently_says_so_and_has_the_dense_one_beside_i
     )
 
 
-def test_what_a_strategy_said_of_its_training_is_repeated_whatever_its_name(planted, new_timing) -> None:
+def test_the_recorded_differences_of_a_strategy_are_stated(planted, new_timing) -> None:
     single = planted.series("weak", "single", [1], batch=8)[0]
     ddp, gossip = (planted.series("weak", name, [2], batch=8)[0] for name in ("ddp", "gossip"))
     planted.plan(repeats=1)

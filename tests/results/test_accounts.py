@@ -277,7 +277,7 @@ def test_the_bubble_is_in_the_on_steps_alone_and_taken_off_transfer(run_of) -> N
     assert (budget.transfer_ns.value, budget.other_ns) == (-0.5, 15)
 
 
-def test_that_stages_take_unlike_times_is_wait_and_no_bubble(run_of) -> None:
+def test_unequal_stage_times_count_as_wait_and_not_as_bubble(run_of) -> None:
     # Stages of 8 and 12 in steps of 14: compute 10, the slowest 12, wait 2. They waited 6 and 2: 4 in the
     # mean, of which 2 are the wait; nothing is left for transfer.
     bubbles = _each(RECORDED, bubble_ns=[[6, 6], [2, 2]])

@@ -337,7 +337,7 @@ def test_gloo_moves_a_reduce_scatter_as_an_all_reduce() -> None:
     assert bus_factor("allreduce", 4, "gloo") == bus_factor("allreduce", 4) == 1.5
 
 
-def test_what_has_no_factor_is_not_in_the_bandwidth(ranks_of) -> None:
+def test_an_operation_without_a_factor_is_not_in_the_bandwidth(ranks_of) -> None:
     assert (bus_factor("barrier", 4), bus_factor("send", 2)) == (None, None)
     # Over 3 ranks all-reduce 900 x 2 x 2/3 = 1200 in 10 ns, all-gather 400 x 2 in 10 ns: 2000 bytes in 20 ns.
     rows: list[Row] = [

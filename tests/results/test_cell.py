@@ -200,6 +200,6 @@ def test_ranks_of_one_replica_count_once(cell_of, gpus, model_parallel, replicas
 @pytest.mark.parametrize(
     "fields", [{"gpus": 4, "model_parallel": 3}, {"model_parallel": 0}, {"memory_limit_mb": 0}]
 )
-def test_what_no_rank_can_be_part_of_is_refused(fields) -> None:
+def test_replicas_that_ranks_cannot_form_are_refused(fields) -> None:
     with pytest.raises(ValueError, match=r"model_parallel|memory_limit_mb|do not divide into replicas"):
         a_cell(**fields)

@@ -308,7 +308,7 @@ def test_a_failed_proof_is_the_runs_proof(two) -> None:
     assert two(proof=None).proof is None
 
 
-def test_what_the_ranks_found_is_put_together(two) -> None:
+def test_a_run_combines_the_findings_of_its_ranks(two) -> None:
     run = two(
         started_at=("2026-01-02T03:04:06.000Z", "2026-01-02T03:04:05.900Z"),
         setup_ns=(5, 9),
@@ -350,7 +350,7 @@ def test_a_step_that_is_not_its_phases_carries_a_warning(wall_ns, warned, two) -
     assert any("of the step is outside of its phases" in warning for warning in run.warnings) == warned
 
 
-def test_what_two_ranks_compute_together_counts_once(two, cell_of) -> None:
+def test_a_replica_of_two_ranks_counts_once(two, cell_of) -> None:
     # Both ranks have the replica's 8 samples and 3 GFLOP on record; blocks of 2 steps take 100 ms.
     together = two(cell_of(strategy="tp", model_parallel=2))
     apart = two(cell_of())

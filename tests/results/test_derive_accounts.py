@@ -31,7 +31,7 @@ def test_telemetry_is_the_mean_over_ranks_of_their_samples(two) -> None:
     assert two(telemetry=None).telemetry == {}
 
 
-def test_of_a_bit_mask_the_bits_that_were_ever_set(two) -> None:
+def test_a_bit_mask_keeps_all_bits_that_were_ever_set(two) -> None:
     samples = _sampled(throttle_reasons=[1.0, 4.0]), _sampled(throttle_reasons=[64.0, None])
     assert two(telemetry=samples).telemetry == {"throttle_reasons": 69}
 

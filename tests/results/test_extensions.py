@@ -121,7 +121,7 @@ def test_a_built_in_name_is_not_taken_over(package) -> None:
 
 
 @pytest.mark.parametrize("place", ["elsewhere:CatalogFacts", "elsewhere", "elsewhere:Fast.name"])
-def test_what_is_no_strategy_of_that_name_is_refused(package, place) -> None:
+def test_an_entry_point_that_is_not_a_strategy_is_refused(package, place) -> None:
     package("elsewhere", {"quick": place})
     with pytest.raises(ExtensionError, match=r"must be a class derived from results\.registry\.CatalogFacts"):
         registry().parse("quick")

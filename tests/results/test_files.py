@@ -111,7 +111,7 @@ def test_what_a_shell_has_open_is_written_to_in_its_turn(tmp_path) -> None:
     assert Path("/dev/stdout").is_symlink()
 
 
-def test_of_many_writers_of_one_name_one_wins(tmp_path) -> None:
+def test_one_of_many_writers_of_a_name_wins(tmp_path) -> None:
     path = tmp_path / "plan-0001.json"
 
     def write(writer: int) -> int | None:

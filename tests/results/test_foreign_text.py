@@ -21,11 +21,11 @@ from results.foreign_text import shortened, visible
         (r"already \x1b", None),
     ],
 )
-def test_what_acts_on_a_terminal_is_shown_instead(said, shown) -> None:
+def test_control_characters_are_shown_and_do_not_act(said, shown) -> None:
     assert visible(said) == (said if shown is None else shown)
     assert visible(visible(said)) == visible(said)
 
 
-def test_of_a_long_text_the_beginning_and_the_end_are_kept() -> None:
+def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
     assert shortened("x" * 400) == "x" * 400
     assert shortened("ab" + "x" * 1_000_000 + "yz", most=4) == "ab ... (1,000,000 characters left out) ... yz"

@@ -42,7 +42,7 @@ def test_capitals_and_spaces_around_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fast", "1", "1gb", "1 gbit", "-1gbit", "1e3mbit", "gbit", "1gbit/s"])
-def test_what_is_no_rate_is_refused_with_what_is(text) -> None:
+def test_an_invalid_rate_is_refused_with_valid_ones(text) -> None:
     with pytest.raises(UsageError) as error:
         read_link(text)
     assert str(error.value) == (

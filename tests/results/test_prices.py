@@ -96,7 +96,7 @@ def test_a_bad_file_is_refused_with_line_and_rule(file, text, message) -> None:
     assert message in str(error.value)
 
 
-def test_what_is_no_file_or_no_text_is_refused(tmp_path, file) -> None:
+def test_a_path_that_is_not_a_text_file_is_refused(tmp_path, file) -> None:
     with pytest.raises(UsageError, match="there is no price file"):
         read_prices(file)
     with pytest.raises(UsageError, match="cannot read"):
@@ -149,7 +149,7 @@ def test_a_device_is_found_by_the_name_of_its_driver(device, gpus_per_node, usd,
 @pytest.mark.parametrize(
     "device", ["AMD EPYC 9R14", "", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3 MIG 3g.40gb"]
 )
-def test_what_is_not_in_the_catalogue_has_no_price(device) -> None:
+def test_a_device_outside_of_the_catalogue_has_no_price(device) -> None:
     assert device_prices(catalogue_prices(), device) == ()
 
 

@@ -29,7 +29,7 @@ def test_a_cell_that_differs_in_more_than_its_batch_is_not_inferred(other, cell_
     points=st.lists(st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([2, 4])), unique=True),
     data=st.data(),
 )
-def test_it_is_what_comparing_all_pairs_says(cell_of, points, data) -> None:
+def test_the_result_equals_a_comparison_of_all_pairs(cell_of, points, data) -> None:
     cells = [cell_of(micro_batch=size, gpus=gpus) for size, gpus in points]
     failed = {cell.id for cell in cells if data.draw(st.booleans())}
     expected = {}

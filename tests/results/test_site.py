@@ -21,7 +21,7 @@ def test_seconds(text, value) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "0m", "-1h", "1:2:3:4", "30m1h", "1h30", "1w", "infm", "0:00"])
-def test_what_is_no_time_is_refused(text) -> None:
+def test_an_invalid_time_is_refused(text) -> None:
     with pytest.raises(ValueError, match="30m"):
         seconds(text)
 

@@ -166,7 +166,7 @@ def test_collecting_again_changes_nothing(study) -> None:
     assert _bytes(study.root) == before
 
 
-def test_what_is_derived_can_be_forgotten_and_comes_back_to_the_same_bytes(study) -> None:
+def test_forgotten_derived_files_are_derived_to_the_same_bytes(study) -> None:
     raw = _bytes(study.root)
     study.collect()
     before = _bytes(study.root)

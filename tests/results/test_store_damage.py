@@ -125,7 +125,7 @@ def test_a_rank_beyond_the_cells_own_costs_only_its_run(study, victim, cell_of, 
     assert "is of rank 2 of 2; the cell has 2 ranks" in (results[1].reason or "")
 
 
-def test_what_a_killed_writer_left_is_not_read(study, victim) -> None:
+def test_leftovers_of_a_killed_writer_are_not_read(study, victim) -> None:
     healthy = study.results()
     victim.with_name(".rank-00001.json.123.0badcafe.tmp").write_bytes(b'{"schema":')
     (study.root / ".plan-0001.json.123.0badcafe.tmp").write_bytes(b"{")
@@ -199,7 +199,7 @@ def test_a_result_whose_raw_files_are_gone_ends(study, victim) -> None:
     assert (lost.outcome, lost.ranks_present, lost.step_ns) == (Outcome.UNKNOWN, 0, None)
 
 
-def test_what_is_derived_replaces_a_link_to_elsewhere(study, tmp_path) -> None:
+def test_a_derived_file_replaces_a_link_to_elsewhere(study, tmp_path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (study.root / "index.jsonl").symlink_to(tmp_path / "fifo")
     assert len(study.collect()) == 4

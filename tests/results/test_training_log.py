@@ -74,7 +74,7 @@ KILLED: tuple[Row, ...] = (
 DONE = (*KILLED, Ended(at=_at(16), step=30, why="steps", words="30 steps"))
 
 
-def test_of_a_step_done_twice_the_later_one_counts() -> None:
+def test_the_later_of_two_rows_of_one_step_counts() -> None:
     log = TrainingLog(DONE)
     assert [(row.step, row.loss) for row in log.steps] == [(10, 2.0), (20, 1.2), (30, 0.8)]
     assert [row.metrics["val_accuracy"] for row in log.validations] == [0.5, 0.8]
@@ -83,7 +83,7 @@ def test_of_a_step_done_twice_the_later_one_counts() -> None:
     assert TrainingLog().best("loss") is None
 
 
-def test_what_a_restart_cost_is_in_the_log() -> None:
+def test_the_log_has_the_cost_of_a_restart() -> None:
     log = TrainingLog(DONE)
     assert (log.step, log.restarts, log.wasted_steps) == (30, 1, 15)
     assert (log.counted_s, log.wall_s) == (6.0, 16.0)

@@ -275,7 +275,7 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path) -> None:
         trainer.save(tmp_path, keep=0)
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next(run) -> None:
+def test_the_next_save_removes_the_leftovers_of_a_killed_one(run) -> None:
     trainer = opened()
     trainer.resume(run)
     left = run / ".step-000000003.abc.tmp"
@@ -296,7 +296,7 @@ SPOILED: dict[str, Callable[[Trainer], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", SPOILED)
-def test_what_is_not_finite_leaves_the_last_checkpoint(tmp_path, name) -> None:
+def test_a_non_finite_state_is_not_saved_and_the_last_checkpoint_stays(tmp_path, name) -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     module[1].register_buffer("mask", torch.tensor([-float("inf"), 0]))
     trainer = trained(a_trainer(module))
@@ -404,7 +404,7 @@ class Position:
         self._state = state
 
 
-def test_what_cannot_be_attached_says_why() -> None:
+def test_attaching_an_unfit_object_is_refused_with_the_reason() -> None:
     trainer, schedules = opened(), torch.optim.lr_scheduler
     with pytest.raises(UsageError, match=r"data \(list\) has no state_dict"):
         trainer.attach(data=[])
@@ -414,7 +414,7 @@ def test_what_cannot_be_attached_says_why() -> None:
         trainer.attach(schedule=schedules.CosineAnnealingLR(trainer.optimizer, 0))
 
 
-def test_what_is_not_attached_again_is_named(tmp_path) -> None:
+def test_objects_that_are_not_attached_again_are_named(tmp_path) -> None:
     trainer = trained(opened())
     trainer.attach(data=Position(5), rates=Position(1))
     trainer.save(tmp_path)

@@ -91,7 +91,7 @@ def test_all_ranks_start_as_rank_0_would_whole(ranks, shape, strategy, size) -> 
     ids=lambda settings: settings.strategy,
 )
 @pytest.mark.slow
-def test_so_they_do_with_other_layouts(ranks, settings) -> None:
+def test_other_layouts_train_alike(ranks, settings) -> None:
     torch.manual_seed(5)
     expected = dict(build(GPT).module.named_parameters())
     for found in ranks(4, start_of, GPT, settings):

@@ -124,7 +124,7 @@ def test_values_of_few_bits_are_summed_exactly(threads, size, exponent) -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_what_is_unsent_is_the_rounding_of_the_share(threads, name, size) -> None:
+def test_the_unsent_part_is_the_rounding_of_the_share(threads, name, size) -> None:
     """sum over ranks(values) = sums + sum over ranks(residual), up to the roundings of the sum: p - 1,
     each of less than u times what the partial sums can be."""
     values = [normal(1000, 10 + rank) for rank in range(size)]
@@ -152,7 +152,7 @@ def test_one_rank_alone_loses_nothing_but_its_unsent(name, scale) -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_what_is_not_finite_goes_through(threads, name, culprit, bad) -> None:
+def test_a_non_finite_value_reaches_the_sum_and_does_not_spread(threads, name, culprit, bad) -> None:
     """And is not spread: all ranks agree to leave the rest unscaled."""
     values = [torch.tensor([1.0, 2.0, 300.0]) for _ in range(3)]
     values[culprit][1] = bad
@@ -162,7 +162,7 @@ def test_what_is_not_finite_goes_through(threads, name, culprit, bad) -> None:
         )
 
 
-def test_nobody_is_asked_for_a_maximum_with_nan() -> None:
+def test_the_maximum_over_ranks_never_contains_nan() -> None:
     """It would depend on who compares whom with what; infinity says the same."""
     wire = Echo(2)
     Fp16().sum_shares(bucket_of(torch.tensor([1.0, math.nan, -2.0])), None, wire)

@@ -173,7 +173,7 @@ def sums_and_kept(group: ExchangeGroup, spec: str, node_size: int) -> tuple[Tens
 
 @pytest.mark.parametrize("size", [1, 2, 4, 6])
 @pytest.mark.parametrize("spec", SPECS)
-def test_what_a_compressor_does_not_send_is_kept_once(threads, spec, size) -> None:
+def test_the_unsent_part_is_kept_on_exactly_one_rank(threads, spec, size) -> None:
     for node_size in node_sizes(spec, size):
         sums, kept = zip(*threads(size, sums_and_kept, spec, node_size), strict=True)
         assert len({values.numpy().tobytes() for values in sums}) == 1
@@ -221,7 +221,7 @@ def calls(group: ExchangeGroup, spec: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("spec", SPECS)
-def test_it_does_what_its_facts_say_and_refuses_the_rest(threads, spec, size) -> None:
+def test_a_collective_implements_exactly_what_its_facts_state(threads, spec, size) -> None:
     implements = COLLECTIVES.facts(spec).implements
     assert implements <= set(CALLS)
     rows = [[10 * rank + place for place in range(size)] for rank in range(size)]

@@ -126,7 +126,7 @@ def total(ranks: list[list[dict[str, Named]]], step: int, key: str, name: str) -
     [(spec, torch.float32, 2e-6) for spec in SPECS]
     + [("powersgd:2", torch.float64, 1e-14), ("powersgd:2:feedback=false", torch.float64, 1e-14)],
 )
-def test_what_goes_in_is_applied_or_kept(threads, spec, dtype, rtol) -> None:
+def test_a_compressor_applies_or_keeps_each_share(threads, spec, dtype, rtol) -> None:
     # rtol: of the largest sum of magnitudes; 34 roundings in float32, 90 in float64.
     ranks = threads(3, whole_run, spec, dtype)
     for name in SHAPES:
@@ -191,7 +191,7 @@ def over_rubbish(group: ExchangeGroup, spec: str) -> Tensor:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_what_was_in_unsent_does_not_matter(threads, spec) -> None:
+def test_the_old_content_of_the_residual_does_not_matter(threads, spec) -> None:
     # Ones are exact for all: the largest of their block, a constant magnitude, a matrix of rank one.
     for residual in threads(2, over_rubbish, spec):
         torch.testing.assert_close(residual, torch.zeros(120), rtol=0, atol=1e-5)
@@ -330,6 +330,6 @@ def with_one_bad(group: ExchangeGroup, spec: str, bad: float) -> Tensor:
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("spec", ["int8:block=16", "signsgd", "powersgd:2", "threshold:0.3"])
-def test_what_is_not_finite_is_not_hidden(threads, spec, bad) -> None:
+def test_a_non_finite_value_stays_visible_in_the_sum(threads, spec, bad) -> None:
     for sums in threads(3, with_one_bad, spec, bad):
         assert not sums[57].isfinite()

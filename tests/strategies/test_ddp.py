@@ -126,7 +126,7 @@ def failing(rank: int, strategy: str) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "scratch-ddp"])
-def test_what_an_exchange_raises_on_its_lane_is_raised_by_the_step(ranks, strategy) -> None:
+def test_an_error_of_an_exchange_is_raised_by_the_step(ranks, strategy) -> None:
     assert ranks(2, failing, strategy) == [("the cause", True)] * 2
 
 

@@ -166,7 +166,7 @@ def test_a_loss_of_ones_own_is_taken_and_accuracy_is_told_where_targets_are_clas
         assert found["val_accuracy"] == by_hand()["val_accuracy"]
 
 
-def test_it_computes_in_the_precision_of_a_step_and_leaves_no_gradient() -> None:
+def test_evaluation_uses_the_precision_of_a_step_and_leaves_no_gradient() -> None:
     made = trainer(F.cross_entropy, precision="bf16")
     found = evaluate(made, [samples()])
     assert found["val_loss"] != by_hand()["val_loss"]

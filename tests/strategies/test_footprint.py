@@ -111,7 +111,7 @@ T = 4 * (4 * 20 + 10)
         ("pipeline:1f1b", 2, 4 * (2 * 320 + 510), 2 * 4 * 50, 8 * 400),
     ],
 )
-def test_what_is_frozen_has_no_gradients_no_state_and_no_buckets(
+def test_frozen_parameters_have_no_gradients_state_or_buckets(
     strategy, gpus, parameters, state, between
 ) -> None:
     batch = 8 if "pipeline" in strategy else 2
@@ -307,7 +307,7 @@ def test_parameters_are_dealt_the_largest_first() -> None:
         ("pipeline:1f1b", 1150),
     ],
 )
-def test_what_a_rank_updates(strategy, values) -> None:
+def test_the_values_that_a_rank_updates(strategy, values) -> None:
     """Over 2: 510 and 320 are even. The last stage has 2 blocks, 10 and its own copy of 500."""
     assert STRATEGIES.facts(strategy).updated_bytes(cell_of(strategy, 2), SMALL) == 4 * values
 

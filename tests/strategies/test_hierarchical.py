@@ -104,7 +104,7 @@ def expected_of_every_second(
 
 
 @pytest.mark.parametrize(("size", "node_size", "via"), CASES)
-def test_what_a_nodes_sum_leaves_unsent_is_kept_once(threads, size, node_size, via) -> None:
+def test_the_unsent_part_of_a_nodes_sum_is_kept_once(threads, size, node_size, via) -> None:
     found = threads(size, exchanged, node_size, via, EverySecond)
     for index, numel in enumerate(NUMELS):
         sums, kept = expected_of_every_second(size, node_size, via, numel)

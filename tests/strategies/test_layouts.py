@@ -161,7 +161,7 @@ def test_a_chain_with_batch_norm_is_found_and_its_statistics_stay() -> None:
         (Layers(), torch.zeros(2, 5, 7), "its forward pass fails without values"),
     ],
 )
-def test_what_is_no_chain_is_refused_with_what_stands_in_the_way(module, inputs, reason) -> None:
+def test_a_model_that_is_not_a_chain_is_refused_with_the_obstacle(module, inputs, reason) -> None:
     with pytest.raises(UsageError, match=f"finds no place in this one: .*{reason}.*use fsdp"):
         chained_layout(module, inputs)
 

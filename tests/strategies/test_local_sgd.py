@@ -311,7 +311,7 @@ def phases(group: ExchangeGroup, strategy: str, compression: str) -> list[Any]:
         ("local-sgd:4:warmup=2", "powersgd:1:warmup=3", [4, 2 + 3 * 4, [True, True, False, False]]),
     ],
 )
-def test_it_says_its_period_its_ramp_and_which_steps_exchange_gradients(
+def test_local_sgd_states_its_period_its_ramp_and_its_exchanging_steps(
     threads, strategy, compression, expected
 ) -> None:
     assert threads(2, phases, strategy, compression) == [expected] * 2
@@ -394,7 +394,7 @@ def traffic_of(group: ExchangeGroup, module: nn.Module, strategy: str) -> list[t
     return counted
 
 
-def test_what_goes_over_the_wire(threads, monkeypatch) -> None:
+def test_the_bytes_and_messages_of_local_sgd(threads, monkeypatch) -> None:
     module = state_build()
     # Parameters 8 * 12 + 12 + 12 + 12 + 12 * 5 + 5 = 197, statistics 2 * 12, of 4 bytes; a counter of 8.
     average = 4 * 197 + 4 * 24 + 8

@@ -68,7 +68,7 @@ def test_the_one_text_means_the_same_and_is_its_own(runs) -> None:
     ["", "whole", "reshard*0", "reshard*", "reshard*-1", "keep.fast", "keep+", "+keep", "keep*2*2", "keep 2",
      "keep*99999", "offload"],
 )  # fmt: skip
-def test_what_is_no_run_is_refused_with_the_grammar(text) -> None:
+def test_an_invalid_run_of_blocks_is_refused_with_the_grammar(text) -> None:
     with pytest.raises(SpecError, match=r"is not a run of blocks: manual takes reshard or keep, then \.ch"):
         canonical(text)
 

@@ -138,7 +138,7 @@ def test_a_micro_batch_that_does_not_divide_is_refused(ranks) -> None:
     assert ranks(2, pipelines.complaint, 10, 4) == [told] * 2
 
 
-def test_what_a_stage_raises_is_raised(ranks) -> None:
+def test_an_error_of_a_stage_is_raised(ranks) -> None:
     assert ranks(2, pipelines.raising) == ["OutOfMemoryError: no memory for (3, 8)"] * 2
     with pytest.raises(RuntimeError, match="another"), _own_errors():
         raise RuntimeError("another")
@@ -197,7 +197,7 @@ def test_a_plan_and_a_worker_cut_alike(workload, stages) -> None:
         (256, "1f1b:dp=16", 16, 1),
     ],
 )
-def test_what_travels_between_many_ranks(size, schedule, pieces, chunks) -> None:
+def test_the_messages_of_a_pipeline_of_many_ranks(size, schedule, pieces, chunks) -> None:
     """The bytes of the first, the second and the last stage's rank, by the same closed form."""
     strategy = f"pipeline:{schedule}:microbatches={pieces}"
     groups = group_layout(strategy, size)
@@ -406,7 +406,7 @@ def test_a_trained_parameter_without_gradient_is_refused_on_all_ranks(ranks) -> 
     assert ranks(4, complaint, "pipeline:1f1b:dp=2", frozen) == [here, here, there, there]
 
 
-def test_what_is_frozen_needs_no_gradient_at_either_end(ranks) -> None:
+def test_a_frozen_parameter_needs_no_gradient_at_either_end(ranks) -> None:
     assert ranks(2, complaint, "pipeline:1f1b", IDLE) == [""] * 2
     assert ranks(2, complaint, "pipeline:1f1b", (*IDLE, "wte.weight")) == [""] * 2
     assert ranks(4, complaint, "pipeline:1f1b:dp=2", (*IDLE, "wte.weight")) == [""] * 4

@@ -223,7 +223,7 @@ def drifted(group: ExchangeGroup, steps: int) -> list[float]:
     return sizes
 
 
-def test_what_a_rank_keeps_stays_bounded_though_the_ranks_differ(threads) -> None:
+def test_the_residual_stays_bounded_though_the_ranks_differ(threads) -> None:
     # Were the mean Q subtracted, each rank would keep its distance from the mean once more every step, all
     # 200 of them in the end. With 8 columns the sum has all 6 directions, so that each is sent in its turn.
     apart = (normal(0, 6, 8) - normal(1, 6, 8)).norm().item() / 2
@@ -336,7 +336,7 @@ def units(rank: int) -> tuple[bool, bool]:
     return torch.equal(kept(trainer)["4.bias"], (own[0] - mean) / size), dense == {}
 
 
-def test_what_is_kept_is_in_units_of_shares(ranks) -> None:
+def test_the_residual_is_in_units_of_shares(ranks) -> None:
     assert ranks(2, units) == [(True, True)] * 2
 
 

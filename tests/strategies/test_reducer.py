@@ -304,7 +304,7 @@ def accumulated(group: ExchangeGroup, to_none: bool) -> list[list[float | None]]
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_what_was_added_up_before_is_exchanged_with_the_last(threads, to_none) -> None:
+def test_accumulated_gradients_are_exchanged_with_the_last(threads, to_none) -> None:
     # (10 + 20) / 2 + 1 = 16 times the other factor.
     assert threads(2, accumulated, to_none) == [[[48.0, 32.0]] * 3] * 2
 
@@ -411,7 +411,7 @@ def half_a_step(group: ExchangeGroup) -> tuple[list[Any], list[float | None], li
     return left, gradients, [bucket.pieces[0].name for bucket in reducer._buckets]
 
 
-def test_of_half_a_step_nothing_goes_on_and_nothing_counts(threads) -> None:
+def test_a_failed_step_finishes_its_exchanges_and_does_not_count(threads) -> None:
     for left, gradients, names in threads(2, half_a_step):
         assert left.count("done") == left.count(("sum", 1)) > 0
         assert gradients == [12.0, 8.0, 6.0]

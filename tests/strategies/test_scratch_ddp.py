@@ -174,7 +174,7 @@ def freed(group: ExchangeGroup, options: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("options", ["", ":find_unused=true"])
-def test_what_is_dropped_is_freed_and_its_hooks_do_nothing(threads, options) -> None:
+def test_a_dropped_model_is_freed_and_its_hooks_do_nothing(threads, options) -> None:
     assert threads(2, freed, options) == [[True] * 5] * 2
 
 

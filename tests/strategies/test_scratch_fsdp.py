@@ -62,7 +62,7 @@ def test_micro_batches_are_averaged_one_by_one(ranks, stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_what_is_gathered_ahead_changes_no_bit(ranks, stage) -> None:
+def test_prefetching_changes_no_bit(ranks, stage) -> None:
     settings = {"optimizer": replicas.ADAMW, "accumulation": 2}
     runs = [
         ranks(
@@ -329,7 +329,7 @@ def closed_form(size: int, stage: int, accumulation: int, shard_bytes: int = 4) 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("size", range(2, 9))
-def test_what_travels_and_what_is_kept_are_the_closed_forms(threads, size, stage, accumulation) -> None:
+def test_bytes_sent_and_elements_kept_are_the_closed_forms(threads, size, stage, accumulation) -> None:
     found = threads(size, traffic_of_a_step, f"scratch-fsdp:stage={stage}", accumulation)
     assert found == [closed_form(size, stage, accumulation)] * size
 
@@ -354,7 +354,7 @@ def test_the_order_of_a_step_at_256_ranks() -> None:
     assert group.seen == gather * 5 + backward
 
 
-def test_what_is_gathered_in_bfloat16_is_averaged_in_single_precision() -> None:
+def test_parameters_gathered_in_bfloat16_are_averaged_in_single_precision() -> None:
     found = traffic_of_a_step(RecordingGroup(0, 256), "scratch-fsdp:params=bf16", 1, "bf16")
     # 8 bfloat16 are 16 bytes: 30 elements again begin anew at 32.
     assert found == closed_form(256, 3, 1, shard_bytes=2)
@@ -398,7 +398,7 @@ WHOLE: dict[int, list[tuple[str, tuple[int, int], int]]] = {
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_what_is_whole_between_the_phases_of_a_step(stage) -> None:
+def test_the_gathered_units_between_the_phases_of_a_step(stage) -> None:
     module, trainer = build(RecordingGroup(1, 4), f"scratch-fsdp:stage={stage}", accumulation=2)
     assert module.whole() == (0, 0)
     trainer.step(batches(1))

@@ -150,7 +150,7 @@ def test_products_run_once_and_other_operations_again_in_backward(model, request
     assert (plain[OTHERS[kind]], backward[OTHERS[kind]]) == (2, 0)
 
 
-def test_it_keeps_less_than_all_and_more_than_only_what_enters_a_block(model) -> None:
+def test_selective_checkpointing_keeps_more_than_block_inputs_and_less_than_all(model) -> None:
     module, inputs = model
     nothing, some, everything = (
         saved_bytes(checkpointed(module, selective), inputs) for selective in (False, True, None)

@@ -75,7 +75,7 @@ def test_flat_vectors_are_as_long_as_is_planned(threads, sizes, ranks) -> None:
     assert halves == [planned.flat_values(ranks, 2) / ranks] * ranks
 
 
-def test_what_lies_between_flat_parameters_is_sharded_with_them() -> None:
+def test_gaps_between_flat_parameters_are_sharded_with_them() -> None:
     """Over 2, around the blocks 5 and 3 values, 8 + 3 and one more, and two blocks of 18: 24 a rank. In half
     precision blocks take 22."""
     odd = ModelParts(stem=part(5), blocks=(part(5, 3, 6),) * 2, head=part(3))

@@ -71,7 +71,7 @@ def several_steps(group: Any, spec: str, n: int, steps: int) -> list[tuple[Tenso
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_goes_in_is_sent_or_kept_bit_for_bit(threads, kind) -> None:
+def test_topk_sends_or_keeps_each_value_bit_for_bit(threads, kind) -> None:
     """On each rank every element of gradient + kept is sent as it is or kept as it is; and the result is the
     sum of what was sent, in the order of ranks. Recomputed with numpy."""
     n, size, ratio, steps = 2000, 3, 0.1, 4
@@ -101,7 +101,7 @@ def test_all_ranks_end_with_the_same_bits(threads, kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_sent_and_not_kept(threads, kind, bad) -> None:
+def test_topk_sends_a_non_finite_value_and_does_not_keep_it(threads, kind, bad) -> None:
     values = [normal(20_000, rank) for rank in range(2)]
     values[1][12_345] = bad
     (first, left, _), (second, other, _) = threads(2, summed, f"topk:0.05:select={kind}", values)
@@ -196,7 +196,7 @@ def test_without_feedback_by_hand(threads) -> None:
 
 
 @pytest.mark.parametrize("spec", ["randomk:0.1", "randomk:0.1:feedback=false"])
-def test_what_goes_in_is_sent_or_kept(threads, spec) -> None:
+def test_randomk_sends_or_keeps_each_value(threads, spec) -> None:
     """Whole numbers, so exactly; with feedback bit for bit the one or the other, on every rank."""
     n, size, steps = 103, 3, 5
 
@@ -295,7 +295,7 @@ def test_torchs_generators_neither_decide_nor_change(threads, spec) -> None:
 
 @pytest.mark.parametrize("spec", [BIASED, UNBIASED])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_seen_at_once_even_if_it_is_not_drawn(threads, spec, bad) -> None:
+def test_a_non_finite_value_shows_at_once_even_if_it_is_not_drawn(threads, spec, bad) -> None:
     for place in range(10):
         values = [torch.ones(10), torch.ones(10)]
         values[1][place] = bad
@@ -386,7 +386,7 @@ def test_against_a_simulation(threads, size, momentum) -> None:
 
 
 @pytest.mark.parametrize("kind", ["exact", "sampled", "block"])
-def test_dgc_what_goes_in_is_sent_or_kept(threads, kind) -> None:
+def test_dgc_sends_or_keeps_each_value(threads, kind) -> None:
     """sum over ranks(gradient + what was carried over) = sums + sum over ranks(kept), with momentum 1/2 and
     whole numbers exactly."""
     n, size, steps = 150, 3, 5
@@ -454,7 +454,7 @@ def test_momentum_goes_with_its_parameters_into_new_buckets(threads) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_sent(threads, bad) -> None:
+def test_dgc_sends_a_non_finite_value(threads, bad) -> None:
     shares = [[normal(100, rank)] for rank in range(2)]
     shares[1][0][70] = bad
     for ((total, kept, _, _),) in threads(2, exchanged, "dgc:0.05", shares):
@@ -616,7 +616,7 @@ def test_the_few_that_matter_are_found(others) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("count", [1, 900, 15_000])
-def test_what_is_not_finite_is_selected_first(kind, bad, count) -> None:
+def test_non_finite_values_are_selected_first(kind, bad, count) -> None:
     """The selection finds all bad values, but at most `k`; a block selects only one of its values."""
     n, k = 20_000, 1000
     values = normal(n)

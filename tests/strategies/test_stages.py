@@ -143,7 +143,9 @@ class Chain(nn.Sequential):
 )
 @pytest.mark.parametrize("frozen", [0, 1])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_what_passes_an_edge_is_known_before_it_comes(autocasting, dtype, frozen, checkpointing) -> None:
+def test_the_tensors_between_stages_are_known_before_they_arrive(
+    autocasting, dtype, frozen, checkpointing
+) -> None:
     module = tied()
     module.table.requires_grad_(not frozen)
     if frozen:
@@ -176,7 +178,7 @@ def context_call(module: nn.Module, x: Tensor, context: Callable[[], Any]) -> Te
     return y
 
 
-def test_what_leaves_a_stage_lies_in_memory_row_by_row() -> None:
+def test_the_output_of_a_stage_is_contiguous() -> None:
     turned = StageModule([lambda x: x.t()], nullcontext)(torch.zeros(2, 3))
     assert (turned.shape, turned.is_contiguous()) == ((3, 2), True)
 

@@ -127,9 +127,7 @@ def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(ranks, model, setting
 
 @pytest.mark.xdist_group("three ranks")
 @pytest.mark.parametrize(("model", "settings"), REPLICAS)
-def test_three_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_average(
-    ranks, model, settings
-) -> None:
+def test_three_ranks_agree_with_the_serial_loop_within_rounding(ranks, model, settings) -> None:
     # 24, 8 and 5 rows over three ranks: of the last some rank has a row less.
     replicas.assert_near_serial(ranks(3, replicas.train, model, settings), model, settings)
 
@@ -144,7 +142,7 @@ def test_three_ranks_agree_with_the_serial_loop_within_the_rounding_of_the_avera
         case("scratch-fsdp", "mixed"),
     ],
 )
-def test_so_do_four(ranks, model, settings) -> None:
+def test_four_ranks_agree_with_the_serial_loop_within_rounding(ranks, model, settings) -> None:
     replicas.assert_near_serial(ranks(4, replicas.train, model, settings), model, settings)
 
 
@@ -261,7 +259,7 @@ def test_nothing_is_exchanged_before_the_last_micro_batch(ranks, settings, excha
         (SCRATCH, "normed", "powersgd:1"),
     ],
 )
-def test_what_a_compressed_exchange_does_not_apply_it_keeps(ranks, strategy, model, compression) -> None:
+def test_a_compressed_exchange_keeps_what_it_does_not_apply(ranks, strategy, model, compression) -> None:
     # Five steps: buckets are formed anew after the first, and torch's compressor is dense in the first two.
     form = "channels_last" if model == "images" else "contiguous"
     settings = {"strategy": strategy, "compression": compression, "memory_format": form}

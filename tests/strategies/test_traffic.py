@@ -120,7 +120,7 @@ CUDA = {"device": "cuda", "backend": "nccl"}
         ("pipeline:1f1b", {"micro_batch": 8}, ["compute", "none", "none"]),
     ],
 )
-def test_what_messages_run_beside(strategy, fields, beside) -> None:
+def test_the_overlap_of_messages_with_computation(strategy, fields, beside) -> None:
     assert [term.overlap for term in terms_of(strategy, 4, **fields)] == beside
 
 
@@ -313,7 +313,7 @@ def third_step(
 
 
 @pytest.mark.parametrize(("size", "strategy", "model", "settings"), COUNTED)
-def test_what_is_counted_is_the_closed_form(ranks, size, strategy, model, settings) -> None:
+def test_the_counted_flops_are_the_closed_form_of_the_family(ranks, size, strategy, model, settings) -> None:
     """The messages of the rank that sends most."""
     terms = terms_of(strategy, size, parts_for(model), **{"micro_batch": 4} | settings)
     expected = (sum(term.payload_bytes for term in terms), sum(term.operations for term in terms))

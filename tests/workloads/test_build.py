@@ -65,7 +65,7 @@ def test_code_from_elsewhere_is_named_with_the_folder_that_was_searched(user_fol
     ],
     ids=["import error", "own error", "lazy modules", "no workload", "no function"],
 )
-def test_what_is_wrong_with_a_users_model_is_named(user_folder, model_source, source, kind, says) -> None:
+def test_an_error_in_a_users_model_is_named(user_folder, model_source, source, kind, says) -> None:
     lazy = model_source.replace("nn.Linear(3, 2)", "nn.LazyLinear(2)")
     (user_folder / "mine.py").write_text(lazy if source == "LAZY" else source)
     with pytest.raises(kind, match=says):

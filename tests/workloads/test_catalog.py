@@ -182,7 +182,7 @@ def cell(workload: str, dataset: str = "synthetic", *, micro_batch: int = 8, **c
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_the_reason(asked, says) -> None:
+def test_unfit_combinations_are_refused_with_the_reason(asked, says) -> None:
     assert says in (refusal(asked) or "")
 
 
@@ -197,7 +197,7 @@ def test_what_does_not_go_together_is_refused_with_the_reason(asked, says) -> No
     ],
     ids=lambda asked: asked.workload,
 )
-def test_what_goes_together_is_not_refused(asked) -> None:
+def test_fit_combinations_are_accepted(asked) -> None:
     assert refusal(asked) is None
 
 

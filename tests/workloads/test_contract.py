@@ -139,7 +139,7 @@ def test_the_counted_flops_are_the_closed_form(shape) -> None:
 
 @pytest.mark.parametrize("samples", [2, 5])
 @every_shape
-def test_what_autograd_keeps_is_counted_to_the_byte(shape, samples) -> None:
+def test_the_bytes_that_autograd_keeps_are_the_closed_form(shape, samples) -> None:
     parts = parts_of(shape)
     closed = sum(samples * part.saved.over(1) + part.saved_once for part in parts.parts)
     assert closed == saved_bytes(build(shape), samples)
@@ -202,7 +202,7 @@ def test_a_model_that_can_be_cut_is_head_of_blocks_of_stem(shape) -> None:
 
 
 @every_shape
-def test_what_tensor_parallelism_splits_is_what_the_layout_names(shape) -> None:
+def test_tensor_parallelism_splits_the_layers_that_the_layout_names(shape) -> None:
     """Matrices by rows or columns, and biases of layers that give a part; and heads are counted by name."""
     workload = on_meta(shape)
     layout, heads = workload.layout, shape.facts().heads

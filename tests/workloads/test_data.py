@@ -113,7 +113,7 @@ def test_the_next_epoch_deals_anew(ask, tmp_path) -> None:
     assert both[:40] != both[40:]
 
 
-def test_what_does_not_fill_a_batch_is_left_out(ask, tmp_path) -> None:
+def test_samples_that_do_not_fill_a_batch_are_left_out(ask, tmp_path) -> None:
     # 11 windows over 2 replicas: 5 each, one batch of 4 an epoch.
     batches = take(ask("gpt-nano:seq=4", numbered(tmp_path, 11), replicas=2), 3)
     assert [len(x) for x, _ in batches] == [4, 4, 4]

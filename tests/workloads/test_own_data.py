@@ -50,7 +50,7 @@ def test_a_dataset_is_dealt_to_the_replicas_anew_in_each_epoch(dataset) -> None:
 
 
 @pytest.mark.parametrize("row", [Row, CountedRow])
-def test_of_samples_in_a_row_replicas_take_turns_and_begin_anew_at_the_end(row) -> None:
+def test_replicas_take_consecutive_samples_in_turn_and_start_over(row) -> None:
     # Replica 1 has 1, 3, 5, 7, 9, of which 9 fills no batch.
     batches = islice(open_batches(request(row(10), replica=1)), 3)
     assert [batch.tolist() for batch in batches] == [[1, 3], [5, 7], [1, 3]]

@@ -92,7 +92,7 @@ def test_a_package_goes_before_a_module_of_its_name_as_in_an_import(tmp_path) ->
         ("model:build", "x = 1\ndef build(:\n", r"model\.py is not Python: .*line 2"),
     ],
 )
-def test_what_is_no_function_of_a_module_is_refused(tmp_path, text, source, says) -> None:
+def test_a_name_that_is_not_a_function_of_a_module_is_refused(tmp_path, text, source, says) -> None:
     write(tmp_path, **{"model": source, "results": source, "random": source})
     with pytest.raises(SpecError, match=says):
         source_hash(text, tmp_path)

@@ -58,7 +58,7 @@ def test_the_overlap_is_what_is_in_flight_and_neither_exposed_nor_waited_for(one
     assert one(exposed=-0.5, budget=(10.5, -0.5, 0.0), total_ns=5 * MS).overlap == 1.0
 
 
-def test_what_was_not_measured_is_none(one) -> None:
+def test_unmeasured_figures_are_none(one) -> None:
     bare = one(exposed=None, budget=None)
     names = (
         *("method", "exposed_ns", "transfer_ns", "wait_ns", "total_ns", "seen_ns", "overlap"),
@@ -161,9 +161,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("exposed", "bus", "operations", "text"), LIMITS)
-def test_what_limits_is_told_by_the_bandwidth_and_the_size_of_operations(
-    one, exposed, bus, operations, text
-) -> None:
+def test_bandwidth_and_size_of_operations_decide_what_limits(one, exposed, bus, operations, text) -> None:
     found = one(
         budget=(7.0, exposed, 1.0),
         bus_bytes_per_s=bus,
@@ -256,7 +254,7 @@ def test_networks_devices_and_stand_ins_are_not_compared(peaks) -> None:
     assert len(slow_links([*fast, *peaks({8: 100})])) == 1
 
 
-def test_of_several_launches_of_one_size_the_median_peak_counts(peaks) -> None:
+def test_the_median_peak_of_several_launches_of_a_size_counts(peaks) -> None:
     # The median of 480 and 530 is 505.
     good, bad = peaks({8: 530}), peaks({8: 480}, compression="bf16")
     assert slow_links([*peaks({4: 1000}), *bad, *good]) == []
@@ -305,7 +303,7 @@ def test_a_peak_may_vary_twofold(lowest, steady) -> None:
     assert peak.steady is steady
 
 
-def test_of_a_rate_nothing_is_said_where_the_peak_varied(peaks) -> None:
+def test_a_peak_that_varied_makes_no_claim_about_the_nominal_rate(peaks) -> None:
     cells = [*peaks({8: 10}, link_mbit_per_s=1000.0), *peaks({8: 21}, link_mbit_per_s=1000.0, seed=1)]
     assert communication_finding(cells[0]) is not None
     assert communication_finding(cells[0], link_peaks(cells)) is None

@@ -54,7 +54,7 @@ def test_a_ring_of_sends_carries_what_an_all_reduce_does(new_operation) -> None:
     assert wire_bytes(sends, "gloo") == wire_bytes([new_operation("allreduce", 4, 1000.0)], "gloo")
 
 
-def test_what_is_not_known_has_no_wire_bytes(new_operation) -> None:
+def test_unknown_operations_have_no_wire_bytes(new_operation) -> None:
     assert wire_bytes([], "nccl") is None
     unknown = [new_operation("allreduce", 4, 1.0), new_operation("gossip", 4, 1.0)]
     assert wire_bytes(unknown, "nccl") is None
@@ -112,7 +112,7 @@ def test_a_transfer_below_nothing_is_nothing(exchanged) -> None:
     assert found.mbit_per_s == pytest.approx(6000.0)
 
 
-def test_what_was_not_measured_projects_nothing(exchanged) -> None:
+def test_unmeasured_exchanges_have_no_break_even(exchanged) -> None:
     dense = exchanged(20.0, 12.0, "allreduce", 4e6)
     assert break_even(exchanged(20.0, 12.0, None, 0.0), dense).reason == NOT_RECORDED
     assert break_even(dense, exchanged(20.0, 12.0, None, 0.0)).reason == NOT_RECORDED
@@ -224,7 +224,7 @@ def test_a_break_even_is_stated_where_the_runs_are_apart(projected) -> None:
 
 
 @pytest.mark.parametrize("exposed", [6.0, 13.0])
-def test_of_what_is_not_told_apart_there_is_no_break_even(projected, exposed) -> None:
+def test_overlapping_runs_have_no_break_even(projected, exposed) -> None:
     assert projected([19.0, 20.0, 21.0], exposed) == BreakEven(mbit_per_s=None, reason=NOT_APART)
 
 
@@ -235,12 +235,12 @@ def test_fewer_than_three_runs_of_either_have_no_break_even(projected, exposed) 
     assert projected([18.0, 18.0, 18.0], exposed, dense=(20.0, 20.0)) == few
 
 
-def test_what_is_slower_here_pays_at_no_bandwidth_known(projected) -> None:
+def test_a_slower_transfer_of_fewer_bytes_has_no_break_even(projected) -> None:
     # 7 ms instead of 8 apart from the transfer, which takes 17 ms for half of the bytes.
     assert projected([24.0, 24.0, 24.0], 17.0) == BreakEven(mbit_per_s=None, reason=SLOWER_TRANSFER)
 
 
-def test_that_no_fewer_bytes_are_sent_needs_no_runs(projected) -> None:
+def test_sending_no_fewer_bytes_is_decided_without_runs(projected) -> None:
     assert projected([18.0], 6.0, payload=4e6).reason == NO_FEWER
     assert projected([20.0, 20.0, 20.0], 6.0, payload=4e6).reason == NO_FEWER
 

@@ -125,7 +125,7 @@ def test_cells_of_one_network_and_size_have_one_peak(disagreeing, undrawn, full_
     assert any("reach 61.5 % of the 130 MB/s (100 MB/s to 160 MB/s)" in text for text in texts(section))
 
 
-def test_of_a_peak_that_varied_nothing_is_divided(disagreeing, undrawn, full_rows) -> None:
+def test_a_bandwidth_is_not_divided_by_a_peak_that_varied(disagreeing, undrawn, full_rows) -> None:
     study = disagreeing(1e8, 3e8)
     section, traffic = communication_section(study), full_rows(study)
     assert [row["link's peak, MB/s"] for row in traffic] == ["200", "200"]

@@ -70,7 +70,7 @@ def test_three_percent_above_the_median_is_slow_and_less_is_not(
 
 
 @pytest.mark.parametrize("above", [True, False])
-def test_what_the_spread_of_the_steps_explains_is_not_slow(found, new_ranks, above) -> None:
+def test_a_rank_within_the_spread_of_its_steps_is_not_slow(found, new_ranks, above) -> None:
     # One side of the bound by scipy's own quantile: 10 % above, over five ranks, 50 steps.
     t = stats.t.isf(FALSE_ALARM / 5, df=49)
     sd = 1.0 * 50**0.5 / t * (0.99 if above else 1.01)

@@ -236,7 +236,7 @@ def test_a_run_of_another_machine_is_named_by_what_differs_and_not_pooled(
     assert f"before holds runs of several machines ({told} run1.json" in capsys.readouterr().err
 
 
-def test_what_pytest_benchmark_writes_today_is_read(tmp_path, monkeypatch) -> None:
+def test_a_file_of_the_installed_pytest_benchmark_is_read(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("test_sum.py").write_text("def test_sum(benchmark):\n    benchmark(sum, range(100))\n")
     words = ["-q", "-p", "no:cacheprovider", "--benchmark-json", "one.json", "--benchmark-max-time", "0.01"]
@@ -369,7 +369,7 @@ def test_a_comparison_is_decided_again_with_the_changes_that_it_accepted(
         assert found["confidence"] == pytest.approx(1 - 2 * 0.01 / looks / judged)
 
 
-def test_who_reads_no_more_of_a_comparison_ends_it_as_shells_have_it(study, monkeypatch, capsys) -> None:
+def test_a_closed_pipe_ends_a_comparison_with_exit_code_141(study, monkeypatch, capsys) -> None:
     before, after = study("before", [10.0, 10.05, 10.1]), study("after", [11.0, 11.05, 11.1])
     reader, writer = os.pipe()
     os.close(reader)
@@ -690,7 +690,7 @@ def test_a_link_to_a_study_elsewhere_is_left_alone(study, tmp_path) -> None:
     assert Study(tmp_path / "elsewhere/big").plan_paths()
 
 
-def test_what_is_named_beside_the_studies_stays_wherever_the_call_comes_from(
+def test_named_studies_stay_from_whatever_folder_prune_is_called(
     study, tmp_path, monkeypatch, capsys
 ) -> None:
     for name in ("kept", "night", "old"):
@@ -706,7 +706,7 @@ def test_what_is_named_beside_the_studies_stays_wherever_the_call_comes_from(
     assert "removed" in capsys.readouterr().out
 
 
-def test_what_an_interrupted_removal_of_the_last_study_left_goes(tmp_path, capsys) -> None:
+def test_leftovers_of_an_interrupted_removal_are_removed(tmp_path, capsys) -> None:
     (tmp_path / "runs/.removed-old/cells").mkdir(parents=True)
     (tmp_path / "baselines").mkdir()
     words = ["prune", str(tmp_path / "runs"), "--baselines", str(tmp_path / "baselines"), "--keep"]

@@ -261,7 +261,7 @@ def test_a_verdict_for_the_worse_says_which_runs_others_disturbed() -> None:
     assert only(held(base, subject(disturbed=2))).reason == ""
 
 
-def test_what_must_be_seen_first_stands_first() -> None:
+def test_the_most_severe_findings_come_first() -> None:
     base = Baseline(
         name="before", measured_at="", subjects=(subject(key="a", label="a"), subject(key="b", label="b"))
     )

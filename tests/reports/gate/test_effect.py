@@ -67,7 +67,7 @@ def test_three_states_and_the_margin(low, high, change) -> None:
     assert judge(effect(low, high), 0.05, lower_is_better=False) is opposite.get(change, change)
 
 
-def test_so_many_runs_tell_whatever_the_effect() -> None:
+def test_the_stated_number_of_runs_decides_whatever_the_effect() -> None:
     wide = effect(-0.1, 0.1, error=0.02)
     runs = runs_that_tell(wide, 0.05, 0.01)
     assert runs is not None

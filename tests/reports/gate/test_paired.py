@@ -99,7 +99,7 @@ def test_the_interval_is_that_of_a_paired_t_test() -> None:
     assert paired_effect(logs[: FEWEST_PAIRS - 1], 0.0025) is None
 
 
-def test_what_is_certainly_not_slower_needs_no_further_pair() -> None:
+def test_a_clear_non_regression_needs_no_further_pair() -> None:
     def found(low: float, high: float) -> Verdict:
         middle = (low + high) / 2
         return judge_pairs(Effect(value=middle, low=low, high=high, error=0.01, runs=(4, 4)), MARGIN)
