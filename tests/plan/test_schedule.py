@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
-from results.cell import Cell, StepPolicy
+from results.cell import StepPolicy
 from results.errors import UsageError
 from results.plan import Placement
 
-
-def make(*, gpus: int, micro_batch: int) -> Cell:
-    strategy = "single" if gpus == 1 else "ddp"
-    return a_cell(strategy=strategy, gpus=gpus, micro_batch=micro_batch, optimizer="adamw")
-
-
-CELLS = [make(gpus=gpus, micro_batch=batch) for gpus in (1, 2, 4, 8) for batch in (8, 16, 32)]
+CELLS = [
+    a_cell(strategy="single" if gpus == 1 else "ddp", gpus=gpus, micro_batch=batch, optimizer="adamw")
+    for gpus in (1, 2, 4, 8)
+    for batch in (8, 16, 32)
+]
 
 
 def visits(launches: list[PlannedLaunch], repeat: int) -> list[int]:

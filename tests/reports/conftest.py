@@ -197,8 +197,12 @@ class PlantedStudy:
         batch: int = 8,
         **more: object,
     ) -> list[Cell]:
-        """Add a series with a run for each step time by size; `more` are fields of a cell or of `Timing`."""
-        timing = {name: value for name, value in more.items() if name in Timing.__dataclass_fields__}
+        """Add a series with a run for each step time by size.
+
+        `more` are fields of `Timing` or of the cells; `steps` is of the cells.
+        """
+        known = Timing.__dataclass_fields__.keys() - {"steps"}
+        timing = {name: value for name, value in more.items() if name in known}
         fields = {name: value for name, value in more.items() if name not in timing}
         cells = self.series(kind, strategy, list(step_ms), batch=batch, **fields)
         for cell, each in zip(cells, step_ms.values(), strict=True):
@@ -228,6 +232,14 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
     step_ns = round(timing.step_ms * MS * pace)
     ok = timing.outcome is Outcome.OK
     number = int(run_id.rpartition("-")[2], 16)
+    memory = Memory(
+        rss_peak_bytes=(200 + timing.memory_mib) * 2**20 + rank,
+        rss_idle_bytes=200 * 2**20,
+        device_allocated_peak_bytes=None,
+        device_reserved_peak_bytes=None,
+        device_idle_bytes=None,
+    )
+    has_quads = timing.exposed_ms is not None or timing.off_step_ns is not None
     return RankRecord(
         cell_id=cell.id,
         run_id=run_id,
@@ -257,13 +269,13 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
         link_peak=timing.link_peak(rank) if ok and timing.link_peak else None,
         telemetry=timing.telemetry(rank) if ok and timing.telemetry else None,
         work=_work(cell, timing) if ok else None,
-        memory=_memory(rank, timing) if ok else None,
+        memory=memory if ok else None,
         training=timing.training,
         proof=timing.proof if ok and rank == 0 else None,
         parameters_hash="feed",
         foreign_cpu_cores=timing.foreign_cpu_cores,
         warnings=timing.warnings,
-        absent=timing.absent | ({} if _has_quads(timing) else {"quads": "quads were turned off"}),
+        absent=timing.absent | ({} if has_quads else {"quads": "quads were turned off"}),
     )
 
 
@@ -288,10 +300,6 @@ def _timed_columns(step_ns: int, timing: Timing) -> StepColumns:
     return msgspec.structs.replace(
         columns, data_ns=[timing.data_ns] * timing.steps, backward_ns=[rest] * timing.steps
     )
-
-
-def _has_quads(timing: Timing) -> bool:
-    return timing.exposed_ms is not None or timing.off_step_ns is not None
 
 
 def _quads(timing: Timing, rank: int, pace: float) -> Quads | None:
@@ -330,16 +338,6 @@ def _work(cell: Cell, timing: Timing) -> Work:
         exchange_payload_bytes=timing.payload_bytes if cell.gpus > 1 else 0,
         exchange_operations=3 if cell.gpus > 1 else 0,
         bubble_ideal=timing.bubble_ideal,
-    )
-
-
-def _memory(rank: int, timing: Timing) -> Memory:
-    return Memory(
-        rss_peak_bytes=(200 + timing.memory_mib) * 2**20 + rank,
-        rss_idle_bytes=200 * 2**20,
-        device_allocated_peak_bytes=None,
-        device_reserved_peak_bytes=None,
-        device_idle_bytes=None,
     )
 
 

@@ -30,16 +30,13 @@ def off(*rank_ms: list[float]):
 
 
 @pytest.fixture
-def study(planted, new_timing) -> StudyFigures:
+def study(planted) -> StudyFigures:
     """Single on 1, and ddp on 2 whose parts are worked out in the tests."""
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
-    planted.plan(repeats=2)
-    planted.run(single, new_timing(step_ms=10.0, input_ms=0.5, first_step_ms=40.0))
-    planted.run(single, new_timing(step_ms=10.0, input_ms=0.5, first_step_ms=60.0))
+    [single] = planted.points("single", {1: 10.0}, input_ms=0.5, first_step_ms=40.0)
+    planted.runs(single, [10.0], input_ms=0.5, first_step_ms=60.0)
     own = off([10.0, 12.0, 10.0, 12.0], [8.0, 8.0, 12.0, 12.0])
-    planted.run(ddp, new_timing(step_ms=15.0, input_ms=1.0, off_step_ns=own))
-    planted.run(ddp, new_timing(step_ms=17.0, input_ms=1.0, off_step_ns=own))
+    planted.points("ddp", {2: [15.0, 17.0]}, input_ms=1.0, off_step_ns=own)
+    planted.plan(repeats=2)
     return planted.analysed()
 
 
@@ -60,11 +57,9 @@ def test_the_full_table_has_every_part(study, full_rows) -> None:
     assert (alone["first step, ms"], ddp["first step, ms"], alone["set-up, ms"]) == ("50.0", "", "500")
 
 
-def test_a_large_residual_is_warned_of(planted, new_timing) -> None:
-    cell = planted.series("weak", "ddp", [2], batch=8)[0]
+def test_a_large_residual_is_warned_of(planted) -> None:
+    planted.points("ddp", {2: 20.0}, input_ms=2.0, off_step_ns=off([10.0] * 4, [10.0] * 4))
     planted.plan(repeats=1)
-    own = off([10.0] * 4, [10.0] * 4)
-    planted.run(cell, new_timing(step_ms=20.0, input_ms=2.0, off_step_ns=own))
     [run] = planted.study.collect()
     # 20 = 2 + 10 + 8, until 2 of the 8 are lost on the way.
     less = msgspec.structs.replace(run.budget.transfer_ns, value=6.0 * MS)
@@ -129,12 +124,11 @@ def budgets_of(study: StudyFigures) -> list[CellBudget]:
     return [one for cell in study.cells.values() if (one := budget(cell)) is not None]
 
 
-def test_a_bar_of_an_emulated_cell_says_so(planted, new_timing) -> None:
-    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+def test_a_bar_of_an_emulated_cell_says_so(planted) -> None:
+    for gpus, evidence in ((2, Evidence.MEASURED), (4, Evidence.EMULATED)):
+        own = off(*[[10.0] * 4] * gpus)
+        planted.points("ddp", {gpus: 12.0}, off_step_ns=own, evidence=evidence)
     planted.plan(repeats=1)
-    for cell, evidence in zip(cells, (Evidence.MEASURED, Evidence.EMULATED), strict=True):
-        own = off(*[[10.0] * 4] * cell.gpus)
-        planted.run(cell, new_timing(step_ms=12.0, off_step_ns=own, evidence=evidence))
     [block] = [one for one in anatomy_section(planted.analysed()).blocks if isinstance(one, Drawings)]
     svg = str(block.drawings[0].svg)
     assert ">ddp on 2<" in svg
@@ -176,19 +170,18 @@ def test_bars_are_the_parts_end_to_end_in_shares_of_their_steps(study) -> None:
     assert drawing.note == ""
 
 
-def test_a_bubble_is_a_part_of_pipelines_alone(planted, new_timing, full_rows) -> None:
-    piped = planted.series("weak", "pipeline:1f1b", [4], batch=8)[0]
-    ddp = planted.series("weak", "ddp", [4], batch=8)[0]
-    planted.plan(repeats=1)
+def test_a_bubble_is_a_part_of_pipelines_alone(planted, full_rows) -> None:
     own = off([10.0] * 4, [10.0] * 4, [10.0] * 4, [10.0] * 4)
     # The exchange and the bubble take 16 - 1 - 10 = 5 ms together; the ranks waited 2, 2, 4 and 4 ms: 3.
     waits = [
         Recorded(step_ns=[16 * MS] * 2, blocked_ns=[5 * MS] * 2, bubble_ns=[ms * MS] * 2)
         for ms in (2, 2, 4, 4)
     ]
-    timing = {"step_ms": 16.0, "input_ms": 1.0, "off_step_ns": own}
-    planted.run(piped, new_timing(**timing, recorded=lambda rank: waits[rank], bubble_ideal=0.15))
-    planted.run(ddp, new_timing(**timing))
+    timing = {"input_ms": 1.0, "off_step_ns": own}
+    recorded = {"recorded": lambda rank: waits[rank], "bubble_ideal": 0.15}
+    planted.points("pipeline:1f1b", {4: 16.0}, **timing, **recorded)
+    planted.points("ddp", {4: 16.0}, **timing)
+    planted.plan(repeats=1)
     found, other = full_rows(planted.analysed())
     assert (found["bubble, ms"], found["exposed transfer, ms"]) == ("3.00", "2.00")
     assert other["bubble, ms"] == ""

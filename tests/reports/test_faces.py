@@ -130,13 +130,10 @@ def test_drawings_are_files_of_the_width_of_their_style(small, style) -> None:
 
 def test_drawings_have_the_colours_the_dashes_and_the_axis_of_the_page(new_study, tmp_path) -> None:
     planted = new_study(tmp_path)
-    series = [
-        planted.series("weak", name, [2, 4], batch=8, compression=compression)
-        for name, compression in (("ddp", "none"), ("ddp", "bf16"), ("fsdp", "none"))
-    ]
+    points = {gpus: [10.0, 11.0, 12.0] for gpus in (2, 4)}
+    for name, compression in (("ddp", "none"), ("ddp", "bf16"), ("fsdp", "none")):
+        planted.points(name, points, compression=compression)
     planted.plan()
-    for cell in (cell for cells in series for cell in cells):
-        planted.runs(cell, [10.0, 11.0, 12.0])
     study = planted.analysed()
     chart = throughput_chart("name", study.curves, looks(study.curves), "ranks")
     line = r'style="--c: var\(--(\w+)\)">\n?<polyline points="[^"]*"( stroke-dasharray)?'
@@ -171,11 +168,10 @@ def two(new_study, tmp_path) -> list[StudyFigures]:
     made = []
     for name, factor, batch in (("before", 1.0, 16), ("after", 0.5, 32)):
         planted = new_study(tmp_path / name)
-        cells = planted.series("weak", "ddp", [2, 4], batch=8)
-        other = planted.series("weak", "fsdp", [2], batch=batch)
+        step_ms = [factor * ms for ms in (10.0, 11.0, 12.0)]
+        planted.points("ddp", {2: step_ms, 4: step_ms})
+        planted.points("fsdp", {2: step_ms}, batch=batch)
         planted.plan()
-        for cell in (*cells, *other):
-            planted.runs(cell, [factor * ms for ms in (10.0, 11.0, 12.0)])
         made.append(planted.analysed())
     return made
 
@@ -203,12 +199,10 @@ def test_in_several_studies_a_compressor_has_a_colour_and_a_study_a_dash(new_stu
     made = []
     for name in ("before", "after"):
         planted = new_study(tmp_path / name)
-        series = [
-            planted.series("weak", "ddp", [2, 4], batch=8, **more) for more in ({}, {"compression": "bf16"})
-        ]
+        for compression in ("none", "bf16"):
+            points = {gpus: [10.0, 11.0, 12.0] for gpus in (2, 4)}
+            planted.points("ddp", points, compression=compression)
         planted.plan()
-        for cell in (cell for cells in series for cell in cells):
-            planted.runs(cell, [10.0, 11.0, 12.0])
         made.append(planted.analysed())
     svg = str(next(iter(shared_charts(side_by_side(made)))).svg)
     looks = re.findall(r'style="--c: ([^"]*)">\n?<polyline points="[^"]*"( stroke-dasharray="[^"]*")?', svg)

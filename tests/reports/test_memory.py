@@ -93,13 +93,11 @@ def test_the_section_says_what_is_fullest(hosts, gpus) -> None:
     assert _texts(analysed(gpus)) == []
 
 
-def test_cells_that_ran_out_of_memory_are_named_also_where_nothing_else_is(planted, new_timing) -> None:
-    cells = planted.series("weak", "ddp", [2, 4], batch=8)
+def test_cells_that_ran_out_of_memory_are_named_also_where_nothing_else_is(planted) -> None:
+    planted.points("ddp", {2: 1}, outcome=Outcome.OUT_OF_MEMORY, reason="allocating 2 GiB")
+    planted.points("ddp", {4: 1}, outcome=Outcome.CRASHED, reason="no kernel")
     planted.plan(repeats=1)
-    planted.run(cells[0], new_timing(step_ms=1, outcome=Outcome.OUT_OF_MEMORY, reason="allocating 2 GiB"))
-    planted.run(cells[1], new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="no kernel"))
-    study = planted.analysed()
-    assert _texts(study) == ["1 cell ran out of memory: ddp x 2, 8 / 16."]
+    assert _texts(planted.analysed()) == ["1 cell ran out of memory: ddp x 2, 8 / 16."]
 
 
 def test_without_figures_and_failures_of_memory_there_is_nothing_to_show(planted) -> None:
@@ -120,11 +118,8 @@ def test_the_page_has_a_row_a_way_to_train_and_the_full_table_one_a_cell(hosts, 
 
 def test_measured_memory_stands_beside_its_prediction(planted, full_rows) -> None:
     """On a CPU the memory above idle is compared with it: 100 MiB on one rank, 150 on two."""
-    cells = planted.series("weak", "ddp", [1, 2, 4], batch=8)
+    cells = [planted.points("ddp", {n: 10.0}, memory_mib=mib)[0] for n, mib in ((1, 100), (2, 152), (4, 200))]
     planted.plan(repeats=1, predicted_bytes={cells[0].id: 80 * MIB, cells[1].id: 160 * MIB})
-    planted.runs(cells[0], [10.0], memory_mib=100)
-    planted.runs(cells[1], [10.0], memory_mib=152)
-    planted.runs(cells[2], [10.0], memory_mib=200)
     study = analysed(planted)
     # 100 / 80 = 1.25, 152 / 160 = 0.95.
     assert [one.over_prediction for one in cell_memories(study)] == [1.25, pytest.approx(0.95), None]

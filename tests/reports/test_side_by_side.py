@@ -21,11 +21,9 @@ def plant(tmp_path_factory, new_study):
 
     def made(name: str, step_ms: list[float], *, gpus=(2,), fields=None, **timing) -> StudyFigures:
         study = new_study(tmp_path_factory.mktemp("plant") / "study")
-        cells = study.series("weak", "ddp", list(gpus), batch=8, **(fields or {}))
+        study.points("ddp", dict.fromkeys(gpus, step_ms), **(fields or {}), **timing)
         study.skip("ddp", 1, "ddp needs at least 2", batch=8)
         study.plan()
-        for cell in cells:
-            study.runs(cell, step_ms, **timing)
         return study.analysed(name=name)
 
     return made

@@ -30,17 +30,15 @@ def steps(rank_ms: Sequence[float]) -> Callable[[int], list[int]]:
 
 
 @pytest.fixture
-def pair(planted, new_timing) -> Callable[..., object]:
+def pair(planted) -> Callable[..., object]:
     """Weak, single on 1 with 10 ms and 0.5 ms of input, and ddp on 2 and 4 with budgets."""
 
     def made(*, step_ms: tuple[float, float], slowest_ms: float = 9.5):
         planted.points("single", {1: 10.0}, input_ms=0.5)
-        ddp = planted.series("weak", "ddp", [2, 4], batch=8)
+        # Ranks in pairs: half of them are slower, so that none is above the median by much.
+        own = steps([slowest_ms if rank % 2 else 9.5 for rank in range(4)])
+        planted.points("ddp", dict(zip((2, 4), step_ms, strict=True)), input_ms=0.5, off_step_ns=own)
         planted.plan(repeats=1)
-        for cell, ms in zip(ddp, step_ms, strict=True):
-            # Ranks in pairs: half of them are slower, so that none is above the median by much.
-            ranks = [slowest_ms if rank % 2 else 9.5 for rank in range(cell.gpus)]
-            planted.run(cell, new_timing(step_ms=ms, input_ms=0.5, off_step_ns=steps(ranks)))
         return planted
 
     return made
@@ -58,15 +56,11 @@ def test_a_study_that_scales_says_so_and_blames_nothing(pair) -> None:
     )
 
 
-def test_a_cell_that_waits_for_its_data_is_bound_by_its_input(planted, new_timing) -> None:
-    single, double = (
-        planted.series("weak", "single", [1], batch=8)[0],
-        planted.series("weak", "ddp", [2], batch=8)[0],
-    )
-    planted.plan(repeats=1)
+def test_a_cell_that_waits_for_its_data_is_bound_by_its_input(planted) -> None:
     # 4 ms of 10, and 1 ms of 10; 0.9 ms would not be said.
-    planted.run(single, new_timing(step_ms=10.0, input_ms=4.0))
-    planted.run(double, new_timing(step_ms=10.0, input_ms=1.0, off_step_ns=steps([9.0, 9.0])))
+    planted.points("single", {1: 10.0}, input_ms=4.0)
+    planted.points("ddp", {2: 10.0}, input_ms=1.0, off_step_ns=steps([9.0, 9.0]))
+    planted.plan(repeats=1)
     [sentence] = [one for one in said(planted) if "input:" in one]
     assert sentence.startswith(
         "Bound by its input: single on 1 rank (CPU) waits for data for 40.0 % of a step, "

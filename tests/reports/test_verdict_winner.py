@@ -19,21 +19,16 @@ def said(planted) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def compared(planted, new_timing) -> Callable[..., tuple[str, ...]]:
+def compared(planted) -> Callable[..., tuple[str, ...]]:
     """Weak, single on 1 with 10 ms of computation, ddp on 2 with 25 ms, and another on 2 with 12 ms."""
 
     def made(strategy: str = "ddp", **fields: object) -> tuple[str, ...]:
-        single = planted.series("weak", "single", [1], batch=8)[0]
-        ddp = planted.series("weak", "ddp", [2], batch=8)[0]
-        slow = planted.series("weak", "scratch-ddp", [2], batch=8)[0]
-        other = planted.series("weak", strategy, [2], batch=8, **fields)[0]
+        timing = {"input_ms": 0.0, "off_step_ns": lambda rank: [10 * MS] * 4}
+        planted.points("single", {1: [10.0] * 3}, input_ms=0.0)
+        planted.points("ddp", {2: [25.0] * 3}, **timing)
+        planted.points("scratch-ddp", {2: [30.0] * 3}, **timing)
+        planted.points(strategy, {2: [12.0] * 3}, **timing, **fields)
         planted.plan()
-        for _ in range(3):
-            planted.run(single, new_timing(step_ms=10.0, input_ms=0.0))
-            for cell, ms in ((ddp, 25.0), (slow, 30.0), (other, 12.0)):
-                planted.run(
-                    cell, new_timing(step_ms=ms, input_ms=0.0, off_step_ns=lambda rank: [10 * MS] * 4)
-                )
         return said(planted)
 
     return made
@@ -64,14 +59,12 @@ def test_a_winner_that_trains_differently_says_so_and_has_the_dense_one_beside_i
     )
 
 
-def test_the_recorded_differences_of_a_strategy_are_stated(planted, new_timing) -> None:
-    single = planted.series("weak", "single", [1], batch=8)[0]
-    ddp, gossip = (planted.series("weak", name, [2], batch=8)[0] for name in ("ddp", "gossip"))
-    planted.plan(repeats=1)
+def test_the_recorded_differences_of_a_strategy_are_stated(planted) -> None:
     alone = Training(differences=("averages with its neighbours",), averages_all_gradients=False)
-    planted.run(single, new_timing(step_ms=10.0))
-    planted.run(ddp, new_timing(step_ms=25.0, training=Training()))
-    planted.run(gossip, new_timing(step_ms=12.0, training=alone))
+    planted.points("single", {1: 10.0})
+    planted.points("ddp", {2: 25.0}, training=Training())
+    planted.points("gossip", {2: 12.0}, training=alone)
+    planted.plan(repeats=1)
     first, *others = said(planted)
     assert "; it averages with its neighbours: compare its convergence too" in first
     assert any(other.startswith("Of plain data parallelism, ddp on 2 ranks") for other in others)
@@ -112,21 +105,18 @@ def test_a_reduced_precision_is_told_of_only_beside_a_fuller_one(planted) -> Non
 
 
 def test_three_runs_of_each_make_it_the_fastest_and_fewer_of_any_only_seem_to(planted) -> None:
-    ddp, other = (planted.series("weak", name, [2], batch=8)[0] for name in ("ddp", "fsdp"))
+    planted.points("ddp", {2: [10.0] * 3})
+    [other] = planted.points("fsdp", {2: [20.0] * 2})
     planted.plan()
-    planted.runs(ddp, [10.0] * 3)
-    planted.runs(other, [20.0] * 2)
     assert "ddp on 2 ranks (CPU) seems the fastest (2 runs) with" in said(planted)[0]
     planted.runs(other, [20.0])
     assert "ddp on 2 ranks (CPU) is the fastest with" in said(planted)[0]
 
 
 def test_a_dense_exchange_that_is_its_own_baseline_has_no_sentence(planted) -> None:
-    ddp = planted.series("weak", "ddp", [2], batch=8)[0]
-    local = planted.series("weak", "local-sgd:4", [2, 4], batch=8)
+    planted.points("ddp", {2: [10.0] * 3})
+    planted.points("local-sgd:4", {2: [10.0] * 3, 4: [10.0] * 3})
     planted.plan()
-    for cell in (ddp, *local):
-        planted.runs(cell, [10.0] * 3)
     assert not any(sentence.startswith("Of plain") for sentence in said(planted))
 
 

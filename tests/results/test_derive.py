@@ -28,11 +28,6 @@ def _steps(step: list[int], **phases: list[int]) -> StepColumns:
     return StepColumns(step_ns=step, loss=[1.0] * len(step), **phases)
 
 
-def _zeros(steps: int) -> StepColumns:
-    phases = ("data_ns", "forward_ns", "backward_ns", "optimizer_ns")
-    return _steps([0] * steps, **dict.fromkeys(phases, [0] * steps))
-
-
 @pytest.fixture
 def ranks(cell_of, record_of) -> list[RankRecord]:
     # Two blocks of two steps. Walls to the last rank: 220 (rank 1) and 180 (rank 0).
@@ -73,7 +68,8 @@ def test_a_step_is_the_mean_of_the_block_walls_over_their_steps(ranks) -> None:
 def test_a_run_of_six_blocks_knows_its_own_interval(two) -> None:
     # Per step 1 .. 6 ms: 3.5 +- 2.570582 x sqrt(3.5 / 6) = 3.5 +- 1.963314
     blocks = (_ms(2, 4, 6, 8, 10, 12), _ms(1, 1, 1, 1, 1, 1))
-    metric = two(blocks_ns=blocks, block_steps=2, steps=_zeros(12)).step_ns
+    zeros = dict.fromkeys(("data_ns", "forward_ns", "backward_ns", "optimizer_ns"), [0] * 12)
+    metric = two(blocks_ns=blocks, block_steps=2, steps=_steps([0] * 12, **zeros)).step_ns
     assert metric.value == 3.5 * MS
     assert metric.high == pytest.approx(5.463314 * MS)
     assert metric.interval == "t95-batch-means"

@@ -18,8 +18,6 @@ from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan, Request
 from results.store import Study, new_id, utc_now
 
-RAW = ("cells/*/cell.json", "cells/*/*/rank-*.json", "launches/*/*.json", "plan-*.json")
-
 
 def _plan(*cells: Cell, created_at: str = "2026-01-02T03:04:05.000Z") -> Plan:
     return Plan(

@@ -247,13 +247,9 @@ def undone(rank: int, model: str, settings: dict[str, Any]) -> tuple[bool, bool,
         group.traffic.enabled = True
         ends.append(copied(trainer.model.named_parameters()))
         snapshot.restore()
-    differ, same = (any_differ(ends[0], end) for end in ends[1:])
+    differ, same = (any(not torch.equal(ends[0][name], end[name]) for name in end) for end in ends[1:])
     model_of_it = weakref.ref(trainer.model.bare)
     del trainer, snapshot
     group.reset()
     gc.collect()
     return differ, not same, model_of_it() is None
-
-
-def any_differ(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    return any(not torch.equal(ours[name], theirs[name]) for name in ours)

@@ -12,7 +12,6 @@ from exchanging import bucket_of, whole_numbers
 from torch import Tensor
 
 from harness.worker.exchange.group import ExchangeGroup
-from results.cell import Cell
 from strategies.catalog import COLLECTIVES, COMPRESSIONS
 from strategies.collectives.catalog import build_route
 from strategies.collectives.link import Link
@@ -42,12 +41,8 @@ def node_sizes(spec: str, size: int) -> list[int]:
     return [
         node_size
         for node_size in sorted({one for one in sizes if one <= size})
-        if facts.refusal(cell(spec, size, node_size), plain) is None
+        if facts.refusal(a_cell(gpus=size, collective=spec, node_size=node_size), plain) is None
     ]
-
-
-def cell(spec: str, size: int, node_size: int) -> Cell:
-    return a_cell(gpus=size, collective=spec, node_size=node_size)
 
 
 def sums_of_whole_numbers(size: int, numel: int) -> list[float]:

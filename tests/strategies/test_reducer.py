@@ -34,10 +34,6 @@ def reducer_of(module: nn.Module, group: Any, chosen: Bucketing, *, audited: boo
     return GradientReducer(dict(module.named_parameters()), exchange, Link(group), chosen)
 
 
-def floats(*counts: int) -> list[Tensor]:
-    return [torch.zeros(count) for count in counts]
-
-
 @pytest.mark.parametrize(
     ("counts", "first", "later", "runs"),
     [
@@ -51,7 +47,7 @@ def floats(*counts: int) -> list[Tensor]:
     ],
 )
 def test_a_bucket_is_closed_by_what_fills_it(counts, first, later, runs) -> None:
-    assert fill_buckets(floats(*counts), bucketing(first, later)) == runs
+    assert fill_buckets([torch.zeros(n) for n in counts], bucketing(first, later)) == runs
 
 
 def test_each_data_type_has_its_buckets_and_they_are_in_the_order_in_which_they_are_full() -> None:

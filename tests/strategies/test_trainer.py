@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -59,17 +59,16 @@ def batches() -> Batches:
         yield torch.randn(4, 3, 6, 6, generator=generator), torch.randint(5, (4,), generator=generator)
 
 
-def optimizer_of(text: str, module: nn.Module) -> torch.optim.Optimizer:
-    if text == "adamw:lr=0.01":
-        return torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.01)
-    assert text == "sgd:lr=0.1:weight_decay=0.001"
-    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.001)
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw:lr=0.01": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.01),
+    "sgd:lr=0.1:weight_decay=0.001": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.001),
+}
 
 
 def plain_loop(module: nn.Module, settings: TrainSettings, steps: int = STEPS) -> list[float]:
     """The loop that a user would write; fp32 and bf16. Returns the losses."""
     module.train()
-    optimizer, data, losses = optimizer_of(settings.optimizer, module), batches(), []
+    optimizer, data, losses = OPTIMIZERS[settings.optimizer](module.parameters()), batches(), []
     for _ in range(steps):
         mean = torch.zeros(())
         for _ in range(settings.accumulation):
@@ -99,7 +98,7 @@ def assert_equal_bits(ours: nn.Module, theirs: nn.Module) -> None:
     assert [name for name in mine if not torch.equal(mine[name], others[name])] == []
 
 
-@pytest.mark.parametrize("optimizer", ["sgd:lr=0.1:weight_decay=0.001", "adamw:lr=0.01"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -761,11 +761,9 @@ def test_a_baseline_keeps_its_commit_as_long_as_a_cell_keeps_its_figures(
     monkeypatch.chdir(tmp_path)
     for commit in ("old", "new"):
         made = new_study(tmp_path / commit, runs_before=100 * (commit == "new"))
-        cells = made.series("weak", "ddp", [2, 4], batch=8)
-        made.plan()
         there = new_environment(code=CodeVersion(code_hash="c0de", commit=commit, dirty=False))
-        for cell in cells:
-            made.runs(cell, [10.0], environment=there)
+        made.points("ddp", {2: 10.0, 4: 10.0}, environment=there)
+        made.plan()
     promotion = ["baseline", "promote", "main", "new", "--reason", "x"]
     assert run(["baseline", "save", "main", "old"]) == 0
     assert run([*promotion, "--cell", "2 x 8"]) == 0

@@ -120,9 +120,7 @@ def test_an_open_comparison_says_how_many_pairs_would_tell() -> None:
 
     def half(pairs: int) -> float:
         """Half the interval of a paired t test of values with a deviation of 2 %."""
-        found = stats.t.ppf(1 - 0.0025, pairs - 1) * 0.02 / math.sqrt(pairs)
-        assert isinstance(found, float)
-        return found
+        return stats.t.ppf(1 - 0.0025, pairs - 1) * 0.02 / math.sqrt(pairs)
 
     # Between 0.4 of the margin and the margin lie 3 %.
     assert half(wanted) <= 0.015 < half(wanted - 1)
@@ -136,9 +134,7 @@ def decision(draw: np.random.Generator, effect: float, sd: float, freedom: float
     logs = math.log1p(effect) + scale * draw.standard_t(freedom, LOOKS * PAIRS_A_LOOK)
     for look in range(1, LOOKS + 1):
         seen = logs[: look * PAIRS_A_LOOK]
-        found = paired_effect(list(seen), ALPHA / LOOKS)
-        assert found is not None
-        change = judge_pairs(found, MARGIN)
+        change = judge_pairs(paired_effect(list(seen), ALPHA / LOOKS), MARGIN)
         if change is not Verdict.INCONCLUSIVE:
             return change, len(seen)
     return Verdict.INCONCLUSIVE, len(logs)
