@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from launching import a_job
 
 import reports
 from harness.cli import run
@@ -31,11 +32,9 @@ from reports.page.section import Bullets, Paragraph, Table
 from reports.page.sections.cost import cost_section, usd
 from results import schemas
 from results.catalogue.prices import Price
-from results.environment import CodeVersion
-from results.job import Job, RunOptions
+from results.job import Job
 from results.job_store import JobStore
 from results.outcome import Evidence
-from results.plan import Placement
 
 H100 = "NVIDIA H100 80GB HBM3"
 FLAG = Assumptions(price=Price(usd_per_gpu_hour=2.5, source="given by --price"))
@@ -147,21 +146,7 @@ def test_one_price_holds_for_all_sizes_of_a_study(tmp_path, new_study, new_envir
 
 
 def job(number: int, price: object) -> Job:
-    return Job(
-        job_id=f"{number:04d}-1x2",
-        name="n",
-        launcher="slurm",
-        placement=Placement(nodes=1, gpus_per_node=2),
-        plan=1,
-        cells=(),
-        baseline=None,
-        options=RunOptions(),
-        code=CodeVersion(code_hash="c"),
-        estimate_s=1,
-        time_limit_s=60,
-        billed_gpus=2,
-        site={} if price is None else {"price": price},
-    )
+    return a_job(f"{number:04d}-1x2", site={} if price is None else {"price": price})
 
 
 def test_the_profile_of_the_newest_job_has_the_sites_price() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from builders import a_cell
+from launching import a_launch, an_attempt
 
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
@@ -16,10 +17,8 @@ from reports.analysis.trained import Recovery, Spread, TrainedCell, races, reach
 from reports.page.render import render_figures
 from reports.page.section import Table
 from reports.page.sections.training import accuracy_section, training_section
-from results.environment import CodeVersion
-from results.launch import Attempt, Launch, Slot
-from results.outcome import Evidence, Outcome
-from results.plan import Placement
+from results.launch import Attempt, Slot
+from results.outcome import Outcome
 from results.train_order import TrainOrder
 from results.training_log import (
     Ended,
@@ -75,17 +74,8 @@ def not_finite(second: float, step: int) -> Validated:
 
 
 def attempt(launch: str, began: float | None, ended: float, **more: Any) -> Attempt:
-    filled: dict[str, Any] = {
-        "command": ("torchrun",),
-        "exit_code": 1,
-        "stopped_by": None,
-        "outcomes": {},
-        "reasons": {},
-        "ranks": (),
-        "startup_ns": None,
-    }
     begun = None if began is None else at(began)
-    return Attempt(launch_id=launch, started_at=begun, ended_at=at(ended), **filled | more)
+    return an_attempt(launch_id=launch, started_at=begun, ended_at=at(ended), exit_code=1, **more)
 
 
 SAVED = SavedCheckpoint(at=at(21), step=20, seconds=0.25)
@@ -259,18 +249,6 @@ def test_a_median_over_seeds_is_said_where_there_are_several(planted, seeds, wor
     assert words in table.caption
 
 
-def launch(name: str, slot: Slot) -> Launch:
-    return Launch(
-        launch_id=name,
-        placement=Placement(nodes=1, gpus_per_node=2),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=(slot,),
-        code=CodeVersion(code_hash="0" * 16),
-    )
-
-
 def plant(study: Any, folder: Path) -> None:
     """Two seeds of each of two ways, all interrupted once, and no measured run."""
     for compression in ("none", "topk:0.01"):
@@ -290,7 +268,7 @@ def plant(study: Any, folder: Path) -> None:
     study.plan(repeats=1)
     for one in ATTEMPTS.values():
         slot = Slot(cell_id=study.study.cell_ids()[0], run_id=f"run-{one.launch_id}", repeat=1)
-        study.study.add_launch(launch(one.launch_id, slot))
+        study.study.add_launch(a_launch(launch_id=one.launch_id, slots=(slot,)))
         study.study.add_attempt(one)
 
 

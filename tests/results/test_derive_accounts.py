@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from launching import an_attempt
 
 from results.derivation.run_result import derive, mean_losses
 from results.errors import SchemaError
-from results.launch import Attempt
 from results.outcome import Outcome
 from results.record import StepColumns, Telemetry, Work
 
@@ -142,19 +142,7 @@ def test_ranks_of_unlike_warm_up_or_period_are_refused(two) -> None:
 def test_what_is_done_once_is_told_apart(cell_of, record_of) -> None:
     cell = cell_of()
     records = [record_of(cell, rank, first_step_ns=ns) for rank, ns in enumerate((70, 90))]
-    attempt = Attempt(
-        launch_id="launch-1",
-        command=(),
-        started_at=None,
-        ended_at="2026-01-02T03:09:05.000Z",
-        exit_code=0,
-        stopped_by=None,
-        outcomes={},
-        reasons={},
-        ranks=(),
-        startup_ns=123,
-    )
-    run = derive(cell, "run-1", records, attempt)
+    run = derive(cell, "run-1", records, an_attempt(launch_id="launch-1", startup_ns=123))
     assert (run.first_step_ns, run.startup_ns) == (90, 123)
     run = derive(cell, "run-1", [record_of(cell, rank) for rank in range(2)], None)
     assert (run.first_step_ns, run.startup_ns) == (None, None)

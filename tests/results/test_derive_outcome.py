@@ -6,6 +6,7 @@ from itertools import combinations
 
 import msgspec
 import pytest
+from launching import an_attempt
 
 from results.derivation.run_result import derive
 from results.errors import SchemaError
@@ -15,19 +16,7 @@ from results.record import Quads, StepColumns
 
 
 def _attempt(**fields: object) -> Attempt:
-    plain = Attempt(
-        launch_id="launch-9",
-        command=("torchrun",),
-        started_at="2026-01-02T03:04:05.000Z",
-        ended_at="2026-01-02T03:05:05.000Z",
-        exit_code=1,
-        stopped_by=None,
-        outcomes={},
-        reasons={},
-        ranks=(),
-        startup_ns=None,
-    )
-    return msgspec.structs.replace(plain, **fields)
+    return an_attempt(**{"launch_id": "launch-9", "exit_code": 1} | fields)
 
 
 def _columns(steps: int) -> StepColumns:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from launching import a_launch, an_attempt
 
 from results.cell import Cell
 from results.errors import BenchError, SchemaError, StoreError, UsageError
 from results.launch import Attempt, Launch, Slot
-from results.outcome import Evidence, Outcome
-from results.plan import Placement, Plan, Request
+from results.outcome import Outcome
+from results.plan import Plan, Request
 from results.store import Study, new_id, utc_now
 
 
@@ -31,29 +32,15 @@ def _plan(*cells: Cell, created_at: str = "2026-01-02T03:04:05.000Z") -> Plan:
 
 
 def _launch(*slots: Slot, code: object) -> Launch:
-    return Launch(
-        launch_id="launch-1",
-        placement=Placement(nodes=1, gpus_per_node=2),
-        device="cpu",
-        backend="gloo",
-        evidence=Evidence.MEASURED,
-        slots=slots,
-        code=code,
-    )
+    return a_launch(launch_id="launch-1", slots=slots, code=code)
 
 
 def _attempt(**outcomes: Outcome) -> Attempt:
-    return Attempt(
+    return an_attempt(
         launch_id="launch-1",
-        command=("torchrun",),
-        started_at="2026-01-02T03:04:05.000Z",
-        ended_at="2026-01-02T03:05:05.000Z",
         exit_code=1,
-        stopped_by=None,
         outcomes={name.replace("_", "-"): outcome for name, outcome in outcomes.items()},
         reasons={name.replace("_", "-"): f"seen {outcome}" for name, outcome in outcomes.items()},
-        ranks=(),
-        startup_ns=None,
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from launching import a_launch, an_attempt
 
 from harness.cli import run
 from harness.gate import nights
@@ -24,10 +25,9 @@ from harness.plan.study_file import StudyFile
 from results import schemas
 from results.environment import CodeVersion
 from results.files import study_lock
-from results.launch import Attempt, Launch, Slot
-from results.outcome import Evidence, Outcome
+from results.launch import Slot
+from results.outcome import Outcome
 from results.paired import Pair, PairedCall, PairedCell, PairedSide
-from results.plan import Placement
 from results.store import Study
 
 
@@ -89,31 +89,9 @@ def test_a_torn_rank_record_costs_its_run_with_a_sentence(study, capsys) -> None
 def started(folder: Path, launch_id: str, run_ids: Sequence[str], startup_s: float) -> None:
     """Plant the launch of these runs with this start-up time."""
     made = Study(folder)
-    made.add_launch(
-        Launch(
-            launch_id=launch_id,
-            placement=Placement(nodes=1, gpus_per_node=2),
-            device="cpu",
-            backend="gloo",
-            evidence=Evidence.MEASURED,
-            slots=tuple(Slot(cell_id="c", run_id=run_id, repeat=1) for run_id in run_ids),
-            code=CodeVersion(code_hash="h"),
-        )
-    )
-    made.add_attempt(
-        Attempt(
-            launch_id=launch_id,
-            command=(),
-            started_at=None,
-            ended_at="2026-01-02T23:59:59.000Z",
-            exit_code=0,
-            stopped_by=None,
-            outcomes={},
-            reasons={},
-            ranks=(),
-            startup_ns=round(startup_s * 10**9),
-        )
-    )
+    slots = tuple(Slot(cell_id="c", run_id=run_id, repeat=1) for run_id in run_ids)
+    made.add_launch(a_launch(launch_id=launch_id, slots=slots))
+    made.add_attempt(an_attempt(launch_id=launch_id, startup_ns=round(startup_s * 10**9)))
 
 
 def test_more_memory_and_a_slower_start_are_named(tmp_path, new_study, new_timing, capsys) -> None:
