@@ -22,6 +22,7 @@ from results.job import RunOptions
 from results.launch import Launch
 from results.parts import ModelParts
 from results.plan import Plan, Request
+from results.record import StepColumns, Work
 from workloads.catalog import WORKLOADS, facts
 
 _CELL = {
@@ -96,3 +97,21 @@ def launch_of(plan: Plan, options: RunOptions | None = None, *, cores: int = 2) 
     maker = LaunchMaker(plan, options or RunOptions(), Machine(cores=cores, gpu_names=()), around)
     so_far = tally([], plan, Conditions.elsewhere(code), rerun_failed=False)
     return maker.launch(planned, planned.cells, so_far)
+
+
+def a_work(**fields: Any) -> Work:
+    work = Work(
+        samples=8,
+        units=8,
+        unit="images",
+        parameters=1000,
+        flops=3 * 10**9,
+        exchange_payload_bytes=4000,
+        exchange_operations=1,
+    )
+    return msgspec.structs.replace(work, **fields)
+
+
+def steps_of(*losses: float | None) -> StepColumns:
+    phases = ("step", "data", "forward", "backward", "optimizer")
+    return StepColumns(loss=list(losses), **{f"{name}_ns": [0] * len(losses) for name in phases})

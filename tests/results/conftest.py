@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import a_cell, an_environment
+from builders import a_cell, a_work, an_environment
 
 from results.cell import Cell
 from results.derivation.run_result import derive, run_outcome
@@ -18,7 +18,7 @@ from results.environment import Environment
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Evidence, Outcome
-from results.record import Memory, Proof, RankRecord, StepColumns, Work
+from results.record import Memory, Proof, RankRecord, StepColumns
 from results.run import RunResult
 
 MS = 1_000_000
@@ -86,15 +86,7 @@ def record_of() -> Callable[..., RankRecord]:
             blocks_ns=[100 * MS] * 3,
             block_steps=2,
             stop="blocks",
-            work=Work(
-                samples=8,
-                units=8,
-                unit="images",
-                parameters=1000,
-                flops=3 * 10**9,
-                exchange_payload_bytes=4000,
-                exchange_operations=1,
-            ),
+            work=a_work(),
             memory=Memory(
                 rss_peak_bytes=1000,
                 rss_idle_bytes=600,

@@ -5,15 +5,9 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from builders import steps_of
 
-from results.record import Buckets, StepColumns
-
-
-def columns(losses: list[float | None]) -> StepColumns:
-    some = [10] * len(losses)
-    return StepColumns(
-        step_ns=some, data_ns=some, forward_ns=some, backward_ns=some, optimizer_ns=some, loss=losses
-    )
+from results.record import Buckets
 
 
 def test_buckets_are_the_busiest_ranks_and_early_ones_those_of_the_rank_that_overlaps_least(two) -> None:
@@ -38,8 +32,8 @@ def test_unlike_replicas_have_a_hash_of_all_of_theirs(two) -> None:
 
 def test_the_loss_after_a_fixed_number_of_samples(two) -> None:
     """Steps 11 to 20 of both ranks: fourteen of warm-up, six measured ones."""
-    assert two(warmup=columns([9.0] * 10 + [2.0] * 4)).loss_fixed == pytest.approx(
+    assert two(warmup=steps_of(*[9.0] * 10, *[2.0] * 4)).loss_fixed == pytest.approx(
         (4 * 2.0 + sum(two().losses[2:8])) / 10
     )
     assert two().loss_fixed is None, "eight steps are too few"
-    assert two(warmup=columns([9.0] * 10 + [2.0, None, 2.0, 2.0])).loss_fixed is None
+    assert two(warmup=steps_of(*[9.0] * 10, 2.0, None, 2.0, 2.0)).loss_fixed is None

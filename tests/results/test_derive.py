@@ -7,11 +7,12 @@ from itertools import permutations
 
 import msgspec
 import pytest
+from builders import a_work, steps_of
 
 from results.cell import Cell
 from results.derivation.run_result import block_walls, derive, exposed_time, step_time
 from results.outcome import Evidence, Outcome
-from results.record import Memory, Proof, Quads, RankRecord, StepColumns, Work
+from results.record import Memory, Proof, Quads, RankRecord, StepColumns
 from results.run import RunResult
 
 MS = 1_000_000
@@ -102,15 +103,7 @@ def test_the_phases_and_the_rest_add_up_to_the_step(ranks, cell_of) -> None:
 
 def test_throughput_is_the_work_of_all_ranks_over_the_step(ranks, cell_of, record_of) -> None:
     # 2 ranks x 8 samples in 0.1 s: 160 samples/s; at 32 tokens a sample 2 x 256 / 0.1 = 5120 tokens/s.
-    work = Work(
-        samples=8,
-        units=256,
-        unit="tokens",
-        parameters=1000,
-        flops=3 * 10**9,
-        exchange_payload_bytes=4000,
-        exchange_operations=3,
-    )
+    work = a_work(units=256, unit="tokens", exchange_operations=3)
     run = derive(cell_of(), "run-1", [msgspec.structs.replace(rank, work=work) for rank in ranks], None)
     assert run.samples_per_s == pytest.approx(160.0)
     assert run.units_per_s == pytest.approx(5120.0)
@@ -123,16 +116,7 @@ def test_throughput_is_the_work_of_all_ranks_over_the_step(ranks, cell_of, recor
 
 
 def test_without_the_work_of_one_rank_there_is_no_rate(two) -> None:
-    work = Work(
-        samples=8,
-        units=8,
-        unit="images",
-        parameters=1,
-        flops=1,
-        exchange_payload_bytes=0,
-        exchange_operations=0,
-    )
-    run = two(work=(work, None))
+    run = two(work=(a_work(), None))
     assert (run.outcome, run.samples_per_s, run.flops_per_s) == (Outcome.OK, None, None)
 
 
@@ -278,23 +262,11 @@ def test_a_run_is_disturbed_above_a_twentieth_of_its_cores(
     assert run(0.0).hosts == tuple(sorted(set(hosts)))
 
 
-def _losses(*losses: float | None) -> StepColumns:
-    zeros = [0] * len(losses)
-    return StepColumns(
-        step_ns=zeros,
-        data_ns=zeros,
-        forward_ns=zeros,
-        backward_ns=zeros,
-        optimizer_ns=zeros,
-        loss=list(losses),
-    )
-
-
 def test_losses_are_means_over_ranks_from_the_first_warm_up_step_on(two) -> None:
     # first (2 + 4) / 2 = 3; last (1 + 0.5) / 2 = 0.75
-    run = two(warmup=(_losses(2.0, 1.9), _losses(4.0, 3.9)), steps=(_losses(1.5, 1.0), _losses(1.5, 0.5)))
+    run = two(warmup=(steps_of(2.0, 1.9), steps_of(4.0, 3.9)), steps=(steps_of(1.5, 1.0), steps_of(1.5, 0.5)))
     assert (run.loss_first, run.loss_last, run.warmup_steps, run.steps) == (3.0, 0.75, 2, 2)
-    run = two(warmup=StepColumns(), steps=(_losses(1.5, 1.0), _losses(2.5, None)))
+    run = two(warmup=StepColumns(), steps=(steps_of(1.5, 1.0), steps_of(2.5, None)))
     assert (run.loss_first, run.loss_last, run.warmup_steps) == (2.0, None, 0)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from builders import a_work, steps_of
 from launching import an_attempt
 
 from results.derivation.run_result import derive, mean_losses
 from results.errors import SchemaError
 from results.outcome import Outcome
-from results.record import StepColumns, Telemetry, Work
+from results.record import Telemetry
 
 
 def _sampled(energy_j: float | None = None, window_ns: int | None = None, **series: object) -> Telemetry:
@@ -78,12 +79,6 @@ def test_without_the_counter_of_one_rank_there_is_no_energy(two, fields, why) ->
     assert (run.energy_j, run.absent["energy_j"]) == (None, why)
 
 
-def _columns(losses: list[float | None]) -> StepColumns:
-    zeros = [0] * len(losses)
-    phases = {f"{name}_ns": zeros for name in ("step", "data", "forward", "backward", "optimizer")}
-    return StepColumns(loss=losses, **phases)
-
-
 @pytest.fixture
 def losses_of(cell_of, record_of) -> Callable[..., tuple[tuple[float, ...], int]]:
     """The course of the loss of two ranks; the first `warmup` losses are from the warm-up."""
@@ -93,7 +88,9 @@ def losses_of(cell_of, record_of) -> Callable[..., tuple[tuple[float, ...], int]
     ) -> tuple[tuple[float, ...], int]:
         return mean_losses(
             [
-                record_of(cell_of(), rank, warmup=_columns(losses[:warmup]), steps=_columns(losses[warmup:]))
+                record_of(
+                    cell_of(), rank, warmup=steps_of(*losses[:warmup]), steps=steps_of(*losses[warmup:])
+                )
                 for rank, losses in enumerate((first, second))
             ]
         )
@@ -134,7 +131,7 @@ def test_the_course_of_the_loss_is_kept(two) -> None:
 
 
 def test_ranks_of_unlike_warm_up_or_period_are_refused(two) -> None:
-    for fields in ({"warmup": (_columns([1.0]), _columns([1.0, 1.0]))}, {"period": (1, 2)}):
+    for fields in ({"warmup": (steps_of(1.0), steps_of(1.0, 1.0))}, {"period": (1, 2)}):
         with pytest.raises(SchemaError, match="did not measure the same blocks and steps"):
             two(**fields)
 
@@ -149,17 +146,7 @@ def test_what_is_done_once_is_told_apart(cell_of, record_of) -> None:
 
 
 def test_the_ideal_bubble_is_that_of_the_schedule(two) -> None:
-    work = Work(
-        samples=8,
-        units=8,
-        unit="images",
-        parameters=1,
-        flops=1,
-        exchange_payload_bytes=0,
-        exchange_operations=0,
-        bubble_ideal=0.25,
-    )
-    run = two(work=work)
+    run = two(work=a_work(bubble_ideal=0.25))
     assert run.bubble_ideal == 0.25
     assert two().bubble_ideal is None
     # Nobody recorded how long the stages waited: no budget that would call it transfer.

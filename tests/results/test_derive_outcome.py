@@ -6,6 +6,7 @@ from itertools import combinations
 
 import msgspec
 import pytest
+from builders import steps_of
 from launching import an_attempt
 
 from results.derivation.run_result import derive
@@ -17,18 +18,6 @@ from results.record import Quads, StepColumns
 
 def _attempt(**fields: object) -> Attempt:
     return an_attempt(**{"launch_id": "launch-9", "exit_code": 1} | fields)
-
-
-def _columns(steps: int) -> StepColumns:
-    column = [0] * steps
-    return StepColumns(
-        step_ns=column,
-        data_ns=column,
-        forward_ns=column,
-        backward_ns=column,
-        optimizer_ns=column,
-        loss=[1.0] * steps,
-    )
 
 
 def test_replicas_that_differ_are_a_crash_without_figures(two) -> None:
@@ -105,7 +94,7 @@ def test_whole_records_count_whatever_the_supervisor_saw(cell_of, record_of) -> 
     [
         {"blocks_ns": ([100], [100, 100])},
         {"block_steps": (2, 3)},
-        {"steps": (_columns(1), _columns(2))},
+        {"steps": (steps_of(1.0), steps_of(1.0, 1.0))},
         {"quads": (Quads(steps=2), None)},
         {"block_steps": 0},
         {"blocks_ns": []},
@@ -124,7 +113,7 @@ def test_a_rank_that_the_cell_does_not_have_is_refused(cell_of, record_of, field
         derive(cell_of(), "run-1", records, None)
 
 
-WHOLE = msgspec.structs.replace(_columns(6), step_ns=[5] * 6)
+WHOLE = msgspec.structs.replace(steps_of(*[1.0] * 6), step_ns=[5] * 6)
 LONG_DATA = msgspec.structs.replace(WHOLE, data_ns=[9] * 6)
 
 
