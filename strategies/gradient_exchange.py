@@ -47,16 +47,17 @@ class AuditableExchange(Protocol):
     """The exchange of gradients, as the proof (`carried`, `residual`) and snapshots (`state_dict`) use it."""
 
     audited: bool
-    """Whether what is not sent is kept even where no feedback needs it, for a check that it adds up."""
+    """Whether residuals are kept even where no feedback needs them, for a check of the conservation law."""
 
     def carried(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield for each parameter what the next exchange adds to this rank's share."""
+        """Yield for each parameter the residual that the next exchange adds to this rank's share."""
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield for each parameter what the last exchange left of this rank's share."""
+        """Yield for each parameter the residual of the last exchange: what it did not send of this rank's
+        share."""
 
     def rescale(self, factor: float) -> None:
-        """Multiply what is kept by `factor`, as a loss scaler does from now on with the gradients."""
+        """Multiply the residuals by `factor`, as a loss scaler does from now on with the gradients."""
 
     def state_dict(self) -> State:
         """Copies of all that is kept from step to step; they are this rank's own."""
@@ -73,8 +74,8 @@ class GradientExchange:
         exchange = GradientExchange(ExchangeSettings(compression="topk:0.01"), device=device)
         exchange.average(model.parameters())
 
-    Everything that is kept from step to step (what was not sent, factors, counters) is in its
-    `state_dict`, which is each rank's own: save and load it on every rank.
+    All state that it keeps from step to step (residuals, factors, counters) is in its `state_dict`, which is
+    each rank's own: save and load it on every rank.
     """
 
     def __init__(self, settings: ExchangeSettings = PLAIN, *, device: torch.device) -> None:
@@ -157,16 +158,14 @@ class GradientExchange:
                 named[piece.name].grad = piece.of(bucket.values)
 
     def carried(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield for each parameter what the next exchange adds to this rank's share; nothing without
-        feedback."""
+        """Yield for each parameter the residual that the next exchange adds to this rank's share; without
+        feedback there is none."""
         if self.compressor.feedback:
             for index, pieces, residual in self._residuals.vectors():
-                carried = self.compressor.carried(index, residual)
-                yield from self._named(pieces, carried)
+                yield from self._named(pieces, self.compressor.carried(index, residual))
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield for each parameter what the last exchange left of this rank's share; without feedback if
-        `audited`."""
+        """Yield for each parameter the residual of the last exchange; without feedback only if `audited`."""
         for _, pieces, residual in self._residuals.vectors():
             yield from self._named(pieces, residual)
 
@@ -185,11 +184,11 @@ class GradientExchange:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from copies of a `state_dict` of the same rank of an exchange of the same kind."""
         with self._lane.memory():
-            # What a compressor gives up in the lane goes back to where it was taken. Taken on the stream of
-            # the backward pass, it would be written to there while the lane still reads it.
-            kept = copy.deepcopy(dict(state))
-            self._residuals.load_state_dict(cast(State, kept["kept"]))
-            self.compressor.load_state_dict(cast(State, kept["compressor"]))
+            # Memory that a compressor frees in the lane returns to the stream that allocated it. Allocated on
+            # the stream of the backward pass, it would be written to there while the lane still reads it.
+            copied = copy.deepcopy(dict(state))
+            self._residuals.load_state_dict(cast(State, copied["kept"]))
+            self.compressor.load_state_dict(cast(State, copied["compressor"]))
 
 
 def _take_share(gradient: Tensor | None, view: Tensor, size: int) -> None:

@@ -19,7 +19,7 @@ class Snapshot:
     """Parameters, buffers, optimizer, scaler and exchange state, and random state of one rank, at one moment.
 
     The copy of parameters, buffers and optimizer lies on the device if that has room to spare, else in host
-    memory; what the exchange keeps is copied where it is. `Trainer.state_dict` serves another process: it
+    memory; the state of the exchange is copied where it is. `Trainer.state_dict` serves another process: it
     is in host memory, by names of the whole model; this goes back in the same trainer, tensor by tensor, in
     the middle of a measurement.
     """

@@ -1,7 +1,7 @@
 """A compressor from another package: every element above a share of its bucket's largest is sent.
 
 `bench matrix --compression threshold:0.3` sends what is at least 0.3 times as large as the largest magnitude,
-and adds the rest to the next gradient (Strom 2015, with a threshold that follows the gradient). Planning
+and adds the residual to the next gradient (Strom 2015, with a threshold that follows the gradient). Planning
 imports this file, and must not import torch: the compressor is made inside of `of`, on a rank.
 """
 
@@ -44,7 +44,7 @@ class Threshold:
         from strategies.compression.base import Compressor
 
         class Made(Compressor):
-            def sum_shares(self, bucket: Bucket, unsent: Tensor | None, wire: Wire) -> None:
+            def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
                 values = bucket.values
                 assert values.numel() < 2**31, "indices are int32"
                 magnitudes = values.abs()
@@ -53,9 +53,9 @@ class Threshold:
                 indices = chosen.nonzero()[:, 0]
                 exact = values.index_select(0, indices)
                 sent = exact.float()
-                if unsent is not None:
-                    left = exact.sub(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-                    unsent.copy_(values).index_copy_(0, indices, left.to(unsent.dtype))
+                if residual is not None:
+                    error = exact.sub(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+                    residual.copy_(values).index_copy_(0, indices, error.to(residual.dtype))
                 # All ranks send equally much: shorter ones add zeros at index 0.
                 most = torch.tensor([max(1, len(indices))], dtype=torch.float64, device=values.device)
                 wire.largest(most)

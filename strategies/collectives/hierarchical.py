@@ -92,8 +92,8 @@ class OneNode:
 class Shards:
     """Every rank gets its node's sum of one shard, exchanges it across the nodes, and gathers the others.
 
-    All links between nodes are used at once, each for 1 / node size of the values. What a shard's exchange
-    does not send is kept by the rank of the shard. Gloo has no reduce-scatter: it sums the whole vector.
+    All links between nodes are used at once, each for 1 / node size of the values. The residual of a
+    shard's exchange is kept by the rank of the shard. Gloo has no reduce-scatter: it sums the whole vector.
     """
 
     def __init__(self, inside: Link, across: Link) -> None:
@@ -110,13 +110,14 @@ class Shards:
         length = -(-numel // node_size)
         padded = pad(bucket.values, (0, length * node_size - numel))
         shard = self._inside.reduce_scatter(padded.view(node_size, length))
-        kept = None if residual is None else torch.empty_like(shard)
-        # No pieces: where a shard ends says nothing of the parameters.
-        compressor.sum_shares(Bucket(index=bucket.index, values=shard, pieces=()), kept, self._across)
-        if residual is not None and kept is not None:
+        residual_of_shard = None if residual is None else torch.empty_like(shard)
+        # Without pieces, as a shard ends anywhere in a parameter.
+        sharded = Bucket(index=bucket.index, values=shard, pieces=())
+        compressor.sum_shares(sharded, residual_of_shard, self._across)
+        if residual is not None and residual_of_shard is not None:
             residual.zero_()
             own = residual[self._inside.rank * length :][:length]
-            own.copy_(kept[: own.numel()])
+            own.copy_(residual_of_shard[: own.numel()])
         bucket.values.copy_(self._inside.all_gather(shard).view(-1)[:numel])
 
 
@@ -124,7 +125,7 @@ class Leaders:
     """The first rank of each node gets the node's sum, exchanges it across the nodes, and hands it out.
 
     One link of a node is used, for all of the values; in return the bucket stays whole, as a compressor
-    of matrices needs it. What the exchange does not send is kept by the leader.
+    of matrices needs it. The leader keeps the residual of the exchange.
     """
 
     def __init__(self, inside: Link, across: Link) -> None:

@@ -20,15 +20,15 @@ State = dict[str, object]
 class Compressor(ABC):
     """Sums buckets over the ranks in fewer bytes than they have.
 
-    The law of conservation: what goes in is applied or kept, nothing else. With `values` the shares before
-    and `sums` the result after, `sum over ranks(values) = sums + sum over ranks(residual)`, up to rounding.
-    With error feedback what is kept comes back in the next step (Seide et al. 2014; Karimireddy et al. 2019,
-    arXiv:1901.09847), so that a bias of the compression does not add up.
+    The law of conservation: each value is applied or is in a residual. With `values` the shares before and
+    `sums` the result after, `sum over ranks(values) = sums + sum over ranks(residual)`, up to rounding.
+    Error feedback adds the residual to the share of the next step (Seide et al. 2014; Karimireddy et al.
+    2019, arXiv:1901.09847), so that a bias of the compression does not add up.
     """
 
     def __init__(self, *, feedback: bool, ramp_steps: int = 0) -> None:
         self.feedback = feedback
-        """Whether what was not sent is added to the next share of the same bucket."""
+        """Whether the residual is added to the next share of the same bucket."""
         self.ramp_steps = ramp_steps
         """Steps at the start that are compressed otherwise than all later ones."""
 
@@ -57,11 +57,12 @@ class Compressor(ABC):
         residual."""
         return residual
 
-    def rescale(self, factor: float) -> None:  # noqa: B027  # most keep nothing else in these units
-        """Multiply what it keeps in the units of shares by `factor`, as shares will come in from now on."""
+    def rescale(self, factor: float) -> None:  # noqa: B027  # most have no such state
+        """Multiply state that is in the units of shares by `factor`, as shares are from now on."""
 
     def state_dict(self) -> State:
-        """Everything beyond what is kept that decides what comes next: counters, factors, generators."""
+        """Return all state, other than the residual, that decides later exchanges: counters, factors,
+        generators."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:

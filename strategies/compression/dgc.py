@@ -75,7 +75,7 @@ class Dgc(Compressor):
     after it has no momentum. Momentum factor masking: u and v are zeroed where v was sent, so that momentum
     does not go on from gradients that were late. If everything is sent, no value is late, so none is masked:
     at ratio 1 it is SGD with momentum. Warm-up: over the first steps the ratio falls exponentially from
-    25 % (75 %, 93.75 %, 98.44 %, ... left out, for 0.1 % in four steps). v is what the exchange keeps.
+    25 % (75 %, 93.75 %, 98.44 %, ... left out, for 0.1 % in four steps). v is the residual.
 
     Nesterov momentum is left out, and so is the clipping of local gradients: the trainer clips after the
     exchange. It works only with flat collectives: a rank must know which part of its u was sent.

@@ -24,7 +24,7 @@ SELECT = Option(
     choices=("exact", "sampled", "block"),
     help="how the largest are found: all of them, by a threshold from a sample, or one of each block",
 )
-FEEDBACK = Option(kind="bool", default=True, help="add what was not sent to the next gradient")
+FEEDBACK = Option(kind="bool", default=True, help="add the residual, what was not sent, to the next gradient")
 WARMUP = Option(kind="int", default=0, minimum=0, help="steps before it works as it will")
 
 
@@ -43,7 +43,7 @@ class CompressorFacts(CatalogFacts):
     places = ("compressor", "ddp_hook")
     need: ClassVar[Need] = "all-reduce"
     keeps_residual: ClassVar[bool] = True
-    """Whether what it does not send may be kept for a later step."""
+    """Whether a residual may be kept for a later step."""
     instead: ClassVar[str] = ""
     """The compressor to use where this one is refused."""
     whole_matrices: ClassVar[bool] = False

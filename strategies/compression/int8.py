@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from results.spec import Option, Spec
 from strategies.compression.base import State
-from strategies.compression.facts import CompressorFacts
+from strategies.compression.facts import FEEDBACK, CompressorFacts
 from strategies.compression.promise import CompressorPromise, UnbiasedLevels, WireBytes
 from strategies.compression.streams import generator_of
 from strategies.compression.two_stage import SCALE_BYTES, TwoStage, scales_of
@@ -33,7 +34,7 @@ class Int8Facts(CompressorFacts):
             "block": Option(
                 kind="int", default=256, minimum=8, maximum=65536, help="values that share one scale"
             ),
-            "feedback": Option(kind="bool", default=False, help="add what was not sent to the next gradient"),
+            "feedback": replace(FEEDBACK, default=False),
         }
     )
     compressor = "strategies.compression.int8:Int8"

@@ -12,7 +12,7 @@ from strategies.exchange.buckets import Bucket, BucketRange, pieces_of
 
 
 class BucketMemory:
-    """One vector a bucket, zero at first: what was not sent of it, say.
+    """One vector a bucket, zero at first: its residual, for example.
 
     It belongs to the parameters, not to the buckets: when buckets are formed anew (DDP does so after the
     first step) each parameter's part goes with it.

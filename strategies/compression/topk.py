@@ -81,9 +81,9 @@ def sum_chosen(values: Tensor, indices: Tensor, residual: Tensor | None, wire: W
     chosen = values.index_select(0, indices)
     sent = chosen.float()
     if residual is not None:
-        # An infinity that has been sent leaves nothing, not infinity less infinity.
-        left = chosen.sub(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        residual.copy_(values).index_copy_(0, indices, left.to(residual.dtype))
+        # An infinity that has been sent has no rounding error, instead of infinity less infinity.
+        error = chosen.sub(sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        residual.copy_(values).index_copy_(0, indices, error.to(residual.dtype))
     pairs = wire.all_gather(torch.cat([sent.view(torch.int32), indices.to(torch.int32)]))
     values.zero_()
     for theirs, where in pairs.view(wire.size, 2, -1):

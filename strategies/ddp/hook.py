@@ -119,7 +119,7 @@ class SharedAverage:
         if self._layout.in_rows(pieces):
             self._sum(bucket.index(), values, pieces)
             return
-        # Compressors see matrices, and what they keep has its place, row by row.
+        # Compressors see matrices, and residuals have their places, row by row.
         parts = [self._layout.part(piece, values) for piece in pieces]
         rows = torch.cat([part.flatten() for part in parts])
         self._sum(bucket.index(), rows, pieces)

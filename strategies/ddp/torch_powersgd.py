@@ -22,11 +22,11 @@ _PER_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
 
 
 class TorchPowerSgd:
-    """Averages torch's buckets by torch's hook, and says what it keeps as a `GradientExchange` does.
+    """Averages torch's buckets by torch's hook, and gives the residuals as a `GradientExchange` does.
 
-    torch keeps errors a bucket, in units of gradients; here they are by parameter, in units of shares. Of a
-    parameter that is not compressed the error is the gradient less the mean of all ranks: over the ranks
-    these add up to nothing.
+    torch keeps residuals (its errors) by bucket, in units of gradients; here they are by parameter, in units
+    of shares. The residual of a parameter that is not compressed is its gradient less the mean of all ranks:
+    the sum of these over the ranks is 0.
     """
 
     ramp_steps = RAMP_STEPS
@@ -34,7 +34,7 @@ class TorchPowerSgd:
     def __init__(self, rank: int, layout: BucketLayout, *, group: ProcessGroup | None, seed: int) -> None:
         """`rank` is the rank of the approximation; a group of None is the default group."""
         self.audited = False
-        """Errors are kept in any case."""
+        """Residuals are kept in any case."""
         self._size = torch.distributed.get_world_size(group)
         self._state = PowerSGDState(
             process_group=group,
@@ -48,7 +48,7 @@ class TorchPowerSgd:
         self._pieces: dict[int, tuple[BucketRange, ...]] = {}
         """The pieces of each bucket when it was last averaged."""
         self._loose: dict[str, Tensor] = {}
-        """Errors of parameters that have left their bucket."""
+        """Residuals of parameters that have left their bucket."""
 
     def average(self, bucket: GradBucket) -> None:
         self._follow(bucket)
@@ -60,12 +60,12 @@ class TorchPowerSgd:
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:
         """Nothing in the dense steps at the start."""
-        for name, error in self._errors().items():
-            yield name, error / self._size
+        for name, residual in self._residuals().items():
+            yield name, residual / self._size
 
     def rescale(self, factor: float) -> None:
-        for error in (*self._state.error_dict.values(), *self._loose.values()):
-            error.mul_(factor)
+        for residual in (*self._state.error_dict.values(), *self._loose.values()):
+            residual.mul_(factor)
 
     def state_dict(self) -> State:
         buckets = {
@@ -79,7 +79,7 @@ class TorchPowerSgd:
                 index: [[piece.name, list(piece.shape)] for piece in pieces]
                 for index, pieces in self._pieces.items()
             },
-            "loose": {name: error.clone() for name, error in self._loose.items()},
+            "loose": {name: residual.clone() for name, residual in self._loose.items()},
             "iter": self._state.iter,
             "rng": {"key": [int(word) for word in drawn["key"]], "pos": int(drawn["pos"])},
         }
@@ -87,42 +87,42 @@ class TorchPowerSgd:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from a `state_dict` of the same rank.
 
-        Where the buckets are others by then, as they are in the first step of a new wrapper, errors go with
+        If the buckets have been formed anew by then, as in the first step of a new wrapper, residuals go with
         their parameters, and the factors start anew.
         """
         for name in _PER_BUCKET:
-            kept = cast("dict[int, Tensor]", state[name])
-            setattr(self._state, name, {index: values.clone() for index, values in kept.items()})
+            saved = cast("dict[int, Tensor]", state[name])
+            setattr(self._state, name, {index: values.clone() for index, values in saved.items()})
         named = cast("dict[int, list[tuple[str, list[int]]]]", state["pieces"])
         self._pieces = {
             index: pieces_of((name, torch.Size(shape)) for name, shape in pieces)
             for index, pieces in named.items()
         }
         loose = cast("dict[str, Tensor]", state["loose"])
-        self._loose = {name: error.clone() for name, error in loose.items()}
+        self._loose = {name: residual.clone() for name, residual in loose.items()}
         self._state.iter = cast(int, state["iter"])
         drawn = cast("dict[str, Any]", state["rng"])
         words = {"key": np.array(drawn["key"], dtype=np.uint32), "pos": drawn["pos"]}
-        # It draws whole numbers alone, of which none is kept for later.
+        # It draws only whole numbers, none of which is kept for later.
         self._state.rng.set_state({"bit_generator": "MT19937", "state": words, "has_gauss": 0, "gauss": 0.0})
 
-    def _errors(self) -> dict[str, Tensor]:
-        errors = dict(self._loose)
+    def _residuals(self) -> dict[str, Tensor]:
+        residuals = dict(self._loose)
         for index, values in self._state.error_dict.items():
-            errors |= {piece.name: self._layout.part(piece, values) for piece in self._pieces[index]}
-        return errors
+            residuals |= {piece.name: self._layout.part(piece, values) for piece in self._pieces[index]}
+        return residuals
 
     def _follow(self, bucket: GradBucket) -> None:
-        """Let what is kept go with the parameters, if the buckets have been formed anew."""
+        """If the buckets have been formed anew, move the residuals with their parameters."""
         index, pieces = bucket.index(), self._layout.pieces(bucket)
         if self._pieces.get(index, pieces) != pieces:
-            self._loose = self._errors()
+            self._loose = self._residuals()
             for name in _PER_BUCKET:
                 getattr(self._state, name).clear()
             self._pieces.clear()
         self._pieces[index] = pieces
         if self._loose:
-            error = self._state.error_dict[index] = torch.zeros_like(bucket.buffer())
+            residual = self._state.error_dict[index] = torch.zeros_like(bucket.buffer())
             for piece in pieces:
                 if piece.name in self._loose:
-                    self._layout.part(piece, error).copy_(self._loose.pop(piece.name))
+                    self._layout.part(piece, residual).copy_(self._loose.pop(piece.name))

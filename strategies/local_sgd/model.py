@@ -6,7 +6,7 @@ collective, whatever is asked for the differences that come after them.
 
 What is exchanged. Let a be the parameters after the last average, the same on all p ranks, and x_r the
 present parameters of rank r. The next ones are a + sum over r of (x_r - a) / p. This is the mean of the x_r,
-but differences travel: they can be compressed, and what was not sent of one is added to the next (Basu et al.
+but differences travel: they can be compressed, and the residual of one is added to the next (Basu et al.
 2019, arXiv:1906.02367). All ranks get the same sum and add it to the same a, so that they end with the same
 bits.
 

@@ -47,7 +47,7 @@ class ScratchDdpModel(ParallelModel):
                 first_bytes=int(spec.number("first_bucket_mb") * MIB),
                 bytes=int(spec.number("bucket_mb") * MIB),
                 find_unused=spec.flag("find_unused"),
-                # Compressors see matrices, and what they keep is compared with gradients, row by row.
+                # Compressors see matrices, and residuals are compared with gradients, row by row.
                 as_parameters=exchange.compression == UNCOMPRESSED,
             ),
         )

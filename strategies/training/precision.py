@@ -53,17 +53,17 @@ def loss_scaler(
 
 
 class ScaledFeedback:
-    """Keeps the state of an exchange in step with a loss scaler.
+    """Keeps the residuals and other state of an exchange in step with a loss scaler.
 
-    A step whose gradients overflow is left out: then the exchange resumes from what it kept before that step,
-    as an infinity in it would overflow every step after. What is kept is in the units of scaled gradients,
-    and changes with the scale. All ranks do the same, as they all see the same sums.
+    A step whose gradients overflow is left out: then the exchange resumes from its residuals before that
+    step, as an infinity in them would overflow every later step. Residuals are in the units of scaled
+    gradients, and change with the scale. All ranks do the same, as they all see the same sums.
 
-    Costs a copy of what is kept in each step, and nothing with a scaler that is disabled.
+    Each step copies the state of the exchange; with a disabled scaler it copies nothing.
     """
 
     def __init__(self, exchange: AuditableExchange | None, scaler: torch.amp.GradScaler) -> None:
-        """An exchange of None keeps nothing."""
+        """`exchange`: None has no residuals."""
         self._exchange = exchange if scaler.is_enabled() else None
         self._scaler = scaler
         self._before: State = {}

@@ -392,10 +392,10 @@ def assert_near_serial(results: list[list[dict[str, Any]]], model: str, settings
 
 
 def assert_law_is_kept(results: list[list[dict[str, Any]]], model: str, settings: dict[str, Any]) -> int:
-    """Gradients were applied or kept: sum g_r / p + sum carried_r = applied + sum unsent_r.
+    """Gradients were applied or are in residuals: sum g_r / p + sum carried_r = applied + sum residual_r.
 
-    Within 256 roundings of single precision of the L2 norm of all that is added up. Returns how many steps
-    kept something.
+    Within 256 roundings of single precision of the L2 norm of all that is added up. Returns the number of
+    steps with a residual.
     """
     lossy = 0
     for step in range(len(results[0])):
@@ -403,11 +403,11 @@ def assert_law_is_kept(results: list[list[dict[str, Any]]], model: str, settings
         serial.module.load_state_dict(results[0][step]["start"], strict=False)
         gradients, sizes = serial.gradients(step)
         for name, gradient in gradients.items():
-            kept = [result[step]["residual"].get(name, torch.zeros(())).double() for result in results]
+            residuals = [result[step]["residual"].get(name, torch.zeros(())).double() for result in results]
             carried = [result[step]["carried"].get(name, torch.zeros(())).double() for result in results]
             applied = results[0][step]["gradients"][name].double()
-            error = gradient + sum(carried) - applied - sum(kept)
-            size = sizes[name] + sum(part.abs() for part in (*kept, *carried))
+            error = gradient + sum(carried) - applied - sum(residuals)
+            size = sizes[name] + sum(part.abs() for part in (*residuals, *carried))
             assert error.norm() <= 256 * UNIT_ROUNDOFF * size.norm(), (step, name)
         lossy += any(bool(part.any()) for part in results[0][step]["residual"].values())
         assert len({result[step]["fingerprint"] for result in results}) == 1

@@ -130,10 +130,12 @@ def test_the_unsent_part_is_the_rounding_of_the_share(threads, name, size) -> No
     values = [normal(1000, 10 + rank) for rank in range(size)]
     results = threads(size, summed, name, values)
     u = U16 if name == "fp16" else 2.0**-8
-    left = torch.stack([residual for _, residual in results]).double().sum(0)
+    residuals = torch.stack([residual for _, residual in results]).double().sum(0)
     exact = torch.stack(values).double()
     assert all(torch.equal(result[0], results[0][0]) for result in results)
-    assert ((results[0][0] + left - exact.sum(0)).abs() <= 1.1 * (size - 1) * u * exact.abs().sum(0)).all()
+    assert (
+        (results[0][0] + residuals - exact.sum(0)).abs() <= 1.1 * (size - 1) * u * exact.abs().sum(0)
+    ).all()
     for share, (_, residual) in zip(values, results, strict=True):
         assert 0 < residual.abs().max()
         assert (residual.abs() <= u * share.abs() + 2.0**-30).all()

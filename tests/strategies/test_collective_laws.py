@@ -57,7 +57,7 @@ def lengths(size: int) -> list[int]:
 
 
 def sums_of_all(group: ExchangeGroup, spec: str, node_size: int, values: list[Tensor]) -> list[Tensor]:
-    """On a rank: the sums of vectors, one after another by one route. What was kept must be zero."""
+    """On a rank: the sums of vectors, one after another by one route. The residual must be zero."""
     route = build_route(spec, Link(group), node_size=node_size)
     for index, one in enumerate(values):
         residual = torch.full_like(one, 7)
@@ -159,7 +159,7 @@ class EvenPlaces(Compressor):
         bucket.values[::2] = sent
 
 
-def sums_and_kept(group: ExchangeGroup, spec: str, node_size: int) -> tuple[Tensor, Tensor]:
+def sums_and_residual(group: ExchangeGroup, spec: str, node_size: int) -> tuple[Tensor, Tensor]:
     route = build_route(spec, Link(group), node_size=node_size)
     values, residual = whole_numbers(group.rank(), 101), torch.full((101,), torch.nan)
     route.sum_shares(bucket_of(values), residual, EvenPlaces())
@@ -170,12 +170,12 @@ def sums_and_kept(group: ExchangeGroup, spec: str, node_size: int) -> tuple[Tens
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_unsent_part_is_kept_on_exactly_one_rank(threads, spec, size) -> None:
     for node_size in node_sizes(spec, size):
-        sums, kept = zip(*threads(size, sums_and_kept, spec, node_size), strict=True)
+        sums, residuals = zip(*threads(size, sums_and_residual, spec, node_size), strict=True)
         assert len({values.numpy().tobytes() for values in sums}) == 1
-        assert (sums[0] + torch.stack(kept).sum(0)).tolist() == sums_of_whole_numbers(size, 101)
+        assert (sums[0] + torch.stack(residuals).sum(0)).tolist() == sums_of_whole_numbers(size, 101)
         # One node has no slow link to compress for, if it goes by nodes.
         one_node = COLLECTIVES.facts(spec).by_nodes and node_size == size
-        assert any(residual.any() for residual in kept) != one_node
+        assert any(residual.any() for residual in residuals) != one_node
 
 
 class Calls(Compressor):

@@ -50,7 +50,7 @@ class EverySecond(Compressor):
 def exchanged(
     group: ExchangeGroup, node_size: int, via: str, make: Callable[[], Compressor]
 ) -> list[tuple[list[float], list[float], int]]:
-    """On a rank, of each length: the sums, what was not sent, and the bytes handed over."""
+    """On a rank, of each length: the sums, the residual, and the bytes handed over."""
     route = build_route(f"hierarchical:via={via}", Link(group), node_size=node_size)
     found = []
     for index, numel in enumerate(NUMELS):
@@ -89,9 +89,9 @@ def expected_of_every_second(
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """The sums, and by rank what it keeps, when a node's sum is sent only at even places of each shard."""
     shares = [2.0**rank * (1000 + np.arange(numel)) for rank in range(size)]
-    kept = [np.zeros(numel) for _ in range(size)]
+    residuals = [np.zeros(numel) for _ in range(size)]
     if node_size == size:
-        return np.sum(shares, axis=0), kept
+        return np.sum(shares, axis=0), residuals
     shard = ceil(numel / node_size) if via == "shards" else numel
     odd = np.array([place % shard % 2 == 1 for place in range(numel)], dtype=bool)
     for first in range(0, size, node_size):
@@ -99,20 +99,20 @@ def expected_of_every_second(
         whole = np.sum([shares[rank] for rank in node], axis=0)
         for place in range(numel):
             keeper = first + (place // shard if via == "shards" else 0)
-            kept[keeper][place] = whole[place] if odd[place] else 0
-    return np.where(odd, 0, np.sum(shares, axis=0)), kept
+            residuals[keeper][place] = whole[place] if odd[place] else 0
+    return np.where(odd, 0, np.sum(shares, axis=0)), residuals
 
 
 @pytest.mark.parametrize(("size", "node_size", "via"), CASES)
 def test_the_unsent_part_of_a_nodes_sum_is_kept_once(threads, size, node_size, via) -> None:
     found = threads(size, exchanged, node_size, via, EverySecond)
     for index, numel in enumerate(NUMELS):
-        sums, kept = expected_of_every_second(size, node_size, via, numel)
+        sums, residuals = expected_of_every_second(size, node_size, via, numel)
         total = np.zeros(numel)
         for rank in range(size):
             assert found[rank][index][0] == sums.tolist()
-            assert found[rank][index][1] == kept[rank].tolist()
-            total += kept[rank]
+            assert found[rank][index][1] == residuals[rank].tolist()
+            total += residuals[rank]
         # The law of conservation, of the expectation itself.
         assert (sums + total).tolist() == [(2**size - 1) * (1000 + place) for place in range(numel)]
 
@@ -123,7 +123,7 @@ def seen_by_the_compressor(
     route = build_route(f"hierarchical:via={via}", Link(group), node_size=node_size)
     compressor = EverySecond()
     for index in (3, 4):
-        # Nobody asks for what is not sent.
+        # Nobody asks for the residual.
         bucket = Bucket(index=index, values=whole_numbers(group.rank(), 6), pieces=PIECES)
         route.sum_shares(bucket, None, compressor)
     return compressor.seen

@@ -438,7 +438,7 @@ def test_settling_averages_now_and_once(threads) -> None:
 
 
 def books(group: ExchangeGroup, compression: str) -> list[dict[str, Tensors]]:
-    """On a rank: of four averages what went in, what was carried, what was left, and what came out."""
+    """On a rank: of four averages what went in, the residual before and after it, and what came out."""
     replica = Replica(group, state_build(), strategy="local-sgd:2", compression=compression)
     exchange, last, pages = replica.model.gradient_exchange, replica.parameters, []
     for average in range(4):
@@ -457,7 +457,7 @@ def books(group: ExchangeGroup, compression: str) -> list[dict[str, Tensors]]:
 def test_a_compressor_gets_the_differences_and_what_it_left_comes_back(
     threads, monkeypatch, size, compression
 ) -> None:
-    """sum of (x_r - a) / p + sum of what was carried = what was applied + sum of what was left."""
+    """sum of (x_r - a) / p + sum of the residuals before = what was applied + sum of the residuals after."""
     monkeypatch.setattr(buckets, "BUCKET_BYTES", SMALL)
     results = threads(size, books, compression)
     for pages in zip(*results, strict=True):
@@ -473,7 +473,7 @@ def test_a_compressor_gets_the_differences_and_what_it_left_comes_back(
             sizes = sum(part.abs() for part in shares + carried + residual)
             bound = 8 * UNIT_ROUNDOFF * sizes + UNIT_ROUNDOFF * new.abs()
             assert bool((difference.abs() <= bound).all()), name
-    # Something is left of each average, and carried into the next.
+    # Each average has a residual, which is added to the next.
     for pages in results:
         for page, following in itertools.pairwise(pages):
             assert all(bool(page["residual"][name].count_nonzero()) for name in ("0.weight", "3.weight"))

@@ -213,7 +213,7 @@ def test_a_gradient_of_zeros_does_not_end_the_power_iteration(threads) -> None:
 
 
 def drifted(group: ExchangeGroup, steps: int) -> list[float]:
-    """The size of what is kept, step by step, while the ranks never agree on the gradient."""
+    """The size of the residual, step by step, while the ranks never agree on the gradient."""
     exchange = opened(group, "powersgd:1")
     share = normal(group.rank(), 6, 8)
     sizes = []
@@ -316,7 +316,7 @@ def test_gradients_are_those_of_torchs_own_hook_bit_for_bit(ranks) -> None:
     assert ranks(2, ours) == ranks(2, torch_alone)
 
 
-def kept(trainer: Trainer) -> dict[str, Tensor]:
+def residuals_of(trainer: Trainer) -> dict[str, Tensor]:
     exchange = trainer.model.gradient_exchange
     return {name: value.clone() for name, value in exchange.residual()}
 
@@ -326,14 +326,14 @@ def units(rank: int) -> tuple[bool, bool]:
     trainer, data, size = trainer_of(), batches(rank), dist.get_world_size()
     for _ in range(2):
         trainer.step(data)
-    dense = kept(trainer)
+    dense = residuals_of(trainer)
     inputs, targets = next(data)
     own = torch.autograd.grad(
         F.cross_entropy(trainer.model.bare(inputs), targets), trainer.model.bare[4].bias
     )
     trainer.compute_gradients(iter([(inputs, targets)]))
     mean = dict(trainer.model.named_gradients())["4.bias"]
-    return torch.equal(kept(trainer)["4.bias"], (own[0] - mean) / size), dense == {}
+    return torch.equal(residuals_of(trainer)["4.bias"], (own[0] - mean) / size), dense == {}
 
 
 def test_the_residual_is_in_units_of_shares(ranks) -> None:
@@ -341,16 +341,18 @@ def test_the_residual_is_in_units_of_shares(ranks) -> None:
 
 
 def redo(rank: int, strategy: str) -> tuple[bool, bool]:
-    """On a rank: whether steps that are taken again after a snapshot are the same, and kept errors too."""
+    """On a rank: whether steps that are taken again after a snapshot are the same, and residuals too."""
     trainer, data = trainer_of(strategy), batches(rank)
     for _ in range(4):
         trainer.step(data)
     snapshot, drawn = Snapshot(trainer), [next(data) for _ in range(3)]
     first = [gradients(trainer, iter([batch])) for batch in drawn]
-    errors = kept(trainer)
+    errors = residuals_of(trainer)
     snapshot.restore()
     second = [gradients(trainer, iter([batch])) for batch in drawn]
-    return first == second, all(torch.equal(errors[name], value) for name, value in kept(trainer).items())
+    return first == second, all(
+        torch.equal(errors[name], value) for name, value in residuals_of(trainer).items()
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp:bucket_mb=0.001"])
@@ -365,18 +367,18 @@ def resume(rank: int) -> dict[str, Any]:
         trainer.step(data)
     fresh = trainer_of("ddp:bucket_mb=0.001")
     fresh.model.load_strategy_state(trainer.model.strategy_state())
-    before = kept(trainer)
+    before = residuals_of(trainer)
     found: dict[str, Any] = {
-        "moved": all(torch.equal(before[name], part) for name, part in kept(fresh).items())
+        "moved": all(torch.equal(before[name], part) for name, part in residuals_of(fresh).items())
     }
-    found["all"] = kept(fresh).keys() == before.keys()
+    found["all"] = residuals_of(fresh).keys() == before.keys()
     for step in range(2):
-        carried, (inputs, targets) = kept(fresh), next(data)
+        carried, (inputs, targets) = residuals_of(fresh), next(data)
         own = torch.autograd.grad(
             F.cross_entropy(fresh.model.bare(inputs), targets), list(fresh.model.bare.parameters())
         )
         fresh.compute_gradients(iter([(inputs, targets)]))
-        applied, residual = dict(fresh.model.named_gradients()), kept(fresh)
+        applied, residual = dict(fresh.model.named_gradients()), residuals_of(fresh)
         names = [name for name, _ in fresh.model.bare.named_parameters()]
         errors = []
         for name, gradient in zip(names, own, strict=True):

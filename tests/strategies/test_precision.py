@@ -1,4 +1,4 @@
-"""A loss scaler leaves a step out: what an exchange kept before it is kept after it, in the new scale."""
+"""A loss scaler leaves a step out: the residuals before it are those after it, in the new scale."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KEEPING = (
 
 
 def overflow(rank: int, strategy: str, compression: str) -> list[dict[str, Any]]:
-    """On a rank, after each of five steps: parameters, what is carried, and the scale. In the fourth step the
+    """On a rank, after each of five steps: parameters, residuals, and the scale. In the fourth step the
     gradients of rank 1 alone overflow."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(8, 40), torch.nn.Linear(40, 5))
@@ -140,7 +140,7 @@ def test_values_are_rounded_to_powers_of_two_without_bias(draw, kept) -> None:
     sent = torch.where(x == 0, 0.0, x.sign() * below * (1 + up.float()))
     promise = Unbiased(step=lambda size: 2.0 ** size.log2().floor())
     exchanged = Exchanged(
-        values=x, sent=sent, sums=sent, carried=x - sent, wire_bytes=0, rank=0, size=2, before=0
+        values=x, sent=sent, sums=sent, residual=x - sent, wire_bytes=0, rank=0, size=2, before=0
     )
     [finding] = compare_promises("natural", [promise], [exchanged])
     assert finding.passed == kept, finding.what

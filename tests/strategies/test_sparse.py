@@ -1,4 +1,4 @@
-"""Top-k over real ranks: what is sent, what is kept, and where training goes with and without feedback."""
+"""Top-k over real ranks: what is sent, the residuals, and where training goes with and without feedback."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def open_exchange(group: Any, spec: str, *, audited: bool = False) -> GradientEx
     return exchange
 
 
-def kept(exchange: GradientExchange) -> Tensor:
-    """A copy of what the one bucket has left."""
+def residual_of(exchange: GradientExchange) -> Tensor:
+    """A copy of the residual of the one bucket."""
     return dict(exchange.residual())["w"].clone()
 
 
@@ -47,7 +47,7 @@ def summed(group: Any, spec: str, values: list[Tensor]) -> tuple[Tensor, Tensor,
     exchange = open_exchange(group, spec, audited=True)
     bucket = bucket_of(values[group.rank()].clone())
     exchange.sum_shares(bucket)
-    return bucket.values, kept(exchange), group.traffic.payload_bytes
+    return bucket.values, residual_of(exchange), group.traffic.payload_bytes
 
 
 def test_by_hand(threads) -> None:
@@ -66,7 +66,7 @@ def several_steps(group: Any, spec: str, n: int, steps: int) -> list[tuple[Tenso
     for step in range(steps):
         bucket = bucket_of(normal(n, step, group.rank()))
         exchange.sum_shares(bucket)
-        result.append((bucket.values, kept(exchange)))
+        result.append((bucket.values, residual_of(exchange)))
     return result
 
 
@@ -208,7 +208,7 @@ def test_randomk_sends_or_keeps_each_value(threads, spec) -> None:
         for step in range(steps):
             bucket = bucket_of(share(step, group.rank()))
             exchange.sum_shares(bucket)
-            result.append((bucket.values, kept(exchange)))
+            result.append((bucket.values, residual_of(exchange)))
         return result
 
     results = threads(size, run)

@@ -275,7 +275,7 @@ def signs_summed(group: ExchangeGroup, n: int) -> tuple[Array, Array, Array]:
 def test_sums_and_what_is_kept_follow_the_definition(threads, size, n) -> None:
     # Among the sizes are shards that are partly or wholly padding: it must not thin out the scale.
     shares, sums, residual = zip(*threads(size, signs_summed, n), strict=True)
-    expected_sums, expected_unsent = two_stages(list(shares))
+    expected_sums, expected_residuals = two_stages(list(shares))
     for rank in range(size):
         np.testing.assert_allclose(sums[rank], expected_sums, rtol=1e-6)
         np.testing.assert_allclose(residual[rank], expected_unsent[rank], rtol=0, atol=3e-6)

@@ -179,7 +179,7 @@ AFTER = "in a step after the timed blocks, from step"
             MLP,
             f"{GRADIENT} by .*; {AFTER}",
         ),
-        (_gradients_doubled_after_step_8, TOPK, f"held back differs .*{AFTER}"),
+        (_gradients_doubled_after_step_8, TOPK, f"with its residual differs .*{AFTER}"),
         (_rate_halved_after_step_8, MLP, f"{UPDATE} .*{AFTER}"),
         (
             _half_of_the_batch_left_out_after_step_8,
@@ -274,7 +274,7 @@ def test_a_defect_of_every_tenth_step_is_met_by_ten_steps_and_by_one_with_probab
         record = whole_runs(2, TOPK, broken=broken, proved_by="before")[0]
         assert (record["reason"] is not None) == caught, record["proof"].detail
         if caught:
-            assert "held back differs" in record["proof"].detail
+            assert "with its residual differs" in record["proof"].detail
         else:
             assert record["proof"].late_steps == 1
 

@@ -252,11 +252,11 @@ def test_what_a_witness_keeps_of_an_exchange_is_not_under_the_limit() -> None:
         witness = Witness(_Passing(feedback=True), after_ramp=False)
         witness.watching = True
         with limit.kept():
-            # Copies of 32 MiB each of what went in, was sent, came out and is carried over.
+            # Copies of 32 MiB each of what went in, was sent, came out, and of the residual.
             witness.sum_shares(bucket, residual, Link(None))
             room = [fits(2), fits(32)]
         [seen] = witness.taken()
-        found = (float(part.sum()) / len(part) for part in (seen.values, seen.sent, seen.sums, seen.carried))
+        found = (float(part.sum()) / len(part) for part in (seen.values, seen.sent, seen.sums, seen.residual))
         return [*room, *found]
 
     def alone() -> Found:

@@ -57,7 +57,7 @@ COMPRESSED = [
 def test_a_compressed_cell_keeps_its_books(proofs: Runs, size: int, strategy: str, compression: str) -> None:
     found = proofs(size, WIDE | {"strategy": strategy, "compression": compression})[0]
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
-    assert f"what {compression} kept back add up to their gradients" in found["detail"]
+    assert f"the residuals of {compression} add up to their gradients" in found["detail"]
     assert 0 < found["max_difference"] <= found["max_bound"]
 
 
@@ -159,7 +159,7 @@ def _nothing_comes_back(rank: int, size: int) -> Planted:
     return patch.object(Compressor, "compensate", lambda self, bucket, kept: None)
 
 
-def _what_is_kept_is_forgotten(rank: int, size: int) -> Planted:
+def _residuals_are_forgotten(rank: int, size: int) -> Planted:
     def forget(exchange: GradientExchange) -> None:
         for _, _, vector in exchange._residuals.vectors():
             vector.zero_()
@@ -382,7 +382,7 @@ BROKEN = "does not keep its promise: "
         (_rescaled_with_feedback, "randomk:0.1", "a value was not sent as it was"),
         (_momentum_not_masked, "dgc:0.05", "something comes back of a value that was sent"),
         (_signs_of_twice_the_mean, "signsgd", "a value was not sent as its sign"),
-        (_basis_not_orthonormal, "powersgd:2", "what it sent and what it left are not orthogonal"),
+        (_basis_not_orthonormal, "powersgd:2", "the sent values and the residual are not orthogonal"),
         (_cut_off_to_bfloat16, "bf16", "a value was sent with an error of"),
     ],
 )
@@ -408,19 +408,19 @@ TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.
 @pytest.mark.parametrize(
     ("mutation", "sizes", "fields", "detail"),
     [
-        (_nothing_comes_back, [2], TOPK, "held back differs"),
-        (_what_is_kept_is_forgotten, [2], TOPK, "held back differs"),
-        (_memories_do_not_follow_rebuilt_buckets, [2], TOPK, "held back differs"),
+        (_nothing_comes_back, [2], TOPK, "with its residual differs"),
+        (_residuals_are_forgotten, [2], TOPK, "with its residual differs"),
+        (_memories_do_not_follow_rebuilt_buckets, [2], TOPK, "with its residual differs"),
         # Three ranks where the error is small, or shrinks with their number.
-        (_a_thousandth_too_much, [2, 3], TOPK, "held back differs"),
-        (_a_thousandth_too_much, [2, 3], SCRATCH | {"compression": "int8"}, "held back differs"),
-        (_mean_of_means, [3], SCRATCH | {"compression": "bf16"}, "held back differs"),
-        (_mean_of_means, [2], SCRATCH | {"compression": "powersgd:2"}, "held back differs"),
-        (_one_rank_is_not_heard, [3], TOPK, "held back differs"),
+        (_a_thousandth_too_much, [2, 3], TOPK, "with its residual differs"),
+        (_a_thousandth_too_much, [2, 3], SCRATCH | {"compression": "int8"}, "with its residual differs"),
+        (_mean_of_means, [3], SCRATCH | {"compression": "bf16"}, "with its residual differs"),
+        (_mean_of_means, [2], SCRATCH | {"compression": "powersgd:2"}, "with its residual differs"),
+        (_one_rank_is_not_heard, [3], TOPK, "with its residual differs"),
         (_all_is_kept, [2], TOPK, "nothing of .* was applied"),
         (_all_is_kept, [2], LOCAL | {"compression": "topk:0.1"}, "nothing of .* was applied"),
         (_a_gradient_is_lost, [2], TOPK, "gradients exist on one side only"),
-        (_each_rank_for_itself, [3], TOPK, "held back differs|replicas differ"),
+        (_each_rank_for_itself, [3], TOPK, "with its residual differs|replicas differ"),
         (_averaged_a_step_late, [2], LOCAL, "differ"),
         (_never_averaged, [2], LOCAL, "differ"),
         (_buffers_not_averaged, [2], LOCAL, "average of .*running_mean differs"),

@@ -1,8 +1,8 @@
-"""The law of conservation, checked for a lossy exchange: over all ranks, what went in was applied or kept.
+"""The law of conservation, checked for a lossy exchange: over all ranks, values are applied or in residuals.
 
-For shares v_r of a gradient (or of a difference of parameters), what each rank carried over from earlier
-steps c_r, its residual u_r, and the sum s that all applied: sum v_r + sum c_r = s + sum u_r. It is
-exact but for rounding, whatever the compressor does, and it asks the compressor only what it keeps.
+For shares v_r of a gradient (or of a difference of parameters), the residual c_r that each rank adds to its
+share, its residual u_r after the exchange, and the sum s that all applied: sum v_r + sum c_r = s + sum u_r.
+It is exact but for rounding, whatever the compressor does, and the check reads only its residuals.
 
 `Partners` are the replicas that average with this rank's own, by the promise of its strategy.
 """
@@ -41,11 +41,11 @@ def law_tolerance(cell: Cell) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The sum of applied and held-back gradients, which must equal the input of the exchange."""
+    """Sum of the applied gradients and of the change of the residuals: it must equal what went in."""
 
     values: dict[str, Tensor]
-    held: dict[str, Tensor]
-    """Sum of the absolute values that ranks held back, before and after."""
+    residuals: dict[str, Tensor]
+    """Sum of the absolute values of the residuals, before and after the exchange."""
 
 
 class Ledger:
@@ -55,27 +55,27 @@ class Ledger:
         """The shares of `partners` are summed."""
         self._model, self._partners = model, partners
         exchange = model.gradient_exchange
-        self._carried = {} if exchange is None else {name: v.clone() for name, v in exchange.carried()}
+        self._before = {} if exchange is None else {name: v.clone() for name, v in exchange.carried()}
 
     def balance(self, applied: Iterable[tuple[str, Tensor]], *, scale: float) -> Balance:
         """Balance the sums that were `applied`, by parameter.
 
-        `scale` is the loss scaler's factor, which residuals and carried values contain.
+        `scale` is the loss scaler's factor, which residuals contain.
         """
         exchange = self._model.gradient_exchange
-        residual = {} if exchange is None else dict(exchange.residual())
-        values, held = {}, {}
+        after = {} if exchange is None else dict(exchange.residual())
+        values, residuals = {}, {}
         for name, sums in applied:
             change = torch.zeros_like(sums, dtype=wide(sums))
             size = torch.zeros_like(sums, dtype=torch.float64)
-            for part, sign in ((residual.get(name), 1.0), (self._carried.get(name), -1.0)):
+            for part, sign in ((after.get(name), 1.0), (self._before.get(name), -1.0)):
                 if part is not None:
                     change += sign * part / scale
                     size += part.abs() / scale
             change, size = self._partners.sum(change), self._partners.sum(size)
             # In host memory: a device that the cell nearly fills has no room for the books of all parameters.
-            values[name], held[name] = (sums + change).cpu(), size.cpu()
-        return Balance(values=values, held=held)
+            values[name], residuals[name] = (sums + change).cpu(), size.cpu()
+        return Balance(values=values, residuals=residuals)
 
 
 def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[ProofFinding]:
@@ -92,9 +92,9 @@ def compare_balance(cell: Cell, balance: Balance, reference: Reference) -> list[
         groups, tolerance = [names], tolerance + TOLERANCE[cell.precision]
     return [
         _balanced(
-            f"gradient of {group[0]} with what was held back",
+            f"gradient of {group[0]} with its residual",
             [(balance.values[name], reference.gradients[name]) for name in group],
-            tolerance * distance([(reference.sizes[name] + balance.held[name], None) for name in group]),
+            tolerance * distance([(reference.sizes[name] + balance.residuals[name], None) for name in group]),
         )
         for group in groups
     ]
@@ -115,7 +115,7 @@ def compare_average(
         shares = (mine - base) / partners.count
         mean, size = partners.sum(shares).cpu(), partners.sum(shares.abs()).cpu()
         lossy = law_tolerance(cell) if cell.compresses else 0.0
-        bound = lossy * distance([(size + balance.held[name], None)])
+        bound = lossy * distance([(size + balance.residuals[name], None)])
         bound += 4 * (partners.count + 4) * UNIT_ROUNDOFF * distance([(size + base.abs(), None)])
         applied = balance.values[name] - base
         findings.append(_balanced(f"gradient or average of {name}", [(applied, mean)], bound))

@@ -53,13 +53,13 @@ class Exchanged:
     """One exchange of one bucket on this rank; vectors are (values,), in host memory."""
 
     values: Tensor
-    """Input of the exchange: the share, and what was carried over."""
+    """Input of the exchange: the share with the residual of earlier steps."""
     sent: Tensor
     """The part of the input that was sent for this rank."""
     sums: Tensor
     """Result on all ranks."""
-    carried: Tensor
-    """Values that the next exchange will add to this rank's share; zeros without feedback."""
+    residual: Tensor
+    """Residual that the next exchange will add to this rank's share; zeros without feedback."""
     wire_bytes: int
     rank: int
     size: int
@@ -104,15 +104,15 @@ class Witness(Compressor):
         values = beside_the_limit(bucket.values)
         counting = _CountingWire(wire)
         self.inner.sum_shares(bucket, residual, counting)
-        left = beside_the_limit(residual)
-        sent = torch.sub(values, left, out=left)
-        carried = self.inner.carried(bucket.index, residual) if self.feedback else None
+        unsent = beside_the_limit(residual)
+        sent = torch.sub(values, unsent, out=unsent)
+        added = self.inner.carried(bucket.index, residual) if self.feedback else None
         self._seen.append(
             Exchanged(
                 values=values,
                 sent=sent,
                 sums=beside_the_limit(bucket.values),
-                carried=torch.zeros(()).expand_as(values) if carried is None else beside_the_limit(carried),
+                residual=torch.zeros(()).expand_as(values) if added is None else beside_the_limit(added),
                 wire_bytes=counting.bytes,
                 rank=wire.rank,
                 size=wire.size,
@@ -272,7 +272,7 @@ def _(promise: RandomPlaces, exchanged: Exchanged) -> PromiseCheck:
 def _(promise: Forgotten, exchanged: Exchanged) -> PromiseCheck:
     if promise.count(exchanged.count, exchanged.before) >= exchanged.count:
         return "", 0.0, 0.0
-    back = exchanged.carried[exchanged.sent != 0].abs()
+    back = exchanged.residual[exchanged.sent != 0].abs()
     what = "something comes back of a value that was sent"
     return what, float(back.max()) if len(back) else 0.0, 0.0
 
@@ -349,9 +349,9 @@ def _(promise: ScaledSigns, exchanged: Exchanged) -> PromiseCheck:
 
 @_check.register
 def _(promise: Projection, exchanged: Exchanged) -> PromiseCheck:
-    left = exchanged.values - exchanged.sent
-    product = abs(float((exchanged.sent.double() * left.double()).sum()))
-    what = "what it sent and what it left are not orthogonal"
+    residual = exchanged.values - exchanged.sent
+    product = abs(float((exchanged.sent.double() * residual.double()).sum()))
+    what = "the sent values and the residual are not orthogonal"
     return what, product, 10 * ROUNDING * _square(exchanged.values)
 
 

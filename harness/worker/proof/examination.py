@@ -394,7 +394,7 @@ class Examination:
             {name: value - self._common[name] for name, value in each.items()} for each in (updated, expected)
         )
         self._findings.append(something_sent(moved, expected_to_move))
-        after = Balance(values=self._averaged_buffers(), held=dict.fromkeys(buffers, torch.zeros(())))
+        after = Balance(values=self._averaged_buffers(), residuals=dict.fromkeys(buffers, torch.zeros(())))
         self._findings += compare_average(cell, after, buffers, common, partners)
         self._averages += 1
         self._stale |= not partners.agree(hash_number(model.named_buffers()))

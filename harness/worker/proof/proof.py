@@ -12,7 +12,7 @@ What a strategy splits is gathered a tensor at a time, and kept in host memory o
 it: a device that the cell nearly fills has no room for full tensors.
 
 A compressed exchange is not meant to give those gradients. Its books are checked instead (`averages`): what
-was applied, with what the ranks kept back, must equal the simulated gradients.
+was applied, with the residuals of the ranks, must equal the simulated gradients.
 
 A strategy's facts promise whose gradients, or parameters after the update, a replica averages, and when
 (`strategies.promise`). Where not all replicas average their gradients, each rank recomputes its own replica
@@ -252,8 +252,8 @@ def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str
 
 @contextmanager
 def _audited(setup: CellSetup, trainer: Trainer, *, after_ramp: bool) -> Iterator[Witness | None]:
-    """Have a lossy exchange keep its residuals, with feedback or without, and a witness record what passes
-    through its `Compressor`."""
+    """Have a lossy exchange keep its residuals, with feedback or without, and a witness record the exchanges
+    of a compressor of ours."""
     exchange = trainer.model.gradient_exchange
     if exchange is None or not setup.cell.compresses:
         yield None

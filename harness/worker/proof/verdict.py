@@ -110,7 +110,7 @@ def _promise(cell: Cell) -> Promise:
 def _rule(cell: Cell) -> str:
     if cell.compresses:
         return (
-            f"what was applied and what {cell.compression} kept back add up to their gradients within "
+            f"what was applied and the residuals of {cell.compression} add up to their gradients within "
             f"{law_tolerance(cell):.2g} of their L2 norm"
         )
     if not exact_arithmetic(cell):

@@ -27,9 +27,9 @@ class PowerSGD(Compressor):
     onto the columns of P. A parameter of more dimensions is the matrix (shape[0], the rest); one that its
     factors would not make smaller is summed as it is, in the all-reduce of the Ps.
 
-    What a rank has not sent is M - P Q^T with its own Q. With the mean Q in its place, as in torch's hook, a
-    rank would also keep all that it has beyond the mean of the ranks: over the ranks that cancels out, so no
-    step ever sends it, and it adds up without bound. Here a rank lets go of it along P.
+    The residual of a rank is M - P Q^T with its own Q. With the mean Q instead, as in torch's hook, it would
+    also contain all that the rank has beyond the mean of the ranks: over the ranks that cancels out, so no
+    step ever sends it, and it adds up without bound. Here the residual has no part of it along P.
 
     Factors are held as rows, P^T (r, n) and Q^T (r, m): BLAS multiplies a few rows by a matrix several times
     faster than a matrix by a few columns.
@@ -61,8 +61,8 @@ class PowerSGD(Compressor):
         bases = self._bases(factored, matrices, [piece.of(bucket.values) for piece in whole], wire)
         rights = [basis.T @ matrix for matrix, basis in zip(matrices, bases, strict=True)]
         if residual is not None:
-            kept = [_matrix(piece, residual) for piece in factored]
-            for matrix, basis, right, out in zip(matrices, bases, rights, kept, strict=True):
+            residuals = [_matrix(piece, residual) for piece in factored]
+            for matrix, basis, right, out in zip(matrices, bases, rights, residuals, strict=True):
                 torch.addmm(matrix, basis, right, alpha=-1, out=out)
 
         totals = _sum_together(rights, wire)
