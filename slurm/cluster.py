@@ -74,28 +74,28 @@ def read_settings(text: str) -> dict[str, str]:
 
 def read_sinfo(text: str) -> tuple[NodeGroup, ...]:
     """The groups in sinfo's output of SINFO_FORMAT. Raises SlurmError if it is not that."""
-    return tuple(_group(line) for line in text.splitlines())
-
-
-def _group(line: str) -> NodeGroup:
-    try:
-        partition, up, limit, size, nodes, state, cpus, memory, gres = line.split("|")
-        # `2-4`, `1-infinite`, or one number where both ends are the same.
-        least, _, most = size.rpartition("-")
-        return NodeGroup(
-            partition=partition,
-            is_up=up == "up",
-            time_limit_s=slurm_seconds(limit),
-            least_nodes=int(least or most),
-            most_nodes=None if most == "infinite" else int(most),
-            nodes=int(nodes),
-            state=state,
-            cpus=int(cpus),
-            memory_mb=int(memory),
-            gpus=_gpus(gres),
-        )
-    except ValueError as error:
-        raise SlurmError(f"a line of sinfo is not as Slurm writes it ({error}): {line!r}") from error
+    groups = []
+    for line in text.splitlines():
+        try:
+            partition, up, limit, size, nodes, state, cpus, memory, gres = line.split("|")
+            # `2-4`, `1-infinite`, or one number where both ends are the same.
+            least, _, most = size.rpartition("-")
+            group = NodeGroup(
+                partition=partition,
+                is_up=up == "up",
+                time_limit_s=slurm_seconds(limit),
+                least_nodes=int(least or most),
+                most_nodes=None if most == "infinite" else int(most),
+                nodes=int(nodes),
+                state=state,
+                cpus=int(cpus),
+                memory_mb=int(memory),
+                gpus=_gpus(gres),
+            )
+        except ValueError as error:
+            raise SlurmError(f"a line of sinfo is not as Slurm writes it ({error}): {line!r}") from error
+        groups.append(group)
+    return tuple(groups)
 
 
 def slurm_seconds(text: str) -> int | None:
@@ -121,17 +121,17 @@ def read_associations(text: str) -> tuple[Association, ...]:
 
     Raises SlurmError if it is not that.
     """
-    return tuple(_association(line) for line in text.splitlines())
-
-
-def _association(line: str) -> Association:
-    try:
-        account, partition, qos, most = line.split("|")
-        return Association(
-            account=account,
-            partition=partition or None,
-            qos=tuple(name for name in qos.split(",") if name),
-            max_submit=int(most) if most else None,
-        )
-    except ValueError as error:
-        raise SlurmError(f"a line of sacctmgr is not as Slurm writes it ({error}): {line!r}") from error
+    associations = []
+    for line in text.splitlines():
+        try:
+            account, partition, qos, most = line.split("|")
+            association = Association(
+                account=account,
+                partition=partition or None,
+                qos=tuple(name for name in qos.split(",") if name),
+                max_submit=int(most) if most else None,
+            )
+        except ValueError as error:
+            raise SlurmError(f"a line of sacctmgr is not as Slurm writes it ({error}): {line!r}") from error
+        associations.append(association)
+    return tuple(associations)

@@ -25,15 +25,11 @@ class _Verbatim(str):
     """Text that is put into a script as it is."""
 
 
-def _quoted(value: object) -> str:
-    return value if isinstance(value, _Verbatim) else shell(str(value))
-
-
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     undefined=jinja2.StrictUndefined,
     # Everything is one word of the shell unless it is said to be more: what is forgotten is safe.
-    finalize=_quoted,
+    finalize=lambda value: value if isinstance(value, _Verbatim) else shell(str(value)),
     autoescape=False,
     trim_blocks=True,
     lstrip_blocks=True,

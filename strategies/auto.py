@@ -1,4 +1,4 @@
-"""`auto`: a name for the strategy that the plan (`harness.plan.auto`) chooses in its place."""
+"""`auto`: a placeholder for the strategy that the plan (`harness.plan.auto`) chooses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategies.facts import StrategyFacts
 
 
 class Auto(StrategyFacts):
-    """A name that only a request has: no cell has it."""
+    """The placeholder in a request: no cell has it as its strategy."""
 
     name = "auto"
     help = "what fits into memory and is predicted to be fastest: chosen by the plan"

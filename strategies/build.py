@@ -1,11 +1,11 @@
-"""From a strategy's name to a model laid out by it."""
+"""Lay a model out over the ranks by the name of a strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from results.layout import ModelLayout
 from results.registry import load
@@ -30,19 +30,19 @@ def parallelize(
 
     `layout` names the parts of the model that a strategy cuts it at (None: its like blocks, `found_layout`).
 
-    Collective: all ranks of the group call it. Raises SpecError for a strategy, a compressor or a
-    collective that does not exist, and, with the sentence of a plan, for those that do not go together or
-    with the number of ranks.
+    Collective: all ranks of the group call it. Raises SpecError for an unknown strategy, compressor or
+    collective, and, with the message of a plan, for a combination that is refused or does not fit the number
+    of ranks.
     """
     precision = "bf16" if STRATEGIES.facts(strategy).gathers_bf16 else "fp32"
-    # Of what the caller's own loop does nothing is known: nothing of it is refused.
+    # The caller's own loop is not known, so no setting of it is refused.
     require_layout(strategy, device, exchange, precision=precision, optimizer="sgd:momentum=0")
     layout = found_layout(module) if layout is None else layout
     return lay_out(module, strategy, device=device, exchange=exchange, layout=layout)
 
 
 def require_layout(strategy: str, device: torch.device, exchange: ExchangeSettings, **others: object) -> None:
-    """Raise SpecError if a strategy, an exchange and `others`, fields of a cell, do not go together."""
+    """Raise SpecError if a strategy, an exchange and `others`, fields of a cell, cannot be combined."""
     kind = device_of(device).kind
     link = Link(exchange.group) if STRATEGIES.facts(strategy).distributed else None
     require_possible(
@@ -68,7 +68,7 @@ def lay_out(
     initial: Initial | None = None,
 ) -> ParallelModel:
     """Lay `module` out as `parallelize` does, for settings that have been checked. A module on the meta
-    device comes with its `initial` values."""
+    device needs `initial`, which gives its values."""
     facts = STRATEGIES.facts(strategy)
     assert initial is None or facts.by_unit
     if not facts.distributed:
@@ -80,13 +80,10 @@ def lay_out(
         exchange=exchange,
         layout=layout,
         groups=facts.groups(Link(exchange.group).size, exchange.node_size),
-        fill=_has_values if initial is None else lambda tensor: initial(tensor, device),
+        # Without `initial` the module was built with values.
+        fill=lambda tensor: None if initial is None else initial(tensor, device),
     )
     build: Callable[[nn.Module, Setting], ParallelModel] = load(facts.model)
     model, promise = build(module, setting), facts.promise
     model.period, model.ramp_steps = promise.every, max(model.ramp_steps, promise.after)
     return model
-
-
-def _has_values(tensor: Tensor) -> None:
-    """Leave a parameter as it is: its module was built with values."""

@@ -43,8 +43,8 @@ STRATEGIES: Registry[StrategyFacts] = Registry(
 
 
 def group_layout(strategy: str, gpus: int, node_size: int | None = None) -> GroupLayout:
-    """How the ranks of a launch are grouped; `node_size` None: all are on one node.
+    """Return the groups of the ranks of a launch; `node_size` None: all ranks are on one node.
 
-    Raises SpecError, with the way out, where they do not divide.
+    Raises SpecError, with advice, if the ranks do not divide into groups.
     """
     return STRATEGIES.facts(strategy).groups(gpus, node_size)

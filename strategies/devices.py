@@ -1,8 +1,8 @@
-"""Kinds of devices as training and measuring use them: streams, moments, memory, random state.
+"""Kinds of devices for training and measuring: streams, moments, memory, random state.
 
-One class a kind, and `device_of` for the one of a torch.device: no other code asks whether a device is a
-GPU in order to know how to wait for it, to time it or to read its memory. What a GPU says of itself (its
-name, driver, telemetry, kernels) is not here.
+There is one class for each kind, and `device_of` returns the one of a torch.device: no other code checks
+whether a device is a GPU to wait for it, to time it or to read its memory. The facts of a GPU (its name,
+driver, telemetry, kernels) are elsewhere.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from results.cell import Device
 from results.errors import UsageError
 
 Moment = Any
-"""An integer on the host, an event on a stream."""
+"""An integer of nanoseconds on the host, an event on a stream."""
 
 
 class Event(Protocol):
     """A place in the queue of a stream."""
 
     def synchronize(self) -> None:
-        """The host waits until the stream has come there."""
+        """Make the host wait until the stream has reached this place."""
 
 
 class Stream(Protocol):
-    """A queue of a device: its work is done in order, and concurrently with other queues."""
+    """A queue of a device, whose work runs in order, and concurrently with other queues."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Work queued here from now on waits for the work queued in `stream` so far."""
+        """Make work queued from now on wait for the work queued in `stream` so far."""
 
     def wait_event(self, event: Any) -> None:
-        """Work queued here from now on waits until the event's stream has reached it."""
+        """Make work queued from now on wait until the event's stream has reached it."""
 
     def record_event(self) -> Event:
         """Record an event after the work queued so far."""
@@ -63,7 +63,7 @@ class DeviceKind(ABC):
     kind: ClassVar[Device]
     """The name of the kind in cells."""
     asynchronous: ClassVar[bool]
-    """Whether a call returns when its work is queued; else it returns when it is done."""
+    """Whether a call returns when its work is queued; otherwise when it is done."""
     clock: ClassVar[Literal["monotonic", "cuda-event"]]
 
     def __init__(self, device: torch.device) -> None:
@@ -79,38 +79,41 @@ class DeviceKind(ABC):
 
     @abstractmethod
     def begin_copy_to_host(self, values: Tensor) -> Tensor:
-        """`values` in host memory, to be read after `finish_stream`; not copied where they are there."""
+        """Begin to copy `values` to host memory, to be read after `finish_stream`; a host returns
+        `values`."""
 
     @abstractmethod
     def moment(self) -> Moment:
-        """The present moment; on an asynchronous device in the current stream, and no call waits for it."""
+        """Return the present moment; on an asynchronous device that of the current stream, without
+        waiting."""
 
     @abstractmethod
     def elapsed_ns(self, first: Moment, second: Moment) -> int:
-        """From one moment to another, which have both come."""
+        """Return the time between two moments that have both passed."""
 
     @abstractmethod
     def future(self) -> Future[Any]:
-        """A future for values of this device: who waits for it has his stream wait for theirs."""
+        """Return a future for values of this device: the stream of the waiting thread waits for their
+        stream."""
 
     @abstractmethod
     def memory(self) -> MemoryFigures | None:
-        """None where the device's memory is the host's."""
+        """Return the memory figures; None if the device uses the memory of the host."""
 
     @abstractmethod
     def reset_memory_peaks(self) -> None: ...
 
     @abstractmethod
     def release_memory(self) -> None:
-        """Give back what is cached and not in use."""
+        """Free memory that the allocator has cached and that is not in use."""
 
     @abstractmethod
     def limit_memory(self, share: float) -> None:
-        """The allocator may reserve this share of the device for this process."""
+        """Limit the memory that the allocator may reserve for this process to this share of the device."""
 
     @abstractmethod
     def random_state(self) -> Tensor | None:
-        """The state of the device's own generator; None where the device draws from the host's."""
+        """Return the state of the device's generator; None if the device draws from the host's."""
 
     @abstractmethod
     def set_random_state(self, state: Tensor) -> None:
@@ -118,7 +121,8 @@ class DeviceKind(ABC):
 
     @abstractmethod
     def seeded_state(self, seed: int) -> Tensor | None:
-        """The state of a new generator of the device with this seed; None where it draws from the host's."""
+        """Return the state of a new generator of the device with this seed; None if it draws from the
+        host's."""
 
 
 class StreamedDevice(DeviceKind):
@@ -131,19 +135,19 @@ class StreamedDevice(DeviceKind):
 
     @abstractmethod
     def room_on_host(self, values: Tensor) -> Tensor:
-        """Memory of the host for a copy of `values`, pinned: copies to it and from it hold nobody up."""
+        """Allocate pinned host memory for a copy of `values`: copies to it and from it run asynchronously."""
 
     @abstractmethod
     def current_stream(self) -> Stream:
-        """The one that the calling thread queues in."""
+        """Return the stream in which the calling thread queues work."""
 
     @abstractmethod
     def on_stream(self, stream: Any) -> AbstractContextManager[object]:
-        """The calling thread queues in `stream` meanwhile."""
+        """Make the calling thread queue work in `stream` within the context."""
 
     @abstractmethod
     def keep_memory(self, values: Tensor, stream: Any) -> None:
-        """Memory of another stream's is given to nobody before what `stream` does with `values` is done."""
+        """Keep the memory of `values`, of another stream, from being reused before `stream` has used it."""
 
 
 class Host(DeviceKind):

@@ -18,14 +18,14 @@ from strategies.training.loss import Batch, BatchLoss, Loss, loss_of
 from strategies.training.precision import autocast
 
 Metric = Callable[[Any, Any], Tensor | float]
-"""From outputs and targets of a batch to a number, the mean over its samples."""
+"""A function from outputs and targets of a batch to a number, the mean over its samples."""
 
 
 def evaluate(
     trainer: Trainer, batches: Iterable[Batch], *, metrics: Mapping[str, Metric] | None = None
 ) -> dict[str, float]:
-    """The figures of the batches of all ranks together, the same on each; collective, with equally many
-    batches on every rank.
+    """Return the figures over the batches of all ranks, the same on each rank; collective, with the same
+    number of batches on every rank.
 
     `val_loss` is the mean over the samples of all ranks. `val_accuracy` is the share of targets that are the
     largest of their outputs, where `loss(outputs, targets)` has integer targets and outputs with one more
@@ -35,10 +35,10 @@ def evaluate(
     Each of `metrics` is the mean over the samples too; they need a `loss(outputs, targets)`.
 
     Every rank evaluates the model that `Trainer.export` writes: with the buffers of rank 0, or the mean of
-    the replicas where they differ (`local-sgd`). The model is in evaluation mode, and computes in the
-    precision of its steps; afterwards its values and modes are as they were.
+    the replicas if they differ (`local-sgd`). The model is in evaluation mode, and computes in the precision
+    of its steps; afterwards its values and modes are restored.
 
-    Raises UsageError for a strategy of stages, which has no forward pass alone, and if no rank has a batch.
+    Raises UsageError for a pipeline, which has no separate forward pass, and if no rank has a batch.
     """
     if not trainer.model.forward_alone:
         raise UsageError(
@@ -55,7 +55,8 @@ def evaluate(
             counted.values = [0.0] * len(own)
             with autocast(trainer.settings.precision, trainer.device):
                 value = loss_of(trainer.model.module, batch, loss)
-            samples = _samples(batch)
+            leaves = pytree.tree_leaves(batch)
+            samples = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
             sums += torch.stack(
                 [
                     torch.as_tensor(number, dtype=torch.float64, device=trainer.device).reshape(())
@@ -119,14 +120,9 @@ def _are_classes(outputs: Any, targets: Any) -> bool:
     )
 
 
-def _samples(batch: Batch) -> int:
-    tensors = (leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim())
-    return next((len(tensor) for tensor in tensors), 0)
-
-
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Each module is in its own mode again afterwards."""
+    """Put a model into evaluation mode within the context; afterwards each module has its own mode again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -18,7 +18,7 @@ from strategies.closed_form.terms import Term
 from strategies.promise import Promise
 
 Complexity = tuple[int, ...]
-"""How much a user of a strategy must understand; `auto` takes the least. The first number is 0 for one
+"""How much the user of a strategy has to understand; `auto` prefers the least. The first number is 0 for one
 device, 1 for replicas, 2 for shards by torch, 3 for shards by us, 4 for shards inside of nodes,
 5 for split layers, 6 for shards of split layers, 7 for offloading, 8 for stages."""
 
@@ -34,7 +34,7 @@ class AutoPoint:
     blocks: int
     """Blocks of the model."""
     micro_batch: Callable[[str], int | str]
-    """Samples of a micro-batch with a strategy, or why it makes no sense there."""
+    """Returns the samples of a micro-batch with a strategy, or why the strategy makes no sense there."""
 
     @property
     def several_nodes(self) -> bool:
@@ -48,25 +48,25 @@ class Proposal:
     strategy: str
     complexity: Complexity
     refused: str | None = None
-    """Why it makes no sense, where that is known before its cell is made."""
+    """Why it makes no sense, if that is known before its cell is built."""
 
 
 class StrategyFacts(CatalogFacts):
-    """The facts of one strategy with its options; by default it has replicas that average gradients."""
+    """The facts of one strategy with its options; by default, of replicas that average gradients."""
 
     model: ClassVar[str]
     """The `ParallelModel`, as `package.module:Class`; imported only on a rank."""
     places = ("model",)
     distributed: ClassVar[bool] = True
-    """Whether it takes more than one rank."""
+    """Whether it uses more than one rank."""
     bucket_copies: ClassVar[int] = 0
     """Copies of all trained parameters that a rank has in addition to them and their gradients (buckets)."""
     takes_ddp_hooks: ClassVar[bool] = False
     """Whether a compressor can be a hook of torch's DistributedDataParallel."""
     fixed_exchange: ClassVar[str | None] = None
-    """Why neither a compressor nor a collective can be chosen; None: any of both."""
+    """Why no compressor or collective can be chosen; None: any can."""
     by_blocks: ClassVar[bool] = False
-    """Whether it depends on the number of a model's blocks: see `unfit`."""
+    """Whether it depends on the number of blocks of a model: see `unfit`."""
     contiguous: ClassVar[str | None] = None
     """Why parameters must lie row by row in memory; None: they need not."""
     eager: ClassVar[str | None] = None
@@ -75,26 +75,27 @@ class StrategyFacts(CatalogFacts):
     # Planning
 
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
-        """How the ranks are grouped; `node_size` None: all are on one node.
+        """Return the groups of the ranks; `node_size` None: all ranks are on one node.
 
-        Raises SpecError, with the way out, where they do not divide.
+        Raises SpecError, with advice, if the ranks do not divide into groups.
         """
         return GroupLayout(replicate=ranks)
 
     def refusal(self, cell: Cell) -> str | None:
-        """Why this strategy's own rules refuse a cell, as a sentence; None if they do not."""
+        """Return why this strategy's own rules refuse a cell, as a sentence; None if they do not."""
         return None
 
     def redundant(self, cell: Cell) -> str | None:
-        """Which other strategy does the same there, as a sentence; a plan contains only that strategy."""
+        """Return which other strategy does the same there, as a sentence; a plan contains only that
+        strategy."""
         return None
 
     def misplaced(self, groups: GroupLayout, node_size: int) -> str | None:
-        """Why it has nothing to do on nodes of `node_size` ranks; None if it has, or ignores nodes."""
+        """Return why it makes no sense on nodes of `node_size` ranks; None if it does, or ignores nodes."""
         return None
 
     def unfit(self, cell: Cell, blocks: int) -> str | None:
-        """Why it does not go with a model of `blocks` blocks; None if it does."""
+        """Return why it does not fit a model of `blocks` blocks; None if it does."""
         return None
 
     @classmethod
@@ -111,7 +112,7 @@ class StrategyFacts(CatalogFacts):
 
     @property
     def shards(self) -> bool:
-        """Whether no rank has the whole of the gradients when it updates."""
+        """Whether no rank has the complete gradients when it updates."""
         return False
 
     @property
@@ -121,8 +122,8 @@ class StrategyFacts(CatalogFacts):
 
     @property
     def by_unit(self) -> bool:
-        """Whether its model takes a module on the meta device, and gives it its initial values a unit at a
-        time (`Setting.fill`)."""
+        """Whether its model takes a module on the meta device, and gives it initial values unit by unit
+        (`Setting.fill`)."""
         return False
 
     @property
@@ -136,12 +137,12 @@ class StrategyFacts(CatalogFacts):
         return False
 
     def checkpoints(self, block: int) -> bool:
-        """Whether it computes the activations of a block, by its place, again in backward."""
+        """Return whether it recomputes the activations of a block, given by its index, in backward."""
         return False
 
     def in_flight(self, cell: Cell, rank: int) -> int | None:
-        """Microbatches that are forward and not yet backward, at most, on the stage of `rank`, a rank of a
-        pipeline; None for a strategy without a schedule."""
+        """Return the maximum number of microbatches between forward and backward on the stage of `rank`, a
+        rank of a pipeline; None for a strategy without a schedule."""
         return None
 
     @property
@@ -151,13 +152,13 @@ class StrategyFacts(CatalogFacts):
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """How its training differs from plain data parallelism, as verbs: `averages every 4 steps`."""
+        """How its training differs from plain data parallelism, in words such as `averages every 4 steps`."""
         return ()
 
     # Predictions
 
     def sizes(self, cell: Cell, parts: ModelParts) -> Sizes:
-        """The sizes of a rank of `cell`."""
+        """Return the sizes of a rank of `cell`."""
         return Sizes(cell, parts, self.groups(cell.gpus, cell.node_size), self.checkpoints)
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
@@ -165,7 +166,8 @@ class StrategyFacts(CatalogFacts):
         return step_moments(*self.whole_model(cell, parts))
 
     def whole_model(self, cell: Cell, parts: ModelParts) -> tuple[Sizes, Footprint]:
-        """Sizes of a rank that has every layer, or its part of it; and what it holds at all moments."""
+        """Return the sizes of a rank that has every layer, or a part of each, and the memory that it always
+        holds."""
         sizes = self.sizes(cell, parts)
         trained = sizes.trained
         base = Footprint(
@@ -182,23 +184,23 @@ class StrategyFacts(CatalogFacts):
         """Yield the messages that the busiest rank sends in one step."""
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
-        """Bytes of the parameters that the busiest rank updates."""
+        """Return the bytes of the parameters that the busiest rank updates."""
         return self.sizes(cell, parts).trained
 
     def busiest_share(self, cell: Cell, parts: ModelParts) -> float:
-        """The share of a replica's computation that its busiest rank does. Only layers of the blocks are
-        split."""
+        """Return the share of a replica's computation that its busiest rank does. Only layers of the blocks
+        are split."""
         total = sum(part.flops for part in parts.parts)
         blocks = sum(block.flops for block in parts.blocks)
         return (total - blocks + blocks / self.groups(cell.gpus, cell.node_size).tensor) / total
 
     def bubble(self, ranks: int) -> float:
-        """Idle time of a rank over its computation, by the schedule."""
+        """Return the idle time of a rank relative to its computation, by the schedule."""
         return 0.0
 
 
 def quotient(what: str, ranks: int, parts: int) -> int:
-    """`ranks` over `parts`. Raises SpecError where they do not divide."""
+    """Return `ranks` / `parts`. Raises SpecError if `parts` does not divide `ranks`."""
     if ranks % parts:
         raise SpecError(f"{what} needs a number of ranks that {parts} divides, not {ranks}")
     return ranks // parts

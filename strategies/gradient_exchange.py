@@ -23,20 +23,20 @@ from strategies.exchange.lane import Pending, open_lane
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSettings:
-    """How gradients are exchanged, whatever the strategy."""
+    """The settings of the exchange of gradients, for any strategy."""
 
     group: ProcessGroup | None = None
     """None: the default group."""
     compression: str = UNCOMPRESSED
     collective: str = DEFAULT_COLLECTIVE
     node_size: int | None = None
-    """Ranks in a row that are one node (None: all of them); what `hierarchical` and `hsdp` go by."""
+    """Consecutive ranks that form a node (None: all of them), for `hierarchical` and `hsdp`."""
     seed: int = 0
-    """The same on all ranks; what compressors draw follows from it."""
+    """Seed of the random numbers of compressors, the same on all ranks."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the backend's own all-reduce of what is there."""
+        """Whether it is the backend's all-reduce of uncompressed gradients."""
         return (self.compression, self.collective) == (UNCOMPRESSED, DEFAULT_COLLECTIVE)
 
 
@@ -60,10 +60,10 @@ class AuditableExchange(Protocol):
         """Multiply the residuals by `factor`, as a loss scaler does from now on with the gradients."""
 
     def state_dict(self) -> State:
-        """Copies of all that is kept from step to step; they are this rank's own."""
+        """Return copies of all state that this rank keeps from step to step."""
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict` of the same rank of an exchange of the same kind."""
+        """Resume from a `state_dict` of the same rank of an exchange of the same kind."""
 
 
 class GradientExchange:
@@ -81,13 +81,13 @@ class GradientExchange:
     def __init__(self, settings: ExchangeSettings = PLAIN, *, device: torch.device) -> None:
         """Collective, as groups of nodes may be made.
 
-        Raises SpecError for a compressor or a collective that does not exist.
+        Raises SpecError for an unknown compressor or collective.
         """
         self._link = link = Link(settings.group)
         self.compressor = build_compressor(settings.compression, seed=settings.seed, rank=link.rank)
-        """The compressor of all buckets; a check may replace it by a witness for a while."""
+        """The compressor of all buckets; the proof replaces it by a witness for some steps."""
         self._route = build_route(settings.collective, link, node_size=settings.node_size or link.size)
-        # What the backend does by itself beside the computation needs no lane.
+        # The backend overlaps its own all-reduce with the computation: that needs no lane.
         self._direct = settings.is_plain
         self._lane = open_lane(device)
         self._residuals = BucketMemory()
@@ -109,18 +109,18 @@ class GradientExchange:
 
     @property
     def ramp_steps(self) -> int:
-        """Steps at the start that are compressed otherwise than all later ones."""
+        """Number of first steps that are compressed differently from all later steps."""
         return self.compressor.ramp_steps
 
     @property
     def size(self) -> int:
-        """Ranks that exchange."""
+        """Number of ranks that exchange."""
         return self._link.size
 
     def start(self, bucket: Bucket) -> Pending:
         """Begin to replace the bucket's values, this rank's share, by the sum over the ranks.
 
-        All ranks start the same buckets in the same order; until the wait the values are not to be touched.
+        All ranks start the same buckets in the same order. The values must not be used before the wait.
         """
         self._link.announce_bucket()
         if self._direct:
@@ -128,7 +128,7 @@ class GradientExchange:
         return self._lane.run(lambda: self.sum_shares(bucket))
 
     def sum_shares(self, bucket: Bucket) -> None:
-        """Do the exchange that `start` begins, on the calling thread."""
+        """Do the exchange of `start`, on the calling thread."""
         if bucket.values.is_complex():
             self._complex.update(piece.name for piece in bucket.pieces)
             bucket = bucket.as_real()
@@ -140,8 +140,8 @@ class GradientExchange:
     def average(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace the gradients of those `parameters` that are trained by their mean over the ranks.
 
-        The same parameters on every call; one without a gradient counts as zero on this rank and gets the
-        mean of the others. It is for a user's own loop and does not overlap with the backward pass.
+        Every call needs the same parameters; one without a gradient counts as zero on this rank, and gets the
+        mean too. This is for a user's own loop, and does not overlap with the backward pass.
         """
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         named = {str(index): parameter for index, parameter in enumerate(trained)}
@@ -182,7 +182,7 @@ class GradientExchange:
         return {"kept": self._residuals.state_dict(), "compressor": self.compressor.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from copies of a `state_dict` of the same rank of an exchange of the same kind."""
+        """Resume from copies of a `state_dict` of the same rank of an exchange of the same kind."""
         with self._lane.memory():
             # Memory that a compressor frees in the lane returns to the stream that allocated it. Allocated on
             # the stream of the backward pass, it would be written to there while the lane still reads it.
@@ -192,7 +192,7 @@ class GradientExchange:
 
 
 def _take_share(gradient: Tensor | None, view: Tensor, size: int) -> None:
-    """One rank's share of a mean over `size` ranks into `view`; one that is not there is zero."""
+    """Write one rank's share of a mean over `size` ranks to `view`; a missing gradient is zero."""
     if gradient is None:
         view.zero_()
     else:

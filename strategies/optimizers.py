@@ -32,7 +32,7 @@ class OptimizerFacts(CatalogFacts):
 
     @abstractmethod
     def temporaries(self, cell: Cell) -> int:
-        """Copies of what is updated at once that an update computes in between."""
+        """Return the number of temporary copies of the updated parameters that an update needs."""
 
     @property
     def arguments(self) -> dict[str, float]:
@@ -59,7 +59,7 @@ class Sgd(OptimizerFacts):
         return int(self.spec.number("momentum") > 0)
 
     def temporaries(self, cell: Cell) -> int:
-        """The gradient with its decay."""
+        """Return 1 with weight decay, for the gradient with its decay; else 0."""
         return int(self.spec.number("weight_decay") > 0)
 
 
@@ -82,18 +82,18 @@ class AdamW(OptimizerFacts):
         return 2
 
     def temporaries(self, cell: Cell) -> int:
-        """The root of the second moment, and on CPU what it divides; a fused update needs no temporaries."""
+        """Return 1 for the root of the second moment, and 1 for the quotient on CPU; 0 for a fused update."""
         if cell.device == "cpu":
             return 2
         return 0 if cell.memory_format == "contiguous" else 1
 
 
 OPTIMIZERS: Registry[OptimizerFacts] = Registry("optimizer", (Sgd, AdamW))
-"""The optimizers that there are."""
+"""The catalog of optimizers."""
 
 
 def build_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that `text` names (`sgd:lr=0.1`, `adamw:lr=0.0003`) over `parameters`."""
+    """Build the optimizer that `text` names (`sgd:lr=0.1`, `adamw:lr=0.0003`) over `parameters`."""
     updated = list(parameters)
     kind, arguments = optimizer_call(text, updated)
     return kind(updated, **arguments)
@@ -102,21 +102,19 @@ def build_optimizer(text: str, parameters: Iterable[nn.Parameter]) -> torch.opti
 def optimizer_call(
     text: str, parameters: Sequence[nn.Parameter]
 ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class that `text` names, and its arguments other than these parameters.
+    """Return the class that `text` names, and its arguments other than these parameters.
 
-    On a GPU the update is fused where the class can. torch's default there launches several kernels for each
-    list of tensors, and has temporaries as large as the parameters. The fused kernel takes real numbers, and
-    gradients with the strides of their parameters. An exchange may give gradients that are row by row, so
-    parameters have to be as well.
+    On a GPU the update is fused if the class supports that. torch's default there launches several kernels
+    for each list of tensors, and has temporaries as large as the parameters. The fused kernel takes real
+    numbers, and gradients with the strides of their parameters. An exchange may make gradients row by row, so
+    the parameters have to be row by row too.
     """
-    facts = OPTIMIZERS.facts(text)
-    kind: type[torch.optim.Optimizer] = load(facts.kind)
-    fused = facts.fuses and bool(parameters) and all(map(_fuses, parameters))
-    return kind, facts.arguments | ({"fused": True} if fused else {})
-
-
-def _fuses(parameter: nn.Parameter) -> bool:
     from strategies.devices import device_of  # which imports torch
 
-    plain = parameter.is_floating_point() and parameter.is_contiguous()
-    return plain and device_of(parameter.device).asynchronous
+    facts = OPTIMIZERS.facts(text)
+    kind: type[torch.optim.Optimizer] = load(facts.kind)
+    fused = facts.fuses and all(
+        each.is_floating_point() and each.is_contiguous() and device_of(each.device).asynchronous
+        for each in parameters
+    )
+    return kind, facts.arguments | ({"fused": True} if fused and parameters else {})

@@ -1,28 +1,28 @@
 """Predictions of a cell in closed form: memory (`footprint`) and messages (`traffic`) of a step.
 
-Memory of a rank: what its training step holds when it holds most.
+Memory of a rank: the maximum over a training step.
 
-Rajbhandari et al. 2020, arXiv:1910.02054, section 5, have the three stages of ZeRO; here is counted what the
-code of this package does, buffers included. With P the bytes of all parameters, k the optimizer's values a
-parameter (AdamW 2, SGD with momentum 1), A the activations of a micro-batch and p ranks, where everything is
-trained (frozen parameters have neither gradients, buckets nor state):
+Rajbhandari et al. 2020, arXiv:1910.02054, section 5, have the three stages of ZeRO; the counts here follow
+the code of this package, with its buffers. P is the bytes of all parameters, k the optimizer's values for
+each parameter (AdamW 2, SGD with momentum 1), A the activations of a micro-batch and p the ranks. If all
+parameters are trained (frozen parameters have neither gradients, buckets nor state):
 
 - single: P + k P, and the larger of A (backward begins) and P of gradients (backward ends);
 - ddp, scratch-ddp: P of buckets in addition; scratch-ddp and `bucket_view` have their gradients in them;
 - local-sgd: 2 P in addition: the parameters of the last average, and the buckets;
 - zero1: as ddp, with the optimizer's state of the parameters that the fullest rank was dealt;
-- fsdp, scratch-fsdp, hsdp: shards of 1/p, and what is gathered and averaged at the moment, block by block;
+- fsdp, scratch-fsdp, hsdp: shards of 1/p, and the blocks that are gathered and averaged at the moment;
 - tp: split layers over p, the rest whole; while it is split, P and a part of the largest split weight;
 - pipeline: the stages of the fullest rank, and activations of the microbatches that are in flight on it.
 
-Autograd's part is exact for fp32 on a CPU (`results.parts`). Under autocast everything is counted as if in
-fp32, and the copies of the weights that autocast makes are added: an upper estimate. What is not counted:
-the process, the backend's buffers, temporaries of one operation.
+Autograd's part is exact for fp32 on a CPU (`results.parts`). Under autocast all values are counted as fp32,
+and the copies of the weights that autocast makes are added: an upper estimate. Not counted: the process, the
+backend's buffers, temporaries of one operation.
 
-Messages of a step: bytes and operations of each collective. Counted is a step of dense gradients; left out
-are buffers of BatchNorm, what ranks agree on in a few bytes (overflows, a norm), and what only the first step
-sends. Activations are counted as fp32: under autocast activations of `tp`'s forward pass and of a pipeline's
-edges can be of half precision, and half of that.
+Messages of a step: bytes and operations of each collective, for dense gradients. Not counted: buffers of
+BatchNorm, agreements of ranks in a few bytes (overflows, a norm), and messages of the first step only.
+Activations are counted as fp32: under autocast activations of `tp`'s forward pass and of a pipeline's edges
+can be of half precision, and half of that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from strategies.closed_form.terms import Term
 
 
 def footprint(cell: Cell, parts: ModelParts) -> Footprint:
-    """The fullest moment of the fullest rank of a cell whose model has these parts."""
+    """Return the moment of the largest memory, on the rank with most, of a cell whose model has these
+    parts."""
     moments = STRATEGIES.facts(cell.strategy).moments(cell, parts)
     return max(moments, key=lambda moment: moment.total)
 
@@ -56,6 +57,6 @@ def least_bytes(cell: Cell, parts: ModelParts, *, dense: bool) -> int:
 
 
 def traffic(cell: Cell, parts: ModelParts) -> list[Term]:
-    """All that the busiest rank of a cell sends in one step; nothing on one rank."""
+    """Return all messages that the busiest rank of a cell sends in one step; none on one rank."""
     terms = STRATEGIES.facts(cell.strategy).terms(cell, parts)
     return [term for term in terms if term.payload_bytes]

@@ -1,6 +1,6 @@
 """The promise of a strategy for a step: whose values a replica averages, and when.
 
-The proof (`harness/worker/proof/proof.py`) holds every strategy to its promise, and knows nothing else of it.
+The proof (`harness/worker/proof/proof.py`) checks each strategy only by its promise.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Literal, get_args
 from results.errors import SpecError
 
 PartnersOf = Callable[[int, int], Sequence[int]]
-"""(replica, replicas) to the replicas whose values it averages with equal weights, itself among them."""
+"""(replica, replicas) to the replicas whose values it averages with equal weights, including its own."""
 
 
 Averaged = Literal["gradients", "parameters"]
 
 
 def everyone(replica: int, replicas: int) -> Sequence[int]:
-    """All replicas."""
+    """Return all replicas."""
     return range(replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
     """A replica computes the gradients of its samples, and averages them, or its parameters after the
-    update, with its partners. Raises SpecError for a field with a value that it cannot have."""
+    update, with its partners. Raises SpecError for an invalid value of a field."""
 
     of: Averaged = "gradients"
     every: int = 1
@@ -55,7 +55,7 @@ class Promise:
         partners = "a function (replica, replicas) to a sequence of replicas"
         require_field(self, "partners", callable(self.partners), partners)
         reason = self.unproven is None or (isinstance(self.unproven, str) and self.unproven != "")
-        require_field(self, "unproven", reason, "None or the reason, as a text")
+        require_field(self, "unproven", reason, "None or the reason, as a string")
 
     @property
     def all_equal(self) -> bool:

@@ -1,6 +1,6 @@
-"""Which combinations make no sense, and why; the rules of plan and library. Nothing here imports torch.
+"""Rules for plan and library: which combinations make no sense, and why. This module does not import torch.
 
-What one strategy, compressor or collective refuses is in its facts; here is what holds for all.
+The rules of one strategy, compressor or collective are in its facts; the rules here hold for all.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Refusal:
 
 
 def refusal(cell: Cell) -> Refusal | None:
-    """Why a cell makes no sense; None if it does."""
+    """Return why a cell makes no sense; None if it does."""
     strategy = STRATEGIES.facts(cell.strategy)
     return _of(strategy, _ranks(cell, strategy)) or _whole(strategy.redundant(cell)) or untrainable(cell)
 
 
 def untrainable(cell: Cell) -> Refusal | None:
-    """Why no trainer takes a cell; None if one does. A strategy of many ranks may have one here, where it
-    trains as `single` does."""
+    """Return why no trainer takes a cell; None if one does. A distributed strategy may have one rank here,
+    with which it trains as `single` does."""
     strategy = STRATEGIES.facts(cell.strategy)
     compressor, collective = COMPRESSIONS.facts(cell.compression), COLLECTIVES.facts(cell.collective)
     return _combination(cell, strategy, compressor, collective)
@@ -56,10 +56,10 @@ def _whole(sentence: str | None) -> Refusal | None:
 
 
 def require_possible(**fields: Any) -> None:
-    """Raise SpecError, with the sentence of a plan, for settings of a library user that do not go together.
+    """Raise SpecError, with the message of a plan, for settings of a library user that cannot be combined.
 
-    `fields` are the fields of a cell except `workload`, `dataset` and `micro_batch`. A strategy of many ranks
-    may have one here, where it trains as `single` does.
+    `fields` are the fields of a cell except `workload`, `dataset` and `micro_batch`. A distributed strategy
+    may have one rank here, with which it trains as `single` does.
     """
     hints = get_type_hints(Cell)
     for name, value in fields.items():
@@ -76,7 +76,7 @@ def require_possible(**fields: Any) -> None:
         "collective": collective.spec.text,
     }
     try:
-        # How many samples a micro-batch has is known when it comes.
+        # The samples of a micro-batch are not known before the first one.
         cell = Cell(workload="", dataset="", micro_batch=strategy.microbatches, **fields)
     except ValueError as error:
         raise SpecError(str(error)) from None
@@ -99,7 +99,7 @@ def _combination(
 
 
 def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """Why a strategy is refused on too few or too many ranks."""
+    """Return why a strategy is refused on too few or too many ranks."""
     if strategy.distributed and cell.gpus < 2:
         return f"needs at least 2 ranks; on 1 use {BASELINE_STRATEGY}"
     if not strategy.distributed and cell.gpus != 1:
@@ -108,7 +108,7 @@ def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:
 
 
 def _fixed(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """Why a strategy refuses an exchange, a memory format or compilation."""
+    """Return why a strategy refuses an exchange, a memory format or compilation."""
     if strategy.fixed_exchange and not cell.dense:
         return (
             f"goes with --compression {UNCOMPRESSED} and --collective {DEFAULT_COLLECTIVE} alone, not "
@@ -130,7 +130,7 @@ def _grouping(cell: Cell, strategy: StrategyFacts) -> str | None:
 
 
 def _averaged(cell: Cell, strategy: StrategyFacts) -> str | None:
-    """Why the averages of a strategy exclude a precision or a compressor."""
+    """Return why the averages of a strategy exclude a precision or a compressor."""
     promise = strategy.promise
     if promise.of == "parameters" and cell.precision == "fp16":
         return "does not go with --precision fp16: each rank would scale its own loss; use bf16"
@@ -152,8 +152,9 @@ def _machine(cell: Cell) -> str | None:
 
 def _compressed(cell: Cell, strategy: StrategyFacts, compressor: CompressorFacts) -> str | None:
     if compressor.ddp_hook and not (strategy.takes_ddp_hooks and cell.collective == DEFAULT_COLLECTIVE):
+        hooked = " or ".join(facts.name for facts in STRATEGIES.all_facts if facts.takes_ddp_hooks)
         return (
-            f"{compressor.name} goes with {_hooked()} and --collective {DEFAULT_COLLECTIVE} alone, not "
+            f"{compressor.name} goes with {hooked} and --collective {DEFAULT_COLLECTIVE} alone, not "
             f"{strategy.spec.text} and {cell.collective}: it is a hook of torch's DistributedDataParallel; "
             f"use {compressor.instead}"
         )
@@ -163,11 +164,6 @@ def _compressed(cell: Cell, strategy: StrategyFacts, compressor: CompressorFacts
             f"{strategy.name} exchanges differences of parameters; use {compressor.instead}"
         )
     return compressor.refusal(cell)
-
-
-def _hooked() -> str:
-    """The strategies that take hooks of torch's."""
-    return " or ".join(facts.name for facts in STRATEGIES.all_facts if facts.takes_ddp_hooks)
 
 
 def _collected(cell: Cell, collective: CollectiveFacts, compressor: CompressorFacts) -> str | None:

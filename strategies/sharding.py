@@ -22,7 +22,7 @@ PARAMS = Option(
 
 
 class ShardingFacts(StrategyFacts):
-    """Shards of 1/p, and what is gathered and averaged at the moment, block by block."""
+    """Shards of 1/p, and the blocks that are gathered and averaged at the moment."""
 
     fixed_exchange = "it averages gradients into shards by one collective of its own"
     contiguous = "it cuts shards from parameters row by row"
@@ -64,7 +64,7 @@ class ShardingFacts(StrategyFacts):
         rest = Footprint(moment="update", parameters=shard, gradients=trained, optimizer=state)
         if parts.by_unit:
             if sizes.groups.tensor > 1:
-                # As torch shards the first block, its parts are there until all of it is in shards.
+                # While torch shards the first block, its tensor-parallel parts exist too.
                 first = units.full_block // sizes.groups.shard
                 most = sizes.split_by_layer(beside=first)
                 yield Footprint(moment="model built", parameters=most, estimated=most)
@@ -79,16 +79,17 @@ class ShardingFacts(StrategyFacts):
 
     @abstractmethod
     def units(self, sizes: Sizes) -> Units:
-        """The units that are gathered."""
+        """Return the units that are gathered."""
 
     def built(self, sizes: Sizes, units: Units) -> int:
-        """Bytes of whole parameters, in addition to the shards, while a model is built unit by unit."""
+        """Return the bytes of complete parameters, besides the shards, while a model is built unit by
+        unit."""
         return max(units.full_around, units.full_block)
 
     @abstractmethod
     def gathered(self, units: Units) -> Gathered:
-        """Whole parameters during the backward pass and the update."""
+        """Return the gathered parameters during the backward pass and the update."""
 
     @abstractmethod
     def averaging(self, sizes: Sizes, units: Units) -> AveragingBytes:
-        """Gradients on their way into shards."""
+        """Return the gradients that are being averaged into shards."""

@@ -11,7 +11,7 @@ from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
 
 class Single(StrategyFacts):
-    """P + k P, and the larger of A (backward begins) and P of gradients (backward ends)."""
+    """The memory is P + k P, and the larger of A (backward begins) and P of gradients (backward ends)."""
 
     name = "single"
     help = "one device, no exchange: the baseline of every curve"

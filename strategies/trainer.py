@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import CheckpointError
 
-from results.cell import MemoryFormat
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.build import lay_out, require_layout
@@ -35,7 +34,7 @@ _OF_THE_STEP = (
     *("optimizer", "accumulation", "precision", "clip_norm"),
     *("activation_checkpointing", "compile", "memory_format"),
 )
-"""Settings that concern neither the layout of a model nor the exchange of its gradients."""
+"""Settings that affect neither the layout of a model nor the exchange of its gradients."""
 
 
 LOOK_EVERY = 100
@@ -43,7 +42,7 @@ LOOK_EVERY = 100
 
 
 class BatchesEndedError(UsageError, StopIteration):
-    """A rank has no batch for a step. Where another one has, it waits for this rank until that has ended."""
+    """A rank has no batch for a step. A rank that has one waits for this rank, until its process ends."""
 
 
 class Trainer:
@@ -68,17 +67,16 @@ class Trainer:
     ) -> None:
         """Move `module` to `device` and lay it out; collective if the strategy is.
 
-        A `Blank` is for strategies whose facts are `by_unit`: they give it its values a unit at a time.
+        A `Blank` is for strategies whose facts are `by_unit`: they give it values unit by unit.
 
-        A part of `module` that is in evaluation mode, such as a BatchNorm with fixed statistics, stays so. A
-        module without any part in training mode, as `from_pretrained` returns it, is put into that mode.
+        A part of `module` that is in evaluation mode, such as a BatchNorm with fixed statistics, stays in it.
+        A module without any part in training mode, as `from_pretrained` returns it, is put into that mode.
 
         `loss` is (outputs, targets) to the mean loss over a batch's samples, a `BatchLoss`, which is given
         the model and the batch, or None where the model itself returns it (`strategies.training.loss`).
         `layout` names the parts of the model, for strategies that cut it and for activation checkpointing
-        (None: its like blocks, as `found_layout` finds them);
-        `group` is where gradients are exchanged (None: the default group). Raises SpecError, with the
-        sentence of a plan, for settings that do not go together.
+        (None: its like blocks, as `found_layout` finds them); `group` exchanges the gradients (None: the
+        default group). Raises SpecError, with the message of a plan, for settings that cannot be combined.
         """
         exchange = ExchangeSettings(
             group=group,
@@ -92,35 +90,37 @@ class Trainer:
         self.settings = settings
         self.device = device
         self.observer: StepObserver = SilentObserver()
-        """Told of every step from now on; may be replaced between steps."""
+        """The observer of every step from now on; may be replaced between steps."""
         self.loss = loss
         """The loss of a micro-batch; may be replaced between steps."""
         self.gradient_norm: Tensor | None = None
         """The global norm of the last step's gradients, averaged and not yet clipped: a scalar. None without
         `clip_norm`; a huge `clip_norm` measures it and clips nothing."""
         self.steps = 0
-        """Updates so far, those that an overflow left out among them."""
+        """Number of updates so far, including updates that were left out because of an overflow."""
         self.attached: dict[str, Stateful] = {}
         """The objects given to `attach`."""
         self._checkpoints: Checkpoints | None = None
         self._warned_of_loss = False
         self._under_way: tuple[tuple[int, Tensor], Event] | None = None
-        """The last loss that is copied to the host, with its step, and the event after the copy."""
+        """The loss that was last copied to the host, with its step, and the event after the copy."""
         set_float32_math(settings.precision)
         initial: Initial | None = None
         if isinstance(module, Blank):
             initial, module = module.initial, module.module
         else:
-            module = _placed(module, device, settings.memory_format)
+            module = module.to(device)
+            if settings.memory_format == "channels_last":
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         _begin_training(module)
         self.parameter_bytes = sum(parameter.nbytes for parameter in module.parameters())
-        """Bytes of the whole model: a strategy may leave this rank a part of it."""
+        """Bytes of the complete model, of which this rank may have a part."""
         layout = found_layout(module) if layout is None else layout
         if settings.activation_checkpointing:
             selective = settings.activation_checkpointing == "selective"
             checkpoint_blocks(module, layout, selective=selective)
         self.link = Link(group) if STRATEGIES.facts(settings.strategy).distributed else None
-        """To the ranks that train together; None with `single`."""
+        """The link to the ranks that train together; None with `single`."""
         self.model = lay_out(
             module,
             settings.strategy,
@@ -135,7 +135,7 @@ class Trainer:
         self.scaler = loss_scaler(settings.precision, device, self.model.decided_over)
         if self.scaler.is_enabled():
             # The scaler itself unscales, and leaves out a step whose gradients overflow. A fused update that
-            # did so would be called all the same, count as one, and have a state after it.
+            # did so would still be called, counted as a step, and create state.
             self.optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         self._feedback = ScaledFeedback(self.model.gradient_exchange, self.scaler)
 
@@ -165,7 +165,7 @@ class Trainer:
             if last is None:
                 return
             seen, event = last
-            # The device has passed this event long ago, so that the host does not wait.
+            # The device passed this event long ago, so that the host does not wait.
             event.synchronize()
         step, value = seen
         if not math.isfinite(value.item()):
@@ -178,7 +178,7 @@ class Trainer:
             )
 
     def compute_gradients(self, batches: Iterator[Batch]) -> Tensor:
-        """The first half of a step: gradients, exchanged but not yet applied."""
+        """Do the first half of a step: compute and exchange the gradients."""
         task = GradientTask(
             loss=self.loss,
             accumulation=self.settings.accumulation,
@@ -205,7 +205,7 @@ class Trainer:
             ) from error
 
     def update(self) -> None:
-        """The second half of a step: unscale, clip, update, and forget the gradients."""
+        """Do the second half of a step: unscale and clip the gradients, update, and free the gradients."""
         self.observer.begins(Phase.OPTIMIZER)
         if self.settings.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
@@ -220,8 +220,8 @@ class Trainer:
     def attach(self, **objects: Stateful) -> None:
         """Name objects whose state belongs to the run: a schedule of torch.optim.lr_scheduler, a loader.
 
-        They have `state_dict` and `load_state_dict`, and are saved and loaded with the trainer; to step a
-        schedule stays with the loop. Raises UsageError for one without these methods, and for a schedule of
+        They have `state_dict` and `load_state_dict`, and are saved and loaded with the trainer; the loop
+        still steps a schedule. Raises UsageError for an object without these methods, and for a schedule of
         another optimizer or without steps.
         """
         for name, each in objects.items():
@@ -229,15 +229,15 @@ class Trainer:
         self.attached |= objects
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all state that this rank resumes from, in host memory: `torch.save` takes it, and
+        """Return a copy of all state that this rank resumes from, in host memory, for `torch.save`, and
         `torch.load` with `weights_only`. Collective with `ddp` after its first step.
 
-        It differs from rank to rank, and goes back into the same rank of a trainer with the same strategy.
+        It differs from rank to rank, and is loaded by the same rank of a trainer with the same strategy.
         """
         return to_plain(state_of(self), self, 0 if self.link is None else self.link.rank)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict` of the same rank: bit for bit on the same machine, as buckets are formed
+        """Resume from a `state_dict` of the same rank: bit for bit on the same machine, as buckets are formed
         by a rehearsal. Collective. Raises UsageError for the state of another rank, strategy, optimizer
         or model."""
         rank = 0 if self.link is None else self.link.rank
@@ -256,13 +256,13 @@ class Trainer:
     ) -> Saving:
         """Write a checkpoint `step-...` into `folder`, which all ranks can reach; collective.
 
-        It counts when all of it is on the disk; then all but the last `keep` (None: all stay) and the one
-        with the least `metric` are removed, of those with the `metric_name` of the newest that has a metric.
-        With `asynchronous` training continues when the state has been copied to host memory, and `wait` of
-        the result, or the next save, waits for the disk.
+        It is complete when all files are on the disk. Then all checkpoints are removed except the last `keep`
+        (None: all stay) and the best: the one with the least `metric`, among checkpoints with the
+        `metric_name` of the newest that has a metric. With `asynchronous` training continues when the state
+        has been copied to host memory, and `wait` of the result, or the next save, waits for the disk.
 
         A full disk, a folder that ranks do not share, or parameters, moments or statistics that are not
-        finite, give a CheckpointWarning and no checkpoint; the last one stays. Raises UsageError if the
+        finite cause a CheckpointWarning and no checkpoint; the last one stays. Raises UsageError if the
         folder's newest checkpoint is of another run.
         """
         return self._saved().save(
@@ -287,30 +287,30 @@ class Trainer:
         return self._checkpoints
 
     def full_state_dict(self, *, rank: int | None = None) -> dict[str, Tensor]:
-        """The whole model in host memory: `bare_module.load_state_dict(...)` takes it; collective.
+        """Return the complete model in host memory, for `bare_module.load_state_dict(...)`; collective.
 
         The names, also of shared parameters, are the names of the module's `state_dict` before it was laid
-        out. Rank `rank` alone gets the values and the others an empty dictionary; with None every rank has
-        a copy. Where replicas differ between two averages (`local-sgd`) it has their mean, and training goes
-        on as if it had not been asked for.
+        out. Only rank `rank` gets the values, and the others an empty dictionary; with None every rank gets a
+        copy. If replicas differ between two averages (`local-sgd`) it has their mean, and training continues
+        unchanged.
         """
         return whole_state(self, rank)
 
     def export(self, path: Path | str) -> None:
-        """Write `full_state_dict` to a `.pt` or `.safetensors` file, over an older one; collective.
+        """Write `full_state_dict` to a `.pt` or `.safetensors` file, and replace an older one; collective.
 
-        Rank 0 writes, and all ranks return when it has. Raises UsageError for another suffix or without the
-        package safetensors, StoreError if the file cannot be written, on all ranks.
+        Rank 0 writes, and all ranks return when the file is complete. Raises UsageError for another suffix or
+        without the package safetensors, StoreError if the file cannot be written, on all ranks.
         """
         write_whole(self, Path(path))
 
 
 def _compile(module: nn.Module) -> None:
-    """Compile a model in place, inside of what its strategy wrapped around it.
+    """Compile a model in place, within the wrapper of its strategy.
 
-    DDP announces itself while it calls the model, and the graph is then cut where its buckets are, so that
-    the exchange still overlaps with backward. The model is called from a function of ours: the compiler
-    skips frames of torch itself, and a model that is a bare `nn.Sequential` would be one.
+    The compiler knows that DDP calls the model, and cuts the graph at DDP's buckets, so that the exchange
+    still overlaps with backward. A function of ours calls the model: the compiler skips frames of torch
+    itself, and a bare `nn.Sequential` would be such a frame.
     """
     eager = module.forward
 
@@ -321,17 +321,10 @@ def _compile(module: nn.Module) -> None:
 
 
 def _begin_training(module: nn.Module) -> None:
-    """Put `module` into training mode, without parts that are in evaluation mode, unless all of them are."""
+    """Put `module` into training mode, except parts that are in evaluation mode, unless all of them are."""
     frozen = [part for part in module.modules() if not part.training]
     # A module's own method may freeze parts.
     module.train()
     if len(frozen) < sum(1 for _ in module.modules()):
         for part in frozen:
             part.training = False
-
-
-def _placed(module: nn.Module, device: torch.device, memory_format: MemoryFormat) -> nn.Module:
-    module = module.to(device)
-    if memory_format == "channels_last":
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module

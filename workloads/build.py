@@ -182,7 +182,10 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         if func in (*_WRITTEN, *_DRAWN):
             tensor, *rest = args
-            self._keep(func, tensor, _into(func, *rest, **(kwargs or {})), drawn=func in _DRAWN)
+            others = dict(kwargs or {})
+            if others.pop("generator", None) is not None:
+                raise BenchError(f"a model that is built unit by unit has its own generator for {func}")
+            self._keep(func, tensor, lambda values: func(values, *rest, **others), drawn=func in _DRAWN)
             # Not called: on the meta device it writes nothing, and torch imports its compiler for it.
             return tensor
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
@@ -224,11 +227,3 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _is_whole(tensor: Tensor) -> bool:
     """Return whether the tensor has all values of its storage, row by row."""
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-
-
-def _into(
-    func: OpOverload, *rest: object, generator: object = None, **others: Any
-) -> Callable[[Tensor], object]:
-    if generator is not None:
-        raise BenchError(f"a model that is built unit by unit has its own generator for {func}")
-    return lambda values: func(values, *rest, **others)

@@ -174,19 +174,16 @@ def _sources(module: str, folder: Path) -> set[Path]:
     waiting = [module.partition(".")[0]]
     seen = set(waiting)
     while waiting:
-        files = set(_files_of(waiting.pop(), folder))
+        # A top-level module or package that is from elsewhere has no files in `folder`.
+        top = waiting.pop()
+        files = set((folder / top).rglob("*.py"))
+        if (folder / f"{top}.py").is_file():
+            files.add(folder / f"{top}.py")
         found |= files
         new = {name for path in files for name in _imports(path)} - seen
         seen |= new
         waiting += new
     return found
-
-
-def _files_of(top: str, folder: Path) -> Iterator[Path]:
-    """Yield the files of a top-level module or package in `folder`; none if it is from elsewhere."""
-    yield from (folder / top).rglob("*.py")
-    if (folder / f"{top}.py").is_file():
-        yield folder / f"{top}.py"
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -209,15 +206,11 @@ def _content(path: Path) -> bytes:
         raise SpecError(f"cannot read {path}: {error.strerror}; a py: workload's source is hashed") from error
 
 
-def _parse(path: Path) -> ast.Module:
+def _require(function: str, path: Path) -> None:
     try:
-        return ast.parse(_content(path), filename=str(path))
+        names = set(_names(ast.parse(_content(path), filename=str(path))))
     except (SyntaxError, ValueError) as error:
         raise SpecError(f"{path} is not Python: {error}; a py: workload's source is read first") from error
-
-
-def _require(function: str, path: Path) -> None:
-    names = set(_names(_parse(path)))
     if function not in names and "*" not in names:
         known = ", ".join(sorted(name for name in names if not name.startswith("_"))) or "nothing"
         raise SpecError(f"workload py: {path} has no {function!r}; it has: {known}")

@@ -1,4 +1,4 @@
-"""The moments of a training step at which a rank may hold most, and how they follow from sizes."""
+"""The memory of a rank at the moments of a training step at which it may be largest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Footprint:
     parameters: int
     gradients: int = 0
     optimizer: int = 0
-    """Its state, and what an update computes in between."""
+    """State of the optimizer, and temporaries of an update."""
     gathered: int = 0
-    """Whole parameters of units that are sharded."""
+    """Gathered parameters of sharded units."""
     buckets: int = 0
-    """Copies that are exchanged, or received."""
+    """Copies to exchange, or received."""
     activations: int = 0
     estimated: int = 0
     """The part of all these, except activations, that can be smaller, such as temporaries of an update."""
@@ -40,10 +40,10 @@ class Footprint:
 
 
 def step_moments(sizes: Sizes, base: Footprint, *, in_buckets: bool = False) -> Iterator[Footprint]:
-    """The moments of a rank that has every layer, or its part of it; it has `base` in all of them, and the
-    gradients of `base` when all of them are there.
+    """Yield the moments of a rank that has every layer, or a part of each. It holds `base` at all of them,
+    except its gradients, which it holds once all have been computed.
 
-    `in_buckets`: gradients are views of the buckets, where they go when the last micro-batch is done.
+    `in_buckets`: gradients are views of the buckets, into which the last micro-batch moves them.
     """
     kept, whole = sizes.activations(), base.gradients
     copied = sizes.built - sizes.parameters
@@ -63,14 +63,14 @@ def step_moments(sizes: Sizes, base: Footprint, *, in_buckets: bool = False) -> 
 
 
 def built_whole(sizes: Sizes, shard: int) -> Iterator[Footprint]:
-    """The moments at which a model that was built whole is split, and sharded."""
+    """Yield the moments at which a complete model has been built, and is then sharded."""
     yield Footprint(moment="model built", parameters=sizes.built, estimated=sizes.built - sizes.parameters)
     yield Footprint(moment="model built", parameters=sizes.parameters + shard, estimated=shard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """Bytes of whole parameters of a sharded model at three moments of backward, and in the update."""
+    """Bytes of gathered parameters of a sharded model at three moments of backward, and in the update."""
 
     at_loss: int
     at_block: int
@@ -80,21 +80,21 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragingBytes:
-    """Bytes of gradients of a sharded model on their way into shards."""
+    """Bytes of gradients of a sharded model that are being averaged into shards."""
 
     held: int
     """Gradients of earlier micro-batches."""
     at_block: int
     """Copies while a block is averaged."""
     at_end: int
-    """Copies while what is around the blocks has its gradients computed."""
+    """Copies while the gradients of the parameters around the blocks are computed."""
 
 
 def sharded_moments(
     sizes: Sizes, units: Units, rest: Footprint, gathered: Gathered, averaging: AveragingBytes
 ) -> Iterator[Footprint]:
-    """The moments of a rank that has shards; it has `rest` in all moments after the model is built, and the
-    gradients of `rest` in the update."""
+    """Yield the moments of a rank that has shards. It holds `rest` at all moments after the model is built;
+    the gradients of `rest` only in the update."""
     kept, held = sizes.activations(), averaging.held
     begins = replace(rest, moment="backward begins", gradients=held)
     yield replace(begins, gathered=gathered.at_loss, activations=kept.at_loss)

@@ -1,4 +1,4 @@
-"""Bytes of what a rank holds, piece by piece: parameters, units of shards, optimizer state, activations.
+"""The bytes that a rank holds, by kind: parameters, units of shards, optimizer state, activations.
 
 Each strategy's facts say which of them a training step holds at once.
 """
@@ -15,8 +15,8 @@ from strategies.optimizers import OPTIMIZERS
 
 HALF_BYTES = 2
 _GRADIENT_SHARE = 0.5
-"""Gradients of activations at once, in a block's backward pass, over what the block keeps: a GPT's MLP has
-8 T d of them while 16 T d are kept. An estimate for others."""
+"""Gradients of activations that exist at once in a block's backward pass, over the activations that the block
+saves: a GPT's MLP has 8 T d gradients while 16 T d are saved. An estimate for other models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +34,17 @@ class Sizes:
     def __init__(
         self, cell: Cell, parts: ModelParts, groups: GroupLayout, checkpointed: Callable[[int], bool]
     ) -> None:
-        """`checkpointed` says of a block, by its place, whether the strategy itself computes it again."""
+        """`checkpointed` returns whether the strategy itself recomputes a block, given by its index."""
         self.cell, self.parts, self.groups = cell, parts, groups
         self._checkpointed = checkpointed
         self._optimizer = OPTIMIZERS.facts(cell.optimizer)
         self.accumulates = cell.accumulation > 1
         self.shared = VALUE_BYTES * parts.trained.shared_values
-        """Gradients of a shared parameter come from both of its uses, and are there twice for a moment."""
+        """A shared parameter gets a gradient from both of its uses: two copies exist for a moment."""
 
     @property
     def parameters(self) -> int:
-        """P of a rank that has every layer, or its part of it."""
+        """Bytes of the parameters of a rank that has every layer, or a part of each."""
         return VALUE_BYTES * self.parts.values_over(self.groups.tensor)
 
     @property
@@ -54,8 +54,8 @@ class Sizes:
 
     @property
     def built(self) -> int:
-        """P of the whole model, which is on every device before it is split, and the largest part that
-        tensor parallelism copies out of it: at most, as what was split is given up layer by layer."""
+        """Bytes of the complete model, which every device holds before it is split, and of the largest part
+        that tensor parallelism copies from it: an upper bound, as each layer is freed once it is split."""
         tensor = self.groups.tensor
         split = (weight for part in self.parts.parts for weight in part.weights if weight.split)
         copied = max((weight.over(tensor).values for weight in split), default=0) if tensor > 1 else 0
@@ -96,17 +96,18 @@ class Sizes:
 
 
 class Units:
-    """The units of a sharded model: its blocks, and what is around them."""
+    """The units of a sharded model: its blocks, and one for the parameters around them."""
 
     def __init__(
         self, sizes: Sizes, *, full: Callable[[Part], int], halved: bool, parts: ModelParts | None = None
     ) -> None:
-        """`full` gives the bytes of a unit in full precision, filled up to equal shards; `halved`: parameters
-        are gathered in half precision. `parts` None: the parts that `sizes` has."""
+        """`full` returns the bytes of a unit in full precision, padded to equal shards; `halved`: parameters
+        are gathered in half precision. `parts` None: the parts of `sizes`."""
         parts = parts or sizes.parts
         around, blocks = full(parts.around), [full(block) for block in parts.blocks]
         self.full_around, self.full_block = around, max(blocks, default=0)
-        """In full precision, as gradients are averaged; what follows is as parameters are gathered."""
+        """In full precision, as gradients are averaged; the next ones are in the precision of gathered
+        parameters."""
         self.around = around // 2 if halved else around
         self.blocks = [block // 2 if halved else block for block in blocks]
         self.block = max(self.blocks, default=0)
@@ -138,7 +139,8 @@ class Activations:
         computing = max(
             (int(_GRADIENT_SHARE * w) + w - k for w, k in zip(whole, kept, strict=True)), default=0
         )
-        casts = HALF_BYTES * stage_values(model, stage, self._tensor) if _autocasts(sizes.cell) else 0
+        autocasts = sizes.cell.precision in ("bf16", "fp16")
+        casts = HALF_BYTES * stage_values(model, stage, self._tensor) if autocasts else 0
         held = flights * (stem + sum(kept)) + (flights - 1) * head + casts
         self.at_loss, self.at_block = held + losing, held + computing
         """Bytes when the backward pass of the first micro-batch begins, and when it is in the last block."""
@@ -156,12 +158,8 @@ class Activations:
         return self._samples * (block.input + products)
 
 
-def _autocasts(cell: Cell) -> bool:
-    return cell.precision in ("bf16", "fp16")
-
-
 def stage_values(parts: ModelParts, stage: Stage, tensor: int = 1) -> int:
-    """Parameters of a stage; a shared one is in the first and in the last."""
+    """Count the parameters of a stage; the first and the last stage both have a shared parameter."""
     own = [parts.blocks[index] for index in stage.blocks]
     own += [parts.stem] * stage.stem + [parts.head] * stage.head
     shared = parts.shared_values if stage.head and not stage.stem else 0

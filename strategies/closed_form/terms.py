@@ -1,4 +1,4 @@
-"""One kind of message of a step, and how many bytes of it go over the wire.
+"""One kind of message of a step, and the bytes that it sends over the wire.
 
 The bytes on the wire follow from the standard algorithms (Thakur et al. 2005, IJHPCA 19(1), section 4). Each
 of p ranks sends: all-reduce 2 (p - 1) / p n, reduce-scatter and all-gather (p - 1) / p n of the whole of n
@@ -29,12 +29,12 @@ BUCKET_BYTES = 25 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One kind of message of a step: of the rank that sends most of it."""
+    """One kind of message of a step, as sent by the rank that sends most of it."""
 
     what: str
     collective: Collective
     dimension: Dimension
-    """The groups that it stays in."""
+    """The dimension of the groups within which it is sent."""
     ranks: int
     """Ranks of such a group."""
     payload_bytes: float
@@ -59,7 +59,7 @@ def term(
     operations: float,
     overlap: Overlap = "none",
 ) -> Term:
-    """`payload` in bytes, over all `operations` of a step."""
+    """Build a term; `payload` is in bytes, over all `operations` of a step."""
     dimension, ranks = group
     return Term(
         what=what,
@@ -77,16 +77,17 @@ _FACTORS: dict[Collective, Callable[[int], float]] = {
     "all-reduce": lambda p: 2 * (p - 1) / p,
     "reduce-scatter": lambda p: (p - 1) / p,
     "all-to-all": lambda p: (p - 1) / p,
-    # A rank hands over its own shard, and hands on those of the others but one.
+    # A rank sends its own shard, and forwards the shards of all other ranks but one.
     "all-gather": lambda p: p - 1,
-    # Each byte is one rank's own, and p - 1 ranks want it: a pipelined chain.
+    # Each byte starts at one rank and goes to p - 1 others, along a pipelined chain.
     "broadcast": lambda p: (p - 1) / p,
     "send": lambda p: 1.0,
 }
 
 
 def runs(weights: list[int]) -> int:
-    """Runs of whole parameters, by their values, of up to `BUCKET_BYTES` each, or of one that is larger."""
+    """Count the buckets of up to `BUCKET_BYTES` that parameters of these sizes fill, a larger one by
+    itself."""
     count, held = 0, 0
     for values in weights:
         size = VALUE_BYTES * values

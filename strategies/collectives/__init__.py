@@ -1,4 +1,4 @@
-"""How a sum over ranks is made: by the backend, or by algorithms of our own from point-to-point sends.
+"""Sums over ranks: by the backend, or by our own algorithms of point-to-point messages.
 
-`Link` is the one border to torch.distributed. `Wire` is what a compressor sees of a collective.
+Only `Link` calls torch.distributed. `Wire` is the interface of a collective to compressors.
 """

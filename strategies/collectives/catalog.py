@@ -1,4 +1,4 @@
-"""The collectives that there are, and how the route of one is built."""
+"""The catalog of collectives, and how the route of one is built."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ COLLECTIVES: Registry[CollectiveFacts] = Registry(
 
 
 def build_route(text: str, link: Link, *, node_size: int) -> Route:
-    """The route that `text` names, over all ranks of `link`; `node_size` ranks are on a node, in order.
+    """Build the route that `text` names, over all ranks of `link`, of which each node has `node_size` in a
+    row.
 
-    Collective if it creates groups. Raises SpecError for one that does not exist.
+    Collective if it creates groups. Raises SpecError for an unknown collective.
     """
     facts = COLLECTIVES.facts(text)
     route: Callable[[Spec, Link, int], Route] = load(facts.route)

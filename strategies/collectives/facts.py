@@ -21,12 +21,12 @@ class CollectiveFacts(CatalogFacts):
     implements: ClassVar[frozenset[Need]] = frozenset(("all-reduce", "all-gather", "all-to-all"))
     """The calls that compressors may make."""
     by_nodes: ClassVar[bool] = False
-    """Whether it goes inside of nodes and across them: one rank sends there what all of its node have."""
+    """Whether it sums within nodes first, so that one rank sends the sum of its node to other nodes."""
     sends: ClassVar[bool] = False
-    """Whether it is made of messages between two ranks."""
+    """Whether it is built from point-to-point messages."""
     on_cuda: ClassVar[str | None] = None
     """The replacement to use on CUDA; None: itself."""
 
     def refusal(self, cell: Cell, compressor: CompressorFacts) -> str | None:
-        """Why its own rules refuse a cell, as a sentence; None if they do not."""
+        """Return why its own rules refuse a cell, as a sentence; None if they do not."""
         return None

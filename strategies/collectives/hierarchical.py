@@ -1,7 +1,6 @@
-"""`hierarchical`: a sum inside of each node, the compressor across the nodes, and out to all ranks again.
+"""`hierarchical`: a sum within each node, then a compressed sum across the nodes, sent to all ranks.
 
-Links inside of a node are fast and links between nodes are not, so that what costs time there is worth
-compressing, and the rest is not.
+Links within a node are fast and links between nodes are slow, so that compression pays only across nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Hierarchical(CollectiveFacts):
-    """A sum inside of each node, the compressor across the nodes, and out to all ranks again."""
+    """A sum within each node, then a compressed sum across the nodes, sent to all ranks."""
 
     name = "hierarchical"
     help = "inside of the nodes, across them, inside again; compression across nodes alone"
@@ -60,8 +59,8 @@ class Hierarchical(CollectiveFacts):
 def route(spec: Spec, link: Link, node_size: int) -> Route:
     """The route over nodes of `node_size` ranks in a row; the last may be smaller if `via` is leaders.
 
-    Collective: groups are made, the same on all ranks. Nodes of one rank have nothing inside of them, and one
-    node has nothing across: then all ranks are summed at once, and one node sends everything uncompressed.
+    Collective: all ranks create the same groups. With one rank a node, all ranks are summed at once. With one
+    node, they are too, and uncompressed.
     """
     if node_size >= link.size:
         return OneNode(link)
@@ -90,7 +89,8 @@ class OneNode:
 
 
 class Shards:
-    """Every rank gets its node's sum of one shard, exchanges it across the nodes, and gathers the others.
+    """Each rank gets its node's sum of one shard, exchanges it across the nodes, and gathers the other
+    shards.
 
     All links between nodes are used at once, each for 1 / node size of the values. The residual of a
     shard's exchange is kept by the rank of the shard. Gloo has no reduce-scatter: it sums the whole vector.
@@ -122,7 +122,8 @@ class Shards:
 
 
 class Leaders:
-    """The first rank of each node gets the node's sum, exchanges it across the nodes, and hands it out.
+    """The first rank of each node gets the node's sum, exchanges it across the nodes, and broadcasts the
+    result.
 
     One link of a node is used, for all of the values; in return the bucket stays whole, as a compressor
     of matrices needs it. The leader keeps the residual of the exchange.

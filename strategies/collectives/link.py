@@ -18,8 +18,6 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from results.errors import UsageError
 
-Split = Callable[..., ProcessGroup]
-
 
 class Link:
     """This rank's connection to the others of a group; the `Wire` of the backend's own collectives."""
@@ -46,8 +44,8 @@ class Link:
         return group
 
     def backend(self, device: str) -> str:
-        """`nccl` if that is what moves tensors of a kind of device, else `gloo`."""
-        # A group in Python names the one that it goes over; of others, torch knows the default group.
+        """Return the backend that moves tensors of this kind of device: `nccl` or `gloo`."""
+        # A group in Python names the group that it wraps; for others torch reports the default group.
         over = getattr(self._group, "backend", None)
         return "nccl" if device == "cuda" and "nccl" in dist.get_backend(over) else "gloo"
 
@@ -60,7 +58,7 @@ class Link:
         return self._size
 
     def announce_bucket(self) -> None:
-        """Say that the exchange of one bucket begins; for a group that counts them."""
+        """Announce the exchange of a bucket to a group that counts buckets."""
         announce: Callable[[], None] | None = getattr(self._group, "announce_bucket", None)
         if announce is not None:
             announce()
@@ -75,25 +73,25 @@ class Link:
         self.start_all_reduce(values).wait()
 
     def largest(self, values: Tensor) -> None:
-        """Each element's maximum over the ranks, in place."""
+        """Take each element's maximum over the ranks, in place."""
         options = dist.AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MAX)
         self._group.allreduce([values], options).wait()
 
     def reduce(self, values: Tensor, root: int) -> None:
-        """Sum over the ranks, in place on rank `root`; what is left on the others means nothing."""
+        """Sum over the ranks, in place on rank `root`; afterwards the values on other ranks are undefined."""
         options = dist.ReduceOptions()
         options.rootRank = root
         self._group.reduce([values], options).wait()
 
     def broadcast(self, values: Tensor, source: int) -> None:
-        """The values of rank `source`, in place."""
+        """Copy the values of rank `source` to all ranks, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = source
         self._group.broadcast([values], options).wait()
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """(n,) of every rank as (size, n), in the order of ranks."""
+        """Gather (n,) of every rank as (size, n), in the order of ranks."""
         gathered = values.new_empty(self.size * values.numel())
         self._group._allgather_base(gathered, values).wait()
         return gathered.view(self.size, -1)
@@ -104,7 +102,7 @@ class Link:
         return work
 
     def start_all_to_all(self, received: Tensor, values: Tensor) -> Work:
-        """Begin to fill `received`, (size * n,), with part r of rank r's for this rank, of all ranks r."""
+        """Begin to fill part r of `received`, (size * n,), with the part that rank r has for this rank."""
         work: Work = self._group.alltoall_base(received, values, [], [])
         return work
 
@@ -114,13 +112,13 @@ class Link:
         return work
 
     def all_to_all(self, values: Tensor) -> Tensor:
-        """(size, n), row r for rank r, to (size, n), row r from rank r."""
+        """Send row r of (size, n) to rank r, and return (size, n), row r from rank r."""
         received = torch.empty_like(values)
         self._group.alltoall_base(received.view(-1), values.view(-1), [], []).wait()
         return received
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
-        """(size, n), row r for rank r, to (n,): the sum over the ranks of the row for this one."""
+        """Return the sum (n,) over the ranks of the row for this rank, of (size, n), row r for rank r."""
         summed = values.new_empty(values.shape[1])
         self._group._reduce_scatter_base(summed, values.view(-1)).wait()
         return summed
@@ -136,18 +134,25 @@ class Link:
         return work
 
     def split(self, parts: Sequence[Sequence[int]], *, duplex: bool = False) -> Link:
-        """The link to the part that this rank is in; `parts` are disjoint, and cover all ranks.
+        """Return the link to the part that this rank is in; `parts` are disjoint, and cover all ranks.
 
         With `duplex` a send to a lower rank never waits for a send to a higher one, as a pipeline needs.
 
         Collective over all ranks of the group, which must be all ranks of the default group.
         """
-        own: Split = getattr(self._group, "split_into", self._new_groups)
-        return Link(own(parts, duplex=duplex))
+        split: Callable[..., ProcessGroup] | None = getattr(self._group, "split_into", None)
+        if split is not None:
+            return Link(split(parts, duplex=duplex))
+        # torch makes one operation of sends and receives over a separate group, so that they are duplex.
+        groups = [
+            dist.new_group([dist.get_global_rank(self._group, rank) for rank in part]) for part in parts
+        ]
+        own: ProcessGroup = next(g for g, part in zip(groups, parts, strict=True) if self._rank in part)
+        return Link(own)
 
     def beside(self) -> Link:
-        """A link between the same ranks through host memory, whose messages meet none of this one's, so that
-        another thread may use it; collective."""
+        """Return a separate link between the same ranks, through host memory, which another thread may use;
+        collective."""
         if self._size == dist.get_world_size():
             everyone = dist.new_group(backend="gloo")
             assert isinstance(everyone, ProcessGroup)
@@ -162,11 +167,3 @@ class Link:
         group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
         assert isinstance(group, ProcessGroup)
         return Link(group)
-
-    def _new_groups(self, parts: Sequence[Sequence[int]], *, duplex: bool) -> ProcessGroup:
-        # torch makes one operation of sends and receives over a group of its own, so that they are duplex.
-        groups = [
-            dist.new_group([dist.get_global_rank(self._group, rank) for rank in part]) for part in parts
-        ]
-        own: ProcessGroup = next(g for g, part in zip(groups, parts, strict=True) if self._rank in part)
-        return own

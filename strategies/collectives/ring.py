@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RingFacts(CollectiveFacts):
-    """Sends between CPU ranks."""
+    """Point-to-point messages between CPU ranks."""
 
     name = "ring"
     help = "ours: reduce-scatter and all-gather around a ring of point-to-point sends"
@@ -37,8 +37,8 @@ class RingFacts(CollectiveFacts):
 class Ring(ScheduledWire):
     """Sums and gathers around the ring of ranks; for any number of ranks and values.
 
-    A segment is summed in one order on its way, from the rank of its number on, and the sum is handed
-    round: all ranks end with the same bits.
+    A segment is summed in one order around the ring, starting at the rank of its number, and the sum is then
+    passed around: all ranks end with the same bits.
     """
 
     def sum_schedule(self, numel: int, chunk: int) -> Schedule:
@@ -49,7 +49,7 @@ class Ring(ScheduledWire):
 
     def all_gather(self, values: Tensor) -> Tensor:
         """(n,) of every rank as (size, n), in the order of ranks."""
-        # Whole rows, and not this rank's alone: an exchange that is switched off leaves them as they are.
+        # All rows are set, not only this rank's: a switched-off exchange leaves them as they are.
         rows = values.repeat(self.size, 1)
         bounds = [values.numel() * rank for rank in range(self.size + 1)]
         schedule = _rounds(self.rank, bounds, self.chunk_of(values), [False] * (self.size - 1))
@@ -58,10 +58,10 @@ class Ring(ScheduledWire):
 
 
 def _rounds(rank: int, bounds: Sequence[int], chunk: int, adds: Sequence[bool]) -> Schedule:
-    """Send the segment of this rank; then pass on every segment that comes in, but for the last.
+    """Return the steps of a rank: send its segment, then forward each segment that it receives, but the last.
 
-    Segment s is `bounds[s]` to `bounds[s + 1]`; there are as many as ranks. Of each that comes in, `adds`
-    says whether it is added to what is there.
+    Segment s is `bounds[s]` to `bounds[s + 1]`, one a rank. `adds` has for each received segment whether it
+    is added to the present values.
     """
     size = len(bounds) - 1
 

@@ -1,4 +1,4 @@
-"""The way of a bucket: over all ranks at once, or inside of the nodes and across them."""
+"""The route of a bucket: over all ranks at once, or within the nodes and across them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Route(Protocol):
-    """Sums a bucket over all ranks, and compresses it where it is worth it."""
+    """Sums a bucket over all ranks, and compresses it where that saves time."""
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, compressor: Compressor) -> None:
         """Sum the bucket over all ranks, as `Compressor.sum_shares` does over a wire."""
 
 
 class Flat:
-    """All ranks at once, compressed on the whole way."""
+    """All ranks at once, always compressed."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

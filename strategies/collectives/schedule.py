@@ -1,6 +1,6 @@
-"""Collectives of our own: each rank's sends and receives in order, and what carries them out.
+"""Our own collectives: the schedule of each rank's sends and receives, and the wire that executes it.
 
-What a collective does is decided by its schedules alone (Hoefler, Lumsdaine & Rehm 2007, Implementation and
+Only its schedules decide what a collective does (Hoefler, Lumsdaine & Rehm 2007, Implementation and
 performance analysis of non-blocking collective operations for MPI). They are plain data, so that they can
 be counted and replayed without a network.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from strategies.collectives.link import Link
 
 AHEAD = 8
-"""Receives that wait for their data at any time. A chunk that is expected goes into the socket at once; Gloo
-announces one that is not, and sends it when the answer has come."""
+"""Number of receives that are posted in advance. Gloo sends a chunk at once if its receive is posted; else it
+announces the chunk, and sends it after the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """The values of a part, as they are then, to a rank."""
+    """Send the present values of a part to a rank."""
 
     part: slice
     to: int
@@ -36,7 +36,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receive:
-    """The values of a part from a rank: added to what is there, or in its place."""
+    """Receive the values of a part from a rank, and add them to the present ones or overwrite these."""
 
     part: slice
     source: int
@@ -47,16 +47,16 @@ Schedule = Sequence[Send | Receive]
 
 
 def chunks(start: int, stop: int, length: int) -> list[slice]:
-    """`start` to `stop` in parts of `length`, of which the last may be shorter; no part if they are equal."""
+    """Cut `start` to `stop` into parts of `length`, the last one shorter; no part if they are equal."""
     return [slice(begin, min(begin + length, stop)) for begin in range(start, stop, length)]
 
 
 class ScheduledWire(ABC):
-    """A `Wire` whose sums go by a schedule of point-to-point sends.
+    """A `Wire` whose sums follow a schedule of point-to-point messages.
 
-    Schedules of all ranks fit together: what one sends to another, the other receives in the same order.
-    A part that is overwritten by what arrives has been sent before by this rank, and what arrives was
-    made from it: its receive may be begun while that send is still under way.
+    The schedules of all ranks match: a rank receives from another in the order in which that one sends.
+    A rank has sent a part before it receives the part's final values, which were computed from what it sent:
+    the receive may be posted while that send is still under way.
     """
 
     def __init__(self, link: Link, *, chunk_bytes: int) -> None:
@@ -100,7 +100,7 @@ class ScheduledWire(ABC):
     def carry_out(self, schedule: Schedule, values: Tensor) -> None:
         """Carry out `schedule` on `values`, 1-D and contiguous; return when all of it is done.
 
-        While a chunk is added the next ones arrive.
+        The next chunks arrive while one is added.
         """
         receives = self._receives(schedule, values)
         expected = deque(islice(receives, AHEAD))
@@ -118,7 +118,8 @@ class ScheduledWire(ABC):
             under_way.wait()
 
     def _receives(self, schedule: Schedule, values: Tensor) -> Iterator[tuple[Work, Tensor]]:
-        """Begin the receives of `schedule`, each when it is asked for: its work, and what it fills."""
+        """Post the next receive of `schedule` at each iteration; yield its work and the tensor that it
+        fills."""
         slots = cycle(self._slots(values))
         for step in schedule:
             if isinstance(step, Receive):
@@ -127,10 +128,10 @@ class ScheduledWire(ABC):
                 yield self._link.receive(target, step.source), target
 
     def _slots(self, values: Tensor) -> Sequence[Tensor]:
-        """The buffers in which chunks wait to be added: (AHEAD, chunk).
+        """Return the buffers for received chunks that are to be added: (AHEAD, chunk).
 
-        Kept from call to call, as fresh memory costs page faults. Zero at first, as an exchange that is
-        switched off leaves what it would receive as it was: sums are then of no meaning, and undone.
+        They are reused, as fresh memory costs page faults. They start at zero, as a switched-off exchange
+        leaves them as they are: its sums have no meaning, and are undone.
         """
         held = self._scratch.get(values.dtype)
         if held is None:

@@ -8,7 +8,6 @@ and back in about 2 log2(p) messages, where a ring takes 2 (p - 1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TreeFacts(CollectiveFacts):
-    """Sends between CPU ranks."""
+    """Point-to-point messages between CPU ranks."""
 
     name = "tree"
     help = "ours: up and down two binary trees, half of it each, in chunks that follow each other"
@@ -36,7 +35,7 @@ class TreeFacts(CollectiveFacts):
 
 TREES = 2
 LEAD = 2
-"""Ticks from a send to its receive: one is the way of a chunk, the other room for a rank that is late."""
+"""Ticks from a send to its receive: one for the transfer of a chunk, one for a rank that is late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ def binary_tree(size: int, shift: int) -> list[TreeNode]:
 class Tree(ScheduledWire):
     """Sums over two binary trees at once; for any number of ranks and values.
 
-    A root makes the sum of its half, in one order, and hands it down: all ranks end with the same bits.
+    A root sums its half in one order, and passes the sum down: all ranks end with the same bits.
     """
 
     def __init__(self, link: Link, *, chunk_bytes: int) -> None:
@@ -86,10 +85,10 @@ class Tree(ScheduledWire):
         self._height = max(node.depth for tree in trees for node in tree)
 
     def sum_schedule(self, numel: int, chunk: int) -> Schedule:
-        """Tick after tick: what one rank sends in a tick another receives `LEAD` ticks later.
+        """Return the steps tick by tick: a rank receives a chunk `LEAD` ticks after another sends it.
 
-        Chunk i leaves depth d for the root in tick i + LEAD (height - d), and is there again on its way
-        down in tick i + LEAD (height + d). Nothing waits for what is sent later, so nothing waits for ever.
+        Chunk i leaves depth d for the root in tick i + LEAD (height - d), and is back there on its way down
+        in tick i + LEAD (height + d). No step waits for a later send, so there is no deadlock.
         """
         halves = [
             (node, chunks(numel * index // TREES, numel * (index + 1) // TREES, chunk))
@@ -100,28 +99,20 @@ class Tree(ScheduledWire):
         for tick in range(longest + 2 * LEAD * self._height):
             for node, parts in halves:
                 for part in _due(parts, tick - LEAD * (self._height - node.depth)):
-                    steps += _up(node, part)
+                    steps += [Receive(part=part, source=child, adds=True) for child in node.children]
+                    if node.parent is not None:
+                        steps.append(Send(part=part, to=node.parent))
             for node, parts in halves:
                 for part in _due(parts, tick - LEAD * (self._height + node.depth)):
-                    steps += _down(node, part)
+                    if node.parent is not None:
+                        steps.append(Receive(part=part, source=node.parent, adds=False))
+                    steps += [Send(part=part, to=child) for child in node.children]
         return steps
 
 
 def _due(parts: list[slice], index: int) -> list[slice]:
     """A list of the part with that index, or an empty list if the index is out of range."""
     return parts[index : index + 1] if index >= 0 else []
-
-
-def _up(node: TreeNode, part: slice) -> Iterator[Send | Receive]:
-    yield from (Receive(part=part, source=child, adds=True) for child in node.children)
-    if node.parent is not None:
-        yield Send(part=part, to=node.parent)
-
-
-def _down(node: TreeNode, part: slice) -> Iterator[Send | Receive]:
-    if node.parent is not None:
-        yield Receive(part=part, source=node.parent, adds=False)
-    yield from (Send(part=part, to=child) for child in node.children)
 
 
 def route(spec: Spec, link: Link, node_size: int) -> Route:

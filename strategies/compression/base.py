@@ -1,4 +1,4 @@
-"""The protocol of all compressors, and the law that each of them keeps."""
+"""The base class of all compressors, and the law of conservation that each of them keeps."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ class Compressor(ABC):
         self.feedback = feedback
         """Whether the residual is added to the next share of the same bucket."""
         self.ramp_steps = ramp_steps
-        """Steps at the start that are compressed otherwise than all later ones."""
+        """Number of first steps that are compressed differently from all later steps."""
 
     @classmethod
     def of(cls, spec: Spec, *, seed: int, rank: int) -> Compressor:
-        """Build the compressor with the options of a spec. Draws that are equal on all ranks follow from
-        `seed` only; draws of one rank follow from `rank` as well."""
+        """Build the compressor with the options of a spec. Random numbers that are equal on all ranks follow
+        from `seed` only; random numbers of one rank follow from `rank` as well."""
         return cls()  # type: ignore[call-arg]  # of those without options
 
     def compensate(self, bucket: Bucket, residual: Tensor) -> None:
-        """Add to the bucket's values the residual of earlier steps; asked of compressors with feedback."""
+        """Add the residual of earlier steps to the bucket's values; called for compressors with feedback."""
         bucket.values.add_(residual)
 
     @abstractmethod
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
-        """Replace the bucket's values by the sum over the ranks of what each of them sent.
+        """Replace the bucket's values by the sum over the ranks of the values that each of them sent.
 
-        `residual`, as long as the values, is overwritten by what this rank's share has beyond what was sent
-        for it; None if nobody asks. An error that a rank makes for all (rounding the sum again, say)
-        belongs to that rank's `residual`. All ranks end with the same bits. Of values that are not all zero
-        something is sent, the largest at least: the proof fails a step of which nothing was applied.
+        `residual`, as long as the values, is overwritten by this rank's share less what was sent for it; None
+        if the caller does not need it. An error that a rank makes for all (such as rounding the sum again)
+        belongs to that rank's `residual`. All ranks end with the same bits. Unless all values are zero, at
+        least the largest is sent: the proof fails a step that applies nothing.
         """
 
     def carried(self, bucket_index: int, residual: Tensor) -> Tensor:
@@ -66,5 +66,5 @@ class Compressor(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict`."""
+        """Resume from a `state_dict`."""
         assert not state, f"{type(self).__name__} keeps no state"

@@ -1,7 +1,7 @@
 """`fp16` and `bf16`: gradients are summed in half as many bytes.
 
-What a rank loses by rounding its own share is its `residual`. The sums inside of the all-reduce are rounded
-too, at most once a rank; that error is in no rank's `residual`.
+The rounding error of a rank's own share is its `residual`. The sums within the all-reduce are rounded too, at
+most once a rank; that error is in no rank's `residual`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CastFacts(CompressorFacts):
 
     keeps_residual = False
     roundoff: ClassVar[float]
-    """Unit roundoff of what is summed."""
+    """Unit roundoff of the type in which values are summed."""
 
     def law_tolerance(self, ranks: int) -> float:
         # Each of p - 1 sums rounds a partial sum, and the shares are rounded before.
@@ -43,7 +43,7 @@ class Fp16Facts(CastFacts):
 
     @property
     def promises(self) -> tuple[CompressorPromise, ...]:
-        # And the largest value, by which ranks agree on a scale.
+        # 4 bytes more: the largest value, by which ranks agree on a scale.
         return (WireBytes(of=lambda values, ranks, before: 2 * values + 4),)
 
 
@@ -69,7 +69,7 @@ exact."""
 
 
 class Bf16(Compressor):
-    """The range of fp32 with 8 bits of it: nothing overflows, and nothing needs a scale."""
+    """Sums in bfloat16, which has the range of fp32 and 8 bits: no value overflows or needs a scale."""
 
     def __init__(self) -> None:
         super().__init__(feedback=False)
@@ -81,10 +81,10 @@ class Bf16(Compressor):
 
 
 class Fp16(Compressor):
-    """11 bits of fp32 in a narrow range, which a power of two per bucket, agreed on by all ranks, fits to it.
+    """Sums in fp16, which has 11 bits and a narrow range, scaled by a power of two that ranks agree on.
 
-    No sum overflows, and of small values as many as possible survive, at any number of ranks. Infinities and
-    NaN go through unscaled, for the loss scaler to see.
+    No sum overflows, and as many small values as possible survive, at any number of ranks. Infinities and NaN
+    pass through unscaled, for the loss scaler to see.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ def _sum_rounded(values: Tensor, residual: Tensor | None, wire: Wire, dtype: tor
 
 
 def _agreed_scale(values: Tensor, wire: Wire) -> Tensor:
-    """The largest power of two with which no sum of all ranks' values overflows: a scalar, fp64.
+    """Return the largest power of two with which no sum of all ranks' values overflows: a scalar, fp64.
 
     p values of magnitude at most m, rounded to fp16 and then added up in any order, with a rounding each
     time, stay within p m (1 + u)^p, u = 2^-11 (Higham, Accuracy and Stability of Numerical Algorithms, 2nd

@@ -1,4 +1,4 @@
-"""The compressors that there are, and how one is built."""
+"""The catalog of compressors, and how one is built."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ COMPRESSIONS: Registry[CompressorFacts] = Registry(
 
 
 def build_compressor(text: str, *, seed: int, rank: int) -> Compressor:
-    """The compressor that `text` names. Draws that are equal on all ranks follow from `seed` only;
-    draws of one rank follow from `rank` as well. Raises SpecError for one that does not exist."""
+    """Build the compressor that `text` names; `seed` and `rank` as in `Compressor.of`. Raises SpecError for
+    an unknown one."""
     facts = COMPRESSIONS.facts(text)
     kind: type[Compressor] = load(facts.compressor)
     return kind.of(facts.spec, seed=seed, rank=rank)

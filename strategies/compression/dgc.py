@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DgcFacts(CompressorFacts):
-    """The momentum of gradients is kept and compressed on each rank."""
+    """Each rank compresses the momentum of its own gradients."""
 
     name = "dgc"
     help = "deep gradient compression: top-k with momentum correction and masking"
@@ -54,7 +54,8 @@ class DgcFacts(CompressorFacts):
         return None
 
     def count_sent(self, values: int, before: int) -> int:
-        """During the warm-up the share falls from 25 % to the final one, by the same factor in each step."""
+        """Return the values that are sent: in the warm-up their share falls from 25 % to the final one, by
+        the same factor in each step."""
         final, ramp = self.spec.ratio, self.spec.integer("warmup")
         ratio = final if before >= ramp else max(final, 0.25 * (final / 0.25) ** (before / ramp))
         return share_of(values, ratio)
@@ -72,9 +73,9 @@ class Dgc(Compressor):
     """Deep gradient compression (Lin et al. 2018, arXiv:1712.01887, section 3).
 
     Momentum correction: u = m u + g and v = v + u on each rank; the largest of v are sent, and the optimizer
-    after it has no momentum. Momentum factor masking: u and v are zeroed where v was sent, so that momentum
-    does not go on from gradients that were late. If everything is sent, no value is late, so none is masked:
-    at ratio 1 it is SGD with momentum. Warm-up: over the first steps the ratio falls exponentially from
+    has no momentum. Momentum factor masking: u and v are zeroed where v was sent, so that late gradients do
+    not continue in the momentum. If everything is sent, no value is late, so none is masked: at ratio 1 it is
+    SGD with momentum. Warm-up: over the first steps the ratio falls exponentially from
     25 % (75 %, 93.75 %, 98.44 %, ... left out, for 0.1 % in four steps). v is the residual.
 
     Nesterov momentum is left out, and so is the clipping of local gradients: the trainer clips after the
@@ -113,8 +114,12 @@ class Dgc(Compressor):
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         values = bucket.values
-        n = values.numel()
-        k = share_of(n, self._ratio(self._streams.count(bucket)))
+        n, step, ratio = values.numel(), self._streams.count(bucket), self._final_ratio
+        if step < self.ramp_steps:
+            # The ratios of the warm-up steps are a geometric sequence that ends in the final ratio.
+            falling = _FIRST_RATIO * math.pow(self._final_ratio / _FIRST_RATIO, step / self.ramp_steps)
+            ratio = max(falling, self._final_ratio)
+        k = share_of(n, ratio)
         indices = self._select(values, k, self._streams.next(bucket))
         sum_chosen(values, indices, residual, wire)
         if k < n:
@@ -135,11 +140,3 @@ class Dgc(Compressor):
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         self._velocity.load_state_dict(cast(State, state["velocity"]))
         self._streams.load_state_dict(state)
-
-    def _ratio(self, step: int) -> float:
-        """The share of the elements that is sent in `step`, from 0. The ratios of the warm-up steps are a
-        geometric sequence that ends in the final ratio."""
-        if step >= self.ramp_steps:
-            return self._final_ratio
-        falling = _FIRST_RATIO * math.pow(self._final_ratio / _FIRST_RATIO, step / self.ramp_steps)
-        return max(falling, self._final_ratio)

@@ -1,4 +1,4 @@
-"""The facts of a compressor, without torch: what it needs and keeps, and how exact its sums are."""
+"""The facts of a compressor, without torch: the collective that it needs, its residual, its precision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WARMUP = Option(kind="int", default=0, minimum=0, help="steps before it works as
 
 
 def share_of(values: int, ratio: float) -> int:
-    """How many of the values a ratio in (0, 1] is: at least one."""
+    """Return the number of values that a ratio in (0, 1] means: at least one."""
     return max(1, round(ratio * values))
 
 
@@ -39,7 +39,7 @@ class CompressorFacts(CatalogFacts):
     compressor: ClassVar[str] = ""
     """The `Compressor`, as `package.module:Class`, built by its `of`; imported only on a rank."""
     ddp_hook: ClassVar[str | None] = None
-    """A hook of torch's DistributedDataParallel in its place, as `package.module:Class`."""
+    """A hook of torch's DistributedDataParallel instead of a `Compressor`, as `package.module:Class`."""
     places = ("compressor", "ddp_hook")
     need: ClassVar[Need] = "all-reduce"
     keeps_residual: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class CompressorFacts(CatalogFacts):
     whole_matrices: ClassVar[bool] = False
     """Whether it cannot compress a shard of a bucket."""
     gradients_alone: ClassVar[str | None] = None
-    """Why it does not go with differences of parameters; None: it does."""
+    """Why it cannot compress differences of parameters; None: it can."""
     own_gradients_alone: ClassVar[str | None] = None
     """Why a rank cannot send for others; None: it can."""
 
@@ -58,7 +58,7 @@ class CompressorFacts(CatalogFacts):
         return super().missing() + ([] if cls.compressor or cls.ddp_hook else ["compressor"])
 
     def refusal(self, cell: Cell) -> str | None:
-        """Why its own rules refuse a cell, as a sentence; None if they do not."""
+        """Return why its own rules refuse a cell, as a sentence; None if they do not."""
         return None
 
     @property
@@ -67,7 +67,7 @@ class CompressorFacts(CatalogFacts):
         return ()
 
     def count_sent(self, values: int, before: int) -> int:
-        """Return how many of the values a rank sends, at least one, for compressors that send a share of
+        """Return the number of values that a rank sends, at least one, for compressors that send a share of
         them. `before`: exchanges of the bucket so far."""
         return share_of(values, self.spec.ratio)
 
@@ -82,5 +82,6 @@ class CompressorFacts(CatalogFacts):
         return Largest(count=self.count_sent, part=0.5 if self.spec.word("select") == "sampled" else 1.0)
 
     def law_tolerance(self, ranks: int) -> float:
-        """How far both sides of the law of conservation may be apart, in parts of what is added up."""
+        """Return the allowed difference between both sides of the law of conservation, relative to its
+        terms."""
         return ROUNDINGS * UNIT_ROUNDOFF

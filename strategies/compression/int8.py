@@ -25,7 +25,7 @@ subnormal."""
 
 
 class Int8Facts(CompressorFacts):
-    """Unbiased, so that feedback is an option and not a need."""
+    """Its rounding is unbiased, so that it does not need feedback."""
 
     name = "int8"
     help = "8 bits with a scale a block, stochastically rounded, in two stages"
@@ -56,16 +56,16 @@ LARGEST = 127
 
 
 class Int8(TwoStage):
-    """Blocks of values share a step, max |x| / 127; a value goes up or down to a multiple of the step.
+    """Blocks of values share a step, max |x| / 127; a value is rounded up or down to a multiple of the step.
 
-    It goes up with the probability that makes its expectation the value itself, floor(x / step + u) with u
-    uniform in [0, 1): unbiased, so that feedback is an option and not a need (QSGD, Alistarh et al. 2017,
-    arXiv:1610.02132, where the step follows from the norm). A stage is off by less than a step. A block in
-    which a value is not finite comes out without one that is.
+    The probability of rounding up makes the expectation the value itself, floor(x / step + u) with u uniform
+    in [0, 1): unbiased, so that it does not need feedback (QSGD, Alistarh et al. 2017, arXiv:1610.02132,
+    where the step follows from the norm). The error of a stage is less than a step. A block with a value that
+    is not finite has no finite value afterwards.
     """
 
     def __init__(self, *, block: int, seed: int, rank: int, feedback: bool) -> None:
-        """`block` values share a step. Ranks draw differently, or their errors would add up."""
+        """`block` values share a step. Ranks draw different random numbers, or their errors would add up."""
         super().__init__(unit=block, feedback=feedback)
         self._key = seed, rank
         self._calls = 0
@@ -75,7 +75,7 @@ class Int8(TwoStage):
         return cls(block=spec.integer("block"), seed=seed, rank=rank, feedback=spec.flag("feedback"))
 
     def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
-        """Block after block: its codes, then its step."""
+        """Encode block after block: its codes, then its step."""
         import torch
 
         blocks = shards.view(len(shards), -1, self.unit)
@@ -93,7 +93,7 @@ class Int8(TwoStage):
         return levels.float().mul_(steps).flatten(1)
 
     def _uniform(self, like: Tensor) -> Tensor:
-        """Uniform in [0, 1), from a key of this call: the number of calls is all the state."""
+        """Draw numbers in [0, 1) from a key of this call: the number of calls is the only state."""
         import torch
 
         own = generator_of(like.device, *self._key, self._calls)

@@ -1,4 +1,4 @@
-"""A vector for every bucket, which survives when the parameters are distributed over buckets anew."""
+"""A vector for each bucket, which survives when the parameters are distributed over new buckets."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class BucketMemory:
     def __init__(self) -> None:
         self._vectors: dict[int, tuple[tuple[BucketRange, ...], Tensor]] = {}
         self._loose: dict[str, Tensor] = {}
-        """Parts of parameters whose bucket is not known yet."""
+        """The parts of parameters whose new bucket is not known yet."""
 
     def of(self, bucket: Bucket) -> Tensor:
-        """The vector of `bucket`, to be read and written in place."""
+        """Return the vector of `bucket`, to be read and written in place."""
         held = self._vectors.get(bucket.index)
         if held is None or held[0] != bucket.pieces:
             if held is not None:
@@ -38,18 +38,18 @@ class BucketMemory:
         return held[1]
 
     def vectors(self) -> Iterator[tuple[int, tuple[BucketRange, ...], Tensor]]:
-        """Index, pieces and vector of every bucket so far."""
+        """Yield index, pieces and vector of every bucket so far."""
         for index, (pieces, vector) in self._vectors.items():
             yield index, pieces, vector
 
     def scale(self, factor: float) -> None:
-        """Multiply all of it by `factor`."""
+        """Multiply all vectors by `factor`."""
         for vector in (*self._loose.values(), *(vector for _, vector in self._vectors.values())):
             vector.mul_(factor)
 
     def state_dict(self) -> dict[str, object]:
-        """Copies of the parts by the names of the parameters, and the names in each bucket by its index. They
-        are this rank's own."""
+        """Return copies of this rank's parts by the names of the parameters, and the names in each bucket by
+        its index."""
         return {
             "parts": {name: part.clone() for name, part in self._parts().items()},
             "buckets": {
@@ -58,7 +58,7 @@ class BucketMemory:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict`; what it does not name starts at zero."""
+        """Resume from a `state_dict`; parameters that it does not name start at zero."""
         self._loose = dict(cast("dict[str, Tensor]", state["parts"]))
         self._vectors = {}
         for index, names in cast("dict[int, list[str]]", state["buckets"]).items():

@@ -33,11 +33,11 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "smallest_step": (lambda step: _number(step) and step >= 0, "a number of at least 0"),
     "roundoff": (lambda roundoff: _number(roundoff) and roundoff >= 0, "a number of at least 0"),
 }
-"""The condition that the value of each field has to meet, and the same condition in words."""
+"""The condition for the value of each field, and its words."""
 
 
 class _Promise:
-    """Raises SpecError for a field with a value that it cannot have."""
+    """A promise, which raises SpecError for an invalid value of a field."""
 
     __slots__ = ()
 

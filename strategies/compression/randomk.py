@@ -1,4 +1,4 @@
-"""`randomk`: random elements, the same on all ranks: any all-reduce sums them, and no place is sent."""
+"""`randomk`: random elements, the same on all ranks, so that an all-reduce sums them without indices."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RandomK(Compressor):
     """
 
     def __init__(self, ratio: float, streams: Streams, *, feedback: bool) -> None:
-        """`streams` with the same key on all ranks."""
+        """`streams` has the same key on all ranks."""
         super().__init__(feedback=feedback)
         self._ratio, self._streams = ratio, streams
 
@@ -61,7 +61,9 @@ class RandomK(Compressor):
         sent = values.index_select(0, indices)
         if not self.feedback:
             sent.mul_(lengths)
-        sent.add_(_alarm(values))
+        # Adds 0, or NaN if a value is not finite, drawn or not: an overflow must be seen in this step.
+        low, high = values.aminmax()
+        sent.add_(0 * low + 0 * high)
         if residual is not None:
             residual.copy_(values).index_add_(0, indices, sent, alpha=-1)
         wire.all_reduce(sent)
@@ -75,7 +77,8 @@ class RandomK(Compressor):
 
 
 def draw(n: int, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One index of each of k blocks of n elements, and the blocks' lengths: (k,) both, on its device."""
+    """Draw one index of each of k blocks of n elements; return the indices and the blocks' lengths, (k,)
+    each, on the device of the generator."""
     import torch
 
     from strategies.compression.selection import equal_blocks
@@ -86,9 +89,3 @@ def draw(n: int, k: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         indices.append(places.add_(run.starts(generator.device)))
         lengths.append(torch.full_like(places, run.length))
     return torch.cat(indices), torch.cat(lengths)
-
-
-def _alarm(values: Tensor) -> Tensor:
-    """Zero, or NaN if a value is not finite, drawn or not: an overflow must be seen in this step."""
-    low, high = values.aminmax()
-    return 0 * low + 0 * high

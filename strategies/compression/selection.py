@@ -1,7 +1,7 @@
-"""Which elements of a bucket are sent: indices of the largest, by three ways of finding them.
+"""Select the elements of a bucket to send: indices of the largest, found in one of three ways.
 
-All take values (n,) and 1 <= k <= n, and give exactly k different indices (int64, in no order), so that all
-ranks send equally much. NaN counts as larger than infinity: what is not finite is sent, never kept quiet.
+All take values (n,) and 1 <= k <= n, and return exactly k different indices (int64, in no order), so that all
+ranks send the same number. NaN counts as larger than infinity: a value that is not finite is always sent.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from strategies.devices import device_of
 Select = Callable[[Tensor, int, torch.Generator], Tensor]
 
 _SAMPLED = 0.01
-"""The share of the values that a threshold is taken from (Lin et al. 2018, arXiv:1712.01887, section 5)."""
+"""The share of the values in the sample that gives the threshold (Lin et al. 2018, arXiv:1712.01887, section
+5)."""
 _AIM = 1.3
-"""Candidates aimed at, as a multiple of k: with the threshold the r-th largest of a random sample, their
-number has a standard deviation of about 1 / sqrt(r) of it."""
+"""Expected number of candidates, as a multiple of k: with the r-th largest of a random sample as the
+threshold, it has a relative standard deviation of about 1 / sqrt(r)."""
 _LEAST_RANK = 50
 _CACHED = 1 << 18
-"""Elements that are worked on at a time on CPU: they stay in its cache."""
+"""Elements that are processed at a time on CPU, so that they stay in its cache."""
 
 
 def exact(values: Tensor, k: int) -> Tensor:
-    """The k of the largest magnitude."""
+    """Return the indices of the k largest magnitudes."""
     return torch.topk(values.abs(), k, sorted=False).indices
 
 
 def sampled(values: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """The k largest among those over a threshold, which a random sample gives.
+    """Return the k largest of the values over a threshold, which comes from a random sample.
 
-    These are the k largest of all if at least k are over the threshold. Where fewer are (by chance, or
-    because the others are zero) the first indices that are left fill up. Where a sample saves nothing it is
-    `exact`. On CUDA it waits for the device, as the number of candidates decides what comes next.
+    These are the k largest of all if at least k are over the threshold. If fewer are (by chance, or because
+    the others are zero), the lowest other indices fill up. If a sample saves no time it is `exact`. On CUDA
+    it waits for the device, as the next operation depends on the number of candidates.
     """
     n = values.numel()
     aim = _AIM * k
@@ -49,12 +50,15 @@ def sampled(values: Tensor, k: int, generator: torch.Generator) -> Tensor:
     sample = values.index_select(0, places).abs()
     candidates = _at_least(values, sample.kthvalue(sample_size - rank + 1).values)
     if candidates.numel() < k:
-        return _filled(candidates, k)
+        # The first of the k lowest indices that are not candidates fill up.
+        free = torch.ones(k, dtype=torch.bool, device=candidates.device)
+        free[candidates[candidates < k]] = False
+        return torch.cat([candidates, free.nonzero()[: k - candidates.numel(), 0]])
     return candidates[exact(values.index_select(0, candidates), k)]
 
 
 def block(values: Tensor, k: int) -> Tensor:
-    """The largest magnitude of each of k nearly equal blocks."""
+    """Return the index of the largest magnitude in each of k nearly equal blocks."""
     chosen = []
     for run in equal_blocks(values.numel(), k):
         rows = values[run.first : run.first + run.count * run.length].view(run.count, run.length)
@@ -81,12 +85,12 @@ class BlockRange:
     length: int
 
     def starts(self, device: torch.device) -> Tensor:
-        """The first index of each block: (count,), int64."""
+        """Return the first index of each block: (count,), int64."""
         return torch.arange(self.first, self.first + self.count * self.length, self.length, device=device)
 
 
 def equal_blocks(n: int, k: int) -> Iterator[BlockRange]:
-    """n elements as k blocks whose lengths differ by at most one, the longer ones first."""
+    """Divide n elements into k blocks whose lengths differ by at most one, the longer ones first."""
     length, longer = divmod(n, k)
     if longer:
         yield BlockRange(first=0, count=longer, length=length + 1)
@@ -94,7 +98,7 @@ def equal_blocks(n: int, k: int) -> Iterator[BlockRange]:
 
 
 def _at_least(values: Tensor, threshold: Tensor) -> Tensor:
-    """Indices of all magnitudes of at least `threshold`, in order; NaN is among them, zero never."""
+    """Return the indices of all magnitudes of at least `threshold`, in order; also of NaN, never of zero."""
     kind = torch.finfo(values.dtype)
     threshold = threshold.clamp(min=kind.smallest_normal * kind.eps)  # the smallest subnormal number
     return torch.cat(
@@ -105,17 +109,11 @@ def _at_least(values: Tensor, threshold: Tensor) -> Tensor:
     )
 
 
-def _filled(candidates: Tensor, k: int) -> Tensor:
-    """Fewer than k indices and the first others: of the first k places enough are left."""
-    left = torch.ones(k, dtype=torch.bool, device=candidates.device)
-    left[candidates[candidates < k]] = False
-    return torch.cat([candidates, left.nonzero()[: k - candidates.numel(), 0]])
-
-
 def _magnitudes(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Some whole rows at a time of |rows|, in a buffer that the next ones overwrite, and the first's index.
+    """Yield |rows| in groups of rows, with the index of the first row, in a buffer that each group
+    overwrites.
 
-    On CPU the pages of a new vector as long as the values cost more than all that is done with it.
+    On CPU the page faults of a new vector as long as the values cost more than the rest of the work.
     """
     count, length = rows.shape
     step = max(1, _CACHED // length) if device_of(rows.device).kind == "cpu" else count

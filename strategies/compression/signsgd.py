@@ -53,7 +53,7 @@ class ScaledSign(TwoStage):
         return cls(feedback=spec.flag("feedback"))
 
     def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
-        """Packed signs, then the scale. Bit i of a byte is its i-th value: 1 is plus."""
+        """Encode packed signs, then the scale. Bit i of a byte is its i-th value: 1 is plus."""
         import torch
 
         scales = shards.abs().sum(dim=1).div_(filled.clamp(min=1)).unsqueeze(1)
@@ -62,22 +62,18 @@ class ScaledSign(TwoStage):
         return torch.cat([packed, scales.view(torch.uint8)], dim=1)
 
     def decode(self, codes: Tensor) -> Tensor:
+        import torch
         from torch.nn import functional as F
 
-        signs = F.embedding(codes[:, :-SCALE_BYTES].int(), _signs_of_bytes(codes.device))
+        byte = torch.arange(256, dtype=torch.int32, device=codes.device).unsqueeze(1)
+        # (256, 8) of +-1.0: the signs that each byte encodes, as a lookup table.
+        signs_of_bytes = ((byte >> _places(codes.device)) & 1).float() * 2 - 1
+        signs = F.embedding(codes[:, :-SCALE_BYTES].int(), signs_of_bytes)
         return signs.flatten(1).mul_(scales_of(codes[:, -SCALE_BYTES:]))
 
 
 def _places(device: torch.device) -> Tensor:
-    """0..7: where each value's bit is in its byte."""
+    """Return the place of each value's bit in its byte: 0..7."""
     import torch
 
     return torch.arange(_BITS, dtype=torch.uint8, device=device)
-
-
-def _signs_of_bytes(device: torch.device) -> Tensor:
-    """(256, 8) of +-1.0: the signs that each byte encodes, as a lookup table."""
-    import torch
-
-    byte = torch.arange(256, dtype=torch.int32, device=device).unsqueeze(1)
-    return ((byte >> _places(device)) & 1).float() * 2 - 1

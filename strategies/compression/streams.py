@@ -1,4 +1,4 @@
-"""Random numbers of the compressors' own: torch's global generators are the model's and its data's.
+"""Random numbers of compressors, apart from torch's global generators, which the model and its data use.
 
 They follow from a key, so that no generator has to be kept, sent or restored.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def generator_of(device: torch.device, *key: int | str) -> torch.Generator:
-    """A new generator whose seed follows only from `key`: the same in every process and every run.
+    """Return a new generator whose seed follows only from `key`: the same in every process and every run.
 
     torch's own generators, from which dropout and data order are drawn, are left as they are.
     """
@@ -31,8 +31,8 @@ def generator_of(device: torch.device, *key: int | str) -> torch.Generator:
 class Streams:
     """A fresh generator for every exchange of every bucket.
 
-    It follows from the key, the bucket's index and how often the bucket has been exchanged; these counts
-    are all its state. Ranks with equal keys draw alike: always on CPU, on CUDA on devices of one model.
+    It follows from the key, the bucket's index and the number of exchanges of the bucket; these counts are
+    the only state. Ranks with equal keys draw equal numbers: on CPU always, on CUDA on devices of one model.
     """
 
     def __init__(self, *key: int) -> None:
@@ -40,11 +40,11 @@ class Streams:
         self._counts: dict[int, int] = {}
 
     def count(self, bucket: Bucket) -> int:
-        """How often the bucket has been exchanged so far."""
+        """Return the number of exchanges of the bucket so far."""
         return self._counts.get(bucket.index, 0)
 
     def next(self, bucket: Bucket) -> torch.Generator:
-        """The generator of the exchange that begins now, on the bucket's device; counts it."""
+        """Count an exchange of the bucket, and return its generator, on the bucket's device."""
         count = self.count(bucket)
         self._counts[bucket.index] = count + 1
         return generator_of(bucket.values.device, *self._key, bucket.index, count)

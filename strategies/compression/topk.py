@@ -1,7 +1,7 @@
 """`topk`: every rank sends the largest elements of its share, with their indices.
 
-Ranks choose different indices. So an all-gather moves the pairs of value and index, and what a rank receives
-grows with the number of ranks.
+Ranks choose different indices. So an all-gather moves the pairs of value and index, and the bytes that a rank
+receives grow with the number of ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TopK(Compressor):
     """k = ratio n of n elements (Aji and Heafield 2017, arXiv:1704.05021)."""
 
     def __init__(self, ratio: float, select: Select, streams: Streams, *, feedback: bool) -> None:
-        """`streams` give this rank's random numbers, which a sampled selection draws from."""
+        """`streams` has the random numbers of this rank for a sampled selection."""
         super().__init__(feedback=feedback)
         self._ratio, self._select, self._streams = ratio, select, streams
 
@@ -69,7 +69,7 @@ class TopK(Compressor):
 
 
 def sum_chosen(values: Tensor, indices: Tensor, residual: Tensor | None, wire: Wire) -> None:
-    """Replace `values` (n,) by the sum over the ranks of what each has at its own `indices` (k,).
+    """Replace `values` (n,) by the sum over the ranks of the values that each has at its own `indices` (k,).
 
     A rank sends 8 k bytes: k fp32 values, then k int32 indices, in one buffer. Values of another type are
     rounded to fp32, and the residual has their rounding error. The residual has every element that is not

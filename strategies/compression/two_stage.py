@@ -1,4 +1,4 @@
-"""Compressed sums in two stages, for codes that cannot be added up as they are."""
+"""Compressed sums in two stages, for codes that have to be decoded before they are added."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ SCALE_BYTES = 4
 class TwoStage(Compressor):
     """Every rank sums up one shard: a reduce-scatter and an all-gather, both of codes.
 
-    First each rank encodes a shard for every rank, and an all-to-all takes them there. Each rank decodes
-    what came, adds it up, and encodes the sum again for an all-gather. What a rank receives is at most twice
-    its own codes, however many ranks there are; an all-gather of whole buckets grows with their number.
+    First each rank encodes a shard for every rank, and an all-to-all sends them. Each rank decodes and adds
+    the shards that it received, and encodes the sum for an all-gather. A rank receives at most twice the
+    bytes of its own codes, for any number of ranks; an all-gather of complete buckets grows with their
+    number.
 
-    Both encodings make errors. The second is made by the shard's owner, and added to the owner's `residual`
-    of the first: one memory instead of a worker's and a server's (DoubleSqueeze, Tang et al. 2019,
+    Both encodings make errors. The owner of the shard makes the second one, and adds it to its own `residual`
+    of the first: one residual instead of a worker's and a server's (DoubleSqueeze, Tang et al. 2019,
     arXiv:1905.05957; 1-bit Adam, Tang et al. 2021, arXiv:2102.02888). It belongs to parameters and not to
     shards, so that it survives when buckets are formed anew.
     """
 
     def __init__(self, *, unit: int, feedback: bool) -> None:
-        """`unit`: what the number of values in a shard is a multiple of."""
+        """The number of values in a shard is a multiple of `unit`."""
         super().__init__(feedback=feedback)
         self.unit = unit
 
     @abstractmethod
     def encode(self, shards: Tensor, filled: Tensor) -> Tensor:
-        """(s, length) fp32 to (s, bytes) uint8. Shard i is filled[i] values, and zeros behind them."""
+        """Encode (s, length) fp32 to (s, bytes) uint8. Shard i has filled[i] values, then zeros."""
 
     @abstractmethod
     def decode(self, codes: Tensor) -> Tensor:
-        """(s, bytes) uint8 to a new (s, length) fp32."""
+        """Decode (s, bytes) uint8 to a new (s, length) fp32."""
 
     def sum_shares(self, bucket: Bucket, residual: Tensor | None, wire: Wire) -> None:
         import torch
@@ -56,8 +57,12 @@ class TwoStage(Compressor):
         if residual is not None:
             torch.sub(values, self.decode(codes).flatten()[:count], out=residual)
 
-        own = _sum_in_order(self.decode(wire.all_to_all(codes)))
-        own[max(0, count - rank * length) :] = 0  # padding may be decoded to anything
+        received = self.decode(wire.all_to_all(codes))
+        own = received[0]
+        # In the order of ranks, so that the sum does not depend on which rank makes it.
+        for shard in received[1:]:
+            own += shard
+        own[max(0, count - rank * length) :] = 0  # padding may decode to any value
         code = self.encode(own.unsqueeze(0), filled[rank : rank + 1])
         sums = self.decode(wire.all_gather(code.flatten()))
         if residual is not None:
@@ -67,14 +72,14 @@ class TwoStage(Compressor):
 
 
 def scales_of(octets: Tensor) -> Tensor:
-    """(..., 4) uint8 as (..., 1) fp32: a copy, as between codes they lie where no float may."""
+    """Return (..., 4) uint8 as (..., 1) fp32: a copy, as scales between codes are not aligned for fp32."""
     import torch
 
     return octets.clone(memory_format=torch.contiguous_format).view(torch.float32)
 
 
 def _cut(values: Tensor, size: int, unit: int) -> Tensor:
-    """(n,) as (size, length) in fp32, zeros behind the last; not a copy if nothing has to change."""
+    """Return (n,) as (size, length) in fp32, padded with zeros; not a copy if no value has to change."""
     length = unit * max(1, math.ceil(values.numel() / (size * unit)))
     padding = size * length - values.numel()
     whole = values.float()
@@ -83,11 +88,3 @@ def _cut(values: Tensor, size: int, unit: int) -> Tensor:
 
         whole = pad(whole, (0, padding))
     return whole.view(size, length)
-
-
-def _sum_in_order(shards: Tensor) -> Tensor:
-    """(size, length) to (length,), added up in the order of ranks; overwrites the first."""
-    total = shards[0]
-    for shard in shards[1:]:
-        total += shard
-    return total

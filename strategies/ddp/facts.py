@@ -1,4 +1,4 @@
-"""`ddp` without torch, and what other strategies with its buckets take from it."""
+"""The facts of `ddp`, without torch, and a base class of the strategies that have its buckets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strategies.facts import AutoPoint, Proposal, StrategyFacts
 BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one exchange")
 UNUSED = Option(kind="bool", default=False, help="look for parameters that a forward did not use")
 TORCHS_BUCKET_MB, TORCHS_FIRST_MB = 25.0, 1.0
-"""torch's own default, and its first bucket where the size is the default."""
+"""torch's default size, and the size of its first bucket if the size is the default."""
 
 
 class BucketedFacts(StrategyFacts):
@@ -26,7 +26,7 @@ class BucketedFacts(StrategyFacts):
 
     @property
     def first_bucket_mb(self) -> float:
-        """MiB of the bucket that is full first."""
+        """The size in MiB of the bucket that is full first."""
         mib = self.spec.number("bucket_mb")
         return TORCHS_FIRST_MB if mib == TORCHS_BUCKET_MB else mib
 
@@ -51,7 +51,7 @@ class BucketedFacts(StrategyFacts):
         )
 
     def _buckets(self, weights: list[int]) -> int:
-        """Buckets that gradients fill, in the reverse order of registration."""
+        """Count the buckets that gradients fill, in the reverse order of registration."""
         first, others = self.first_bucket_mb * MIB, self.spec.number("bucket_mb") * MIB
         count, held, limit = 0, 0, first
         for values in reversed(weights):
@@ -62,7 +62,7 @@ class BucketedFacts(StrategyFacts):
 
 
 class Ddp(BucketedFacts):
-    """P of buckets in addition to `single`, or gradients in them with `bucket_view`."""
+    """The memory of `single` and P of buckets, which hold the gradients with `bucket_view`."""
 
     name = "ddp"
     help = "torch's DistributedDataParallel: replicas, bucketed all-reduce during backward"

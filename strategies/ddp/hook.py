@@ -1,7 +1,7 @@
 """A communication hook for torch's DistributedDataParallel that exchanges its buckets on a lane.
 
-torch holds a hook where Python's garbage collector does not look. What is held here must therefore not lead
-back to the wrapper, or neither would ever be freed.
+Python's garbage collector does not see the reference that torch has to a hook. An object here must therefore
+not refer to the wrapper, or neither would ever be freed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from strategies.gradient_exchange import GradientExchange
 
 
 class BucketAverage(Protocol):
-    """How one bucket is averaged."""
+    """The average of one bucket."""
 
     def average(self, bucket: GradBucket) -> None:
         """Replace the values of torch's bucket, this rank's gradients, by their mean over the ranks."""
 
 
 class Hook:
-    """Averages buckets during the backward pass, one after another, in the order in which they come.
+    """Averages buckets during the backward pass, one at a time, in the order in which they are full.
 
-    One at a time, because an average may take several collectives, and all ranks must call them in one order.
+    An average may take several collectives, and all ranks must call them in one order.
     """
 
     def __init__(self, average: BucketAverage, link: Link, device: torch.device) -> None:
@@ -41,13 +41,20 @@ class Hook:
         self._failure: Exception | None = None
 
     def run(self, bucket: GradBucket) -> Future[Tensor]:
-        """Begin; the future has the bucket's values when they are the mean."""
+        """Begin to average; the future gets the bucket's values when they are the mean."""
         self._link.announce_bucket()
-        # On CUDA the result is there when the lane's stream has come so far.
+        # On CUDA the result is ready when the stream of the lane reaches it.
         done: Future[Tensor] = device_of(self._device).future()
 
         def job() -> None:
-            failure = self._attempt(bucket)
+            failure: str | None = None
+            try:
+                self._average.average(bucket)
+            except Exception as error:
+                # The border of the lane: torch waits for the future, and must not wait for ever. The future
+                # gets only the words of the error, as the error holds all frames that it passed through;
+                # `raise_failure` raises the error itself.
+                self._failure, failure = error, str(error)
             if failure is None:
                 done.set_result(bucket.buffer())
             else:
@@ -56,28 +63,18 @@ class Hook:
         self._lane.run(job)
         return done
 
-    def _attempt(self, bucket: GradBucket) -> str | None:
-        """Average, and say what went wrong."""
-        try:
-            self._average.average(bucket)
-        except Exception as error:
-            # The border of the lane: torch waits for the future, and must not wait for ever. The error itself
-            # goes to whoever asks: with it the future would hold all that it has passed through.
-            self._failure = error
-            return str(error)
-        return None
-
     def raise_failure(self) -> None:
-        """Raise what an average raised, if one did: torch says only that it got no tensor."""
+        """Raise the error of an average, if one failed: torch reports only that it got no tensor."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
 
 class BucketLayout:
-    """Says by name what lies where in torch's buckets, which are formed anew after the first step.
+    """The places of parameters, by name, in torch's buckets, which torch forms anew after the first step.
 
-    Gradients lie there as their parameters do, channels last, say; `GradBucket.gradients` forgets it.
+    Gradients have the memory format of their parameters there (such as channels last), which
+    `GradBucket.gradients` loses.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -96,11 +93,11 @@ class BucketLayout:
         return self._known[names]
 
     def in_rows(self, pieces: tuple[BucketRange, ...]) -> bool:
-        """Whether all of it lies row by row."""
+        """Return whether all pieces lie row by row."""
         return all(piece.name in self._in_rows for piece in pieces)
 
     def part(self, piece: BucketRange, values: Tensor) -> Tensor:
-        """A parameter's part of the values, or of a vector of the same layout: a view in its shape."""
+        """Return a parameter's part of the values, or of a vector of the same layout: a view in its shape."""
         return piece.of(values).view(-1).as_strided(piece.shape, self._strides[piece.name])
 
 

@@ -25,14 +25,14 @@ from strategies.training.layouts import require_dense, sparse_parts
 from strategies.training.parallel import ParallelModel, Setting
 
 _WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-"""The message of torch that lists parameters by their places among the trained ones."""
+"""torch's message that lists parameters by their index among the trained ones."""
 
 
 class DdpModel(ParallelModel):
     """A module under DistributedDataParallel with the options of its spec.
 
-    Where the backend's own all-reduce is all that is asked for, torch itself exchanges, in C++. Otherwise
-    torch fills the buckets, and a communication hook exchanges them.
+    If the exchange is the backend's plain all-reduce, torch itself does it, in C++. Otherwise torch fills the
+    buckets, and a communication hook exchanges them.
     """
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
@@ -46,7 +46,7 @@ class DdpModel(ParallelModel):
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=exchange.group,
-            # With any number, its own default too, torch gives up that the first bucket is a small one.
+            # With any number, even its default, torch makes the first bucket as large as the others.
             bucket_cap_mb=None if bucket_mb == TORCHS_BUCKET_MB else bucket_mb,
             static_graph=spec.flag("static_graph"),
             gradient_as_bucket_view=spec.flag("bucket_view"),
@@ -55,7 +55,7 @@ class DdpModel(ParallelModel):
         self._hook: Hook | None = None
         if not exchange.is_plain:
             self._hook = self._build_hook(exchange, device)
-            # torch goes by the name of the second parameter, and takes no annotation that is a text.
+            # torch checks the name of the second parameter, and refuses annotations that are strings.
             self._ddp.register_comm_hook(self._hook, lambda hook, bucket: hook.run(bucket))
 
     def _build_hook(self, exchange: ExchangeSettings, device: torch.device) -> Hook:
@@ -71,7 +71,8 @@ class DdpModel(ParallelModel):
         return Hook(SharedAverage(ours, layout), link, device)
 
     def strategy_state(self) -> State:
-        """Collective after the first step, when torch forms its buckets anew."""
+        """Return the state of the base class with torch's buckets. Collective after the first step, when
+        torch forms its buckets anew."""
         return {**super().strategy_state(), "buckets": self._buckets()}
 
     @property
@@ -82,11 +83,12 @@ class DdpModel(ParallelModel):
         return None
 
     def load_strategy_state(self, state: Mapping[str, object]) -> None:
-        """Go on from a `strategy_state` of the same rank; collective where this model has taken no step.
+        """Resume from a `strategy_state` of the same rank; collective if this model has taken no step.
 
         torch forms its buckets anew after the first step, in the order in which gradients came. A model that
-        has taken none rehearses that order, so that its next step has the buckets of the state; not with
-        sparse gradients or `static_graph`, where the sums of its first step may be rounded otherwise.
+        has taken no step rehearses that order, so that its next step has the buckets of the state. With
+        sparse gradients or `static_graph` it does not, and the sums of its first step may be rounded
+        differently.
         """
         buckets = cast("list[list[str]]", state["buckets"])
         if buckets != self._buckets() and self.resumes_otherwise is None:
@@ -95,19 +97,19 @@ class DdpModel(ParallelModel):
 
     def _buckets(self) -> list[list[str]]:
         """The names of the parameters in torch's buckets."""
-        # Those of the next step: torch forms them anew when the second one begins.
+        # The buckets of the next step: torch forms them anew when the second step begins.
         self._ddp.reducer._rebuild_buckets()
         names = {id(value): name for name, value in self.bare.named_parameters()}
-        # Beside zeros, which are not needed, this is what says which parameters a bucket has.
+        # These buckets have the parameters; their zeros are not needed.
         buckets = self._ddp.reducer._get_zeros_like_grad_buckets()
         return [[names[id(value)] for value in bucket.parameters()] for bucket in buckets]
 
     def _rehearse(self, order: Sequence[str]) -> None:
-        """Show torch gradients of zero in this order; collective."""
+        """Run a backward pass that gives torch gradients of zero in this order; collective."""
         named = dict(self.bare.named_parameters())
         gradients = {value: value.grad for value in named.values()}
         self._ddp.module = _Rehearsal([named[name] for name in order])
-        # torch would look for the buffers in the rehearsal, which has none.
+        # The rehearsal has no buffers, which torch would look for.
         broadcasts, self._ddp.broadcast_buffers = self._ddp.broadcast_buffers, False
         try:
             with torch.enable_grad():
@@ -122,7 +124,8 @@ class DdpModel(ParallelModel):
 
     @contextmanager
     def _exchanging(self) -> Iterator[None]:
-        """Raises UsageError if a parameter has no gradient then; ranks that have it wait for this one."""
+        """Raise UsageError at the end if a parameter has no gradient; ranks that have one wait for this
+        rank."""
         try:
             yield
             self._ddp._check_reducer_finalized()  # type: ignore[no-untyped-call]
@@ -140,14 +143,14 @@ class DdpModel(ParallelModel):
 
 
 class _Rehearsal(nn.Module):
-    """Gives parameters a gradient of zero, one after another."""
+    """A module whose backward pass gives parameters a gradient of zero, one after another."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
         self._given = tuple(parameters)
 
     def forward(self, start: Tensor) -> Tensor:
-        # What was computed last comes first in backward.
+        # Backward begins with the last operation.
         for parameter in reversed(self._given):
             start = start + (parameter * 0).sum()
         return start

@@ -1,4 +1,4 @@
-"""torch's own PowerSGD, as what ours is measured against (Vogels et al. 2019, arXiv:1905.13727)."""
+"""torch's PowerSGD, with which ours is compared (Vogels et al. 2019, arXiv:1905.13727)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.ddp.hook import BucketLayout
 from strategies.exchange.buckets import BucketRange, pieces_of
 
 RAMP_STEPS = 2
-"""Dense ones at the start: the fewest that torch allows, as it forms buckets anew after the first step."""
+"""Uncompressed first steps: the fewest that torch allows, as it forms buckets anew after the first step."""
 _PER_BUCKET = ("error_dict", "p_memory_dict", "q_memory_dict")
 
 
@@ -55,11 +55,11 @@ class TorchPowerSgd:
         powerSGD_hook(self._state, bucket).wait()
 
     def carried(self) -> Iterator[tuple[str, Tensor]]:
-        """The next share gets exactly the residual of the last exchange."""
+        """Yield the residual of the last exchange, which is added to the next share as it is."""
         return self.residual()
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:
-        """Nothing in the dense steps at the start."""
+        """Yield the residual of each parameter; no residual in the uncompressed first steps."""
         for name, residual in self._residuals().items():
             yield name, residual / self._size
 
@@ -85,7 +85,7 @@ class TorchPowerSgd:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a `state_dict` of the same rank.
+        """Resume from a `state_dict` of the same rank.
 
         If the buckets have been formed anew by then, as in the first step of a new wrapper, residuals go with
         their parameters, and the factors start anew.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 BUCKET_BYTES = 25 * 2**20
-"""The size of a bucket; a larger tensor has a bucket to itself."""
+"""The size of a bucket; a larger tensor has its own bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +25,14 @@ class BucketRange:
         return self.shape.numel()
 
     def of(self, values: Tensor) -> Tensor:
-        """This parameter's part of the bucket's values, or of a vector of the same layout: a view in its
-        shape."""
+        """Return this parameter's part of the bucket's values, or of a vector of the same layout: a view in
+        its shape."""
         return values[self.offset : self.offset + self.numel].view(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """One flat vector of gradients, or of what is exchanged in their place."""
+    """One flat vector of gradients, or of the values that are exchanged instead."""
 
     index: int
     """The buckets of a step are exchanged in this order on all ranks."""
@@ -42,7 +42,8 @@ class Bucket:
     pieces: tuple[BucketRange, ...]
 
     def as_real(self) -> Bucket:
-        """The same memory of complex values as real ones, two for each: a last dimension more."""
+        """Return the same memory as real values, two for each complex one, in an additional last
+        dimension."""
         pieces = tuple(
             BucketRange(name=piece.name, offset=2 * piece.offset, shape=torch.Size((*piece.shape, 2)))
             for piece in self.pieces
@@ -51,16 +52,16 @@ class Bucket:
 
 
 def own_stride(parameter: Tensor) -> tuple[int, ...]:
-    """The stride of a dense vector's view that lies in memory as `parameter` does, channels last, say.
+    """Return the stride of a dense view in the memory format of `parameter` (such as channels last).
 
-    Row by row where the parameter has gaps: torch lays out gradients and its buckets in this way.
+    If the parameter has gaps it is row by row, as torch lays out gradients and its buckets.
     """
     stride = torch.empty_like(parameter, device="meta").stride()
     return stride if stride == parameter.stride() else torch.empty(parameter.shape, device="meta").stride()
 
 
 def pieces_of(named: Iterator[tuple[str, torch.Size]], step: int = 1) -> tuple[BucketRange, ...]:
-    """Pieces that lie one after another, each at a multiple of `step` elements."""
+    """Place pieces one after another, each at a multiple of `step` elements."""
     pieces: list[BucketRange] = []
     offset = 0
     for name, shape in named:
@@ -70,7 +71,7 @@ def pieces_of(named: Iterator[tuple[str, torch.Size]], step: int = 1) -> tuple[B
 
 
 def buckets_of(tensors: Mapping[str, Tensor]) -> Iterator[Bucket]:
-    """Buckets for tensors in their order, each of one data type and up to `BUCKET_BYTES`, holding zeros."""
+    """Yield buckets of zeros for tensors in their order, each of one data type and up to `BUCKET_BYTES`."""
     kinds: dict[tuple[torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
     for name, tensor in tensors.items():
         kinds.setdefault((tensor.dtype, tensor.device), []).append((name, tensor))
@@ -82,7 +83,7 @@ def buckets_of(tensors: Mapping[str, Tensor]) -> Iterator[Bucket]:
 
 
 def _runs(named: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
-    """Cut into runs of up to `BUCKET_BYTES`."""
+    """Cut tensors into runs of up to `BUCKET_BYTES`."""
     run: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in named:

@@ -1,7 +1,7 @@
-"""A lane that runs exchanges one after another, in the order given, while the backward pass goes ahead.
+"""A lane that runs exchanges one after another, in the order given, while the backward pass continues.
 
-On CPU it is a thread, on CUDA a stream. An exchange is then plain code from its first line to its last,
-however many collectives it has, and still overlaps with the computation.
+On CPU it is a thread, on CUDA a stream. An exchange is then sequential code, with any number of collectives,
+and still overlaps with the computation.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ LaneTask = Callable[[], None]
 
 
 class Pending(Protocol):
-    """Something under way."""
+    """An operation under way."""
 
     def wait(self) -> object:
-        """Return when it is done (on CUDA: make the current stream wait); raise what it raised."""
+        """Return when it is done (on CUDA: make the current stream wait), or raise its error."""
 
 
 class Lane(Protocol):
     def run(self, job: LaneTask) -> Pending:
-        """Do `job` after those before it."""
+        """Run `job` after all jobs before it."""
 
     def memory(self) -> AbstractContextManager[None]:
-        """Between jobs: on a device, memory that is taken in this context is the lane's, as in a job."""
+        """Between jobs: memory of a device that is allocated in this context is the lane's, as in a job."""
 
 
 def open_lane(device: torch.device) -> Lane:
-    """The lane of one exchange on `device`."""
+    """Open the lane of one exchange on `device`."""
     on = device_of(device)
     return StreamLane(on) if isinstance(on, StreamedDevice) else ThreadLane()
 
 
 class ThreadLane:
-    """One thread, which ends when the lane is forgotten."""
+    """A lane of one thread, which ends when the lane is freed."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
@@ -53,7 +53,7 @@ class ThreadLane:
 
 
 class StreamLane:
-    """One stream of a device; jobs are queued on it by the thread that gives them."""
+    """A lane of one stream of a device; the calling thread queues jobs on it."""
 
     def __init__(self, device: StreamedDevice) -> None:
         self._device = device
@@ -93,6 +93,6 @@ class _OnStream:
 
 
 def _without_gradients(job: LaneTask) -> None:
-    # Whether gradients are recorded is each thread's own setting, and on at first.
+    # Each thread has its own setting for recording gradients, which is on at first.
     with torch.no_grad():
         job()

@@ -33,39 +33,22 @@ class BlockChoice:
         return first + ".checkpoint" * self.checkpoint + ".offload" * self.offload
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRun:
-    """Blocks in a row that are treated alike."""
-
-    choice: BlockChoice
-    blocks: int
-
-
-def read_runs(text: str) -> list[BlockRun]:
-    """The runs of a text, neighbours that are alike made one. Raises SpecError."""
-    runs = [_read_run(run) for run in text.split("+")]
-    return [
-        BlockRun(choice=choice, blocks=sum(run.blocks for run in alike))
-        for choice, alike in groupby(runs, key=lambda run: run.choice)
-    ]
+def read_choices(text: str) -> list[BlockChoice]:
+    """Return the choice for each block, in the order of the forward pass. Raises SpecError."""
+    choices: list[BlockChoice] = []
+    for run in text.split("+"):
+        found = _RUN.fullmatch(run)
+        if found is None:
+            raise SpecError(f"{run!r} is not a run of blocks: manual takes {_GRAMMAR}")
+        first, flags, count = found.groups()
+        choice = BlockChoice(
+            reshard=first == "reshard", checkpoint=".checkpoint" in flags, offload=".offload" in flags
+        )
+        choices += [choice] * int(count or 1)
+    return choices
 
 
 def canonical(text: str) -> str:
-    """The one way to write what `text` means. Raises SpecError."""
-    return "+".join(run.choice.text + (f"*{run.blocks}" if run.blocks > 1 else "") for run in read_runs(text))
-
-
-def read_choices(text: str) -> list[BlockChoice]:
-    """The choice for each block, in the order of the forward pass. Raises SpecError."""
-    return [run.choice for run in read_runs(text) for _ in range(run.blocks)]
-
-
-def _read_run(text: str) -> BlockRun:
-    found = _RUN.fullmatch(text)
-    if found is None:
-        raise SpecError(f"{text!r} is not a run of blocks: manual takes {_GRAMMAR}")
-    first, flags, count = found.groups()
-    choice = BlockChoice(
-        reshard=first == "reshard", checkpoint=".checkpoint" in flags, offload=".offload" in flags
-    )
-    return BlockRun(choice=choice, blocks=int(count or 1))
+    """Return the one way to write the choices of `text`: equal neighbours are one run. Raises SpecError."""
+    runs = [(choice.text, len(list(alike))) for choice, alike in groupby(read_choices(text))]
+    return "+".join(f"{choice}*{blocks}" if blocks > 1 else choice for choice, blocks in runs)

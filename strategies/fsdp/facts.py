@@ -14,7 +14,7 @@ from strategies.closed_form.moments import AveragingBytes, Footprint, Gathered
 from strategies.closed_form.sizes import Sizes, Units
 from strategies.closed_form.terms import Overlap, Term, term
 from strategies.facts import AutoPoint, Proposal, quotient
-from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices, read_runs
+from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
 from strategies.tensor_parallel.facts import activation_sums
 
@@ -249,11 +249,11 @@ class Manual(Fsdp2Facts):
 
     def redundant(self, cell: Cell) -> str | None:
         same = {BlockChoice(reshard=True): "", BlockChoice(reshard=False): "reshard=false"}
-        [run, *others] = read_runs(self._text)
-        if others or run.choice not in same:
+        [choice, *others] = dict.fromkeys(read_choices(self._text))
+        if others or choice not in same:
             return super().redundant(cell)
         given = self.spec.text.removeprefix(f"manual:{self._text}").split(":")[1:]
-        options = sorted([*given, *filter(None, [same[run.choice]])])
+        options = sorted([*given, *filter(None, [same[choice]])])
         plain = ":".join(["fsdp", *options])
         return f"{self.spec.text} chooses alike for all blocks: use {plain}, which is the same"
 

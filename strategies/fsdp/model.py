@@ -81,7 +81,8 @@ class FsdpModel(ParallelModel):
         if self._grid.tensor is not None:
             self._split = TensorSplit(module, layout, self._grid.tensor, begin)
         choices = _choices(facts, layout)
-        _checkpoint(module, choices)
+        if recomputed := tuple(name for name, choice in choices.items() if choice.checkpoint):
+            checkpoint_blocks(module, ModelLayout(blocks=recomputed))
         self._units = _shard(module, choices, facts, self._grid.mesh, partial(self._begin_unit, begin))
         begin(self._buffers.now())
         self._named = dict(module.named_parameters())
@@ -165,16 +166,14 @@ class FsdpModel(ParallelModel):
                 self._unlike.end()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
+        replicas, split = self._grid.groups.replicate, self._split
+        # Each shard with the number of ranks that have the same one.
         shards = [
-            (_local(parameter.grad), self._copies(name))
+            (_local(parameter.grad), replicas * (1 if split is None else split.copies(name)))
             for name, parameter in self.bare.named_parameters()
             if parameter.grad is not None
         ]
         return clip_shards(shards, max_norm, self._link, self._device)
-
-    def _copies(self, name: str) -> int:
-        """How many ranks have the same shard of a parameter."""
-        return self._grid.groups.replicate * (1 if self._split is None else self._split.copies(name))
 
 
 class DeviceGrid:
@@ -277,12 +276,6 @@ def _choices(facts: Fsdp2Facts, layout: ModelLayout) -> dict[str, BlockChoice]:
             f"{facts.spec.text} chooses for {len(chosen)} blocks, and the model has {len(layout.blocks)}"
         )
     return dict(zip(layout.blocks, chosen, strict=True))
-
-
-def _checkpoint(module: nn.Module, choices: Mapping[str, BlockChoice]) -> None:
-    recomputed = tuple(name for name, choice in choices.items() if choice.checkpoint)
-    if recomputed:
-        checkpoint_blocks(module, ModelLayout(blocks=recomputed))
 
 
 def _shard(

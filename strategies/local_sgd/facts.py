@@ -14,7 +14,7 @@ from strategies.promise import Promise
 
 
 class LocalSgd(StrategyFacts):
-    """2 P in addition to `single`: the parameters of the last average, and the buckets."""
+    """The memory of `single` and 2 P: the parameters of the last average, and the buckets."""
 
     name = "local-sgd"
     help = "every rank trains alone, parameters are averaged every so many steps"

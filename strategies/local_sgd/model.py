@@ -1,8 +1,8 @@
 """Local SGD: ranks train independently, and after every H-th step the parameters become their mean.
 
 Stich 2019, arXiv:1805.09767. With `warmup=N` the first N steps exchange gradients as data parallelism does,
-which is post-local SGD (Lin et al. 2020, arXiv:1808.07217); they go uncompressed over the backend's own
-collective, whatever is asked for the differences that come after them.
+which is post-local SGD (Lin et al. 2020, arXiv:1808.07217), uncompressed by the backend's own collective,
+whatever compression and collective the later differences have.
 
 What is exchanged. Let a be the parameters after the last average, the same on all p ranks, and x_r the
 present parameters of rank r. The next ones are a + sum over r of (x_r - a) / p. This is the mean of the x_r,
@@ -12,15 +12,15 @@ bits.
 
 Rounding. Without compression a result y is within u |y| + gamma(p + 1) sum |x_r - a| / p of the mean, with
 u = 2^-24 in single precision and gamma(n) = n u / (1 - n u): hardly more than the rounding of y itself, as
-replicas do not go far. What no replica changed keeps its bits; three thirds of x need not be x. On two ranks
-no order of the sum can differ, so that any loop that follows the formula gets the same bits; those of
-(x_0 + x_1) / 2, which is rounded fewer times, are sometimes a last place away.
+replicas stay close to each other. A value that no replica changed keeps its bits; three thirds of x need not
+be x. On two ranks the sum has only one order, so that any loop that follows the formula gets the same bits;
+(x_0 + x_1) / 2, which is rounded fewer times, sometimes differs in the last place.
 
-What is not averaged. The optimizer's state (momentum, say) stays each rank's own, as in both papers.
+What is not averaged. Each rank keeps its own optimizer state (such as momentum), as in both papers.
 
-Buffers. BatchNorm's running statistics follow their own replica's data. Whenever replicas come together
-(at an average, and after each step of the warm-up) buffers of floating point become their mean, uncompressed,
-and all others are taken from rank 0: counters, and masks, which have infinities.
+Buffers. BatchNorm's running statistics follow their own replica's data. Whenever replicas are averaged
+(and after each step of the warm-up) floating-point buffers become their mean, uncompressed, and all others
+are taken from rank 0: counters, and masks, which have infinities.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from strategies.training.replicas import take_from_first
 
 
 class LocalSgdModel(ParallelModel):
-    """Replicas that are averaged every `period` steps; the first `warmup` steps average gradients instead.
+    """Replicas that are averaged every `period` steps; the first `warmup` steps average gradients.
 
     Two more copies of the parameters are in memory: the parameters of the last average, and the buckets.
     """
@@ -65,7 +65,11 @@ class LocalSgdModel(ParallelModel):
             take_from_first(self._link, [tensor])
         trained = {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
         self._parameters = _Mean(trained, differences)
-        statistics = {name: value for name, value in module.named_buffers() if _is_statistic(value)}
+        statistics = {
+            name: value
+            for name, value in module.named_buffers()
+            if value.is_floating_point() and bool(value.isfinite().all())
+        }
         self._statistics = _Mean(statistics, GradientExchange(self._plain, device=device))
 
     @property
@@ -74,7 +78,8 @@ class LocalSgdModel(ParallelModel):
 
     @contextmanager
     def exchange(self, *, now: bool) -> Iterator[None]:
-        """After the warm-up, a replica keeps the gradients of its own samples."""
+        """In the warm-up, average the gradients; afterwards a replica uses the gradients of its samples
+        only."""
         yield
         if now and self._warming_up:
             self._average_gradients()
@@ -90,7 +95,7 @@ class LocalSgdModel(ParallelModel):
         self._steps += 1
 
     def settle(self) -> None:
-        """Average now, unless the replicas are equal. The next average is then a whole period away."""
+        """Average now, unless the replicas are equal. The next average is then a full period later."""
         if self._alone:
             self._parameters.average(dict(self.named_parameters()))
             self._average_buffers()
@@ -101,15 +106,15 @@ class LocalSgdModel(ParallelModel):
             **super().strategy_state(),
             "steps": self._steps,
             "alone": self._alone,
-            "parameters": self._parameters.state_dict(),
-            "statistics": self._statistics.state_dict(),
+            "parameters": self._parameters.last.state_dict(),
+            "statistics": self._statistics.last.state_dict(),
         }
 
     def load_strategy_state(self, state: Mapping[str, object]) -> None:
         super().load_strategy_state(state)
         self._steps, self._alone = cast(int, state["steps"]), cast(int, state["alone"])
-        self._parameters.load_state_dict(cast(State, state["parameters"]))
-        self._statistics.load_state_dict(cast(State, state["statistics"]))
+        self._parameters.last.load_state_dict(cast(State, state["parameters"]))
+        self._statistics.last.load_state_dict(cast(State, state["statistics"]))
 
     def start_from(self, steps: int) -> None:
         self._steps, self._alone = steps, 0
@@ -118,10 +123,11 @@ class LocalSgdModel(ParallelModel):
 
     def _average_gradients(self) -> None:
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        # A parameter that no replica used gets no gradient: by one of zero momentum and decay would move it.
+        # A parameter that no replica used gets no gradient: with a gradient of 0, momentum and decay would
+        # move it.
         used = torch.tensor([float(p.grad is not None) for p in parameters], device=self._device)
         self._link.largest(used)
-        # An exchange for this step alone: its buckets become the gradients, and go with them.
+        # An exchange only for this step: its buckets become the gradients, and are freed with them.
         GradientExchange(self._plain, device=self._device).average(parameters)
         for parameter, anywhere in zip(parameters, used.tolist(), strict=True):
             if not anywhere:
@@ -135,9 +141,9 @@ class LocalSgdModel(ParallelModel):
 
 
 class _Mean:
-    """Named tensors that each rank changes on its own, and that become their mean over the ranks.
+    """Named tensors that each rank changes independently, and that are averaged over the ranks.
 
-    Each call is given the tensors anew, as a module may have replaced a buffer.
+    Each call gets the tensors anew, as a module may have replaced a buffer.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], exchange: GradientExchange) -> None:
@@ -145,39 +151,29 @@ class _Mean:
         self.names = frozenset(tensors)
         self._exchange = exchange
         self._buckets = list(buckets_of(tensors))
-        self._last = BucketMemory()
+        self.last = BucketMemory()
         """The tensors as they were when they were last equal on all ranks."""
         self.start_from(tensors)
 
     def start_from(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take `tensors`, which are equal on all ranks, for what the next average starts from."""
+        """Take `tensors`, which are equal on all ranks, as the start of the next average."""
         for bucket in self._buckets:
-            last = self._last.of(bucket)
+            last = self.last.of(bucket)
             for piece in bucket.pieces:
                 piece.of(last).copy_(tensors[piece.name])
 
     def average(self, tensors: Mapping[str, Tensor]) -> None:
-        """Bring `tensors` to their mean over the ranks, in place; collective."""
+        """Replace `tensors` by their mean over the ranks, in place; collective."""
         pending = [self._start(bucket, tensors) for bucket in self._buckets]
         for bucket, under_way in zip(self._buckets, pending, strict=True):
             under_way.wait()
-            last = self._last.of(bucket).add_(bucket.values)
+            last = self.last.of(bucket).add_(bucket.values)
             for piece in bucket.pieces:
                 tensors[piece.name].copy_(piece.of(last))
 
     def _start(self, bucket: Bucket, tensors: Mapping[str, Tensor]) -> Pending:
-        last = self._last.of(bucket)
+        last = self.last.of(bucket)
         for piece in bucket.pieces:
             torch.sub(tensors[piece.name], piece.of(last), out=piece.of(bucket.values))
         bucket.values.div_(self._exchange.size)
         return self._exchange.start(bucket)
-
-    def state_dict(self) -> State:
-        return self._last.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        self._last.load_state_dict(state)
-
-
-def _is_statistic(buffer: Tensor) -> bool:
-    return buffer.is_floating_point() and bool(buffer.isfinite().all())

@@ -1,5 +1,5 @@
-"""The layout of a model that nobody gave one: whether its forward pass is a chain of modules with a run of
-like blocks in it, found by a forward pass without memory and arithmetic."""
+"""Find the layout of a model without one: whether its forward pass is a chain of modules with a run of like
+blocks in it, by a forward pass without memory and arithmetic."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class _Broken(Exception):
 
 
 def chained_layout(module: nn.Module, inputs: object) -> ModelLayout:
-    """The layout of a model that is `head_k(... block_n(... block_1(... stem_1(inputs))))`, all of them
-    modules that take one tensor and give one.
+    """Return the layout of a model that is `head_k(... block_n(... block_1(... stem_1(inputs))))`, all of
+    them modules that take one tensor and return one.
 
     `inputs` are the inputs of a batch, the sample first. Raises UsageError, with the reason, for a model that
     is not such a chain in training, or is a different one in evaluation mode.
@@ -66,7 +66,7 @@ def _layout(module: nn.Module, inputs: object) -> ModelLayout:
 
 
 def _units(module: nn.Module, blocks: Collection[str], path: str = "") -> Iterator[str]:
-    """The blocks, and the largest modules that have no block in them."""
+    """Yield the blocks, and the largest modules that contain no block."""
     for name, part in module.named_children():
         full = f"{path}{name}"
         if full not in blocks and any(block.startswith(f"{full}.") for block in blocks):
@@ -76,7 +76,8 @@ def _units(module: nn.Module, blocks: Collection[str], path: str = "") -> Iterat
 
 
 def _order(twin: Twin, units: Sequence[str], inputs: Tensor, *, training: bool) -> list[str]:
-    """The names of the units in the order in which a forward pass calls them, if it is a chain of them."""
+    """Return the names of the units in the order in which a forward pass calls them, if it is a chain of
+    them."""
     try:
         calls, output = twin.calls(units, inputs, training=training)
     except Exception as error:  # a user's model may fail without values in any way
@@ -85,11 +86,11 @@ def _order(twin: Twin, units: Sequence[str], inputs: Tensor, *, training: bool) 
 
 
 def _linked(calls: Sequence[Call], output: object) -> list[str]:
-    """The names of the calls, each of which takes what the one before gave, as it is."""
+    """Return the names of the calls, if each takes the unchanged result of the call before it."""
     order: list[str] = []
     for call in calls:
         if not isinstance(call.result, Tensor) or not _alone(call):
-            raise _Broken(f"{call.name} takes or gives something else than one tensor")
+            raise _Broken(f"{call.name} takes or returns something other than one tensor")
         if order and not call.takes(calls[len(order) - 1]):
             raise _Broken(f"its forward pass computes something between {order[-1]} and {call.name}")
         order.append(call.name)
@@ -101,7 +102,7 @@ def _linked(calls: Sequence[Call], output: object) -> list[str]:
 
 
 def _alone(call: Call) -> bool:
-    """Whether a module is given one tensor, and else what its forward pass takes by default."""
+    """Return whether a module gets one tensor, and only default values otherwise."""
     try:
         bound = inspect.signature(call.module.forward).bind(*call.positional, **call.named)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""`pipeline` without torch: its facts, which stage has which of a model's blocks, and what a stage keeps."""
+"""`pipeline` without torch: its facts, the blocks of each stage, and the memory of a stage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOSS_BYTES = 8
 
 
 class Pipeline(StrategyFacts):
-    """The stages of the fullest rank, and activations of the microbatches that are in flight on it."""
+    """The memory is the stages of the fullest rank, and activations of the microbatches in flight on it."""
 
     name = "pipeline"
     help = "the blocks in stages, one after another; micro-batches follow each other through them"
@@ -91,7 +91,7 @@ class Pipeline(StrategyFacts):
         return self._misfit(cell.gpus // self.pipelines)
 
     def _misfit(self, ranks: int) -> str | None:
-        """Why the schedule is refused with this number of ranks of a pipeline; None if it is not."""
+        """Return why the schedule is refused with this number of ranks of a pipeline; None if it is not."""
         pieces = self.microbatches
         if ranks < 2:
             return (
@@ -122,19 +122,16 @@ class Pipeline(StrategyFacts):
         if not blocks:
             return f"{cell.workload} has no blocks that a pipeline could be made of; use {REFERENCE_STRATEGY}"
         if stages > blocks:
-            few = f"{cell.workload} has {blocks} blocks, too few for {stages} stages"
-            return f"{few}; {self._instead(blocks // self.chunks)}"
+            instead = "use fewer chunks" if self.chunks > 2 else f"use {REFERENCE_STRATEGY}"
+            if (most := blocks // self.chunks) >= 2:
+                instead = f"use at most {most * self.pipelines} ranks"
+            return f"{cell.workload} has {blocks} blocks, too few for {stages} stages; {instead}"
         return None
-
-    def _instead(self, most: int) -> str:
-        """Return the way out where the blocks are enough for `most` ranks of a pipeline."""
-        if most >= 2:
-            return f"use at most {most * self.pipelines} ranks"
-        return "use fewer chunks" if self.chunks > 2 else f"use {REFERENCE_STRATEGY}"
 
     @classmethod
     def proposals(cls, point: AutoPoint) -> Iterator[Proposal]:
-        """1F1B with each number of stages that divides the ranks and does not exceed the blocks, in order.
+        """Yield 1F1B with each number of stages that divides the ranks and does not exceed the blocks, in
+        order.
 
         The number of microbatches is the number of stages or more.
         """
@@ -150,8 +147,7 @@ class Pipeline(StrategyFacts):
                 yield Proposal(strategy=strategy, complexity=(8,), refused=refused)
 
     def stages(self, cell: Cell, parts: ModelParts) -> list[list[Stage]]:
-        """The stages of each rank of a pipeline: runs of blocks, the dearest of which is as cheap as can
-        be."""
+        """Return the stages of each rank of a pipeline: runs of blocks whose largest cost is minimal."""
         ranks = cell.gpus // self.pipelines
         count = ranks * self.chunks
         costs = [block.flops for block in parts.blocks]
@@ -162,8 +158,7 @@ class Pipeline(StrategyFacts):
         return [stages[rank::ranks] for rank in range(ranks)]
 
     def in_flight(self, cell: Cell, rank: int) -> int:
-        """Microbatches of a stage of `rank` that are forward and not yet backward, at most; of all its
-        stages.
+        """Return the maximum number of microbatches between forward and backward on all stages of `rank`.
 
         GPipe: all m. 1F1B: p - s of stage s, at most m (Narayanan et al. 2021, arXiv:2104.04473, section
         2.2.1). Interleaved with v stages a rank: (v - 1) p + 2 (p - s - 1) + 1, at most v m, which for s = 0
@@ -200,7 +195,7 @@ class Pipeline(StrategyFacts):
         yield Footprint(moment="model built", parameters=sizes.built)
         begin = largest.begin * len(own) if len(own) > 1 else largest.begin
         before = trained if sizes.accumulates or pieces * len(own) > flights else 0
-        # The second one begins with gradients, and without the activations of the first.
+        # The second microbatch begins with gradients, and without the activations of the first.
         for gradients, activations in ((before, begin), (trained, begin - begin // flights)):
             yield Footprint(
                 moment="backward begins",
@@ -221,8 +216,8 @@ class Pipeline(StrategyFacts):
         yield Footprint(moment="update", optimizer=state + update, gradients=trained, estimated=fewer, **rest)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
-        """Yield the messages of the rank that sends most activations; both ends share the gradient of a
-        shared parameter."""
+        """Yield the messages of the rank that sends most activations; the first and the last stage sum the
+        gradient of a shared parameter."""
         groups = self.groups(cell.gpus, cell.node_size)
         sent = (_edges(parts, own) for own in self.stages(cell, parts))
         payload, edges = max(sent, key=lambda each: each[0])
@@ -259,8 +254,9 @@ class Pipeline(StrategyFacts):
 
 
 def _edges(parts: ModelParts, stages: list[Stage]) -> tuple[int, int]:
-    """Bytes of one sample that stages send on and back, which are those that they receive, and how often: a
-    stage's input, and the gradient of its output, which is the input of the block after its last."""
+    """Return the bytes of one sample that stages send forward and backward (they receive as many), and the
+    number of messages: a stage's input, and the gradient of its output, which is the input of the next
+    block."""
     payload, edges = 0, 0
     for stage in stages:
         if not stage.stem:
@@ -276,9 +272,9 @@ def _flops(parts: ModelParts, stages: list[Stage]) -> int:
 
 
 def microbatch_counts(samples: int, stages: int) -> list[int]:
-    """Divisors of a micro-batch that keep all stages busy, each at least twice the one before.
+    """Return divisors of a micro-batch that keep all stages busy, each at least twice the one before.
 
-    Without any it is the number of stages, for which it is too small.
+    If there are none, return the number of stages, for which the micro-batch is too small.
     """
     found: list[int] = []
     for count in range(stages, samples + 1):
@@ -288,10 +284,10 @@ def microbatch_counts(samples: int, stages: int) -> list[int]:
 
 
 def balanced_cut(costs: Sequence[int], stages: int) -> list[range]:
-    """Runs of blocks, one a stage and none empty, whose largest cost is as small as it can be.
+    """Return runs of blocks, one for each stage and none empty, whose largest cost is minimal.
 
-    `costs` are of at least as many blocks as there are stages. Where several cuts are as good, blocks lie as
-    late as they may: an early stage keeps the activations of more microbatches (1F1B).
+    `costs` has at least as many blocks as there are stages. Among equally good cuts, blocks are in the latest
+    possible stage: an early stage keeps the activations of more microbatches (1F1B).
     """
     low, high = max(costs), sum(costs)
     while low < high:
@@ -304,7 +300,7 @@ def balanced_cut(costs: Sequence[int], stages: int) -> list[range]:
 
 
 def _late_runs(costs: Sequence[int], stages: int, most: int) -> list[range]:
-    """From the last stage on, each run as long as a cost of `most` and the stages before it allow.
+    """Return runs from the last stage back, each as long as a cost of `most` and the stages before it allow.
 
     The first run begins after block 0 if the blocks do not fit.
     """

@@ -1,16 +1,16 @@
-"""Pipeline parallelism: the blocks of a model in stages, microbatches following each other through them.
+"""Pipeline parallelism: the blocks of a model in stages, through which microbatches follow each other.
 
 The schedules come from torch.distributed.pipelining: GPipe (Huang et al. 2018, arXiv:1811.06965), 1F1B
 (Narayanan et al. 2019, PipeDream-Flush in arXiv:2006.09503) and interleaved 1F1B (Narayanan et al. 2021,
 arXiv:2104.04473, section 2.2), where each of p ranks has v stages that lie p apart.
 
-What travels in one step of a copy, with m microbatches a micro-batch and S stages: the activations of each
+Messages of one step of a copy, with m microbatches a micro-batch and S stages: the activations of each
 microbatch over each of the S - 1 edges, and their gradients back; the gradient of a parameter that the first
 and the last stage share, summed over these two; eight bytes of the loss. With several copies of the pipeline
 the gradients of each stage are averaged over them once, after the last microbatch.
 
-A rank keeps only the parameters, gradients and optimizer state of its stages. Until it is laid out, every
-rank has all of the model.
+A rank keeps only the parameters, gradients and optimizer state of its stages. Until the model is laid out,
+every rank has all of it.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class PipelineModel(ParallelModel):
     def _connect(self, *, circular: bool) -> None:
         """Send one value between neighbours in both directions, in one order on all ranks of the pipeline.
 
-        NCCL makes the communicator of two ranks at their first message, and both hosts wait for it. In a step
-        one of them could wait behind a message that the other receives later.
+        NCCL creates the communicator of two ranks at their first message, and both hosts wait for it. In a
+        step one of them could wait behind a message that the other receives later.
         """
         link, value = self._pipeline, torch.zeros(1, device=self._device)
         edges = [(rank, rank + 1) for rank in range(link.size - 1)]
@@ -99,8 +99,8 @@ class PipelineModel(ParallelModel):
                     link.receive(value, source).wait()
 
     def _keep_own_stages(self, everyone: Link, groups: GroupLayout) -> None:
-        """Prune the model to this rank's stages. If two ranks share a parameter, each has a copy, which gets
-        the same gradient and so the same update."""
+        """Prune the model to this rank's stages. If two ranks share a parameter, each has a copy, with the
+        same gradient and so the same update."""
         owners = self._cut.ranks_of(self.bare)
         rank = self._pipeline.rank
         named = dict(self.bare.named_parameters())
@@ -110,12 +110,12 @@ class PipelineModel(ParallelModel):
         name."""
         self._copied = {name for name, value in named.items() if len(owners[value]) > 1}
         self._shared = [value for name, value in self._own.items() if name in self._copied]
-        # All ranks make the groups, whether they have a copy or not.
+        # All ranks create the groups, also ranks without a copy.
         self._ends = everyone.split(_ends(groups)) if self._copied else None
         stages = self._cut.stages_of(rank)
         prune(self.bare, {name for stage in stages for name in self._cut.modules(stage)})
         self._buffers = Buffers(self.bare)
-        # Gradients are averaged by what sums the buckets of a loop of one's own.
+        # Gradients are averaged by the exchange that also serves a user's own loop.
         self._mean: GradientExchange | None = None
         if self._copies is not None:
             settings = ExchangeSettings(group=self._copies.group)
@@ -125,10 +125,10 @@ class PipelineModel(ParallelModel):
         return (whole(name, parameter) for name, parameter in self._own.items())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Collective over the pipeline, as the three below.
+        """Yield whole parameters. Collective over the pipeline, as the next three methods.
 
-        Raises CopiesDifferError, as they do, if both ends of the pipeline do not have the same of what they
-        share: of a parameter, its gradient and its state.
+        They raise CopiesDifferError if the copies of a shared parameter, its gradient or its state differ
+        between both ends of the pipeline.
         """
         own = {name: {"": parameter} for name, parameter in self._own.items()}
         return self._whole(own, self._names)
@@ -156,16 +156,16 @@ class PipelineModel(ParallelModel):
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         """Compute gradients as the base class does; every rank draws the micro-batches of its replica.
 
-        The mean loss, which the last stage knows, goes to all: one broadcast of eight bytes, for which
-        nobody waits, as the last stage is done first.
+        The last stage broadcasts the mean loss to all, eight bytes, for which no rank waits, as the last
+        stage ends first.
 
-        Raises UsageError if a trained parameter had no gradient, as `MissingGradients` says it.
+        Raises UsageError if a trained parameter had no gradient, as `MissingGradients` does.
         """
         self._step.begins(task)
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
             inputs, targets = self._step.tensors(next(batches))
-            # Before its first computation a rank mostly waits; after it the stages report the phases.
+            # Before its first computation a rank mostly waits; then the stages report the phases.
             task.observer.begins(Phase.FORWARD)
             if index == 0:
                 self.started()
@@ -180,15 +180,19 @@ class PipelineModel(ParallelModel):
             take_from_first(self._copies, self._buffers.now())
 
     def _run(self, inputs: Tensor, targets: Tensor) -> None:
-        """Forward and backward of one micro-batch by the schedule."""
-        schedule: Any = self._schedule_for(inputs)
+        """Forward and backward of one micro-batch by the schedule, whose stages have buffers for what they
+        receive; micro-batches of another form need another schedule."""
+        wanted = inputs.shape, inputs.dtype, self._step.task.precision
+        if self._schedule is None or self._made_for != wanted:
+            self._schedule, self._made_for = self._new_schedule(inputs), wanted
+        schedule: Any = self._schedule
         fed = [inputs] if self._pipeline.rank == 0 else []
         asked = {"target": targets} if self._pipeline.rank == self._pipeline.size - 1 else {}
         with _own_errors():
             schedule.step(*fed, return_outputs=False, **asked)
 
     def _exchange_gradients(self) -> None:
-        """First over the copies: where a sum is rounded, both ends of a pipeline round alike."""
+        """Average first over the copies, so that both ends of a pipeline round equally."""
         self._missing.refuse(
             [name for name, value in self._own.items() if value.requires_grad and value.grad is None]
         )
@@ -200,13 +204,6 @@ class PipelineModel(ParallelModel):
                 assert parameter.grad is not None
                 self._ends.all_reduce(parameter.grad)
 
-    def _schedule_for(self, inputs: Tensor) -> TorchSchedule:
-        """The schedule for micro-batches like this one, whose stages have buffers for what they receive."""
-        wanted = inputs.shape, inputs.dtype, self._step.task.precision
-        if self._schedule is None or self._made_for != wanted:
-            self._schedule, self._made_for = self._new_schedule(inputs), wanted
-        return self._schedule
-
     def _new_schedule(self, inputs: Tensor) -> TorchSchedule:
         rows, rest = divmod(inputs.shape[0], self._pieces)
         if rest:
@@ -215,7 +212,7 @@ class PipelineModel(ParallelModel):
                 f"({self._pieces})"
             )
         piece = self._twin.tensor((rows, *inputs.shape[1:]), inputs.dtype)
-        # Given to torch, which else sends shapes ahead, and runs the model to learn them.
+        # Without them torch would run the model to learn the shapes, and send them.
         edges = self._twin.edges(self._cut, piece, self._step.context)
         stages = [
             _ObservedStage(
@@ -247,7 +244,7 @@ class PipelineModel(ParallelModel):
 
 
 def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
-    """Share of a step in which a rank idles if all stages cost the same and messages take no time.
+    """Return the share of a step in which a rank idles if all stages cost the same and messages take no time.
 
     With p ranks, m microbatches and v stages a rank: (p - 1) / (v m + p - 1). Narayanan et al. 2021,
     arXiv:2104.04473, section 2.2, divide the same idle time by the time of an ideal step: (p - 1) / (v m).
@@ -256,14 +253,14 @@ def ideal_bubble(ranks: int, microbatches: int, chunks: int = 1) -> float:
 
 
 def _ends(groups: GroupLayout) -> list[list[int]]:
-    """The first and the last rank of each pipeline, and those between, so that every rank has a group."""
+    """Return the first and the last rank of each pipeline, and the ranks between: every rank has a group."""
     pipelines = groups.groups("pipeline")
     between = [ranks[1:-1] for ranks in pipelines if len(ranks) > 2]
     return [[ranks[0], ranks[-1]] for ranks in pipelines] + between
 
 
 class _Step:
-    """The step under way, as its stages and its schedule see it."""
+    """The step under way, for its stages and its schedule."""
 
     def __init__(self, pieces: int) -> None:
         self._pieces = pieces
@@ -271,12 +268,12 @@ class _Step:
     def begins(self, task: GradientTask) -> None:
         self.task = task
         self.loss = torch.zeros((), dtype=torch.float64, device=task.device)
-        """The mean of this rank's microbatches so far: it is in the last stage alone that there are any."""
-        # A scaler has no factor before it has scaled, and every rank asks for it.
+        """The mean loss, added up over this rank's microbatches so far; only the last stage has losses."""
+        # A scaler has no factor before it has scaled a value, and every rank needs the factor.
         task.scaler.scale(torch.zeros((), device=task.device))
 
     def tensors(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Inputs and targets. Raises UsageError for a batch or a loss of another form."""
+        """Return inputs and targets. Raises UsageError for a batch or a loss of another form."""
         loss = self.task.loss
         if loss is not None and not isinstance(loss, BatchLoss) and isinstance(batch, tuple | list):
             if len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
@@ -284,15 +281,15 @@ class _Step:
                 return batch[0], batch[1]
         raise UsageError(
             "pipeline feeds a tensor of inputs to its first stage, and gives the results of its last one to "
-            "the loss: it takes batches of two tensors, (inputs, targets), and a loss(outputs, targets), no "
-            f"step; {SPLIT}"
+            "the loss: it takes batches of two tensors, (inputs, targets), and a loss(outputs, targets), not "
+            f"a step; {SPLIT}"
         )
 
     def context(self) -> AbstractContextManager[object]:
         return autocast(self.task.precision, self.task.device)
 
     def scaled_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """A microbatch's share of the step's mean loss, times the scaler's factor."""
+        """Return a microbatch's share of the step's mean loss, times the scaler's factor."""
         with self.context():
             loss = self.loss_of(outputs, targets) / (self.task.accumulation * self._pieces)
         self.loss += loss.detach()
@@ -300,7 +297,7 @@ class _Step:
 
 
 class _ObservedStage(PipelineStage):
-    """A stage that reports its phases to the observer; time that it waits counts to the phase before."""
+    """A stage that reports its phases to the observer; its waiting time counts to the phase before."""
 
     def __init__(self, *arguments: Any, step: _Step, **named: Any) -> None:
         super().__init__(*arguments, **named)

@@ -1,7 +1,7 @@
-"""A model cut into a pipeline's stages: the cost of its pieces, their ranks, and what each rank keeps.
+"""A model cut into a pipeline's stages: the cost of its pieces, their ranks, and the modules of each rank.
 
 A model with a cuttable layout is `head(block_n(... block_1(stem(inputs))))`. The first stage has the stem
-and the last one the head, whatever they cost; between them stages are runs of blocks.
+and the last one the head, whatever they cost; the blocks are divided into runs, one a stage.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Context = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Which parts of a model make which stage, and which rank of a pipeline has it."""
+    """The division of a model into stages, and the ranks of a pipeline that have them."""
 
     layout: ModelLayout
     runs: tuple[range, ...]
-    """The blocks of each stage, by their places in the layout."""
+    """The blocks of each stage, by their indices in the layout."""
     ranks: int
 
     @property
@@ -43,22 +43,22 @@ class Cut:
         return len(self.runs)
 
     def stages_of(self, rank: int) -> list[int]:
-        """Stage s is on rank s mod p, so that each rank's stages are spread over the model."""
+        """Return the stages of a rank: stage s is on rank s mod p, so that they are spread over the model."""
         return list(range(rank, self.stages, self.ranks))
 
     def modules(self, stage: int) -> list[str]:
-        """The names of a stage's modules in the order of the forward pass."""
+        """Return the names of a stage's modules in the order of the forward pass."""
         names = [self.layout.blocks[block] for block in self.runs[stage]]
         if stage == 0:
             names = [*self.layout.stem, *names]
         return [*names, *self.layout.head] if stage == self.stages - 1 else names
 
     def pieces(self, module: nn.Module, stage: int) -> list[StageFunction]:
-        """The functions that a stage calls, one after another."""
+        """Return the functions that a stage calls, one after another."""
         pieces: list[StageFunction] = [
             module.get_submodule(self.layout.blocks[block]) for block in self.runs[stage]
         ]
-        # A rank has the modules of its own stages alone.
+        # A rank has only the modules of its own stages.
         if stage == 0:
             pieces = [*_end(module, self.layout, "stem"), *pieces]
         if stage == self.stages - 1:
@@ -66,7 +66,7 @@ class Cut:
         return pieces
 
     def ranks_of(self, module: nn.Module) -> dict[Tensor, set[int]]:
-        """The ranks that have each parameter and buffer of the whole model."""
+        """Return the ranks that have each parameter and buffer of the complete model."""
         found: dict[Tensor, set[int]] = {}
         for stage in range(self.stages):
             for name in self.modules(stage):
@@ -77,16 +77,16 @@ class Cut:
 
 
 def _end(module: nn.Module, layout: ModelLayout, end: Literal["stem", "head"]) -> list[StageFunction]:
-    """The functions that are called before the blocks, or after them."""
+    """Return the functions that are called before the blocks, or after them."""
     if layout.chained:
         return [module.get_submodule(name) for name in getattr(layout, end)]
     return [getattr(module, end)]
 
 
 def cut_model(module: nn.Module, twin: Twin, layout: ModelLayout, *, ranks: int, stages: int) -> Cut:
-    """The cut whose dearest stage is as cheap as can be, by the FLOPs of the forward pass of one sample.
+    """Return the cut whose largest stage is minimal, by the FLOPs of the forward pass of one sample.
 
-    Raises UsageError, with the way out, for a model that cannot be cut so.
+    Raises UsageError, with advice, for a model that cannot be cut into these stages.
     """
     if stages > len(layout.blocks):
         raise UsageError(
@@ -101,7 +101,7 @@ def cut_model(module: nn.Module, twin: Twin, layout: ModelLayout, *, ranks: int,
 
 
 def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
-    """Raise UsageError, with the way out, for a model that no pipeline can be made of."""
+    """Raise UsageError, with advice, for a model that cannot be cut into a pipeline."""
     has_ends = layout.chained or (hasattr(module, "stem") and hasattr(module, "head"))
     if not layout.can_be_cut or not has_ends:
         raise UsageError(
@@ -120,7 +120,8 @@ def require_cuttable(module: nn.Module, layout: ModelLayout) -> None:
 
 
 def _require_owners(module: nn.Module, cut: Cut) -> None:
-    """Every tensor is in a stage, every rank has a parameter, and only the two ends share a parameter."""
+    """Require that each tensor is in a stage, each rank has a parameter, and only both ends share a
+    parameter."""
     owners = cut.ranks_of(module)
     busy: set[int] = set()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -150,24 +151,24 @@ class Call:
     first: bool
     """Whether it takes the model's inputs as they are."""
     versions: tuple[int, ...]
-    """How often its positional tensors had been written when it was called."""
+    """The versions of its positional tensors when it was called: the number of writes to them."""
     result: object = None
     written: int = -1
-    """How often the result had been written when it was given."""
+    """The version of the result when it was returned."""
 
     @property
     def changed(self) -> bool:
-        """Whether somebody has written to the result since."""
+        """Whether the result has been written to since."""
         return isinstance(self.result, Tensor) and self.result._version != self.written
 
     def takes(self, before: Call) -> bool:
-        """Whether it was given what another call had given, as it was."""
+        """Return whether its input is the unchanged result of another call."""
         given = self.positional[0] if self.positional else None
         return given is before.result and self.versions[:1] == (before.written,)
 
 
 def _hooks(root: nn.Module, name: str, inputs: Tensor, calls: list[Call]) -> Sequence[RemovableHandle]:
-    """Hooks that write down the calls of one module."""
+    """Register hooks that record the calls of one module."""
 
     def begins(module: nn.Module, positional: tuple[object, ...], named: dict[str, object]) -> None:
         versions = tuple(each._version for each in positional if isinstance(each, Tensor))
@@ -198,14 +199,14 @@ class Twin:
             known[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
         for buffer in module.buffers():
             known[id(buffer)] = self._mode.from_tensor(buffer)
-        # Copied with its tensors taken for copied already: the model is in memory once.
+        # The copy takes `known` as the copies of all tensors, so that the model is in memory only once.
         self._module = copy.deepcopy(module, known).eval()
         self._first = next(self._module.parameters(), torch.empty(0))
 
     def costs(self, layout: ModelLayout) -> list[int]:
-        """FLOPs of the forward pass of one sample: of the stem, of each block, of the head.
+        """Return the FLOPs of the forward pass of one sample: of the stem, of each block, of the head.
 
-        Raises UsageError for a model that computes otherwise by the values of its tensors.
+        Raises UsageError for a model whose computation depends on the values of its tensors.
         """
         counted = getattr(torch, layout.sample_type)
         # A model in double precision takes such inputs.
@@ -222,7 +223,7 @@ class Twin:
         pieces: list[Sequence[StageFunction]] = [_end(module, layout, "stem")]
         pieces += [[module.get_submodule(name)] for name in layout.blocks]
         pieces += [_end(module, layout, "head")]
-        # Named, so that the count never hangs on which attention kernel torch prefers.
+        # The backend is named, so that the count does not depend on the attention kernel that torch prefers.
         with self._mode, sdpa_kernel(SDPBackend.MATH):
             for functions in pieces:
                 with FlopCounterMode(display=False) as counter:
@@ -232,10 +233,10 @@ class Twin:
         return costs
 
     def calls(self, names: Sequence[str], inputs: Tensor, *, training: bool) -> tuple[list[Call], object]:
-        """The calls of these modules in a forward pass over two samples like `inputs` (BatchNorm needs two in
-        training), and what it returns.
+        """Return the calls of these modules in a forward pass over two samples like `inputs` (BatchNorm needs
+        two in training), and its result.
 
-        Raises whatever a forward pass without values raises.
+        Raises any error of a forward pass without values.
         """
         calls: list[Call] = []
         with self._mode:
@@ -251,7 +252,8 @@ class Twin:
         return calls, output
 
     def edges(self, cut: Cut, inputs: Tensor, context: Context) -> list[Tensor]:
-        """The input of the first stage, `inputs`, and the output of each stage, as `context` computes it."""
+        """Return the input of the first stage, `inputs`, and the output of each stage, computed in
+        `context`."""
         edges = [inputs]
         with self._mode:
             for stage in range(cut.stages):
@@ -259,7 +261,7 @@ class Twin:
         return edges
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """On the model's device."""
+        """Return a tensor without values on the model's device."""
         with self._mode:
             return torch.empty(tuple(shape), dtype=dtype, device=self._first.device)
 
@@ -268,7 +270,7 @@ class StageModule(nn.Module):
     """Pieces of a model one after another; their parameters stay the model's, under the model's names."""
 
     def __init__(self, pieces: Sequence[StageFunction], context: Context) -> None:
-        """`context` is what they are computed in: autocast, say."""
+        """`context` is the context of the computation, such as autocast."""
         super().__init__()
         self._pieces = tuple(pieces)
         self._context = context
@@ -277,14 +279,14 @@ class StageModule(nn.Module):
         with self._context():
             for piece in self._pieces:
                 x = piece(x)
-        # It is sent as it lies in memory.
+        # It is sent as it is in memory.
         return x.contiguous()
 
 
 def prune(module: nn.Module, kept: Collection[str], path: str = "") -> None:
-    """Delete all modules but those that are `kept`, are in one of them, or have one of them in them.
+    """Delete all modules except the `kept` ones, their parts, and the modules that contain them.
 
-    Names stay. `path` is the module's own with a dot after it.
+    Names stay. `path` is the module's own name with a dot after it.
     """
     for name, part in list(module._modules.items()):
         if part is None or path + name in kept:

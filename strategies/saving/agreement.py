@@ -1,4 +1,4 @@
-"""Agreement of ranks: every rank learns what one of them finds, before they branch."""
+"""Agreement of ranks: every rank gets the result or the error of any rank before they branch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class SystemRefusedError(StoreError):
 
 
 class Ranks:
-    """The ranks of a run, over a link."""
+    """The ranks of a run, which agree over a link."""
 
     def __init__(self, link: Link | None, device: torch.device) -> None:
-        """`device` is one that the link reaches."""
+        """`device` is a device that the link can send from."""
         self._link, self._device = link, device
         self.rank = 0 if link is None else link.rank
 
@@ -52,7 +52,7 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, BenchError | None]:
         return work(), None
     except BenchError as error:
         return None, error
-    except Exception as error:  # the other ranks wait for a word of this one
+    except Exception as error:  # the other ranks wait for this one
         refused = _refused(error)
         failure = (
             StoreError(f"{type(error).__name__}: {error}")
@@ -64,7 +64,7 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, BenchError | None]:
 
 
 def _refused(error: BaseException | None) -> OSError | None:
-    """The system's own error, which torch's writer turns into a RuntimeError."""
+    """Return the error of the operating system, which torch's writer turns into a RuntimeError."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

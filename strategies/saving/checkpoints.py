@@ -1,7 +1,7 @@
-"""Save the state of all ranks to a folder, during training if asked for, and resume from it.
+"""Save the state of all ranks to a folder, asynchronously if asked for, and resume from it.
 
-Ranks agree before they branch: whatever one of them finds (a full disk, a torn file, another model) all of
-them know before the next message, so that they do the same.
+Ranks agree before they branch: if one of them finds a full disk, a torn file or another model, all of them
+know it before the next message, so that they do the same.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Saving:
         self._told = False
 
     def wait(self) -> Path | None:
-        """The checkpoint's folder, when all ranks have written it; None on all of them, with a
-        CheckpointWarning, if it could not be written."""
+        """Wait until all ranks have written the checkpoint, and return its folder; return None on all ranks,
+        with a CheckpointWarning, if it could not be written."""
         return self.told(stacklevel=3)
 
     @property
     def done(self) -> bool:
-        """Whether it has ended on this rank: other ranks may see that sooner or later."""
+        """Whether it has ended on this rank; other ranks may see this earlier or later."""
         return self._written.done()
 
     def ends_within(self, seconds: float) -> bool:
@@ -86,7 +86,7 @@ class Saving:
         return None if error is None else str(error)
 
     def told(self, *, stacklevel: int) -> Path | None:
-        """Do what `wait` does, for a caller `stacklevel` calls away from the user's line."""
+        """Do as `wait`, for a caller `stacklevel` calls away from the user's line."""
         failure = self._written.exception()
         if failure is None:
             return self._written.result()
@@ -109,7 +109,7 @@ class Resumed:
     exact: bool
     """Whether each rank resumes as the same rank of the same layout."""
     notes: tuple[str, ...]
-    """Why training need not go on bit for bit, a sentence each; nothing where it does."""
+    """Why training may not continue bit for bit, a sentence each; empty if it does."""
 
 
 class Checkpoints:
@@ -118,15 +118,14 @@ class Checkpoints:
     def __init__(self, trainer: Resumable) -> None:
         """Collective."""
         self._trainer = trainer
-        # A thread beside training may use it.
+        # A thread that runs in parallel with training may use it.
         self._ranks = Ranks(None if trainer.link is None else trainer.link.beside(), CPU)
         self._session = secrets.token_hex(8)
-        """Only the value on rank 0 counts, which reads the folder for all; this holds for the next three as
-        well."""
+        """Only the value on rank 0 counts, which reads the folder for all ranks; so for the next three."""
         self._known: set[tuple[int, str]] = set()
-        """Step and session of the checkpoints that this trainer has written or gone on from."""
+        """Step and session of the checkpoints that this trainer has written or resumed from."""
         self._earlier: set[tuple[int, str]] = set()
-        """Step and session of the checkpoints that it wrote before it was given another state."""
+        """Step and session of the checkpoints that it wrote before it loaded another state."""
         self._torn: set[Path] = set()
         """Torn checkpoints that `resume` has skipped."""
         self._under_way: Saving | None = None
@@ -149,7 +148,13 @@ class Checkpoints:
         saving = Saving(done)
         saved = self._ranks.from_first(lambda: self._saved(run))
         if saved is not None:
-            _tell_of_metric(saved, metric)
+            was, now = saved.manifest.metric, _comparable(metric)
+            if now is not None and now != was:
+                warnings.warn(
+                    f"{saved.path} is written already, with the metric {was}: {now} is not recorded",
+                    CheckpointWarning,
+                    stacklevel=3,
+                )
             done.set_result(saved.path)
             return saving
         try:
@@ -160,7 +165,7 @@ class Checkpoints:
             return saving
         share = self._share()
         state = self._ranks.agree(lambda: state_of(trainer, share))
-        write = _Write(self._ranks, run, temporary, state, self._manifest(trainer, metric, metric_name), keep)
+        write = _Write(self._ranks, run, temporary, state, self._manifest(metric, metric_name), keep)
         self._under_way = saving
         if not asynchronous:
             _settle(done, write)
@@ -168,13 +173,13 @@ class Checkpoints:
         else:
             self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
             self._thread.submit(_settle, done, write)
-        # One that was not written is not there either: to go on after it is no other run.
+        # A checkpoint that could not be written is not in the folder: later ones are still of this run.
         self._known.add((trainer.steps, self._session))
         return saving
 
     def start_from_loaded(self) -> None:
-        """The trainer has been given a state that is of no checkpoint. What it has written up to that step
-        may come before the next one; what it has written later is another run's."""
+        """Note that the trainer has loaded a state that is not from a checkpoint. Checkpoints that it wrote
+        up to that step may precede the next one; later ones belong to another run."""
         every = self._known | self._earlier
         self._earlier = {(step, session) for step, session in every if step <= self._trainer.steps}
         self._known, self._session = set(), secrets.token_hex(8)
@@ -186,7 +191,7 @@ class Checkpoints:
             last.told(stacklevel=5)
 
     def _saved(self, run: RunFolder) -> Kept | None:
-        """The checkpoint of the trainer's present state, if the folder has it."""
+        """Return the checkpoint of the trainer's present state, if the folder has it."""
         try:
             kept = run.read(run.place(self._trainer.steps))
         except (SchemaError, StoreError):
@@ -200,8 +205,8 @@ class Checkpoints:
         return run.begin(self._trainer.steps, self._session, self._known | self._earlier)
 
     def _share(self) -> set[tuple[str, str]]:
-        """The rectangles that this rank copies and writes: of those that several ranks have one does, the one
-        with the fewest bytes so far."""
+        """Return the rectangles that this rank copies and writes: a rectangle that several ranks have is
+        written by the one with the fewest bytes so far."""
         own = {(kind, box.text): value.nbytes for kind, box, value in tensors_of(self._trainer)}
         if replicas_differ(self._trainer.settings.strategy):
             return set(own)
@@ -214,7 +219,8 @@ class Checkpoints:
             written[owner] += every[owner][each]
         return shares[self._ranks.rank]
 
-    def _manifest(self, trainer: Resumable, metric: float | None, metric_name: str | None) -> Checkpoint:
+    def _manifest(self, metric: float | None, metric_name: str | None) -> Checkpoint:
+        trainer = self._trainer
         return Checkpoint(
             step=trainer.steps,
             session=self._session,
@@ -228,7 +234,7 @@ class Checkpoints:
         )
 
     def _conditions(self) -> dict[str, str]:
-        """The conditions of all ranks by name, each different value once; collective."""
+        """Return the conditions of all ranks by name, each different value once; collective."""
         every = self._ranks.gather(conditions(self._trainer))
         return {what: ", ".join(dict.fromkeys(each[what] for each in every)) for what in every[0]}
 
@@ -243,7 +249,7 @@ class Checkpoints:
         self._ranks.agree(lambda: self._require_possible(manifest, exact=exact))
         state = self._ranks.agree(lambda: self._read(kept, exact=exact))
         restore(trainer, state, exact=exact)
-        # What it has written after that step is another run's from now on.
+        # Checkpoints that it wrote after that step belong to another run from now on.
         self._known, self._earlier = {(manifest.step, manifest.session)}, set()
         self._session = secrets.token_hex(8)
         unattached = self._ranks.gather(_unattached(trainer, state))
@@ -270,7 +276,7 @@ class Checkpoints:
         return state
 
     def _choose(self, run: RunFolder, step: int | str | None) -> Kept | None:
-        """The newest checkpoint of which all files are what was written, or the one that was asked for."""
+        """Return the newest checkpoint whose files are all intact, or the one that was asked for."""
         passed_over: set[Path] = set()
         for path in self._ranks.from_first(lambda: _candidates(run, step)):
             try:
@@ -297,7 +303,7 @@ class Checkpoints:
         return None
 
     def _verified(self, run: RunFolder, path: Path) -> Kept:
-        """Each rank looks at its share of the files. Raises SchemaError if one is not what was written."""
+        """Have each rank check its share of the files. Raises SchemaError if one is not what was written."""
         kept = self._ranks.from_first(lambda: run.read(path))
         files = kept.manifest.files
         size = self._trainer.link.size if self._trainer.link is not None else 1
@@ -312,24 +318,14 @@ class Checkpoints:
 
 
 def _comparable(metric: float | None) -> float | None:
-    """The metric as a number by which checkpoints are compared; None if it is not finite."""
+    """Return the metric as a number by which checkpoints are compared; None if it is not finite."""
     return float(metric) if metric is not None and math.isfinite(metric) else None
-
-
-def _tell_of_metric(saved: Kept, metric: float | None) -> None:
-    was, now = saved.manifest.metric, _comparable(metric)
-    if now is not None and now != was:
-        warnings.warn(
-            f"{saved.path} is written already, with the metric {was}: {now} is not recorded",
-            CheckpointWarning,
-            stacklevel=4,
-        )
 
 
 def _settle(done: Future[Path], write: Callable[[], Path]) -> None:
     try:
         done.set_result(write())
-    except BaseException as error:  # whoever waits for it is told
+    except BaseException as error:  # the waiting thread raises it
         done.set_exception(error)
 
 
@@ -350,7 +346,7 @@ def _candidates(run: RunFolder, step: int | str | None) -> list[Path]:
 
 
 def conditions(trainer: Resumable) -> dict[str, str]:
-    """The conditions on this rank that decide the bits of a step, other than the layout."""
+    """Return the conditions on this rank, other than the layout, that decide the bits of a step."""
     settings = trainer.settings
     return {
         "torch": str(torch.__version__),
@@ -399,7 +395,7 @@ def _unattached(trainer: Resumable, state: RankState) -> list[str]:
 
 
 class _Write:
-    """One checkpoint from memory to the disk; collective, on whatever thread."""
+    """Write one checkpoint from memory to the disk; collective, on any thread."""
 
     def __init__(
         self,
@@ -418,7 +414,7 @@ class _Write:
         try:
             return self._whole()
         except StoreError as error:
-            # On all ranks: where they do not share the folder each has one of its own.
+            # On all ranks: if they do not share the folder, each has its own.
             shutil.rmtree(self._temporary, ignore_errors=True)
             if isinstance(error, SystemRefusedError):
                 raise StoreError(f"{error}; {advice(self._run.path)}") from error
@@ -476,13 +472,13 @@ class _Write:
         writer.finish(metadata, results)
         files[METADATA] = sum_of(self._temporary / METADATA)
         path = self._run.finish(self._temporary, msgspec.structs.replace(self._manifest, files=files))
-        # It counts from here on, whatever becomes of the old ones: the next save tries again.
+        # The checkpoint is valid now, even if old ones cannot be removed: the next save tries again.
         with suppress(OSError):
             self._run.forget(self._keep)
         return path
 
     def _require_here(self, files: dict[str, FileSum]) -> None:
-        """Raises StoreError if a file that another rank has summed is not what rank 0 sees."""
+        """Raise StoreError if rank 0 does not see a file that another rank has written."""
         refresh(self._temporary)
         for name, written in files.items():
             path = self._temporary / name

@@ -1,8 +1,8 @@
 """Checkpoints of torch.distributed.checkpoint whose tensors are boxes of whole parameters, by bare names.
 
-torch's planners know only boxes of DTensors, unlike flat shards and layers split over ranks. No file is
-unpickled freely: torch reads tensors and blobs with `weights_only`, and its list of what is where is read by
-the classes named below.
+torch's planners support only boxes of DTensors, not flat shards and layers split over ranks. No file is
+unpickled without restriction: torch reads tensors and blobs with `weights_only`, and its index of the files
+may contain only the classes below.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Boxes = Mapping[Box, Tensor]
 
 
 class BoxSavePlanner(DefaultSavePlanner):
-    """Writes boxes of tensors, and blobs of bytes; what several ranks have is written by one of them."""
+    """Save planner: writes boxes of tensors, and byte blobs; one of the ranks that have a box writes it."""
 
     def __init__(self, tensors: Mapping[str, Boxes], blobs: Mapping[str, bytes]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -54,7 +54,17 @@ class BoxSavePlanner(DefaultSavePlanner):
             (key, box.offsets): value for key, boxes in tensors.items() for box, value in boxes.items()
         }
         self._items = [
-            _written(key, box, value) for key, boxes in tensors.items() for box, value in boxes.items()
+            WriteItem(
+                index=MetadataIndex(key, box.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=_chunk(box),
+                    properties=TensorProperties(dtype=value.dtype),
+                    size=torch.Size(box.shape),
+                ),
+            )
+            for key, boxes in tensors.items()
+            for box, value in boxes.items()
         ]
 
     def create_local_plan(self) -> SavePlan:
@@ -67,13 +77,6 @@ class BoxSavePlanner(DefaultSavePlanner):
         if write_item.type == WriteItemType.BYTE_IO:
             return io.BytesIO(self._blobs[index.fqn])
         return self._places[index.fqn, tuple(index.offset or ())]
-
-
-def _written(key: str, box: Box, value: Tensor) -> WriteItem:
-    data = TensorWriteData(
-        chunk=_chunk(box), properties=TensorProperties(dtype=value.dtype), size=torch.Size(box.shape)
-    )
-    return WriteItem(index=MetadataIndex(key, box.offsets), type=WriteItemType.SHARD, tensor_data=data)
 
 
 def _chunk(box: Box) -> ChunkStorageMetadata:
@@ -129,10 +132,10 @@ class BoxLoadPlanner(LoadPlanner):
 
 
 class CarefulReader(FileSystemReader):
-    """torch's reader of files, which would unpickle the list of what is where as it comes."""
+    """torch's reader of files, which would unpickle the index of the files without restriction."""
 
     def read_metadata(self, *arguments: Any, **named: Any) -> Metadata:
-        """Raises SchemaError for one that is damaged, or that names anything but what a list is made of."""
+        """Read the index. Raises SchemaError if it is damaged, or contains classes that no index has."""
         path = Path(self._get_metadata_path())
         try:
             metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from results.errors import SchemaError, UsageError
 from strategies.saving.planners import BoxLoadPlanner, CarefulReader
@@ -25,20 +24,24 @@ class Reading:
         self._kept, self._rank, self._exact = kept, rank, exact
         self._reader = CarefulReader(kept.path)
         self._metadata = self._reader.read_metadata()
-        _require_own_files(self._metadata, kept)
+        for info in (self._metadata.storage_data or {}).values():
+            if Path(info.relative_path).name not in kept.manifest.files or "/" in str(info.relative_path):
+                raise SchemaError(f"{kept.path} names {info.relative_path}, which is not one of its files")
         self._boxes = [box for owned in trainer.model.owned() for box, _ in owned.boxes]
         self._names = set(trainer.model.state_keys.values()) | {box.name for box in self._boxes}
 
     def state(self) -> RankState:
-        """The state of `rank`; if it is not the same rank of the same layout, without what was another's own.
+        """Return the state of `rank`; without `own` if it is not the same rank of the same layout.
 
-        Raises UsageError for a checkpoint of another model, SchemaError for one of another origin.
+        Raises UsageError for a checkpoint of another model, SchemaError for a file of another program.
         """
         replicas = self._replicas()
         for prefix in replicas:
             self._require_model(f"{prefix}parameters/")
         parameters = self._mean(replicas, "parameters/")
-        kinds = sorted({kind for replica in replicas for kind, _ in self._optimizer_keys(replica)})
+        starts = tuple(f"{replica}optimizer/" for replica in replicas)
+        keys = [(key, start) for key in self._metadata.state_dict_metadata for start in starts]
+        kinds = sorted({key.removeprefix(s).partition("/")[0] for key, s in keys if key.startswith(s)})
         optimizer = {kind: self._mean(replicas, f"optimizer/{kind}/") for kind in kinds}
         own = f"own/{self._rank}"
         ranks = [self._rank] if self._exact else list(range(self._kept.manifest.laid_out.ranks))
@@ -52,8 +55,8 @@ class Reading:
         )
 
     def _replicas(self) -> list[str]:
-        """The prefixes of the parameters that this rank resumes from: all replicas, if it resumes from their
-        mean."""
+        """Return the prefixes of the parameters that this rank resumes from: all replicas, if it resumes from
+        their mean."""
         if not self._kept.manifest.own_replicas:
             return [""]
         ranks = [self._rank] if self._exact else range(self._kept.manifest.laid_out.ranks)
@@ -78,17 +81,9 @@ class Reading:
                     f"the model that was saved"
                 )
 
-    def _optimizer_keys(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Kind and parameter of what lies as the parameters do."""
-        start = f"{prefix}optimizer/"
-        for key in self._metadata.state_dict_metadata:
-            if key.startswith(start):
-                kind, _, name = key.removeprefix(start).partition("/")
-                yield kind, name
-
     def _mean(self, replicas: list[str], what: str) -> dict[Box, Tensor]:
-        """This rank's boxes, each of the replicas that have it, as a parameter may have had no gradient on
-        some; one replica in memory at a time. The mean of equal numbers is the number."""
+        """Return the mean of this rank's boxes over the replicas that have them (a parameter may have had no
+        gradient on some), with one replica in memory at a time. The mean of equal numbers is the number."""
         if len(replicas) == 1:
             return self._boxes_of(replicas[0] + what)
         known = self._metadata.state_dict_metadata
@@ -122,7 +117,7 @@ class Reading:
             self._reader.read_data(plan, planner).wait()
         except OSError:
             raise
-        except Exception as error:  # whatever pickle says of it
+        except Exception as error:  # any error of pickle
             raise self._foreign(error) from error
         return planner.blobs
 
@@ -144,12 +139,6 @@ class Reading:
             f"{self._kept.path} holds other things than numbers, texts and tensors, which loading refuses: "
             f"it is of another origin, and nothing of it was run ({reason})"
         )
-
-
-def _require_own_files(metadata: Metadata, kept: Kept) -> None:
-    for info in (metadata.storage_data or {}).values():
-        if Path(info.relative_path).name not in kept.manifest.files or "/" in str(info.relative_path):
-            raise SchemaError(f"{kept.path} names {info.relative_path}, which is no file of it")
 
 
 def _merged(shared: list[Plain], *, averaged: bool) -> Plain:

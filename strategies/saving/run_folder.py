@@ -1,8 +1,8 @@
-"""The folder of a run's checkpoints: which are complete, which is next, and which are removed. Without torch.
+"""The folder of a run's checkpoints: which are complete, which is next, and which to remove; without torch.
 
 A checkpoint is a folder `step-000000200` with a `checkpoint.json` in it. It is written as `.step-...tmp` in
-the same folder and renamed when all of it is on the disk, so that a kill at any moment leaves no half of one
-under its name.
+the same folder and renamed when it is complete on the disk, so that a kill at any moment leaves no incomplete
+checkpoint under its name.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from results.schemas import CHECKPOINT
 
 MANIFEST = "checkpoint.json"
 METADATA = ".metadata"
-"""torch.distributed.checkpoint's own list of what is where."""
+"""The index of the files, of torch.distributed.checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A checkpoint that is there."""
+    """A checkpoint in the folder."""
 
     path: Path
     manifest: Checkpoint
@@ -43,7 +43,7 @@ class RunFolder:
         return self.path / f"step-{step:09d}"
 
     def kept(self) -> list[Kept]:
-        """The checkpoints with a manifest that can be read, by step."""
+        """Return the checkpoints with a manifest that can be read, by step."""
         found = []
         for path in sorted(self.path.glob("step-*")):
             try:
@@ -53,15 +53,15 @@ class RunFolder:
         return found
 
     def read(self, path: Path) -> Kept:
-        """Raises SchemaError for a damaged or newer one, and for one of another step than its folder's, and
-        StoreError for one that cannot be read."""
+        """Read the manifest of a checkpoint. Raises SchemaError if it is damaged, newer, or of another step
+        than its folder, and StoreError if it cannot be read."""
         manifest = CHECKPOINT.read(path / MANIFEST)
         if re.fullmatch(r"step-\d+", path.name) and path.name != self.place(manifest.step).name:
             raise SchemaError(f"{path / MANIFEST} is of step {manifest.step}: it was copied or edited")
         return Kept(path, manifest)
 
     def begin(self, step: int, session: str, allowed: Collection[tuple[int, str]]) -> Path:
-        """An empty folder for a checkpoint under way.
+        """Create an empty folder for a checkpoint under way.
 
         `allowed` are the steps and sessions of checkpoints that this trainer wrote or resumed from. Raises
         UsageError if the newest one is another, or if there is one of this step: no checkpoint is
@@ -95,7 +95,7 @@ class RunFolder:
                 path.rename(path.with_name(f"torn-{path.name}.{secrets.token_hex(4)}"))
 
     def finish(self, temporary: Path, manifest: Checkpoint) -> Path:
-        """The folder under way becomes a checkpoint: after its last file, by one rename."""
+        """Make the folder under way a checkpoint: write its manifest, then rename it."""
         path = self.place(manifest.step)
         write_once(temporary / MANIFEST, CHECKPOINT.encode(manifest))
         sync_folder(temporary)
@@ -107,8 +107,7 @@ class RunFolder:
         return path
 
     def forget(self, keep: int | None) -> None:
-        """Remove what was never finished, and all checkpoints but the last `keep` and that with the best
-        metric."""
+        """Remove unfinished checkpoints, and all except the last `keep` and the one with the best metric."""
         for path in self.path.glob(".step-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
         if keep is None:
@@ -117,15 +116,15 @@ class RunFolder:
         best = best_of(kept)
         for old in kept[:-keep]:
             if old is not best:
-                # Out of its name first: a kill in the middle leaves no half of it there.
+                # Rename it first: a kill in the middle leaves no incomplete checkpoint under its name.
                 going = old.path.with_name(f".{old.path.name}.{secrets.token_hex(4)}.tmp")
                 old.path.rename(going)
                 shutil.rmtree(going, ignore_errors=True)
 
 
 def best_of(kept: Collection[Kept]) -> Kept | None:
-    """The one with the least metric, the later of equal ones, among those of which the metric has the name of
-    the newest one's; None without one."""
+    """Return the checkpoint with the least metric, the later of equal ones, among checkpoints whose metric
+    has the same name as the newest metric; None if there is no metric."""
     measured = [
         (metric, -each.manifest.step, each) for each in kept if (metric := each.manifest.metric) is not None
     ]
@@ -137,7 +136,7 @@ def best_of(kept: Collection[Kept]) -> Kept | None:
 
 
 def sum_of(path: Path) -> FileSum:
-    """The size and hash of a file as it can be read now."""
+    """Return the size and hash of a file as it can be read now."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileSum(bytes=path.stat().st_size, sha256=digest)
@@ -146,7 +145,7 @@ def sum_of(path: Path) -> FileSum:
 def torn(path: Path, files: Mapping[str, FileSum], names: Collection[str]) -> str | None:
     """Describe what is wrong with the named files of a checkpoint; None if they are intact."""
     for name in names:
-        # A name is a file of this folder, whoever has written it.
+        # A name must be a file of this folder, even in a manifest of another program.
         if Path(name).name != name:
             return f"{name} is no file of a checkpoint"
         try:

@@ -1,4 +1,4 @@
-"""All state that one rank of a training run resumes from: taken from a trainer, and put into one."""
+"""All state that one rank of a training run resumes from: copied from a trainer, and loaded into one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LENGTHS = ("T_max", "T_0", "total_iters", "total_steps", "step_size")
 
 
 class Stateful(Protocol):
-    """An attached object that a run resumes from: a schedule, a loader's position."""
+    """An attached object with state to resume from: a schedule, a loader's position."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -40,22 +40,20 @@ class Stateful(Protocol):
 
 
 def require_attachable(name: str, each: Any, optimizer: Optimizer) -> None:
-    """Raises UsageError, with the fix, for what cannot be saved, and for a schedule that cannot work."""
+    """Raise UsageError, with advice, for an object that cannot be saved, and for a schedule that cannot
+    work."""
     if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
         raise UsageError(
             f"{name} ({type(each).__name__}) has no state_dict and load_state_dict, so that no run could go "
             f"on from it: for a loader use torchdata's StatefulDataLoader, else an object with both methods"
         )
-    if isinstance(each, LRScheduler):
-        _require_schedule(name, each, optimizer)
-
-
-def _require_schedule(name: str, schedule: LRScheduler, optimizer: Optimizer) -> None:
-    if schedule.optimizer is not optimizer:
+    if not isinstance(each, LRScheduler):
+        return
+    if each.optimizer is not optimizer:
         raise UsageError(
-            f"{name} ({type(schedule).__name__}) is of another optimizer: make it with trainer.optimizer"
+            f"{name} ({type(each).__name__}) is of another optimizer: make it with trainer.optimizer"
         )
-    for part in getattr(schedule, "_schedulers", [schedule]):
+    for part in getattr(each, "_schedulers", [each]):
         for length in _LENGTHS:
             if (steps := getattr(part, length, None)) is not None and steps < 1:
                 raise UsageError(
@@ -73,9 +71,9 @@ class Resumable(Protocol):
     settings: TrainSettings
     device: torch.device
     link: Link | None
-    """To the ranks that train together; None on one rank."""
+    """The link to the ranks that train together; None on one rank."""
     steps: int
-    """Updates so far."""
+    """Number of updates so far."""
     attached: dict[str, Stateful]
 
 
@@ -85,7 +83,7 @@ class RankState:
 
     parameters: dict[Box, Tensor]
     optimizer: dict[str, dict[Box, Tensor]]
-    """Tensors laid out as the parameters are, by the optimizer's key (`exp_avg`)."""
+    """Tensors with the layout of the parameters, by the optimizer's key (`exp_avg`)."""
     shared: Plain = field(default_factory=dict)
     """State that another number of ranks can use: counts of the optimizer by parameter, buffers."""
     own: Plain = field(default_factory=dict)
@@ -104,12 +102,12 @@ def laid_out(trainer: Resumable) -> LaidOut:
 
 
 def optimizer_name(trainer: Resumable) -> str:
-    """The name of the class that updates this rank's parameters."""
+    """Return the name of the class that updates this rank's parameters."""
     return type(trainer.model.local_optimizer(trainer.optimizer)).__name__
 
 
 def require_optimizer(trainer: Resumable, name: str) -> None:
-    """Raises UsageError if the state is of another optimizer than the trainer's."""
+    """Raise UsageError if the state is of another optimizer than the trainer's."""
     kind = optimizer_name(trainer)
     if kind != name:
         raise UsageError(
@@ -119,7 +117,7 @@ def require_optimizer(trainer: Resumable, name: str) -> None:
 
 
 def require_groups(trainer: Resumable, state: RankState) -> None:
-    """Raises UsageError if the trainer's optimizer has another number of groups of parameters."""
+    """Raise UsageError if the trainer's optimizer has another number of groups of parameters."""
     groups, here = len(state.shared["groups"]), len(trainer.optimizer.param_groups)
     if groups != here:
         raise UsageError(
@@ -129,8 +127,8 @@ def require_groups(trainer: Resumable, state: RankState) -> None:
 
 
 def tensors_of(trainer: Resumable) -> Iterator[tuple[str, Box, Tensor]]:
-    """Yield tensors laid out as the parameters are, rectangle by rectangle, each with its kind: `parameters`,
-    or a key of the optimizer (`optimizer/exp_avg`). They are views, not copies."""
+    """Yield tensors with the layout of the parameters, rectangle by rectangle, each with its kind:
+    `parameters`, or a key of the optimizer (`optimizer/exp_avg`). They are views, not copies."""
     state = trainer.model.local_state(trainer.optimizer)
     for owned in trainer.model.owned():
         kinds = {"parameters": owned.parameter.detach()}
@@ -143,9 +141,9 @@ def tensors_of(trainer: Resumable) -> Iterator[tuple[str, Box, Tensor]]:
 
 @torch.no_grad()
 def state_of(trainer: Resumable, wanted: Collection[tuple[str, str]] | None = None) -> RankState:
-    """A copy of the state, of tensors those alone whose kind and rectangle are `wanted` (None: all).
+    """Return a copy of the state, with only the tensors whose kind and rectangle are `wanted` (None: all).
 
-    Collective where a strategy forms its buckets anew. Raises UsageError if the state of something attached
+    Collective if a strategy forms its buckets anew. Raises UsageError if the state of an attached object
     cannot be loaded without running code.
     """
     model = trainer.model
@@ -173,7 +171,7 @@ def state_of(trainer: Resumable, wanted: Collection[tuple[str, str]] | None = No
 
 
 def _counts(trainer: Resumable) -> dict[str, Plain]:
-    """The optimizer's values by parameter that are not laid out as the parameters are."""
+    """Return the optimizer's values by parameter that do not have the layout of the parameters."""
     state = trainer.model.local_state(trainer.optimizer)
     counts: dict[str, Plain] = {}
     for owned in trainer.model.owned():
@@ -187,7 +185,7 @@ def _counts(trainer: Resumable) -> dict[str, Plain]:
 
 
 def _lies_alike(key: str, value: Tensor, owned: Owned) -> bool:
-    # Of a parameter that is one number the count of its steps has its shape as well.
+    # The count of steps of a parameter without dimensions has the parameter's shape too.
     return value.shape == owned.parameter.shape and key != "step"
 
 
@@ -196,7 +194,7 @@ def _copy(value: Tensor) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """A copy, with tensors in host memory."""
+    """Return a copy, with tensors in host memory."""
     if isinstance(value, Tensor):
         return _copy(value)
     if isinstance(value, Mapping):
@@ -224,7 +222,7 @@ def dumped(value: object) -> bytes:
 
 
 def unpickled(data: bytes) -> Any:
-    """Raises pickle.UnpicklingError for what is more than plain data."""
+    """Load data. Raises pickle.UnpicklingError for anything other than plain data."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
@@ -256,12 +254,11 @@ def _restore_random(trainer: Resumable, state: Plain) -> None:
 
 @torch.no_grad()
 def restore(trainer: Resumable, state: RankState, *, exact: bool) -> None:
-    """Go on from `state`, in place: with `exact` as the same rank of the same layout, else without what was
-    another rank's own."""
+    """Resume from `state`, in place: with `exact` as the same rank of the same layout, else without `own`."""
     model, shared = trainer.model, state.shared
     require_groups(trainer, state)
     if exact:
-        # First: what forms buckets may take a step of its own.
+        # First, as forming the buckets may take a step.
         model.load_strategy_state(state.own["strategy"])
     _restore_tensors(trainer, state)
     _restore_optimizer(trainer, state)
@@ -297,7 +294,7 @@ def _restore_optimizer(trainer: Resumable, state: RankState) -> None:
     for owned in trainer.model.owned():
         if id(owned.parameter) in fused and (found := _state_of(owned, state)):
             if fused[id(owned.parameter)] and "step" in found:
-                # Where torch's fused updates look for it, as in torch.optim.Optimizer.load_state_dict.
+                # torch's fused updates need it there, as in torch.optim.Optimizer.load_state_dict.
                 found["step"] = found["step"].to(owned.parameter.device, torch.float32)
             kept_state[owned.parameter] = found
 
@@ -338,7 +335,7 @@ def _layout_of(trainer: Resumable, rank: int) -> list[Any]:
 
 
 def from_plain(plain: Mapping[str, Any], trainer: Resumable, rank: int) -> RankState:
-    """Raises UsageError for the state of another layout, rank, optimizer or model."""
+    """Read the dictionary of `to_plain`. Raises UsageError for another layout, rank, optimizer or model."""
     mine = _layout_of(trainer, rank)
     if plain.get("format") != _FORMAT or list(plain["laid_out"]) != mine:
         raise UsageError(
@@ -360,7 +357,7 @@ def from_plain(plain: Mapping[str, Any], trainer: Resumable, rank: int) -> RankS
 
 
 def require_alike(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Box]) -> None:
-    """Raises UsageError if what was saved is not of this model."""
+    """Raise UsageError if the saved parameters are not of this model."""
     for text, box in wanted.items():
         if found.get(text) != box.sizes:
             kept = f"has it as {list(found[text])}" if text in found else "has none"

@@ -1,4 +1,4 @@
-"""The trained model by itself: whole tensors under the names of the bare module, and a file of them."""
+"""The trained model: complete tensors under the names of the bare module, and a file of them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SUFFIXES = (".pt", ".safetensors")
 
 
 def replicas_differ(strategy: str) -> bool:
-    """Whether the replicas of a strategy may hold other parameters than each other between two steps."""
+    """Return whether the replicas of a strategy may have different parameters between two steps."""
     promise = STRATEGIES.facts(strategy).promise
     return promise.of == "parameters" and (promise.every > 1 or not promise.all_equal)
 
 
 @torch.no_grad()
 def whole_state(trainer: Resumable, rank: int | None) -> dict[str, Tensor]:
-    """What `Trainer.full_state_dict` gives; collective."""
+    """Return the result of `Trainer.full_state_dict`; collective."""
     model, link = trainer.model, trainer.link
     kept = rank is None or link is None or link.rank == rank
     averaged = link if replicas_differ(trainer.settings.strategy) else None
@@ -41,7 +41,7 @@ def whole_state(trainer: Resumable, rank: int | None) -> dict[str, Tensor]:
     for name, value in model.named_buffers():
         common = value.clone() if averaged is None else mean_of(value, averaged)
         if averaged is None and link is not None:
-            # Replicas follow their own data in between: a step begins with the buffers of rank 0.
+            # Between steps each replica has its own buffers; a step begins with the buffers of rank 0.
             take_from_first(link, [common])
         if kept and name in shown:
             found[name] = common.to("cpu", copy=True)
@@ -50,8 +50,8 @@ def whole_state(trainer: Resumable, rank: int | None) -> dict[str, Tensor]:
 
 @contextmanager
 def as_exported(trainer: Resumable) -> Iterator[None]:
-    """In the context the model on this rank computes with the values of `whole_state`; afterwards its own
-    values are back. Entering is collective."""
+    """Give the model on this rank the values of `whole_state` within the context; afterwards it has its own
+    values again. Entering is collective."""
     model, link = trainer.model, trainer.link
     averages = replicas_differ(trainer.settings.strategy)
     values = [*model.bare.buffers(), *(model.bare.parameters() if averages else ())]
@@ -71,13 +71,13 @@ def as_exported(trainer: Resumable) -> Iterator[None]:
 
 
 def mean_of(value: Tensor, link: Link) -> Tensor:
-    """The mean over the ranks, which is the value itself, bit for bit, where all ranks have the same; what is
-    no floating-point number is taken from rank 0. Collective."""
+    """Return the mean over the ranks, which is the value itself, bit for bit, if all ranks have the same
+    value; other types than floating point are taken from rank 0. Collective."""
     first = value.detach().clone()
     take_from_first(link, [first])
     if not first.is_floating_point():
         return first
-    # Equal infinities, as in a mask, differ by nothing.
+    # Equal infinities, as in a mask, have a difference of 0, not NaN.
     differences = torch.where(value == first, torch.zeros_like(first), value - first).div_(link.size)
     differences = differences.contiguous()
     link.all_reduce(differences)
@@ -85,7 +85,7 @@ def mean_of(value: Tensor, link: Link) -> Tensor:
 
 
 def write_whole(trainer: Resumable, path: Path) -> None:
-    """What `Trainer.export` does; collective."""
+    """Write the file of `Trainer.export`; collective."""
     if path.suffix not in SUFFIXES:
         raise UsageError(
             f"export writes {' or '.join(SUFFIXES)}, not {path.name!r}: name the file by one of them"
@@ -107,20 +107,20 @@ def _require_safetensors() -> None:
 
 
 def _write(values: Mapping[str, Tensor], path: Path) -> None:
-    """Whole or not at all, over an older file if there is one. Raises StoreError."""
+    """Write a complete file or none, and replace an older one. Raises StoreError."""
     try:
         with replacing(path) as temporary:
             if path.suffix == ".safetensors":
                 _save_safetensors(values, temporary)
             else:
                 torch.save(dict(values), temporary)
-    except Exception as error:  # of a full disk torch and safetensors have errors of their own
+    except Exception as error:  # torch and safetensors have their own errors for a full disk
         reason = (isinstance(error, OSError) and error.strerror) or str(error).partition("\n")[0]
         raise StoreError(f"cannot write {path}: {reason}: choose another path or free space") from error
 
 
 def _save_safetensors(values: Mapping[str, Tensor], path: Path) -> None:
-    """A tensor of several names is there once, and the metadata say of which, as `load_model` expects it."""
+    """Write a tensor with several names once; the metadata have its other names, as `load_model` expects."""
     from safetensors.torch import save_file
 
     first: dict[int, str] = {}

@@ -99,19 +99,15 @@ class GradientReducer:
             yield
             self._finish()
         except BaseException:
-            # Ctrl-C as well: exchanges under way would meet the collectives of whoever goes on.
-            self._abandon()
+            # Ctrl-C as well: exchanges under way would meet the collectives of a rank that continues.
+            for pending in self._pending:
+                with suppress(Exception):
+                    pending.wait()
+            if self._observed is not None:
+                self._observed = []
             raise
         finally:
             self._active = False
-
-    def _abandon(self) -> None:
-        """After a failure: wait for the exchanges under way, and forget the order seen so far."""
-        for pending in self._pending:
-            with suppress(Exception):
-                pending.wait()
-        if self._observed is not None:
-            self._observed = []
 
     def _begin(self) -> None:
         if self._stale:

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
-from functools import partial
 
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
@@ -121,13 +120,12 @@ class UnitSchedule:
             self._hook(place, unit)
 
     def _hook(self, place: int, unit: Unit) -> None:
-        this = weakref.ref(self)
-        unit.module.register_forward_pre_hook(partial(_before_forward, this, place))
-        unit.module.register_forward_hook(partial(_after_forward, this, place))
+        unit.module.register_forward_pre_hook(_weak_hook(self.before_forward, place))
+        unit.module.register_forward_hook(_weak_hook(self.after_forward, place))
         for flat in unit.trained:
             for parameter in flat.parameters:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    partial(_gradient_came, this, place)
+                    _weak_hook(self.gradient_came, place)
                 )
 
     @contextmanager
@@ -189,7 +187,7 @@ class UnitSchedule:
             unit.abandon()
         self._end()
 
-    def before_forward(self, place: int) -> None:
+    def before_forward(self, place: int, module: nn.Module, inputs: object) -> None:
         self._units[place].gather()
         if self._backward is not None:
             # A checkpoint of the model's own repeats its forward pass: what comes after it has been given up.
@@ -197,44 +195,38 @@ class UnitSchedule:
         for ahead in self._units[place + 1 : place + 1 + self._prefetch]:
             ahead.start_gather()
 
-    def after_forward(self, place: int, output: object) -> None:
+    def after_forward(self, place: int, module: nn.Module, inputs: object, output: object) -> None:
         if self._backward is not None:
             return
         unit = self._units[place]
         waiting = [tensor for tensor in _tensors(output) if tensor.requires_grad]
         if waiting:
             unit.uses += 1
-            register_multi_grad_hook(waiting, partial(_before_backward, weakref.ref(self), place), mode="any")
+            register_multi_grad_hook(waiting, _weak_hook(self.before_backward, place), mode="any")
         if self._gives_up and (unit is not self._around or not waiting):
             unit.give_up()
 
-    def before_backward(self, place: int) -> None:
+    def before_backward(self, place: int, gradient: Tensor) -> None:
         unit, left = self._units[place], self._backward
         unit.uses -= 1
         # What is around the blocks is in use before them and after them.
         if place or left is None:
             self._backward = unit
         if place and left is not None and left not in (unit, self._around):
-            self._leave(left)
+            # The backward pass of a unit ends where the pass of another begins: the layers that computed last
+            # come first. A gradient that has not come by now will not: a rank that lacks one averages here,
+            # between the same two gatherings as a rank that had it.
+            if not left.uses:
+                self._average(left)
+            if self._gives_up:
+                left.give_up()
         unit.gather()
         # What is around the blocks comes first in backward as well, and is whole.
         end = place or len(self._units)
         for behind in self._units[max(1, end - self._prefetch) : end][::-1]:
             behind.start_gather()
 
-    def _leave(self, unit: Unit) -> None:
-        """The backward pass of a unit ends where the pass of another begins: what was computed last goes
-        first.
-
-        A gradient that has not come by now will not: a rank that lacks one averages here, between the same
-        two gatherings as a rank that had it.
-        """
-        if not unit.uses:
-            self._average(unit)
-        if self._gives_up:
-            unit.give_up()
-
-    def gradient_came(self, place: int) -> None:
+    def gradient_came(self, place: int, parameter: nn.Parameter) -> None:
         unit = self._units[place]
         if self._averages and unit.averaged:
             raise UsageError(
@@ -263,27 +255,16 @@ class UnitSchedule:
         flat.add_gradient(averaging.wait())
 
 
-Schedule = weakref.ref[UnitSchedule]
+def _weak_hook(method: Callable[..., None], place: int) -> Callable[..., None]:
+    """Return a hook that calls a method of a schedule with the place of a unit, and does not keep the
+    schedule alive."""
+    weak = weakref.WeakMethod(method)
 
+    def hook(*arguments: object) -> None:
+        if (alive := weak()) is not None:
+            alive(place, *arguments)
 
-def _before_forward(this: Schedule, place: int, module: nn.Module, inputs: object) -> None:
-    if (schedule := this()) is not None:
-        schedule.before_forward(place)
-
-
-def _after_forward(this: Schedule, place: int, module: nn.Module, inputs: object, output: object) -> None:
-    if (schedule := this()) is not None:
-        schedule.after_forward(place, output)
-
-
-def _before_backward(this: Schedule, place: int, gradient: Tensor) -> None:
-    if (schedule := this()) is not None:
-        schedule.before_backward(place)
-
-
-def _gradient_came(this: Schedule, place: int, parameter: nn.Parameter) -> None:
-    if (schedule := this()) is not None:
-        schedule.gradient_came(place)
+    return hook
 
 
 def _tensors(output: object) -> Iterator[Tensor]:

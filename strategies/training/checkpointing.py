@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -70,9 +70,7 @@ def _policy(context: object, operation: object, *arguments: object, **named: obj
 
 @contextmanager
 def _both(first: Context, second: Context) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(first)
-        stack.enter_context(second)
+    with first, second:
         yield
 
 
@@ -82,7 +80,10 @@ def _without_updating(norms: list[_BatchNorm]) -> Iterator[None]:
 
     They are not turned off: the repetition must save as many tensors for backward as the forward did.
     """
-    before = [(norm, norm.momentum, _clone(norm.num_batches_tracked)) for norm in norms]
+    before = [
+        (norm, norm.momentum, None if (count := norm.num_batches_tracked) is None else count.clone())
+        for norm in norms
+    ]
     for norm in norms:
         norm.momentum = 0.0
     try:
@@ -92,7 +93,3 @@ def _without_updating(norms: list[_BatchNorm]) -> Iterator[None]:
             norm.momentum = momentum
             if norm.num_batches_tracked is not None and batches is not None:
                 norm.num_batches_tracked.copy_(batches)
-
-
-def _clone(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()

@@ -50,7 +50,12 @@ def gathered(
     Raises CopiesDifferError, on all ranks, if those that have values of one of the names `copied` do not
     have the same, bit for bit.
     """
-    outlines = _outlines(own, link, device, copied)
+    # The values of each rank, with outlines instead of its tensors.
+    outlined: dict[str, Values] = {
+        name: {key: _outline(value, digested=name in copied) for key, value in values.items()}
+        for name, values in own.items()
+    }
+    outlines = gathered_objects(outlined, link, device)
     for name in names:
         if name in copied:
             copies = [known[name] for known in outlines if name in known]
@@ -70,17 +75,6 @@ def gathered(
             )
 
 
-def _outlines(
-    own: Mapping[str, Values], link: Link, device: torch.device, copied: Collection[str]
-) -> list[dict[str, Values]]:
-    """Gather the values of each rank, with outlines instead of its tensors."""
-    mine: dict[str, Values] = {
-        name: {key: _outline(value, digested=name in copied) for key, value in values.items()}
-        for name, values in own.items()
-    }
-    return gathered_objects(mine, link, device)
-
-
 def gathered_objects(value: T, link: Link, device: torch.device) -> list[T]:
     """Gather a pickled value of each rank, in the order of ranks; collective."""
     text = pickle.dumps(value)
@@ -94,17 +88,12 @@ def gathered_objects(value: T, link: Link, device: torch.device) -> list[T]:
 def _outline(value: object, *, digested: bool) -> object:
     if not isinstance(value, Tensor):
         return value
-    return _Outline(
-        shape=value.shape,
-        dtype=value.dtype,
-        on_host=value.device.type == "cpu",
-        digest=_digest(value) if digested else b"",
-    )
-
-
-def _digest(value: Tensor) -> bytes:
-    bits = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.blake2b(bits.numpy().data, digest_size=16).digest()
+    digest = b""
+    if digested:
+        bits = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest = hashlib.blake2b(bits.numpy().data, digest_size=16).digest()
+    on_host = value.device.type == "cpu"
+    return _Outline(shape=value.shape, dtype=value.dtype, on_host=on_host, digest=digest)
 
 
 def _tensor(own: object, outline: _Outline, owner: int, link: Link, device: torch.device) -> Tensor:

@@ -119,7 +119,10 @@ class ParallelModel:
         """The module called in the forward pass: the bare model, or the strategy's wrapper of it."""
         self.bare = module
         """The model as its author wrote it: names of parameters and buffers are taken from it."""
-        self.state_keys = _state_keys(module)
+        names = {id(value): name for name, value in (*module.named_parameters(), *module.named_buffers())}
+        # A tensor of several names has a key for each, and is known by the first.
+        shown = module.state_dict(keep_vars=True).items()
+        self.state_keys = {key: names[id(value)] for key, value in shown if id(value) in names}
         """The keys of the bare module's `state_dict` before it was split, each with the name of its
         tensor."""
         self.gradient_exchange: AuditableExchange | None = None
@@ -241,10 +244,3 @@ class ParallelModel:
     def start_from(self, steps: int) -> None:
         """The parameters have been replaced, alike on all ranks, and `steps` count as taken: go on from them,
         with residuals and buckets as at the start. Collective."""
-
-
-def _state_keys(module: nn.Module) -> dict[str, str]:
-    """A tensor of several names has a key for each, and is known by the first."""
-    names = {id(value): name for name, value in (*module.named_parameters(), *module.named_buffers())}
-    shown = module.state_dict(keep_vars=True)
-    return {key: names[id(value)] for key, value in shown.items() if id(value) in names}

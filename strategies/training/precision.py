@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -99,8 +98,14 @@ class AgreedScaler(torch.amp.GradScaler):
     ) -> dict[torch.device, Tensor]:
         """Unscale this rank's gradients. Returns 1 for a device if a gradient of any rank overflowed."""
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-        for gradient in _local_gradients(optimizer):
-            alike[gradient.device, gradient.dtype].append(gradient)
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            if parameter.grad is not None:
+                # Of a DTensor its shard: torch would agree over the mesh of each DTensor on its own, in
+                # collectives that do not reach shards that are offloaded.
+                gradient = parameter.grad
+                shard: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                shard = shard._values() if shard.is_sparse else shard
+                alike[shard.device, shard.dtype].append(shard)
         found = torch.zeros(1, device=self._on)
         for (device, _), gradients in alike.items():
             overflowed = torch.zeros(1, device=device)
@@ -108,17 +113,6 @@ class AgreedScaler(torch.amp.GradScaler):
             found += overflowed.to(self._on)
         self._link.largest(found)
         return {self._on: found}
-
-
-def _local_gradients(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Yield this rank's part of each gradient. A DTensor gives only its shard: torch would agree over the
-    mesh of each on its own, in collectives that do not reach shards that are offloaded."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                gradient = parameter.grad
-                shard: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-                yield shard._values() if shard.is_sparse else shard
 
 
 def set_float32_math(precision: Precision) -> None:

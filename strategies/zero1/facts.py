@@ -49,9 +49,9 @@ class Zero1(BucketedFacts):
 
 
 def deal(values: Sequence[int], ranks: int) -> list[int]:
-    """Values of each rank, in no order, as torch's ZeroRedundancyOptimizer deals parameters: each to the rank
-    that has least. `values` are the sizes of the parameters, the largest first."""
-    # The first go to a rank each.
+    """Return the values of each rank, in no order, as torch's ZeroRedundancyOptimizer deals parameters: each
+    to the rank with the fewest values. `values` are the sizes of the parameters, the largest first."""
+    # The first parameters go to one rank each.
     dealt = [*values[:ranks], *[0] * (ranks - len(values))]
     heapify(dealt)
     for count in values[ranks:]:

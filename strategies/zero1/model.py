@@ -3,10 +3,10 @@
 Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1, as torch's ZeroRedundancyOptimizer does it: whole
 parameters are dealt out to the ranks, the largest first, each to the rank that has the fewest elements.
 
-What travels in one step of a rank, with P bytes of parameters over p ranks: 2 (p - 1) / p P for DDP's
-all-reduce of the gradients, as if all of them were needed everywhere, and (p - 1) / p P for what each rank
-gets of the others' updated parameters, one broadcast a rank. For many ranks that is three times the
-parameters, where a reduce-scatter and an all-gather would be two.
+A rank sends in one step, with P bytes of parameters over p ranks: 2 (p - 1) / p P for DDP's all-reduce of the
+gradients, as if all of them were needed everywhere, and (p - 1) / p P for the updated parameters, one
+broadcast a rank. For many ranks that is three times the parameters, while a reduce-scatter and an all-gather
+would send twice the parameters.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from strategies.training.parallel import OptimizerState, Setting
 
 
 class Zero1Model(DdpModel):
-    """A module under DistributedDataParallel, with another optimizer."""
+    """A module under DistributedDataParallel with torch's ZeroRedundancyOptimizer."""
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
-        """Raises UsageError for a model whose parameters torch does not deal out: of several data types, or
-        with sparse gradients, of which no state is gathered."""
+        """Raises UsageError for a model whose parameters torch does not deal out: with several data types, or
+        with sparse gradients, whose state is not gathered."""
         require_dense(module, "zero1", WHOLE)
         types = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
         if len(types) > 1:
@@ -48,8 +48,8 @@ class Zero1Model(DdpModel):
         self._link = Link(setting.exchange.group)
 
     def build_optimizer(self, text: str) -> torch.optim.Optimizer:
-        """The optimizer that a spec text names, over this rank's part; the parameters move into buffers that
-        are broadcast whole, one of each rank."""
+        """Build the optimizer that a spec text names, over this rank's part; the parameters move into
+        buffers, one for each rank, which are broadcast."""
         updated = [parameter for parameter in self.parameters() if parameter.requires_grad]
         kind, arguments = optimizer_call(text, updated)
         return _PartOfOptimizer(
@@ -73,7 +73,7 @@ class Zero1Model(DdpModel):
 
 
 class _PartOfOptimizer(ZeroRedundancyOptimizer):
-    """torch's, which asks for a consolidation where its state is asked for."""
+    """torch's optimizer, whose `state_dict` would need a consolidation before."""
 
     def state_dict(self) -> dict[str, Any]:
         """Raises UsageError: no rank has the state of all parameters."""

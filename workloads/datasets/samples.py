@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import math
 import sysconfig
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -96,16 +95,11 @@ def digits(takes: ImageInput) -> Images:
         raise UsageError(f"dataset digits has 10 classes, the workload {takes.classes}; it needs 10 or more")
     images = pixels[:, None]
     images = (images - images.mean()) / images.std()
-    px = _side(takes.shape)
+    if not is_square(takes.shape):
+        raise UsageError(f"dataset digits has square images; the workload takes the shape {takes.shape}")
+    px = math.isqrt(takes.shape[0]) if len(takes.shape) == 1 else takes.shape[-1]
     resized = F.interpolate(images, size=(px, px), mode="bilinear", align_corners=False, antialias=False)
     return Images(resized, classes, shape=takes.shape)
-
-
-def _side(shape: tuple[int, ...]) -> int:
-    """Pixels of a side, of (pixels,) or (channels, px, px)."""
-    if not is_square(shape):
-        raise UsageError(f"dataset digits has square images; the workload takes the shape {shape}")
-    return math.isqrt(shape[0]) if len(shape) == 1 else shape[-1]
 
 
 def text_windows(takes: TokenInput, *, path: Path | None) -> Windows:
@@ -124,20 +118,14 @@ def text_windows(takes: TokenInput, *, path: Path | None) -> Windows:
 def stdlib_text() -> bytes:
     """The first 4 MiB of the standard library's source, its files in the order of their paths, no tests."""
     folder = Path(sysconfig.get_path("stdlib"))
-    content = bytearray()
-    for path in _modules(folder):
-        content += path.read_bytes()
-        if len(content) >= STDLIB_BYTES:
-            return bytes(content[:STDLIB_BYTES])
-    return bytes(content)
-
-
-def _modules(folder: Path) -> Iterator[Path]:
     kept = (entry for entry in sorted(folder.iterdir()) if entry.name not in _NOT_STDLIB)
-    files = chain.from_iterable(sorted(e.rglob("*.py")) if e.is_dir() else [e] for e in kept)
-    for path in files:
+    content = bytearray()
+    for path in chain.from_iterable(sorted(e.rglob("*.py")) if e.is_dir() else [e] for e in kept):
         if path.suffix == ".py" and not _NOT_STDLIB.intersection(path.relative_to(folder).parts):
-            yield path
+            content += path.read_bytes()
+            if len(content) >= STDLIB_BYTES:
+                break
+    return bytes(content[:STDLIB_BYTES])
 
 
 def _read(path: Path) -> bytes:

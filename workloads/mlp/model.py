@@ -15,19 +15,15 @@ from workloads.workload import ImageInput, Workload
 def build_mlp(shape: MLPShape) -> Workload:
     """The classifier with torch's default initialisation, for flattened images."""
     takes = ImageInput(shape=(shape.widths[0],), classes=shape.widths[-1])
+    *hidden, last = pairwise(shape.widths)
+    layers: list[nn.Module] = []
+    for inputs, outputs in hidden:
+        layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(shape.dropout)]
     return Workload(
-        module=_layers(shape),
+        module=nn.Sequential(*layers, nn.Linear(*last)),
         loss=F.cross_entropy,
         synthetic=takes.synthetic,
         unit="images",
         layout=ModelLayout(),
         input=takes,
     )
-
-
-def _layers(shape: MLPShape) -> nn.Sequential:
-    *hidden, last = pairwise(shape.widths)
-    layers: list[nn.Module] = []
-    for inputs, outputs in hidden:
-        layers += [nn.Linear(inputs, outputs), nn.ReLU(), nn.Dropout(shape.dropout)]
-    return nn.Sequential(*layers, nn.Linear(*last))

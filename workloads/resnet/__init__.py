@@ -109,23 +109,16 @@ class ResNetShape(Shape):
         px, channels = _halved(self.first.px), self.first.outputs
         for stage, count in enumerate(self.blocks):
             width = 64 << stage
+            outputs = width * self.expansion
             for block in range(count):
                 px_in, px = px, _halved(px) if stage > 0 and block == 0 else px
-                yield self._block(channels, width, px_in, px)
-                channels = width * self.expansion
-
-    def _block(self, channels: int, width: int, px_in: int, px: int) -> ResidualBlock:
-        outputs = width * self.expansion
-        own = (
-            (
-                Convolution(1, channels, width, px_in),
-                Convolution(3, width, width, px),
-                Convolution(1, width, outputs, px),
-            )
-            if self.bottleneck
-            else (Convolution(3, channels, width, px), Convolution(3, width, outputs, px))
-        )
-        return ResidualBlock(own, () if channels == outputs else (Convolution(1, channels, outputs, px),))
+                own = [Convolution(3, channels, width, px), Convolution(3, width, outputs, px)]
+                if self.bottleneck:
+                    first, last = Convolution(1, channels, width, px_in), Convolution(1, width, outputs, px)
+                    own = [first, Convolution(3, width, width, px), last]
+                beside = () if channels == outputs else (Convolution(1, channels, outputs, px),)
+                yield ResidualBlock(tuple(own), beside)
+                channels = outputs
 
     def parts(self) -> ModelParts:
         """Each convolution keeps its input, BatchNorm its own with two statistics a channel, ReLU its result.
@@ -137,6 +130,15 @@ class ResNetShape(Shape):
         for block in self.residual_blocks():
             blocks.append(_residual(block, taken))
             taken = block.own[-1].results
+        first, image = self.first, 3 * self.px**2
+        stem = Part(
+            weights=first.weights,
+            # The image, what BatchNorm takes, what ReLU gives, and the place of each maximum.
+            saved=Saved(whole=VALUE_BYTES * (image + 2 * first.results) + INDEX_BYTES * pooled),
+            saved_once=first.statistics,
+            input=VALUE_BYTES * image,
+            flops=first.flops,
+        )
         head = Part(
             weights=(Weight(rows=self.classes, columns=self.features), Weight(rows=self.classes)),
             saved=Saved(whole=VALUE_BYTES * (taken + self.features + self.classes) + INDEX_BYTES),
@@ -145,7 +147,7 @@ class ResNetShape(Shape):
             flops=2 * self.features * self.classes,
         )
         return ModelParts(
-            stem=_stem(self.first, image=3 * self.px**2, pooled=pooled),
+            stem=stem,
             blocks=tuple(blocks),
             head=head,
             logits=VALUE_BYTES * self.classes,
@@ -156,17 +158,6 @@ class ResNetShape(Shape):
 def _halved(px: int) -> int:
     """Side after a stride of 2 with padding (kernel - 1) / 2, which is what all of a ResNet's have."""
     return (px + 1) // 2
-
-
-def _stem(first: Convolution, *, image: int, pooled: int) -> Part:
-    return Part(
-        weights=first.weights,
-        # The image, what BatchNorm takes, what ReLU gives, and the place of each maximum.
-        saved=Saved(whole=VALUE_BYTES * (image + 2 * first.results) + INDEX_BYTES * pooled),
-        saved_once=first.statistics,
-        input=VALUE_BYTES * image,
-        flops=first.flops,
-    )
 
 
 def _residual(block: ResidualBlock, taken: int) -> Part:

@@ -99,7 +99,10 @@ class ResNet(nn.Module):
         self.layer4 = _stage(shape, 3)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(shape.features, shape.classes)
-        self.apply(_initialise)
+        # Kaiming's initialisation for convolutions; BatchNorm and the classifier keep torch's own.
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x))))))
@@ -123,9 +126,3 @@ def _stage(shape: ResNetShape, stage: int) -> nn.Sequential:
     first = kind(inputs, width, stride=1 if stage == 0 else 2)
     rest = (kind(outputs, width, stride=1) for _ in range(shape.blocks[stage] - 1))
     return nn.Sequential(first, *rest)
-
-
-def _initialise(module: nn.Module) -> None:
-    """Kaiming's for convolutions; BatchNorm and the classifier keep torch's own."""
-    if isinstance(module, nn.Conv2d):
-        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,4 +1,4 @@
-"""`powersgd`: a low-rank approximation of every matrix, one step of power iteration on from the last one.
+"""`powersgd`: a low-rank approximation of each matrix, by a step of power iteration from the last one.
 
 Vogels, Karimireddy, Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 Optimization", arXiv:1905.13727, algorithm 1.
@@ -21,7 +21,7 @@ from strategies.exchange.buckets import Bucket, BucketRange
 
 
 class PowerSGD(Compressor):
-    """Matrices M (n, m) go as factors P (n, r) and Q (m, r), which are summed by two all-reduces.
+    """Matrices M (n, m) are sent as factors P (n, r) and Q (m, r), which are summed by two all-reduces.
 
     P = orthonormal(sum of M Q), then Q = M^T P, and the sum of M becomes P (sum of Q)^T, its projection
     onto the columns of P. A parameter of more dimensions is the matrix (shape[0], the rest); one that its
@@ -36,7 +36,7 @@ class PowerSGD(Compressor):
     """
 
     def __init__(self, rank: int, *, warmup: int, seed: int, feedback: bool) -> None:
-        """`rank` is r, and no rank of a process. The first `warmup` steps of a parameter send all of it."""
+        """`rank` is r, not the rank of a process. The first `warmup` steps of a parameter send all of it."""
         super().__init__(feedback=feedback, ramp_steps=warmup)
         self._rank = rank
         self._seed = seed
@@ -68,7 +68,7 @@ class PowerSGD(Compressor):
         totals = _sum_together(rights, wire)
         for piece, matrix, basis, total in zip(factored, matrices, bases, totals, strict=True):
             torch.mm(basis, total, out=matrix)
-            # A row of zeros would stay one for ever, and its rank be lost: it keeps its last direction.
+            # A row of zeros would stay zero for ever, and lose a rank: it keeps its last direction instead.
             alive = total.any(dim=1, keepdim=True)
             self._factors[piece.name] = torch.where(alive, total, self._factor(piece, matrix))
 
@@ -85,9 +85,9 @@ class PowerSGD(Compressor):
     def _bases(
         self, pieces: Sequence[BucketRange], matrices: Sequence[Tensor], rest: Sequence[Tensor], wire: Wire
     ) -> list[Tensor]:
-        """An orthonormal P (n, r) of each matrix; sums up the rest, in place.
+        """Return an orthonormal P (n, r) of each matrix, and sum the rest in place.
 
-        Each rank makes P orthonormal by itself: the same bits go in on all of them, and come out.
+        Each rank makes P orthonormal by itself: from the same bits all ranks compute the same bits.
         """
         lefts = [
             self._factor(piece, matrix) @ matrix.T for piece, matrix in zip(pieces, matrices, strict=True)
@@ -98,7 +98,7 @@ class PowerSGD(Compressor):
         return _orthonormal(sums[len(rest) :])
 
     def _factor(self, piece: BucketRange, matrix: Tensor) -> Tensor:
-        """Q^T (r, m) of the last step, or, before the first, normal numbers that all ranks draw alike."""
+        """Return Q^T (r, m) of the last step; before the first, the same normal numbers on all ranks."""
         if piece.name not in self._factors:
             # On CPU, where the numbers are the same for every kind of device.
             drawn = generator_of(torch.device("cpu"), self._seed, piece.name)
@@ -115,20 +115,21 @@ class PowerSGD(Compressor):
 
 
 def _pays(shape: torch.Size, rank: int) -> bool:
-    """Whether two factors have fewer numbers than the matrix; it then has more rows and columns than r."""
+    """Return whether two factors have fewer numbers than the matrix (then it has more than r rows and
+    columns)."""
     rows = shape[0] if shape else 0
     columns = shape[1:].numel()
     return (rows + columns) * rank < rows * columns
 
 
 def _matrix(piece: BucketRange, values: Tensor) -> Tensor:
-    """A parameter's part of `values` as (n, m): a view."""
+    """Return a parameter's part of `values` as a view (n, m)."""
     part = piece.of(values)
     return part.view(part.shape[0], -1)
 
 
 def _sum_together(tensors: Sequence[Tensor], wire: Wire) -> list[Tensor]:
-    """Each tensor's sum over the ranks, all in one flat all-reduce."""
+    """Sum each tensor over the ranks, all in one flat all-reduce."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     wire.all_reduce(flat)
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])

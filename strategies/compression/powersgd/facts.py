@@ -17,7 +17,7 @@ from strategies.compression.promise import CompressorPromise, Projection
 
 
 class LowRankFacts(CompressorFacts):
-    """Matrices go as factors."""
+    """Matrices are sent as low-rank factors."""
 
     positional = RANK
     whole_matrices = True
@@ -29,7 +29,7 @@ class LowRankFacts(CompressorFacts):
 
 
 class PowerSGDFacts(LowRankFacts):
-    """Ours, over any all-reduce."""
+    """Our implementation, over any all-reduce."""
 
     name = "powersgd"
     help = "a low-rank approximation of each matrix, warm-started"
@@ -42,7 +42,7 @@ class PowerSGDFacts(LowRankFacts):
 
 
 class TorchPowerSGDFacts(LowRankFacts):
-    """A hook, what ours is measured against."""
+    """The hook of torch, with which our implementation is compared."""
 
     name = "torch-powersgd"
     help = "torch's PowerSGD hook, for ddp alone"
