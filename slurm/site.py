@@ -130,7 +130,7 @@ def _check_directive(name: str, value: str | bool) -> None:
             "profile for each kind of node, with its constraint or partition"
         )
     if name in _OWN_KEYS and (name != "gres" or _GPU.search(str(value))):
-        raise ValueError(f"directives: {name} has a key of its own here, {_OWN_KEYS[name]}")
+        raise ValueError(f"directives: {name} has its own key here, {_OWN_KEYS[name]}")
     if name in _THE_JOBS:
         raise ValueError(f"directives: {name} is for the job to decide; leave it out")
     if value is False:
@@ -219,7 +219,7 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _check("gpu_model", require_known, self.gpu_model)
         if self.gpu_request == "none" and (self.gpu_type or self.gpu_model or self.gpus_per_node):
             raise ValueError(
-                "gpu_request is none, but gpu_type, gpu_model or gpus_per_node is given; keep one of them"
+                "gpu_request: none excludes gpu_type, gpu_model and gpus_per_node; leave out one side"
             )
         for name, value in self.directives.items():
             _check_directive(name, value)

@@ -19,7 +19,9 @@ class Auto(StrategyFacts):
     help = "what fits into memory and is predicted to be fastest: chosen by the plan"
 
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
-        raise SpecError("auto is for a plan to choose: name what `bench matrix --dry-run` says of it")
+        raise SpecError(
+            "the plan chooses what auto is: name the strategy that `bench matrix --dry-run` shows"
+        )
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
         self.groups(cell.gpus, cell.node_size)

@@ -187,7 +187,7 @@ class Host(DeviceKind):
         return None
 
     def set_random_state(self, state: Tensor) -> None:
-        raise AssertionError("the CPU has no generator beside torch's default one")
+        raise AssertionError("the CPU has only torch's default generator")
 
     def seeded_state(self, seed: int) -> None:
         return None
@@ -271,5 +271,5 @@ KINDS: dict[str, type[DeviceKind]] = {"cpu": Host, "cuda": Cuda}
 def device_of(device: torch.device) -> DeviceKind:
     """Return the kind of this device. Raises UsageError for an unknown kind."""
     if device.type not in KINDS:
-        raise UsageError(f"{device} is no device that training knows: use {' or '.join(KINDS)}")
+        raise UsageError(f"{device} is not a device that training supports: use {' or '.join(KINDS)}")
     return KINDS[device.type](device)

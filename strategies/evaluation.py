@@ -71,7 +71,7 @@ def evaluate(
         trainer.link.all_reduce(sums)
     lost, samples, correct, targets, *found = sums.tolist()
     if not samples:
-        raise UsageError("there is no sample to validate on: hold out more")
+        raise UsageError("no samples to validate on: hold out more")
     figures = {"val_loss": lost / samples}
     figures |= {name: value / samples for name, value in zip(own, found, strict=True)}
     return figures | {"val_accuracy": correct / targets} if targets else figures

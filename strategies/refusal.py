@@ -103,7 +103,7 @@ def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:
     if strategy.distributed and cell.gpus < 2:
         return f"needs at least 2 ranks; on 1 use {BASELINE_STRATEGY}"
     if not strategy.distributed and cell.gpus != 1:
-        return f"runs on 1 rank alone; on more use {REFERENCE_STRATEGY}"
+        return f"runs on 1 rank only; on more use {REFERENCE_STRATEGY}"
     return None
 
 
@@ -111,11 +111,11 @@ def _fixed(cell: Cell, strategy: StrategyFacts) -> str | None:
     """Return why a strategy refuses an exchange, a memory format or compilation."""
     if strategy.fixed_exchange and not cell.dense:
         return (
-            f"goes with --compression {UNCOMPRESSED} and --collective {DEFAULT_COLLECTIVE} alone, not "
+            f"needs --compression {UNCOMPRESSED} and --collective {DEFAULT_COLLECTIVE}, not "
             f"{cell.compression} and {cell.collective}: {strategy.fixed_exchange}"
         )
     if strategy.contiguous and cell.memory_format != "contiguous":
-        return f"goes with --memory-format contiguous alone: {strategy.contiguous}"
+        return f"needs --memory-format contiguous: {strategy.contiguous}"
     if strategy.eager and cell.compile:
         return f"does not go with --compile: {strategy.eager}"
     return None
@@ -136,17 +136,17 @@ def _averaged(cell: Cell, strategy: StrategyFacts) -> str | None:
         return "does not go with --precision fp16: each rank would scale its own loss; use bf16"
     if not promise.equal and cell.compresses:
         return (
-            f"goes with --compression {UNCOMPRESSED} alone, not {cell.compression}: "
-            f"without equal replicas no proof can tell what was lost; leave --compression out"
+            f"needs --compression {UNCOMPRESSED}, not {cell.compression}: "
+            f"without equal replicas no proof shows what was lost; leave --compression out"
         )
     return None
 
 
 def _machine(cell: Cell) -> str | None:
     if cell.precision == "tf32" and cell.device == "cpu":
-        return "--precision tf32 goes with --device cuda alone; use fp32"
+        return "--precision tf32 needs --device cuda; use fp32"
     if cell.backend == "nccl" and cell.device == "cpu":
-        return "--backend nccl goes with --device cuda alone; use gloo"
+        return "--backend nccl needs --device cuda; use gloo"
     return None
 
 
@@ -154,7 +154,7 @@ def _compressed(cell: Cell, strategy: StrategyFacts, compressor: CompressorFacts
     if compressor.ddp_hook and not (strategy.takes_ddp_hooks and cell.collective == DEFAULT_COLLECTIVE):
         hooked = " or ".join(facts.name for facts in STRATEGIES.all_facts if facts.takes_ddp_hooks)
         return (
-            f"{compressor.name} goes with {hooked} and --collective {DEFAULT_COLLECTIVE} alone, not "
+            f"{compressor.name} needs {hooked} and --collective {DEFAULT_COLLECTIVE}, not "
             f"{strategy.spec.text} and {cell.collective}: it is a hook of torch's DistributedDataParallel; "
             f"use {compressor.instead}"
         )
@@ -169,8 +169,8 @@ def _compressed(cell: Cell, strategy: StrategyFacts, compressor: CompressorFacts
 def _collected(cell: Cell, collective: CollectiveFacts, compressor: CompressorFacts) -> str | None:
     if collective.on_cuda and cell.device == "cuda":
         return (
-            f"{collective.name} goes with --device cpu alone, being built from sends between CPU ranks; on "
-            f"CUDA use {collective.on_cuda}"
+            f"{collective.name} needs --device cpu, as it sends messages between CPU ranks; on CUDA use "
+            f"{collective.on_cuda}"
         )
     if compressor.need not in collective.implements:
         return (

@@ -24,7 +24,7 @@ PARAMS = Option(
 class ShardingFacts(StrategyFacts):
     """Shards of 1/p, and the blocks that are gathered and averaged at the moment."""
 
-    fixed_exchange = "it averages gradients into shards by one collective of its own"
+    fixed_exchange = "it averages gradients into shards by one collective itself"
     contiguous = "it cuts shards from parameters row by row"
 
     @property
@@ -50,8 +50,7 @@ class ShardingFacts(StrategyFacts):
     def refusal(self, cell: Cell) -> str | None:
         if self.gathers_bf16 and cell.precision != "bf16":
             return (
-                f"{self.name}:params=bf16 computes in bf16: it goes with --precision bf16 alone, not "
-                f"{cell.precision}"
+                f"{self.name}:params=bf16 computes in bf16: it needs --precision bf16, not {cell.precision}"
             )
         return None
 

@@ -172,7 +172,7 @@ class Trainer:
             self._warned_of_loss = True
             warnings.warn(
                 f"the loss of step {step} is not finite (NaN or infinity), and later ones hardly are again: "
-                f"go on from an earlier checkpoint with a lower rate, or clip (clip_norm=1)",
+                f"resume from an earlier checkpoint with a lower rate, or clip (clip_norm=1)",
                 RuntimeWarning,
                 stacklevel=3,
             )

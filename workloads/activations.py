@@ -1,7 +1,7 @@
-"""Common parts of closed forms of activations: the bytes that autograd keeps of a model's parts.
+"""Common parts of closed forms of activations: the bytes that autograd saves for a model's parts.
 
-Counted from the modules of this package for fp32 on a CPU, each storage once, parameters and buffers not: a
-linear layer or a convolution keeps its input, LayerNorm its input with mean and 1 / deviation of each token,
+Counted for the modules of this package in fp32 on a CPU, each storage once, without parameters and buffers: a
+linear layer or a convolution saves its input, LayerNorm its input with mean and 1 / deviation of each token,
 GELU and SiLU their input, ReLU its result, attention query, key, value, its result and the logarithm of each
 row's sum (Dao et al. 2022, arXiv:2205.14135, section 3.1), cross-entropy the logarithms of the probabilities
 and the targets. Compare Korthikanti et al. 2022, arXiv:2205.05198, section 4.1, which has the same list for
@@ -24,19 +24,20 @@ SCALAR = VALUE_BYTES
 
 
 def saved(*, whole: int = 0, split: int = 0) -> Saved:
-    """Return the bytes of these numbers of values."""
+    """Return the bytes that these numbers of values take."""
     return Saved(whole=VALUE_BYTES * whole, split=VALUE_BYTES * split)
 
 
 def linear(inputs: int, outputs: int, *, by: Literal["outputs", "inputs"]) -> tuple[Weight, Weight]:
-    """Return matrix and bias of a layer; if it is split by inputs, the bias is added once, and not split."""
+    """Return matrix and bias of a linear layer; a layer that is split by inputs has an unsplit bias."""
     if by == "inputs":
         return Weight(rows=outputs, columns=inputs, split="columns"), Weight(rows=outputs)
     return Weight(rows=outputs, columns=inputs, split="rows"), Weight(rows=outputs, split="rows")
 
 
 def text_head(weights: tuple[Weight, ...], shape: TextShape, *, kept: int) -> Part:
-    """Return the last norm, which keeps `kept` values, the product with the vocabulary, and cross-entropy."""
+    """Return the part with the last norm, which saves `kept` values, the vocabulary product and
+    cross-entropy."""
     t, logits = shape.seq, shape.seq * shape.rows
     return Part(
         weights=weights,

@@ -1,4 +1,4 @@
-"""Batches of any form: tensors on their own or in dictionaries, tuples and lists, nested as a model asks."""
+"""Batches of any form: single tensors, or tensors in nested dictionaries, tuples and lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Batch = Any
-"""A pytree of tensors, the sample first in each; leaves of other types stay as they are."""
+"""A pytree of tensors whose first dimension is the sample; leaves of other types stay as they are."""
 
 
 def named_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
@@ -26,7 +26,7 @@ def tensors(batch: Batch) -> list[Tensor]:
     found: list[Tensor] = []
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, Mapping):
-            # A mapping that torch takes for a leaf, as a tokenizer's `BatchEncoding`.
+            # torch treats some mappings as leaves, such as a tokenizer's `BatchEncoding`.
             found += tensors(dict(leaf))
         elif isinstance(leaf, Tensor):
             found.append(leaf)
@@ -41,8 +41,8 @@ def samples_of(batch: Batch) -> int:
 def placed(batch: Batch, device: torch.device, form: torch.memory_format = torch.contiguous_format) -> Batch:
     """Move a batch's tensors to `device`, with four dimensions into the memory format `form`.
 
-    On the way to a GPU they are put into pinned memory first, unless a loader has done so. A mapping that
-    torch takes for a leaf (a tokenizer's `BatchEncoding`) becomes a dictionary.
+    Tensors for a GPU are copied to pinned memory first, unless a loader has done so. A mapping that torch
+    treats as a leaf (a tokenizer's `BatchEncoding`) becomes a dictionary.
     """
 
     def moved(leaf: Any) -> Any:

@@ -1,9 +1,9 @@
 """Build a workload from its text: a freshly initialised module with its loss and its data.
 
-Initial values can be drawn again: a model is built on the meta device, and filled a tensor at a time. A
-builder draws from one generator, so that what a tensor gets depends on all that was drawn before it. The
-recorder has every draw done when the builder asks for it, into memory that is given back at once, and keeps
-the state that the generator had before. From that state the same values are drawn where they are wanted.
+A model can be built on the meta device, and then filled tensor by tensor. A builder draws from one generator,
+so that the values of a tensor depend on all earlier draws. The recorder executes each draw of the builder,
+into memory that is freed at once, and keeps the state of the generator before it. From that state the same
+values are drawn again when they are needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def build_workload(text: str, *, source_folder: Path | None = None, by_unit: boo
     context.
 
     The initial parameters follow only from `torch.manual_seed`. `by_unit`: a model that can be built unit by
-    unit is on the meta device, with its `initial` values, which are the same. A `py:` workload is imported
+    unit is on the meta device, and `initial` gives the same values. A `py:` workload is imported
     from `source_folder` (default: the working folder). Raises SpecError for a text that names nothing, and
     UsageError for a user's function that cannot be imported or returns something else.
     """
@@ -90,7 +90,7 @@ def _call(positional: str, *, folder: Path) -> Workload:
 def _import(name: str, *, folder: Path) -> ModuleType:
     expected = module_file(name, folder)
     if str(folder) not in sys.path:
-        # First and for good, as for a script: a model may import its neighbours as late as in forward().
+        # First and permanently, as for a script: a model may import its neighbours as late as in forward().
         sys.path.insert(0, str(folder))
     if name not in sys.modules:
         # A file that was written after its folder was last listed would not be found.
@@ -104,7 +104,7 @@ def _import(name: str, *, folder: Path) -> ModuleType:
             raise _taken(name, expected) from error
         raise UsageError(
             f"workload py:{name} imports {error.name!r}, which is neither in the folder {folder} nor"
-            " installed: the model needs code from elsewhere; put it beside the study file or install it"
+            " installed: the model needs code from elsewhere; put it next to the study file or install it"
         ) from error
     if module.__file__ is None or Path(module.__file__).resolve() != expected.resolve():
         raise _taken(name, expected)
@@ -128,13 +128,13 @@ _DRAWN = (_ATEN.uniform_.default, _ATEN.normal_.default)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Write:
-    """Operation that gave all elements of a tensor their values."""
+    """The operation that gave all elements of a tensor their values."""
 
     into: Callable[[Tensor], object]
     state: Tensor | None
-    """State of the generator before it; None: it draws no numbers."""
+    """The state of the generator before it; None: it draws no numbers."""
     storage: torch.UntypedStorage
-    """Storage of the tensor, kept so that no other one gets its address."""
+    """The storage of the tensor, kept so that no other storage gets its address."""
 
     def values(self, like: Tensor) -> Tensor:
         """Return the values in host memory, in the shape and type of `like`. The generator stays as it is."""
@@ -154,8 +154,7 @@ class InitialValues:
         self._writes = writes
 
     def __call__(self, tensor: Tensor, device: torch.device) -> None:
-        """Give a parameter or buffer of the module its values on `device`, in place; one that has them
-        stays as it is."""
+        """Give a parameter or buffer of the module its values on `device`, in place, if it has none."""
         write = self._writes.pop(tensor, None)
         if write is None:
             return
@@ -168,9 +167,9 @@ class InitialValues:
 class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records, in a `torch.device("meta")` context, the operations that give tensors their values.
 
-    The CPU's generator is afterwards where it would be had the model been built on the CPU. A builder writes
-    complete tensors by `zero_`, `fill_`, `uniform_` and `normal_`, or makes them of zeros or ones; any other
-    operation raises BenchError.
+    Afterwards the CPU's generator is in the state that building the model on the CPU would leave. A builder
+    writes complete tensors by `zero_`, `fill_`, `uniform_` and `normal_`, or creates them as zeros or ones;
+    any other operation raises BenchError.
     """
 
     def __init__(self) -> None:
@@ -186,7 +185,7 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if others.pop("generator", None) is not None:
                 raise BenchError(f"a model that is built unit by unit has its own generator for {func}")
             self._keep(func, tensor, lambda values: func(values, *rest, **others), drawn=func in _DRAWN)
-            # Not called: on the meta device it writes nothing, and torch imports its compiler for it.
+            # `func` is not called: on the meta device it writes nothing, and torch would import its compiler.
             return tensor
         if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
             raise BenchError(f"a model that is built unit by unit cannot be given values by {func}")
@@ -201,7 +200,7 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if not tensor.is_meta or not _is_whole(tensor):
             raise BenchError(
-                f"a model that is built unit by unit has whole tensors on the meta device written, and "
+                f"a model that is built unit by unit writes complete tensors on the meta device, and "
                 f"{func} writes {tuple(tensor.shape)} on {tensor.device}"
             )
         state = torch.default_generator.get_state() if drawn else None
@@ -213,13 +212,13 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def values_of(self, module: nn.Module) -> InitialValues:
         """Return the values of all parameters and buffers of `module`.
 
-        Raises BenchError for one that was given none, or that has them in another order or shares them.
+        Raises BenchError for a tensor without values, with values in another order, or with a shared storage.
         """
         found: dict[Tensor, _Write] = {}
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             write = self._writes.pop(tensor.untyped_storage()._cdata, None)
             if write is None or not _is_whole(tensor):
-                raise BenchError(f"a model that is built unit by unit gives {name} no values of its own")
+                raise BenchError(f"a model that is built unit by unit gives {name} no separate values")
             found[tensor] = write
         return InitialValues(found)
 

@@ -1,4 +1,4 @@
-"""The table of workloads, and the facts that planning may ask of them; torch-free."""
+"""The table of workloads, and the facts of them that planning needs; torch-free."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from workloads.shape import Shape, WorkloadFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One model of a family: a line of the catalog."""
+    """One model of a family: an entry of the catalog."""
 
     name: str
     help: str
     shape: Shape
     batch: int
-    """Batch per replica if the user names none."""
+    """The default batch per replica."""
     optimizer: str
-    """Canonical spec text of the default optimizer."""
+    """The default optimizer, as a canonical spec text."""
     cpu_preset: bool = False
-    """Whether it is the member of its family that suits a CPU core."""
+    """Whether it is the member of its family for a CPU core."""
     fixed: bool = False
-    """Whether its name says its measures, so that it takes no options."""
+    """Whether its name contains its measures, so that it has no options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserShape(Shape):
-    """A user's own model, `py:MODULE:FUNCTION`, of which planning knows only where its code is."""
+    """A user's own model, `py:MODULE:FUNCTION`, of which planning knows only the place of its code."""
 
     function: str = ""
     """MODULE:FUNCTION."""
@@ -183,7 +183,7 @@ _MEMBERS = (
     ),
     Member(
         name="py",
-        help="your own: MODULE:FUNCTION beside the study file; the function returns a workloads.Workload",
+        help="your own: MODULE:FUNCTION next to the study file; the function returns a workloads.Workload",
         shape=UserShape(),
         batch=8,
         optimizer="sgd:lr=0.01",
@@ -192,7 +192,7 @@ _MEMBERS = (
 
 
 class Workloads(Catalog):
-    """The catalog of workloads: packages add a `Member` each."""
+    """The catalog of workloads, to which packages add members."""
 
     def admit(self, extension: Extension) -> None:
         member = extension.load()
@@ -244,13 +244,13 @@ def shape_of(spec: Spec) -> Shape:
 
 
 def facts(spec: Spec) -> WorkloadFacts:
-    """Return what is known of a parsed workload without building it. Raises SpecError as `shape_of` does."""
+    """Return the facts of a parsed workload without building it. Raises SpecError as `shape_of` does."""
     return _facts(spec.text)
 
 
 @cache
 def _facts(text: str) -> WorkloadFacts:
-    """Count the facts of each text once: a plan of 10,000 cells asks for each."""
+    """Compute the facts of each text once: a plan of 10,000 cells needs them for each cell."""
     known = shape_of(WORKLOADS.parse(text)).facts()
     if text not in _COUNTED:
         return known
@@ -259,12 +259,12 @@ def _facts(text: str) -> WorkloadFacts:
 
 
 _COUNTED: dict[str, tuple[ModelParts | Unknown, bool | None, str | None]] = {}
-"""Parts of users' own models, which were built to count them, whether layers of theirs can be split, if that
-is known, and why no pipeline can be made of them."""
+"""By text of a user's own model that was built to count its parts: the parts, whether its layers can be split
+(None: unknown), and why it cannot be cut into a pipeline."""
 
 
 def learn(text: str, parts: ModelParts | Unknown, *, splits: bool | None, uncut: str | None = None) -> None:
-    """Keep for this process what was counted of a user's own model, or why it could not be counted."""
+    """Keep for this process the counted parts of a user's own model, or why they could not be counted."""
     _COUNTED[text] = parts, splits, uncut
     _facts.cache_clear()
 
@@ -272,7 +272,7 @@ def learn(text: str, parts: ModelParts | Unknown, *, splits: bool | None, uncut:
 def refusal(cell: Cell) -> str | None:
     """Return why a cell's workload, data and batch do not fit together, for the report; None if they do.
 
-    Facts that are unknown to the plan (a user's own model) refuse nothing: the worker checks them.
+    Facts that the plan does not know (of a user's own model) refuse nothing: the worker checks them.
     """
     spec, dataset = WORKLOADS.parse(cell.workload), DATASETS.facts(cell.dataset)
     known = facts(spec)

@@ -1,7 +1,7 @@
-"""Endless batches on the device, of synthetic, real or a workload's own data, the same for the same seed and
-replica.
+"""Batches without end on the device, of synthetic, real or a workload's own data; they follow only from the
+seed and the replica.
 
-A workload's own data are a Dataset, samples in a row, or a function that opens a loader.
+A workload's own data are a Dataset, an iterable of samples, or a function that opens a loader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workloads.datasets.samples import Images, Windows
 from workloads.workload import Data, DataShare, Workload, is_dataset
 
 POOL = 4
-"""Number of synthetic batches that are made beforehand and then given in turn."""
+"""The number of synthetic batches, which are drawn in advance and then repeated."""
 WORKERS_FOR_A_ROW = (
     "workers= is for a Dataset with __getitem__ and __len__: samples in a row are read by the rank"
 )
@@ -44,13 +44,13 @@ class DataRequest:
     seed: int
     device: torch.device
     memory_format: torch.memory_format = torch.contiguous_format
-    """Format of tensors with four dimensions; others are contiguous."""
+    """The format of tensors with four dimensions; other tensors are contiguous."""
     source_folder: Path | None = None
-    """Folder that the path of a user's text is relative to; None: the working folder."""
+    """The folder to which the path of a user's text is relative; None: the working folder."""
 
     @property
     def workers(self) -> int:
-        """Processes that prepare batches; 0: the rank itself."""
+        """The number of processes that prepare batches; 0: the rank itself."""
         return DATASETS.facts(self.dataset).spec.integer("workers")
 
     def generator(self) -> torch.Generator:
@@ -77,12 +77,12 @@ def open_batches(request: DataRequest) -> Iterator[Batch]:
     """Open micro-batches on the request's device, without end; worker processes, if any, end with the
     iterator.
 
-    Everything is drawn from separate generators, so that torch's global random state stays as it is and one
-    process can open the batches of every replica. Real data and a user's Dataset are dealt anew each epoch (a
-    seeded permutation), no sample to two replicas; what does not fill a batch is left out. Of samples in a
-    row each replica takes every `replicas`-th. What a function opens is its own business. Raises UsageError
-    if the data set does not fit the workload or has less than one batch for each replica; and, with the
-    batches, for a batch of another number of samples, and for whatever a user's data raise.
+    All random numbers come from separate generators, so that torch's global random state stays as it is and
+    one process can open the batches of every replica. Real data and a user's Dataset are dealt anew each
+    epoch (a seeded permutation), no sample to two replicas; samples that do not fill a batch are left out. Of
+    an iterable of samples each replica takes every `replicas`-th. A function decides itself what it opens.
+    Raises UsageError if the data set does not fit the workload or has less than one batch for each replica;
+    and, with the batches, for a batch of another number of samples, and for any error of a user's data.
     """
     facts = DATASETS.facts(request.dataset)
     if facts.takes is None:
@@ -107,7 +107,7 @@ def synthetic_pool(request: DataRequest) -> list[Batch]:
     draw = request.workload.synthetic
     if draw is None:
         raise UsageError(
-            f"the workload draws no {SYNTHETIC} samples, and has data of its own: add --dataset {Own.name}"
+            f"the workload draws no {SYNTHETIC} samples, and has its own data: add --dataset {Own.name}"
         )
     generator = request.generator()
     return [request.place(draw(generator, request.micro_batch)) for _ in range(POOL)]
@@ -123,14 +123,14 @@ def own_data(request: DataRequest) -> Data:
     """Return the workload's own data. Raises UsageError without such data."""
     if request.workload.data is None:
         raise UsageError(
-            f"dataset {request.dataset} does not fit: the workload has no data= of its own; use {SYNTHETIC}, "
-            f"which fits all"
+            f"dataset {request.dataset} does not fit: the workload has no data=; use "
+            f"{SYNTHETIC}, which fits all"
         )
     return request.workload.data
 
 
 def require_readable(data: object, name: str = "data=") -> None:
-    """Raise UsageError, with what to give, for data that are for one replica, or that can be read once."""
+    """Raise UsageError, with advice, for data that are for one replica, or that can be read only once."""
     if isinstance(data, DataLoader):
         raise UsageError(
             f"{name} is a DataLoader, which does not know which replica it is for: give its Dataset, or a "
@@ -176,7 +176,7 @@ def _dealt(request: DataRequest, dataset: Any, name: str, collate: Any = None) -
 
 
 def as_is(batch: object) -> object:
-    """Collate nothing: bench's own data sets give complete batches already."""
+    """Return a batch as it is: bench's own data sets give complete batches already."""
     return batch
 
 
@@ -204,14 +204,14 @@ def _reopened(opened: Callable[[DataShare], Iterable[Batch]], share: DataShare) 
 
 
 def checked(batches: Iterator[Batch], request: DataRequest) -> Iterator[Batch]:
-    """Yield a user's batches; errors name the batch, and say what the contract for data asks for."""
+    """Yield a user's batches; errors name the batch, and the rule for data that it breaks."""
     for number in count():
         try:
             batch = next(batches)
         except UsageError:
             raise
         except Exception as error:
-            # Whatever a user's data raise; of a worker process the last line says what.
+            # Any error of a user's data; a worker process has the error in its last line.
             said = (str(error).strip().splitlines() or [""])[-1]
             kind = "" if said.startswith(("Error", type(error).__name__)) else f"{type(error).__name__}: "
             where = f"batch {number} of replica {request.replica}"
@@ -223,7 +223,7 @@ def checked(batches: Iterator[Batch], request: DataRequest) -> Iterator[Batch]:
             last = "; a DataLoader leaves out a smaller last batch with drop_last=True"
             raise UsageError(
                 f"data= gave replica {request.replica} a batch of {found} samples, and {asked} were asked "
-                f"for: all ranks use equally many, the sample first in each tensor"
+                f"for: all ranks use the same number, the sample first in each tensor"
                 f"{last if found < asked else ''}; for other batches give the workload a samples_of(batch)"
             )
         yield batch

@@ -1,9 +1,9 @@
-"""Facts that a model family declares of its models without building them: one class per family, torch-free.
+"""The facts of models that a family declares without building them: one class for each family, torch-free.
 
-One shape is the source both of the module that is built and of the closed forms that it is checked
-against. FLOPs are counted for one sample's forward pass, 1 multiply-add = 2 FLOP, and count convolutions,
-matrix products and the two products of attention (in full: the causal half is not taken off). Biases,
-normalisation, activations, pooling, softmax, embedding look-ups and the loss are left out.
+The module and the closed forms with which it is checked are both built from one shape. FLOPs are counted for
+one sample's forward pass, 1 multiply-add = 2 FLOP: convolutions, matrix products and the two products of
+attention (in full, including the masked causal half). Biases, normalisation, activations, pooling, softmax,
+embedding look-ups and the loss are left out.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class WorkloadFacts:
     own_code: bool = False
     """Whether the builder is a user's file in the study's folder, which is called without the shape."""
     unit: WorkUnit | Unknown
-    """Unit of throughput."""
+    """The unit of throughput."""
     units_per_sample: int | Unknown
     parts: ModelParts | Unknown
     """Parameters, activations and FLOPs, part by part."""
     heads: tuple[int, ...] | Unknown
-    """Counts of attention heads, which tensor parallelism divides; empty: none of its layers can be split."""
+    """The numbers of attention heads, which tensor parallelism divides; empty: no layer can be split."""
     uncut: str | None = None
-    """Why no pipeline can be made of a user's own model, where that is known and its parts are not."""
+    """Why a user's own model cannot be cut into a pipeline, if that is known and its parts are not."""
     batch_norm: bool | Unknown
     minimum_batch: int | Unknown
-    """Samples of the smallest micro-batch that trains: BatchNorm may need more than one."""
+    """The samples of the smallest possible micro-batch: BatchNorm may need more than one."""
     memory_formats: tuple[MemoryFormat, ...] | Unknown
-    """Values of `--memory-format`: a model of images (channels, px, px) takes `channels_last` too."""
+    """The values of `--memory-format`: a model of images (channels, px, px) supports `channels_last` too."""
     datasets: tuple[str, ...] | Unknown
-    """Names of the data sets that fit, the default first."""
+    """The names of the data sets that fit, the default first."""
 
     @cached_property
     def parameters(self) -> int | Unknown:
@@ -72,8 +72,8 @@ class WorkloadFacts:
         """
         stated = {"parameters": (self.parameters, parameters), "FLOPs": (self.forward_flops, forward_flops)}
         return [
-            f"the workload states {said:,} {what}, and its model has {built:,.0f}: predictions are of "
-            f"another model; mend the shape of the workload"
+            f"the workload states {said:,} {what}, and its model has {built:,.0f}: predictions are for "
+            f"another model; correct the shape of the workload"
             for what, (said, built) in stated.items()
             if not isinstance(said, Unknown) and built is not None
             if abs(said - built) > (0 if what == "parameters" else 0.01 * built)
@@ -92,7 +92,8 @@ class WorkloadFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(ABC):
-    """The measures of one model. A family subclasses it; options of a workload's text are fields by name."""
+    """The measures of one model, of which a family is a subclass; options of a workload's text are its
+    fields."""
 
     @abstractmethod
     def facts(self) -> WorkloadFacts:
@@ -105,7 +106,7 @@ class Shape(ABC):
 
     @property
     def positional(self) -> Option | None:
-        """Value that a user writes after the name and a colon, if any."""
+        """The value that a user writes after the name and a colon, if any."""
         return None
 
     def of(self, spec: Spec) -> Self:
@@ -115,15 +116,15 @@ class Shape(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TextShape(Shape):
-    """The measures that all transformers over tokens have."""
+    """The measures of a transformer over tokens."""
 
     layers: int
     width: int
     heads: int
     context: int
-    """Largest number of tokens that the model was made for."""
+    """The largest number of tokens of a sample that the model supports."""
     vocabulary: int
-    """Number of different tokens."""
+    """The number of different tokens."""
     seq: int
     """Tokens of one sample, at most `context`."""
     pad_vocabulary: int = 1
@@ -144,13 +145,13 @@ class TextShape(Shape):
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding and of the head, and logits of each token. No token has a padding row."""
+        """The rows of the embedding and of the head, and logits of each token. Padding rows have no token."""
         return math.ceil(self.vocabulary / self.pad_vocabulary) * self.pad_vocabulary
 
     def of(self, spec: Spec) -> Self:
         """Return the shape with these options.
 
-        Raises SpecError for more tokens than the model was made for, and for padding that adds nothing.
+        Raises SpecError for more tokens than the model supports, and for padding that adds no rows.
         """
         shape = super().of(spec)
         if shape.seq > self.context:

@@ -1,7 +1,7 @@
-"""A user's own files that decide what work is done: a model, a text.
+"""A user's own files that decide the work: a model, a text.
 
-Nothing here imports the user's code: a plan is made where torch, or packages that the model imports, may be
-missing.
+This module does not import the user's code: a machine that plans may lack torch, or packages that the model
+imports.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from results.errors import SpecError, UsageError
 _FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _HASHED_BYTES, _MOST_FILES = 64 * 2**20, 100
 _opened: dict[tuple[str, Path], set[str]] = {}
-"""Files that were opened while a workload was built, by its positional and folder."""
+"""The files that were opened while a workload was built, by its positional and folder."""
 _opened_by_import: dict[str, set[str]] = {}
-"""Files that were opened while a module in the same folder was imported, by the path of its source."""
+"""The files that were opened while a module in the same folder was imported, by the path of its source."""
 _OURS = ("results", "workloads", "strategies", "slurm", "reports", "harness")
 
 
@@ -59,10 +59,10 @@ def module_file(module: str, folder: Path) -> Path:
 
 
 def source_hash(positional: str, folder: Path) -> str:
-    """Return 16 hex digits over the source that a `py:` workload is made of.
+    """Return 16 hex digits of a hash over the source of a `py:` workload.
 
-    The source is its module (of a package, the entire package) and, one leading to the next, every module in
-    `folder` that these import.
+    The source is its module (or its entire package) and all modules in `folder` that it imports, directly or
+    indirectly.
 
     Raises SpecError if the text is not MODULE:FUNCTION, a file is missing or is not Python, or the
     function is not there.
@@ -77,7 +77,7 @@ def source_hash(positional: str, folder: Path) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """Return 16 hex digits over a data file's bytes. Raises UsageError if it cannot be read."""
+    """Return 16 hex digits of a hash over a data file. Raises UsageError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
@@ -89,11 +89,11 @@ def file_hash(path: Path) -> str:
 
 @contextmanager
 def noting_opens(positional: str, folder: Path) -> Iterator[None]:
-    """Note which files in `folder` are opened to be read meanwhile, for `opened_files`.
+    """Record the files in `folder` that are opened for reading within the context, for `opened_files`.
 
-    A module is imported once, by the first of several workloads: what it opens then is noted for the module.
-    Python's functions that open files are wrapped meanwhile. An audit hook would see more, and cannot be
-    removed, so that it would slow down the steps that are timed.
+    A module is imported once, by the first of several workloads: files that it opens then are recorded for
+    the module. Python's functions that open files are wrapped within the context. An audit hook would see
+    more files, but cannot be removed, and would slow down the timed steps.
     """
     found = _opened.setdefault((positional, folder), set())
     open_file, open_descriptor = io.open, os.open
@@ -127,7 +127,7 @@ def noting_opens(positional: str, folder: Path) -> Iterator[None]:
 
 
 def _importing(folder: Path) -> str | None:
-    """The source in `folder` that this thread is importing; the innermost of several."""
+    """Return the source in `folder` that this thread is importing, the innermost of several."""
     frame = inspect.currentframe()
     while frame is not None:
         source = frame.f_code.co_filename
@@ -142,8 +142,8 @@ def opened_files(positional: str, folder: Path) -> dict[str, str]:
     path.
 
     A file of more than `_HASHED_BYTES` has its size instead. Files that its modules opened when they were
-    imported count, whichever workload imported them. Sources, hidden folders and what is installed there are
-    left out, and of more than `_MOST_FILES` all but the first by name: they are a data set.
+    imported count, whichever workload imported them. Sources, hidden folders and installed packages are left
+    out. Of more than `_MOST_FILES`, which are a data set, only the first by name count.
     """
     sources = _sources(split_positional(positional)[0], folder)
     opened = [_opened.get((positional, folder), set())]

@@ -1,10 +1,10 @@
 """Data of a training run: batches without end that continue from a position, and the held-out samples.
 
-A position is an epoch and the samples of it that all replicas together have taken: it holds for another
-number of replicas, and for another micro-batch. Samples form one endless row, epoch after epoch; the k-th
-batch of R replicas with micro-batches of m takes the next R m of it, of which replica r takes every R-th,
-from the r-th on. So every sample is taken once in each epoch, by one replica, whatever interrupts the run; a
-batch may have the last samples of one epoch and the first of the next.
+A position is an epoch and the number of its samples that all replicas together have taken: it is valid for
+any number of replicas and any micro-batch. Samples form one sequence without end, epoch after epoch; the k-th
+batch of R replicas with micro-batches of m takes the next R m samples, of which replica r takes every R-th,
+starting with the r-th. So each sample is taken once in each epoch, by one replica, whatever interrupts the
+run; a batch may have the last samples of one epoch and the first of the next.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class TrainingData(ABC, Iterator[Batch]):
     def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
         self._request = request
         self.samples_per_epoch = samples_per_epoch
-        """Samples of all replicas; None: not known before they are read, or the data have no epochs."""
+        """The samples of an epoch; None: not known before they are read, or the data have no epochs."""
         self.epoch = 0
-        """Epochs that have ended. If their length is not known, one has ended when more is asked for."""
+        """The number of ended epochs. An epoch of unknown length ends when the next batch is asked for."""
         self.samples = 0
-        """Samples that all replicas have taken since the beginning of the run."""
+        """The number of samples that all replicas have taken since the start of the run."""
         self._within = 0
-        """Samples of this epoch that all replicas have taken."""
+        """The number of samples of this epoch that all replicas have taken."""
         self._batches: Iterator[Batch] | None = None
 
     @property
     def together(self) -> int:
-        """Number of samples in one batch of each replica."""
+        """The number of samples in one batch of all replicas."""
         return self._request.replicas * self._request.micro_batch
 
     @property
     def epochs(self) -> float:
-        """Epochs so far, with the finished part of this one if its length is known."""
+        """The number of epochs so far, with the finished part of this one if its length is known."""
         return self.epoch + (self._within / self.samples_per_epoch if self.samples_per_epoch else 0.0)
 
     def __next__(self) -> Batch:
@@ -67,7 +67,8 @@ class TrainingData(ABC, Iterator[Batch]):
 
     @abstractmethod
     def _draw(self) -> Iterator[Batch]:
-        """Yield batches on the CPU from the position on; the position moves past each before it is given."""
+        """Yield batches on the CPU from the position on; the position moves past each batch before it is
+        yielded."""
 
     def _advance(self, samples: int) -> None:
         self.samples += samples
@@ -93,7 +94,7 @@ class TrainingData(ABC, Iterator[Batch]):
         if state["of"] != self.samples_per_epoch:
             raise UsageError(
                 f"the position is in data of {_length(state['of'])}, and these have "
-                f"{_length(self.samples_per_epoch)}: go on with the same data, or begin a new run"
+                f"{_length(self.samples_per_epoch)}: resume with the same data, or begin a new run"
             )
         self.epoch, self._within, self.samples = state["epoch"], state["within"], state["samples"]
         self._batches = None
@@ -104,7 +105,7 @@ def _length(samples: int | None) -> str:
 
 
 class _Synthetic(TrainingData):
-    """Gives the batches of a measured run in turn, without epochs."""
+    """Repeats the batches of a measured run, without epochs."""
 
     def __init__(self, request: DataRequest) -> None:
         super().__init__(request, samples_per_epoch=None)
@@ -121,7 +122,7 @@ class _Dealt(TrainingData):
     """Samples by their index: an epoch is a permutation that follows from the seed and its number."""
 
     def __init__(self, request: DataRequest, data: Any, *, own: bool) -> None:
-        """`own` data are a user's, which are collated and checked; bench's own give complete batches."""
+        """`own`: data of a user, which are collated and checked; bench's data sets give complete batches."""
         super().__init__(request, samples_per_epoch=len(data))
         if len(data) < self.together:
             raise UsageError(
@@ -161,17 +162,17 @@ class _Dealt(TrainingData):
             start = end
 
     def _order(self, epoch: int) -> list[int]:
-        """Return an epoch's order as torch's DistributedSampler has it: a training run begins with the
-        batches of a measured run, if it holds out no samples."""
+        """Return the order of an epoch of torch's DistributedSampler: a training run begins with the batches
+        of a measured run, if it holds out no samples."""
         generator = torch.Generator().manual_seed(self._request.seed + epoch)
         order: list[int] = torch.randperm(len(self._data), generator=generator).tolist()
         return order
 
 
 class _Reopened(TrainingData):
-    """Data that are read from their beginning in each epoch.
+    """Data that are read from the start in each epoch.
 
-    They continue by their own state, if they have one, or are read again up to the position.
+    They resume from their own state, if they have one, or are read again up to the position.
     """
 
     def __init__(self, request: DataRequest, *, samples_per_epoch: int | None) -> None:
@@ -192,11 +193,12 @@ class _Reopened(TrainingData):
 
     @property
     def _share(self) -> list[int]:
-        """Owner of the state: the state of another replica, or of other batches, does not fit this one."""
+        """The owner of the state: the state of another replica, or of other batches, does not fit this
+        one."""
         return [self._request.replica, self._request.replicas, self._request.micro_batch]
 
     def _from_position(self, opened: Any, already: int) -> Iterator[Any]:
-        """Iterate over `opened` from the position on, which is after `already` items."""
+        """Iterate over `opened` from the position on, after `already` items."""
         self._opened = opened
         if self._kept is not None and _has_state(opened):
             opened.load_state_dict(self._kept)
@@ -205,7 +207,7 @@ class _Reopened(TrainingData):
         return islice(iter(opened), already, None)
 
     def _next_epoch(self) -> None:
-        """Begin the next epoch. Raises UsageError if this one gave nothing."""
+        """Begin the next epoch. Raises UsageError if this one had no samples."""
         if not self._within:
             request = self._request
             raise UsageError(
@@ -220,7 +222,7 @@ def _has_state(opened: object) -> bool:
 
 
 class _Row(_Reopened):
-    """Samples in a row: every replica reads all and keeps its own."""
+    """An iterable of samples: each replica reads all of them and keeps its own."""
 
     def __init__(self, request: DataRequest, data: Iterable[Any]) -> None:
         super().__init__(request, samples_per_epoch=len(data) if isinstance(data, Sized) else None)
@@ -243,7 +245,7 @@ class _Row(_Reopened):
             yield default_collate(own)
 
     def _sample(self, samples: Iterator[Any]) -> tuple[Any, Iterator[Any]]:
-        """Return the next sample of the row, and the iterator of what follows it."""
+        """Return the next sample, and the iterator over the samples after it."""
         for sample in samples:
             self._advance(1)
             return sample, samples
@@ -260,7 +262,7 @@ class _Row(_Reopened):
 
 
 class _Function(_Reopened):
-    """Batches that a user's function opens for each epoch; only it knows how many."""
+    """Batches that a user's function opens for each epoch; their number is not known in advance."""
 
     def __init__(self, request: DataRequest) -> None:
         super().__init__(request, samples_per_epoch=None)
@@ -281,8 +283,8 @@ class _Function(_Reopened):
 def open_training(request: DataRequest) -> TrainingData:
     """Open the batches of a training run, from its beginning on; worker processes, if any, end with it.
 
-    Real data are dealt as the module says, without what `held_out` has. Raises UsageError if the data set
-    does not fit the workload or has less than one batch for each replica.
+    Real data are dealt as the module docstring says, without the samples of `held_out`. Raises UsageError if
+    the data set does not fit the workload or has less than one batch for each replica.
     """
     facts = DATASETS.facts(request.dataset)
     if facts.takes is None:
@@ -298,10 +300,10 @@ def open_training(request: DataRequest) -> TrainingData:
 
 
 def require_epochs(request: DataRequest) -> None:
-    """Raise UsageError if training in epochs is asked of data without end."""
+    """Raise UsageError if training in epochs is asked for data without epochs."""
     if DATASETS.facts(request.dataset).takes is None:
         raise UsageError(
-            f"{SYNTHETIC} data have no epochs: order a number of steps (--steps 1000), or real data "
+            f"{SYNTHETIC} data have no epochs: ask for a number of steps (--steps 1000), or for real data "
             f"(--dataset)"
         )
 
@@ -309,7 +311,7 @@ def require_epochs(request: DataRequest) -> None:
 class HeldOut(Iterable[Batch]):
     """A replica's share of the held-out samples; each iteration is one pass over it.
 
-    Every replica has equally many batches, the last of which may be smaller, or larger by one sample. A
+    All replicas have the same number of batches, the last of which may be smaller, or larger by one sample. A
     pass raises UsageError if there are fewer samples than replicas.
     """
 
@@ -324,7 +326,7 @@ class HeldOut(Iterable[Batch]):
 def held_out(request: DataRequest) -> HeldOut | None:
     """Return the data that this replica validates on, or None if no samples are held out.
 
-    Samples of a Dataset are read when they are asked for, and only by their replica.
+    Samples of a Dataset are read when they are needed, and only by their replica.
     """
     facts = DATASETS.facts(request.dataset)
     if facts.takes is None:
@@ -352,9 +354,9 @@ def _own_held_out(data: Any, request: DataRequest) -> Callable[[], Iterable[Batc
 
 
 def _shared(row: Iterator[Any], request: DataRequest) -> Iterator[list[Any]]:
-    """Deal a row in turn to the replicas, in batches.
+    """Deal samples to the replicas in turn, in batches.
 
-    Samples that are left at its end, too few for each replica to have one, go with the batch before.
+    The last samples, if they are fewer than the replicas, go into the batch before.
     """
     replicas = request.replicas
     together = replicas * request.micro_batch

@@ -24,59 +24,60 @@ from workloads.batch import Batch
 from workloads.batch import samples_of as first_dimension
 
 Pair = tuple[Tensor, Tensor]
-"""Inputs and targets of some samples, the sample first in both."""
+"""Inputs and targets of samples; the first dimension of both is the sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataShare:
-    """The part of the data that a replica is given, and in which pieces."""
+    """The part of the data for a replica, and its division into batches."""
 
     replica: int
     replicas: int
     micro_batch: int
-    """Samples of a batch."""
+    """The number of samples of a batch."""
     seed: int
     workers: int = 0
-    """Processes that prepare batches; 0: the rank itself."""
+    """The number of processes that prepare batches; 0: the rank itself."""
     epoch: int = 0
-    """Number of epochs before this one in a training run. A measured run leaves it 0."""
+    """The number of epochs before this one in a training run; 0 in a measured run."""
 
 
 Data = Iterable[Any] | Callable[[DataShare], Iterable[Batch]]
-"""A torch Dataset (`__getitem__` and `__len__`), samples in a row that can be read again, or a function that
-opens an epoch of batches."""
+"""A torch Dataset (`__getitem__` and `__len__`), an iterable of samples that can be read again, or a function
+that opens an epoch of batches."""
 
 
 def is_dataset(data: object) -> bool:
-    """Return whether samples are read by index; an IterableDataset has a `__getitem__` that only raises."""
+    """Return whether samples are read by index; the `__getitem__` of an IterableDataset only raises."""
     return not isinstance(data, IterableDataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageInput:
-    """A model that sorts images into classes: inputs float32 (n, *shape), targets int64 (n,)."""
+    """The input of a classifier of images: inputs float32 (n, *shape), targets int64 (n,)."""
 
     kind: ClassVar = "images"
     shape: tuple[int, ...]
-    """(channels, px, px), or (pixels,) where the image is flattened."""
+    """(channels, px, px), or (pixels,) for a flattened image."""
     classes: int
 
     def synthetic(self, generator: torch.Generator, samples: int) -> Pair:
-        """Normally distributed pixels with random classes, on the CPU."""
+        """Draw normally distributed pixels with random classes, on the CPU."""
         images = torch.randn(samples, *self.shape, generator=generator, device="cpu")
         return images, torch.randint(self.classes, (samples,), generator=generator, device="cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInput:
-    """A model that predicts the next token: inputs and targets int64 (n, length), shifted by one."""
+    """The input of a model that predicts the next token: inputs and targets int64 (n, length), shifted by
+    one."""
 
     kind: ClassVar = "tokens"
     length: int
     vocabulary: int
 
     def synthetic(self, generator: torch.Generator, samples: int) -> Pair:
-        """Random tokens, each the target of the one before, on the CPU."""
+        """Draw random tokens, each the target of the token before, on the CPU."""
         size = (samples, self.length + 1)
         tokens = torch.randint(self.vocabulary, size, generator=generator, device="cpu")
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -87,27 +88,28 @@ class Workload:
     """A model with its loss and its data; the module is on the CPU, freshly initialised, or on the meta
     device and has `initial` values.
 
-    Parts of the module that its author put into evaluation mode stay in it. A module without any part in
-    training mode is put into that mode.
+    Parts of the module in evaluation mode stay in it. A module without any part in training mode is put into
+    that mode.
     """
 
     module: nn.Module
     loss: Callable[[Any, Any], Tensor] | None = None
-    """Outputs of the module and targets of a batch, (inputs, targets), to the mean loss over its samples.
-    None, without a step: the module is given the whole batch and returns its loss, or a mapping with it as
-    `loss`."""
+    """A function from outputs of the module and targets of a batch, (inputs, targets), to the mean loss over
+    its samples. None, without a step: the module gets the complete batch and returns its loss, or a mapping
+    with it as `loss`."""
     step: Callable[[Callable[..., Any], Batch], Any] | None = None
-    """Used instead of a loss: the module, to be called, and a batch, to the mean loss over its samples, or to
-    a mapping with it as `loss`."""
+    """Instead of a loss: a function that gets the module, to be called, and a batch, and returns the mean
+    loss over its samples, or a mapping with it as `loss`."""
     synthetic: Callable[[torch.Generator, int], Batch] | None = None
     """Draws a batch of this number of random samples on the CPU, only from the generator."""
     data: Data | None = None
-    """The workload's own data, for `--dataset own`: a torch Dataset or samples in a row, for which a loader
-    is made, or a function that opens an epoch of batches for a `DataShare`. A sample follows only from its
-    index, or place."""
+    """The workload's own data, for `--dataset own`: a torch Dataset or an iterable of samples, for which a
+    loader is created, or a function that opens an epoch of batches for a `DataShare`. A sample must follow
+    only from its index or position."""
     held_out: Data | None = None
-    """Data that a training run validates on, of the same three forms as `data`; a function gives each replica
-    equally many batches. Data sets that are not the workload's own hold out a part of themselves."""
+    """Data that a training run validates on, in one of the three forms of `data`; a function returns the same
+    number of batches for each replica. Other data sets than the workload's own hold out a part of their
+    samples."""
     metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
     """Functions by name that each validation computes: each takes outputs and targets and returns the mean
     over their samples. They need `loss`. A larger value is better, unless the name ends in `loss` or
@@ -117,15 +119,15 @@ class Workload:
     torch.optim.lr_scheduler, except ReduceLROnPlateau, which needs a metric. Training steps it after each
     step."""
     samples_of: Callable[[Batch], int] | None = None
-    """Samples of a batch, for a `step` or a model that returns its loss; None: the first dimension of the
-    first tensor in the batch that has one."""
+    """Returns the samples of a batch, for a `step` or a model that returns its loss; None: the first
+    dimension of the first tensor in the batch that has one."""
     unit: Literal["images", "tokens", "samples"] = "samples"
-    """Unit of throughput."""
+    """The unit of throughput."""
     units_per_sample: int = 1
     layout: ModelLayout | None = None
-    """None: the strategies find its like blocks; `ModelLayout()`: it has no blocks."""
+    """The layout of the module; None: strategies find its like blocks; `ModelLayout()`: it has no blocks."""
     input: ImageInput | TokenInput | None = None
-    """Shape that real data are given; None: the workload runs only on synthetic data."""
+    """The shape of real data for the module; None: the workload runs only on synthetic data."""
     initial: Callable[[Tensor, torch.device], None] | None = None
     """Gives a parameter or buffer of a module on the meta device its values, on a device and in place; set by
     `build_workload`. None: the module has them."""
@@ -168,8 +170,8 @@ class Workload:
         """Return the mean loss over the samples of a batch.
 
         Inputs, or without a loss the batch, are passed by keywords (a mapping), by position (a tuple or
-        list), or as they are. The code is plain, for who checks a step (`strategies.training.loss` has the
-        errors).
+        list), or as they are. The code has no checks, for checkers of a step; `strategies.training.loss` has
+        the errors.
         """
         if self.step is not None:
             returned = self.step(model, batch)

@@ -26,7 +26,7 @@ class Hierarchical(CollectiveFacts):
     """A sum within each node, then a compressed sum across the nodes, sent to all ranks."""
 
     name = "hierarchical"
-    help = "inside of the nodes, across them, inside again; compression across nodes alone"
+    help = "within the nodes, across them, within again; it compresses only across nodes"
     options = MappingProxyType(
         {
             "via": Option(

@@ -43,13 +43,13 @@ class DgcFacts(CompressorFacts):
     need = "all-gather"
     instead = TopKFacts.name
     gradients_alone = "it corrects the momentum of gradients"
-    own_gradients_alone = "it forgets the momentum of what a rank has sent of its own gradients"
+    own_gradients_alone = "it clears the momentum of the gradients that a rank itself has sent"
 
     def refusal(self, cell: Cell) -> str | None:
         if OPTIMIZERS.facts(cell.optimizer).state_values:
             return (
-                f"dgc goes with --optimizer sgd:momentum=0 alone, not {cell.optimizer}: it applies momentum "
-                f"itself, before it compresses"
+                f"dgc needs --optimizer sgd:momentum=0, not {cell.optimizer}: it applies momentum itself, "
+                f"before it compresses"
             )
         return None
 

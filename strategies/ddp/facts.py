@@ -84,13 +84,13 @@ class Ddp(BucketedFacts):
     def refusal(self, cell: Cell) -> str | None:
         if self.spec.flag("static_graph") and cell.accumulation > 1:
             return (
-                f"ddp:static_graph=true goes with --accumulation 1 alone, not {cell.accumulation}: torch "
-                f"needs an exchange in the first backward pass"
+                f"ddp:static_graph=true needs --accumulation 1, not {cell.accumulation}: torch exchanges "
+                f"gradients in the first backward pass"
             )
         if self.spec.flag("find_unused") and not cell.dense:
             return (
-                f"{self.name}:find_unused=true goes with --compression {UNCOMPRESSED} and --collective "
-                f"{DEFAULT_COLLECTIVE} alone: torch exchanges which parameters were used while our exchange "
+                f"{self.name}:find_unused=true needs --compression {UNCOMPRESSED} and --collective "
+                f"{DEFAULT_COLLECTIVE}: torch exchanges which parameters were used while our exchange "
                 f"is under way; use {WITH_UNUSED[-1]}"
             )
         return None

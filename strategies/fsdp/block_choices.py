@@ -1,9 +1,9 @@
 """The choices of `manual` for each block, read without torch: `manual:reshard.checkpoint*2+keep*2`.
 
-Runs of blocks are joined by `+`, in the order of the forward pass. A run is `reshard` (whole parameters are
-given up between forward and backward: ZeRO-3) or `keep` (they stay until backward is over: ZeRO-2), then
-`.offload` (shards lie in host memory) and `.checkpoint` (activations are computed again in backward), then
-`*N` for N blocks alike.
+Runs of blocks are joined by `+`, in the order of the forward pass. A run is `reshard` (gathered parameters
+are freed between forward and backward: ZeRO-3) or `keep` (they stay until backward ends: ZeRO-2), then
+`.offload` (shards are in host memory) and `.checkpoint` (activations are recomputed in backward), then `*N`
+for N equal blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GRAMMAR = "reshard or keep, then .checkpoint, .offload, *N, such as manual:resh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockChoice:
-    """How one block is treated."""
+    """The choices for one block."""
 
     reshard: bool
     checkpoint: bool = False

@@ -33,11 +33,11 @@ _OPTIONS = MappingProxyType(
     }
 )
 _TENSOR = (2, 4, 8)
-"""Ranks that compute each layer together, of what `auto` may take."""
+"""The numbers of ranks that compute each layer together from which `auto` chooses."""
 
 
 class Fsdp2Facts(ShardingFacts):
-    """The facts that all strategies by torch's `fully_shard` share.
+    """The facts of all strategies that use torch's `fully_shard`.
 
     A unit is gathered in one piece, which is then copied into its parameters; gradients are copied into one
     piece, which Gloo copies again to sum it. The piece of the last block is kept until the next forward pass.
@@ -46,7 +46,7 @@ class Fsdp2Facts(ShardingFacts):
     model = "strategies.fsdp.model:FsdpModel"
 
     def choices(self, blocks: int) -> list[BlockChoice]:
-        """Return how each of `blocks` blocks is treated, in the order of the forward pass."""
+        """Return the choices for each of `blocks` blocks, in the order of the forward pass."""
         alike = BlockChoice(reshard=self.spec.flag("reshard"), offload=self.offloads)
         return [alike] * blocks
 
@@ -125,7 +125,7 @@ class Fsdp2Facts(ShardingFacts):
             yield activation_sums(cell, parts, groups.tensor)
 
     def _gatherings(self, cell: Cell, shards: int, around: int, blocks: list[int]) -> Term:
-        """The gatherings of each block in one micro-batch: a second one for backward if it was given up."""
+        """Return the gatherings of a micro-batch: a block that was freed is gathered again for backward."""
         times = [1 + choice.reshard for choice in self.choices(len(blocks))]
         ahead: Overlap = "compute" if any(count > 1 for count in times) else "forward"
         if cell.device == "cpu" and not self.spec.integer("prefetch"):
@@ -233,7 +233,8 @@ class Manual(Fsdp2Facts):
         return read_choices(self._text)[block].checkpoint
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
-        """The prediction also counts offloaded blocks, so it gives no lower bound for a GPU with them."""
+        """Yield the moments; they include offloaded blocks, so that they are no lower bound for a GPU with
+        them."""
         found = super().moments(cell, parts)
         if cell.device == "cuda" and any(choice.offload for choice in read_choices(self._text)):
             return (replace(each, estimated=each.total - each.activations) for each in found)

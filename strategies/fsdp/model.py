@@ -2,20 +2,20 @@
 
 Zhao et al. 2023, arXiv:2304.11277; stages 2 and 3 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054). Every
 block of the model's layout is one unit: its parameters are gathered before its forward and backward pass,
-and its gradients are averaged into shards. With `reshard=true` the whole parameters are given up between the
-two passes (ZeRO-3), with `reshard=false` they stay until the backward pass is over (ZeRO-2); `manual` says so
+and its gradients are averaged into shards. With `reshard=true` the gathered parameters are freed between the
+two passes (ZeRO-3), with `reshard=false` they stay until the backward pass ends (ZeRO-2); `manual` chooses
 block by block.
 
-What travels in one step of a rank, with P bytes of parameters over p ranks: (p - 1) / p P for each gathering
-(two with `reshard=true`, one without; the unit around the blocks is gathered once), and (p - 1) / p P for the
+A rank sends in one step, with P bytes of parameters over p ranks: (p - 1) / p P for each gathering (two with
+`reshard=true`, one without; the unit around the blocks is gathered once), and (p - 1) / p P for the
 gradients. Gloo runs a reduce-scatter as an all-reduce, twice that. torch pads the
 first dimension of every parameter to a multiple of p.
 
-`hsdp` does this inside of each node, p ranks, and sums the shards of the gradients across n nodes:
-2 (n - 1) / n P / p more, and all that crosses them (Zhao et al., section 3.2.2). With `tp` the layers are
+`hsdp` does this within each node, of p ranks, and sums the shards of the gradients across n nodes:
+2 (n - 1) / n P / p more, the only bytes between nodes (Zhao et al., section 3.2.2). With `tp` the layers are
 split first (`tensor_parallel`), and each part is then sharded over the ranks that have the same part.
 
-On CPU torch waits for each gathering where it begins, so that nothing overlaps, unless `prefetch` is given.
+On CPU torch waits for each gathering at its start, so that no gathering overlaps, unless `prefetch` is given.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class FsdpModel(ParallelModel):
     def __init__(self, module: nn.Module, setting: Setting) -> None:
         """Collective: all ranks take the parameters and buffers of rank 0, and shard them unit by unit.
 
-        Raises UsageError for a model that torch cannot shard: parameters without a dimension, of several
-        data types in one block, shared by blocks, or with sparse gradients; for one that does not compute
-        with `params=bf16`; and for one that does not go into `tp` parts.
+        Raises UsageError for a model that torch cannot shard: parameters without a dimension, of several data
+        types in one block, shared by blocks, or with sparse gradients; for a model that does not compute with
+        `params=bf16`; and for one that cannot be split into `tp` parts.
         """
         super().__init__(module)
         facts, device, layout = cast(Fsdp2Facts, setting.facts), setting.device, setting.layout
@@ -110,7 +110,8 @@ class FsdpModel(ParallelModel):
             yield Owned(parameter, tuple(self._boxes(name, cast(DTensor, parameter))))
 
     def _boxes(self, name: str, parameter: DTensor) -> Iterator[tuple[Box, View]]:
-        """torch splits the first dimension into pieces of equal size, of which the last ones may be empty."""
+        """Yield the places of this rank's shard: torch splits the first dimension into pieces of equal size,
+        and the last pieces may be empty."""
         link, length = self._grid.shard, parameter.shape[0]
         size = math.ceil(length / link.size)
         rows = range(min(length, link.rank * size), min(length, (link.rank + 1) * size))
@@ -139,8 +140,8 @@ class FsdpModel(ParallelModel):
 
     @torch.no_grad()
     def _whole(self, name: str, value: object) -> object:
-        """A value that is laid out as the parameter `name` is, put together, and any other as it is;
-        collective."""
+        """Gather a value that has the layout of the parameter `name`; return any other value as it is.
+        Collective."""
         if not isinstance(value, DTensor):
             return value
         whole = _gathered(value, self._grid.shard, self._device)
@@ -152,9 +153,10 @@ class FsdpModel(ParallelModel):
 
     @contextmanager
     def exchange(self, *, now: bool) -> Iterator[None]:
-        """Until the last micro-batch gradients stay whole on every rank, and are added up there.
+        """Exchange in the last micro-batch; before it each rank adds up complete gradients.
 
-        Raises UsageError after it if ranks have gradients of different parameters, as `UnlikeGradients` does.
+        Raises UsageError at its end if ranks have gradients of different parameters, as `UnlikeGradients`
+        does.
         """
         cast(FSDPModule, self.module).set_requires_gradient_sync(now)
         try:
@@ -180,7 +182,7 @@ class DeviceGrid:
     """This rank's links in each dimension of a group layout, and torch's mesh of ranks that share shards."""
 
     def __init__(self, everyone: Link, groups: GroupLayout, device: torch.device) -> None:
-        """Collective over `everyone`, who must be all ranks of the default group."""
+        """Collective over `everyone`, which must be all ranks of the default group."""
         self.everyone = everyone
         self.groups = groups
         self.shard = self._along("shard")
@@ -193,7 +195,8 @@ class DeviceGrid:
         return self.everyone if len(parts) == 1 else self.everyone.split(parts)
 
     def _mesh(self, device_type: str) -> DeviceMesh:
-        """The ranks that have shards of the same tensors: (shard,), or (replicate, shard)."""
+        """Return the mesh of the ranks that have shards of the same tensors: (shard,), or (replicate,
+        shard)."""
         if self.replicate is None:
             return DeviceMesh.from_group(self.shard.group, device_type)
         alike = self.groups.groups("replicate", "shard")
@@ -207,13 +210,13 @@ class DeviceGrid:
 
 
 class _Guard:
-    """Has all ranks meet before each operation of one kind of a unit, and then makes torch's call of it.
+    """Checks with all ranks that they make the same operation of a unit, and then calls torch's operation.
 
-    After the first step each rank compares its operations by itself.
+    After the first step each rank compares its operations with its own first step.
     """
 
     def __init__(self, group: Any, name: str, unlike: UnlikeGradients, place: int) -> None:
-        """`name` names torch's call, an attribute of its `group` of parameters; `place` numbers it."""
+        """`name` is the attribute of torch's `group` of parameters that is called; `place` is its number."""
         self._group, self._name, self._unlike, self._place = group, name, unlike, place
         self._call = getattr(group, name)
         self.allocate = self._call.allocate
@@ -225,9 +228,9 @@ class _Guard:
 
 
 def _calls(units: Mapping[str, FSDPModule]) -> Iterator[tuple[Any, str, str]]:
-    """The attributes by which torch's groups of parameters exchange, and what each does, in words."""
+    """Yield the attributes by which torch's groups of parameters exchange, and a description of each."""
     for unit, module in units.items():
-        # Those of torch 2.13; without them a step in which ranks differ fails in the backend.
+        # Attributes of torch 2.13; without them a step in which ranks differ fails in the backend.
         for group in getattr(module._get_fsdp_state(), "_fsdp_param_groups", ()):
             for name, does in _EXCHANGES.items():
                 if hasattr(group, name):
@@ -235,10 +238,10 @@ def _calls(units: Mapping[str, FSDPModule]) -> Iterator[tuple[Any, str, str]]:
 
 
 def _gathered(value: DTensor, link: Link, device: torch.device) -> Tensor:
-    """The shards of all ranks of `link` put together; collective."""
-    # Shards that are offloaded lie where no collective of the device's backend reaches them.
+    """Gather the shards of all ranks of `link`; collective."""
+    # The device's backend cannot send offloaded shards from host memory.
     local = value.to_local().to(device)
-    # torch splits the first dimension into pieces of equal size, of which the last ones may be empty.
+    # torch splits the first dimension into pieces of equal size; the last ones may be empty.
     rows = math.ceil(value.shape[0] / link.size)
     padded = local.new_zeros(rows, *value.shape[1:])
     padded[: local.shape[0]] = local
@@ -269,7 +272,7 @@ def _require_shardable(module: nn.Module, layout: ModelLayout) -> None:
 
 
 def _choices(facts: Fsdp2Facts, layout: ModelLayout) -> dict[str, BlockChoice]:
-    """How each block is treated, in the order of the forward pass. Raises UsageError."""
+    """Return the choices for each block, in the order of the forward pass. Raises UsageError."""
     chosen = facts.choices(len(layout.blocks))
     if len(chosen) != len(layout.blocks):
         raise UsageError(
@@ -285,12 +288,12 @@ def _shard(
     mesh: DeviceMesh,
     begin_unit: Callable[[str], None],
 ) -> list[FSDPModule]:
-    """Shard each block, then what is around them; the blocks in the order of the forward pass.
+    """Shard each block in the order of the forward pass, then the unit around the blocks.
 
-    Each gets its values by `begin_unit` just before, so that only one unit has all of its values at a time.
+    `begin_unit` gives each unit its values just before, so that only one unit is complete at a time.
     """
     policy = _BF16 if facts.gathers_bf16 else MixedPrecisionPolicy()
-    # What is around the blocks is needed again as soon as the backward pass begins.
+    # The unit around the blocks is needed again as soon as the backward pass begins.
     around = BlockChoice(reshard=False, offload=facts.offloads)
     try:
         units: list[FSDPModule] = []
@@ -301,7 +304,7 @@ def _shard(
         begin_unit("")
         fully_shard(module, **_options(around, mesh), mp_policy=policy)
     except (AssertionError, ValueError) as error:
-        # What torch asks of a model, in its words: one data type a unit, say.
+        # torch's own requirements of a model, such as one data type a unit.
         raise UsageError(f"fsdp cannot shard this model: {error}; {WHOLE}") from error
     return units
 
@@ -319,7 +322,7 @@ def _prefetch(units: Sequence[FSDPModule], depth: int, device: torch.device) -> 
         unit.set_modules_to_forward_prefetch(list(units[place + 1 : place + 1 + depth]))
         unit.set_modules_to_backward_prefetch(list(units[max(0, place - depth) : place][::-1]))
         if device_of(device).kind == "cpu":
-            # torch gathers beside the computation by itself on accelerators alone.
+            # Only on accelerators does torch gather asynchronously by itself.
             unit._set_unshard_async_op(True)
 
 

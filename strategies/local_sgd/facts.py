@@ -17,7 +17,7 @@ class LocalSgd(StrategyFacts):
     """The memory of `single` and 2 P: the parameters of the last average, and the buckets."""
 
     name = "local-sgd"
-    help = "every rank trains alone, parameters are averaged every so many steps"
+    help = "ranks train independently, and average their parameters every N steps"
     positional = Option(kind="int", minimum=1, help="the steps from one average to the next", example="8")
     options = MappingProxyType(
         {

@@ -45,7 +45,7 @@ def _layout(module: nn.Module, inputs: object) -> ModelLayout:
         raise _Broken(f"its inputs are a {given}, not a tensor of float or int64")
     blocks = found_layout(module).blocks
     if not blocks:
-        raise _Broken("no like blocks of parts of their own are in an nn.ModuleList or nn.Sequential of it")
+        raise _Broken("no like blocks with submodules are in an nn.ModuleList or nn.Sequential of it")
     twin, units = Twin(module), list(_units(module, blocks))
     order = _order(twin, units, inputs, training=True)
     try:

@@ -39,11 +39,9 @@ class Pipeline(StrategyFacts):
                 default=_CHUNKS,
                 minimum=1,
                 maximum=64,
-                help="stages of a rank, for interleaved alone",
+                help="stages of a rank, only for interleaved",
             ),
-            "dp": Option(
-                kind="int", default=1, minimum=1, help="pipelines beside each other, on data of their own"
-            ),
+            "dp": Option(kind="int", default=1, minimum=1, help="parallel pipelines, each with its own data"),
         }
     )
     model = "strategies.pipeline.model:PipelineModel"
@@ -100,7 +98,7 @@ class Pipeline(StrategyFacts):
             )
         if self.schedule != "interleaved" and self.spec.integer("chunks") != _CHUNKS:
             return (
-                f"chunks ({self.spec.integer('chunks')}) goes with pipeline:interleaved alone: "
+                f"chunks ({self.spec.integer('chunks')}) needs pipeline:interleaved: "
                 f"{self.schedule} has one stage a rank; leave chunks out"
             )
         if self.schedule == "interleaved" and self.chunks < 2:

@@ -127,13 +127,13 @@ def _require_owners(module: nn.Module, cut: Cut) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor not in owners:
             raise UsageError(
-                f"pipeline cannot tell which stage has {name}: it is in no block, stem or head of the layout"
+                f"pipeline finds no stage for {name}: it is in no block, stem or head of the layout"
             )
         if isinstance(tensor, nn.Parameter):
             busy |= owners[tensor]
             if len(owners[tensor]) > 1 and owners[tensor] != {0, cut.ranks - 1}:
                 raise UsageError(
-                    f"pipeline shares parameters between its first and last stage alone, and {name} is also "
+                    f"pipeline shares parameters only between its first and last stage, and {name} is also "
                     f"in another: {SPLIT}"
                 )
     if len(busy) < cut.ranks:

@@ -55,7 +55,7 @@ _SETTINGS = (
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written, or training does not go on from it bit for bit."""
+    """A checkpoint could not be written, or training does not resume from it bit for bit."""
 
 
 class Saving:
@@ -95,7 +95,7 @@ class Saving:
         if not self._told:
             self._told = True
             warnings.warn(
-                f"no checkpoint: {failure}; training goes on", CheckpointWarning, stacklevel=stacklevel
+                f"no checkpoint: {failure}; training continues", CheckpointWarning, stacklevel=stacklevel
             )
         return None
 
@@ -266,8 +266,8 @@ class Checkpoints:
         if not exact and self._trainer.steps > 0:
             raise UsageError(
                 f"the checkpoint is of {_told(manifest.laid_out)}, and this trainer, which has trained, is "
-                f"{_told(laid_out(self._trainer))}: a trainer that has trained goes on from the same layout "
-                f"alone; make a new one, and resume it"
+                f"{_told(laid_out(self._trainer))}: a trainer that has trained resumes only from the same "
+                f"layout; make a new one, and resume it"
             )
 
     def _read(self, kept: Kept, *, exact: bool) -> RankState:
@@ -288,7 +288,7 @@ class Checkpoints:
                     raise
                 if self._ranks.rank == 0:
                     warnings.warn(
-                        f"{path} is not whole: {error}; going on from an earlier one",
+                        f"{path} is not complete: {error}; resuming from an earlier one",
                         CheckpointWarning,
                         stacklevel=4,
                     )
@@ -341,7 +341,7 @@ def _candidates(run: RunFolder, step: int | str | None) -> list[Path]:
         raise UsageError(f"step is a number, 'best' or None (the newest), not {step!r}")
     if not run.place(step).exists():
         there = ", ".join(str(kept.manifest.step) for kept in run.kept()) or "none"
-        raise StoreError(f"{run.path} has no checkpoint of step {step}; those that are whole: {there}")
+        raise StoreError(f"{run.path} has no checkpoint of step {step}; complete ones: {there}")
     return [run.place(step)]
 
 
@@ -369,7 +369,7 @@ def _notes(trainer: Resumable, manifest: Checkpoint, now: dict[str, str], *, exa
             notes.append(f"{what} was {was}, and is {is_now}: {follows}")
     if not exact:
         notes.append(
-            f"{_told(manifest.laid_out)} goes on as {_told(laid_out(trainer))}: residuals and random states "
+            f"{_told(manifest.laid_out)} resumes as {_told(laid_out(trainer))}: residuals and random states "
             f"start anew"
         )
     elif (otherwise := trainer.model.resumes_otherwise) is not None:

@@ -144,7 +144,7 @@ class CarefulReader(FileSystemReader):
         except Exception as error:  # a damaged pickle fails in any way
             raise SchemaError(f"{path} is damaged: {error}; resume from another checkpoint") from error
         if not isinstance(metadata, Metadata):
-            raise SchemaError(f"{path} is no list of a checkpoint's tensors")
+            raise SchemaError(f"{path} is not a list of a checkpoint's tensors")
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         return metadata
 
@@ -168,6 +168,6 @@ class _MetadataUnpickler(pickle.Unpickler):
         ):
             return super().find_class(module, name)
         raise SchemaError(
-            f"names {module}.{name}, which no checkpoint has: it is of another origin, and nothing of it "
+            f"names {module}.{name}, which no checkpoint contains: it has another origin, and no code in it "
             f"was run"
         )

@@ -136,8 +136,8 @@ class Reading:
                 f"({type(error).__name__}: {reason})"
             )
         return SchemaError(
-            f"{self._kept.path} holds other things than numbers, texts and tensors, which loading refuses: "
-            f"it is of another origin, and nothing of it was run ({reason})"
+            f"{self._kept.path} contains more than numbers, strings and tensors, which loading refuses: it "
+            f"has another origin, and no code in it was run ({reason})"
         )
 
 

@@ -70,8 +70,8 @@ class RunFolder:
         newest = next((kept.manifest for kept in reversed(self.kept())), None)
         if newest is not None and (newest.step, newest.session) not in allowed:
             raise UsageError(
-                f"{self.path} has a checkpoint of step {newest.step} that this run neither wrote nor went "
-                f"on from: resume({str(self.path)!r}) to go on from it, stop the other run, or save elsewhere"
+                f"{self.path} has a checkpoint of step {newest.step} that this run neither wrote nor resumed "
+                f"from: resume({str(self.path)!r}) to train on from it, stop the other run, or save elsewhere"
             )
         if self.place(step).exists():
             raise UsageError(
@@ -147,7 +147,7 @@ def torn(path: Path, files: Mapping[str, FileSum], names: Collection[str]) -> st
     for name in names:
         # A name must be a file of this folder, even in a manifest of another program.
         if Path(name).name != name:
-            return f"{name} is no file of a checkpoint"
+            return f"{name} is not a file of a checkpoint"
         try:
             found = sum_of(path / name)
         except OSError as error:

@@ -44,8 +44,9 @@ def require_attachable(name: str, each: Any, optimizer: Optimizer) -> None:
     work."""
     if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
         raise UsageError(
-            f"{name} ({type(each).__name__}) has no state_dict and load_state_dict, so that no run could go "
-            f"on from it: for a loader use torchdata's StatefulDataLoader, else an object with both methods"
+            f"{name} ({type(each).__name__}) has no state_dict and load_state_dict, so that no run could "
+            f"resume from it: for a loader use torchdata's StatefulDataLoader, else an object with both of "
+            f"them"
         )
     if not isinstance(each, LRScheduler):
         return
@@ -210,8 +211,8 @@ def _attached(name: str, each: Stateful) -> Any:
         return unpickled(dumped(state))
     except Exception as error:  # whatever pickle says of it
         raise UsageError(
-            f"the state of {name!r} cannot be saved, as loading it would run code: have its state_dict give "
-            f"numbers, texts, tensors, and lists and dictionaries of them ({error})"
+            f"the state of {name!r} cannot be saved, as loading it would run code: have its state_dict "
+            f"return numbers, strings, tensors, and lists and dictionaries of them ({error})"
         ) from error
 
 
@@ -339,8 +340,8 @@ def from_plain(plain: Mapping[str, Any], trainer: Resumable, rank: int) -> RankS
     mine = _layout_of(trainer, rank)
     if plain.get("format") != _FORMAT or list(plain["laid_out"]) != mine:
         raise UsageError(
-            f"the state is of {plain.get('laid_out')}, and this is {mine}: state_dict goes on as the same "
-            f"rank of the same strategy alone; save(folder) and resume(folder) go on as another"
+            f"the state is of {plain.get('laid_out')}, and this is {mine}: a state_dict is for the same rank "
+            f"of the same strategy; to resume as another, use save(folder) and resume(folder)"
         )
     require_optimizer(trainer, plain.get("trained_by", optimizer_name(trainer)))
     boxes = {box.text: box for owned in trainer.model.owned() for box, _ in owned.boxes}

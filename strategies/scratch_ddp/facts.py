@@ -37,7 +37,7 @@ class ScratchDdp(BucketedFacts):
     def refusal(self, cell: Cell) -> str | None:
         if self.spec.flag("find_unused") and COMPRESSIONS.facts(cell.compression).keeps_residual:
             return (
-                f"scratch-ddp:find_unused=true goes with --compression none, fp16 or bf16, not "
+                f"scratch-ddp:find_unused=true needs --compression none, fp16 or bf16, not "
                 f"{cell.compression}: it drops the sum of a parameter that no replica used, and with it the "
                 f"residual of that parameter"
             )

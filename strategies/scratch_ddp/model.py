@@ -25,8 +25,8 @@ MIB = 2**20
 class ScratchDdpModel(ParallelModel):
     """A module whose replicas start alike and whose gradients are exchanged by a `GradientReducer`.
 
-    The module stays bare. Whenever a step begins all ranks take the buffers of rank 0; within a step each
-    replica has its own, as it has its own BatchNorm statistics and its own dropout.
+    The module has no wrapper. At the begin of each step all ranks take the buffers of rank 0; within a step
+    each replica has its own buffers, such as BatchNorm statistics, and its own dropout.
     """
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:

@@ -1,9 +1,9 @@
-"""Gradients into buckets, and buckets over the ranks, while the backward pass still runs.
+"""Copy gradients into buckets, and average the buckets over the ranks, during the backward pass.
 
 After Li et al. 2020 (PyTorch Distributed, arXiv:2006.15704, section 3.2): a hook on each parameter copies its
-gradient into a bucket, and a bucket is exchanged as soon as it is full and all buckets before it are under
-way. Buckets follow the order in which gradients become ready, which is guessed for the first step, the
-reverse of the parameters' registration, and observed in it for all others.
+gradient into a bucket, and the exchange of a bucket begins as soon as it is full and the exchanges of all
+buckets before it have begun. Buckets follow the order in which gradients become ready: for the first step the
+reverse of the parameters' registration, for all others the order that was observed in the first step.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from strategies.gradient_exchange import GradientExchange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucketing:
-    """How gradients are put into buckets."""
+    """The rules by which gradients are put into buckets."""
 
     first_bytes: int
-    """The size of the first bucket of each data type: the smaller it is, the earlier the exchange begins."""
+    """The size of the first bucket of each data type; a small one lets the exchange begin early."""
     bytes: int
-    """The size of all others. A bucket is closed by the gradient with which it reaches its size."""
+    """The size of all other buckets. The gradient with which a bucket reaches its size is its last."""
     find_unused: bool
-    """Whether a parameter may be left without a gradient, which then counts as zero."""
+    """Whether a parameter may have no gradient, which then counts as zero."""
     as_parameters: bool
-    """Whether gradients lie in memory as their parameters do (channels last, say), not row by row."""
+    """Whether gradients have the memory format of their parameters (such as channels last), not row by
+    row."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,10 +52,10 @@ class _Place:
 
 
 class GradientReducer:
-    """Makes the gradients of one model their mean over the ranks.
+    """Replaces the gradients of one model by their mean over the ranks.
 
-    The gradients become views of the buckets: each is copied once, multiplied by 1 / ranks on the way, and
-    the optimizer reads from the bucket. Parameters hold the reducer weakly, so that dropping it drops all.
+    The gradients become views of the buckets: each is copied once, times 1 / ranks, and the optimizer reads
+    from the bucket. Parameters have only weak references to the reducer, so that it is freed with its owner.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class GradientReducer:
         self._exchange = exchange
         self._link = link
         self._bucketing = bucketing
-        # A tensor is multiplied by sooner than a number, which would be made one for every gradient.
+        # A tensor, as torch would convert a number to a tensor for every gradient.
         self._scale = torch.tensor(1 / link.size, dtype=torch.float64)
         self._order = list(reversed(range(len(self._parameters))))
         """The indices of parameters in the order in which gradients are expected."""
         self._observed: list[int] | None = []
-        """The order in which they came; None once all ranks have agreed on an order."""
+        """The order in which gradients came; None once all ranks have agreed on an order."""
         self._buckets: list[Bucket] = []
         self._places: list[_Place] = []
         self._stale = True
@@ -89,7 +90,7 @@ class GradientReducer:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Exchange the gradients of the one backward pass in this context; at its end all are averaged.
+        """Exchange the gradients of the one backward pass in this context; at its end they are averaged.
 
         Gradients accumulated before the context are exchanged with it. Raises UsageError at the end if a
         parameter has no gradient and `find_unused` is off; the other ranks then wait for this one.
@@ -144,7 +145,7 @@ class GradientReducer:
             place.view.zero_()
         self._missing.remove(index)
         self._lacking[place.bucket] -= 1
-        # In the order of buckets, which is the same on all ranks; that of gradients need not be.
+        # In the order of buckets, which is the same on all ranks; the order of gradients may differ.
         while len(self._pending) < len(self._buckets) and not self._lacking[len(self._pending)]:
             self._pending.append(self._exchange.start(self._buckets[len(self._pending)]))
 
@@ -167,11 +168,10 @@ class GradientReducer:
             self._agree_on_order(self._observed)
 
     def _share_unused(self) -> None:
-        """Give a parameter without a gradient on this rank the sum of the other ranks, if any of them has
-        one.
+        """Give a parameter without a gradient on this rank the mean, if another rank has a gradient for it.
 
         The host then waits for the device: the optimizer must know whether there is a gradient. A rank that
-        has all of them only informs the others, and does not wait (as torch's reducer does).
+        has all gradients only informs the others, and does not wait (as torch's reducer).
         """
         used = [parameter.grad is not None for parameter in self._parameters]
         device = self._parameters[0].device
@@ -185,10 +185,10 @@ class GradientReducer:
                 place.parameter.grad = place.view
 
     def _agree_on_order(self, observed: list[int]) -> None:
-        """From the next exchange on all ranks expect gradients in the order in which rank 0 saw them.
+        """Make all ranks expect gradients in the order in which rank 0 saw them, from the next exchange on.
 
-        Rank 0's order is summed with the zeros of the others, and a one of each rank with it: where ranks
-        were not reached, as the group is switched off for a measurement, all see it, and try again.
+        The order of rank 0 is summed with zeros of the other ranks, together with a one of each rank: if the
+        group is switched off for a measurement, the sum of ones shows it, and the ranks try again.
         """
         seen = set(observed)
         order = [*observed, *(index for index in self._order if index not in seen)]
@@ -202,19 +202,20 @@ class GradientReducer:
             self._order, self._stale = agreed, True
 
     def state_dict(self) -> State:
-        """The order in which gradients are expected, by name; nothing before ranks have agreed on one."""
+        """Return the order in which gradients are expected, by name; empty before ranks have agreed on
+        one."""
         return {} if self._observed is not None else {"order": [self._names[index] for index in self._order]}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Form the buckets of a `state_dict` for the next exchange; one without an order changes none."""
+        """Form the buckets of a `state_dict` for the next exchange; without an order it changes none."""
         if "order" in state:
             order = [self._names.index(name) for name in cast("list[str]", state["order"])]
             self._stale |= order != self._order
             self._order, self._observed = order, None
 
     def _lay_out(self) -> None:
-        """Make the buckets of the order; gradients that are there stay in the old ones until taken."""
-        # Old and new ones need not both be in memory.
+        """Form the buckets of the order; present gradients stay in the old buckets until they are copied."""
+        # Free the old ones first.
         self._buckets, self._places = [], []
         places = {}
         ordered = [self._parameters[index] for index in self._order]
@@ -234,7 +235,7 @@ class GradientReducer:
 
 
 def fill_buckets(parameters: Sequence[Tensor], bucketing: Bucketing) -> list[list[int]]:
-    """Positions in `parameters`, bucket by bucket, in the order in which the buckets will be full.
+    """Return positions in `parameters`, bucket by bucket, in the order in which the buckets will be full.
 
     The parameters are in the order in which their gradients come; a bucket has one data type and device.
     """

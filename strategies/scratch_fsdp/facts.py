@@ -17,11 +17,11 @@ from strategies.facts import AutoPoint, Proposal
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
 
 MOST_UNDER_WAY = 2
-"""Whole gradients of flat vectors that are being averaged; the next one waits for the first of them."""
+"""The maximum number of flat vectors that are being averaged; the next one waits for the first of them."""
 
 
 class ScratchFsdp(ShardingFacts):
-    """Gathered in place, averaged from one vector, which on CPU is received in a second one."""
+    """Parameters are gathered in place; gradients are averaged from one vector, on CPU into a second one."""
 
     name = "scratch-fsdp"
     help = "ours on raw collectives: flat shards, gathered ahead; stage=1, 2, 3 is ZeRO 1, 2, 3"
@@ -72,7 +72,7 @@ class ScratchFsdp(ShardingFacts):
         return Units(sizes, full=full, halved=self.gathers_bf16)
 
     def built(self, sizes: Sizes, units: Units) -> int:
-        # Parameters are drawn one by one, each beside the vector that it goes into.
+        # Parameters are initialised one by one, each in addition to the vector that it is copied to.
         return super().built(sizes, units) + VALUE_BYTES * sizes.parts.largest_weight
 
     def gathered(self, units: Units) -> Gathered:

@@ -1,9 +1,9 @@
 """Many parameters in one flat vector, of which every rank owns a shard.
 
-They remain the parameters of the module, and leaves of autograd: what they hold are views of the whole
-vector. Its memory is given back by shrinking its storage to nothing, and taken again before a gathering; a
-tensor that autograd has saved is a view of the same storage, so that the backward pass finds the values
-again. Between the two a parameter of the module is NaN in its shape.
+They remain the parameters of the module, and leaves of autograd: their data are views of the complete vector.
+Its memory is freed by shrinking its storage to 0 bytes, and allocated again before a gathering; a tensor that
+autograd has saved is a view of the same storage, so that the backward pass finds the values again. Between
+the two a parameter of the module is NaN in its shape.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from strategies.training.replicas import take_from_first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """The settings that all flat vectors of a model share."""
+    """The settings of all flat vectors of a model."""
 
     link: Link
     device: torch.device
@@ -38,25 +38,26 @@ class Sharding:
     computed_in: torch.dtype | None
     """The data type in which single-precision parameters are gathered; None: their own."""
     host: HostShards | None
-    """Keeps shards, gradients and the optimizer's state in host memory; None: they are on the device."""
+    """Keeps shards, gradients and the optimizer's state in host memory; None: the device has them."""
     fill: Callable[[Tensor], None]
-    """Gives a parameter its initial values, if it was built without."""
+    """Gives a parameter its initial values, if it was built without values."""
 
     def at_rest(self, values: Tensor) -> Tensor:
-        """`values` where shards lie; a copy in host memory may be read after `settle`."""
+        """Return `values` where shards are kept; a copy in host memory may be read after `settle`."""
         return values if self.host is None else self.host.take(values)
 
     def settle(self) -> None:
-        """Wait until what was copied to host memory is there, and what was copied from it to the device."""
+        """Wait for all copies to host memory and from it."""
         if self.host is not None:
             self.host.settle()
 
 
 class FlatParameters:
-    """Parameters of one data type, all trained or all not, with zeros between them and up to equal shards."""
+    """Parameters of one data type, all trained or all frozen, padded with zeros between them and to equal
+    shards."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], sharding: Sharding) -> None:
-        """Take the parameters' initial values from rank 0, and give their memory up; collective."""
+        """Take the parameters' initial values from rank 0, and free their memory; collective."""
         self.parameters = tuple(named.values())
         self._sharding = sharding
         link, kept_in = sharding.link, self.parameters[0].dtype
@@ -66,27 +67,29 @@ class FlatParameters:
         self.pieces = pieces_of(shapes, ALIGNED_BYTES // dtype.itemsize)
         last = self.pieces[-1]
         shard = math.ceil((last.offset + last.numel) / link.size)
-        # What a parameter is while the values are given up: reading one must not end the process. It has the
-        # data type of the values, which autograd remembers of a leaf.
+        # The value of a parameter while it is not gathered: reading it must not end the process. It has the
+        # data type of the values, which autograd remembers for a leaf.
         nothing = torch.full(
             (), math.nan if dtype.is_floating_point else 0, dtype=dtype, device=sharding.device
         )
         self._nothing = [nothing.expand(piece.shape) for piece in self.pieces]
         own = self._taken(link.size * shard, kept_in)[link.rank * shard :][:shard].clone()
         self.shard = nn.Parameter(sharding.at_rest(own), requires_grad=self.parameters[0].requires_grad)
-        """(n / ranks, rounded up), of n elements with the zeros between them: what this rank updates."""
+        """The part that this rank updates: (n / ranks, rounded up), of n elements with the zeros between
+        them."""
         self._whole = torch.empty(link.size * shard, dtype=dtype, device=sharding.device)
         self._views = [piece.of(self._whole) for piece in self.pieces]
         self._gaps = _gaps(self.pieces, len(self._whole))
         self._bytes = self._whole.nbytes
         self.give_up()
-        # A tensor is multiplied by sooner than a number, which would be made one for every gradient.
+        # A tensor, as torch would convert a number to a tensor for every gradient.
         self._share = torch.tensor(1 / link.size, dtype=torch.float64)
         self._summed_in = torch.promote_types(kept_in, torch.float32)
 
     @torch.no_grad()
     def _taken(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The parameters in one vector of zeros; each gives its own memory up as soon as it is there."""
+        """Copy the parameters into one vector of zeros; the memory of each is freed as soon as it is
+        copied."""
         values = torch.zeros(numel, dtype=dtype, device=self._sharding.device)
         for parameter, piece, nothing in zip(self.parameters, self.pieces, self._nothing, strict=True):
             self._sharding.fill(parameter)
@@ -112,7 +115,7 @@ class FlatParameters:
         return host.hand_over(shard, self._whole, partial(link.start_all_gather, self._whole))
 
     def give_up(self) -> None:
-        """Give the memory of the whole vector back; until it is gathered again the parameters are NaN."""
+        """Free the memory of the complete vector; until it is gathered again the parameters are NaN."""
         for parameter, nothing in zip(self.parameters, self._nothing, strict=True):
             parameter.data = nothing
         self._whole.untyped_storage().resize_(0)
@@ -124,9 +127,9 @@ class FlatParameters:
 
     @torch.no_grad()
     def start_average(self) -> Scattering:
-        """Begin to average the gradients of the parameters, which give them up; one that is missing is zero.
+        """Begin to average the gradients of the parameters, and free them; a missing gradient is zero.
 
-        The average is in single precision at least, whatever the gradients are in. Collective.
+        The average is at least in single precision, whatever the type of the gradients. Collective.
         """
         values = torch.empty(self._whole.numel(), dtype=self._summed_in, device=self._sharding.device)
         for parameter, piece in zip(self.parameters, self.pieces, strict=True):
@@ -152,18 +155,18 @@ class FlatParameters:
             self.shard.grad.add_(own)
 
     def forget_gradients(self) -> None:
-        """Drop what is there of whole gradients and of the shard's."""
+        """Free all gradients of the parameters and of the shard."""
         for parameter in (*self.parameters, self.shard):
             parameter.grad = None
 
     def gathered(self, value: object) -> object:
-        """The whole of what is laid out as the shard is, anything else as it is; collective."""
+        """Gather a value with the layout of the shard; return any other value as it is. Collective."""
         if not isinstance(value, Tensor) or value.shape != self.shard.shape:
             return value
         return self._sharding.link.all_gather(value.detach().to(self._sharding.device)).view(-1)
 
     def owned(self) -> Owned:
-        """The shard, and what it has of each parameter: a range of elements, which is some rectangles."""
+        """Return the shard with its part of each parameter: a range of elements, as rectangles."""
         length, start = self.shard.numel(), self._sharding.link.rank * self.shard.numel()
         boxes: list[tuple[Box, View]] = []
         for piece in self.pieces:
@@ -176,7 +179,7 @@ class FlatParameters:
         return Owned(self.shard, tuple(boxes))
 
     def part(self, value: object, piece: BucketRange) -> object:
-        """One parameter's part of what `gathered` gave."""
+        """Return one parameter's part of a result of `gathered`."""
         if not isinstance(value, Tensor) or value.shape != self._whole.shape:
             return value
         return piece.of(value)
@@ -187,27 +190,27 @@ def _range(place: int, sizes: tuple[int, ...]) -> View:
 
 
 def _gaps(pieces: Sequence[BucketRange], numel: int) -> list[slice]:
-    """The slices of a vector of `numel` elements that belong to no piece."""
+    """Return the slices of a vector of `numel` elements that belong to no piece."""
     ends = [piece.offset + piece.numel for piece in pieces]
     starts = [*(piece.offset for piece in pieces[1:]), numel]
     return [slice(end, start) for end, start in zip(ends, starts, strict=True) if start > end]
 
 
 class Scattering(Protocol):
-    """A reduce-scatter under way: each rank's part of a sum over the ranks, by what is quickest there.
+    """A reduce-scatter under way, which gives each rank its part of a sum over the ranks.
 
-    What it sums must stay as it is until `wait` has returned.
+    Its input must not change until `wait` has returned.
     """
 
     def wait(self) -> Tensor:
-        """This rank's part, (n,); on CUDA the current stream waits for it."""
+        """Return this rank's part, (n,); on CUDA the current stream waits for it."""
 
 
 def start_reduce_scatter(link: Link, values: Tensor) -> Scattering:
     """Begin to sum `values`, (size * n,), over the ranks; part r of the sum is for rank r.
 
-    Gloo, the backend of CPU ranks, runs its own as an all-reduce, which moves twice the bytes: there every
-    rank gets the parts of all others as they are, and sums them when they are waited for.
+    Gloo, the backend of CPU ranks, runs its reduce-scatter as an all-reduce, which moves twice the bytes.
+    Instead every rank receives the parts of all others as they are, and sums them in `wait`.
     """
     on_host = device_of(values.device).kind == "cpu"
     return _Exchanged(link, values) if on_host else _Reduced(link, values)

@@ -1,5 +1,4 @@
-"""Shards that lie in host memory, and their copies from a device and to it, concurrently with its
-computation."""
+"""Shards in host memory, and their copies from and to a device, concurrently with its computation."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from strategies.exchange.lane import Pending
 class HostShards:
     """The copies of one model's shards. On CPU shards are in host memory anyway, and need no copies.
 
-    They have a separate stream, so that computation waits for no copy. A rank writes to
-    its shards in host memory only after `settle`.
+    Copies have a separate stream, so that computation does not wait for them. A rank writes to its shards in
+    host memory only after `settle`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,7 +26,7 @@ class HostShards:
         self._stream = None if self._device is None else self._device.new_stream()
 
     def take(self, values: Tensor) -> Tensor:
-        """`values` of the device in host memory, to be read there after `settle`."""
+        """Begin to copy `values` from the device to host memory, where they may be read after `settle`."""
         if self._device is None or self._stream is None:
             return values
         self._stream.wait_stream(self._device.current_stream())
@@ -37,11 +36,11 @@ class HostShards:
         return copy
 
     def hand_over(self, shard: Tensor, like: Tensor, call: Callable[[Tensor], Work]) -> Pending:
-        """Begin an operation, which `call` gives, of a copy of `shard` on the device and in the data type of
-        `like`."""
+        """Copy `shard` to the device, in the data type of `like`, and begin the operation `call` with the
+        copy."""
         if self._device is None or self._stream is None:
             return call(shard.to(like))
-        # Memory of the stream that computes: it takes over what the operation leaves.
+        # The memory belongs to the computing stream, which reuses it after the operation.
         own = like.new_empty(shard.shape)
         self._stream.wait_stream(self._device.current_stream())
         with self._device.on_stream(self._stream):
@@ -52,7 +51,7 @@ class HostShards:
         return _Begun(self._device, work, begun)
 
     def settle(self) -> None:
-        """The host waits until all copies have been made."""
+        """Make the host wait for all copies."""
         if self._stream is not None:
             self._stream.record_event().synchronize()
 
@@ -65,5 +64,5 @@ class _Begun:
 
     def wait(self) -> None:
         self._work.wait()
-        # With the exchange switched off the operation was no transfer, but a copy on that stream.
+        # With the exchange switched off the operation was a copy on that stream, and no transfer.
         self._device.current_stream().wait_event(self._begun)

@@ -1,19 +1,19 @@
 """Fully sharded data parallelism on raw collectives: flat shards, gathered ahead, averaged during backward.
 
 The three stages of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054). A unit is a block of the model's layout,
-or what is around the blocks, which has the parameters that occur in several. Each rank owns a shard of every
+or the rest around the blocks, with the parameters that several blocks share. Each rank owns a shard of every
 unit's flat vectors, n elements over p ranks rounded up, with the optimizer's state for it.
 
-What travels in one step of a rank, with P bytes of parameters over p ranks: (p - 1) / p P for gathering,
-at stage 3 the same for the blocks again in backward; and (p - 1) / p P for the averages, in single precision
-whatever is gathered. With accumulation stage 2 averages in every micro-batch, and stage 3 gathers in every
-one as well.
+A rank sends in one step, with P bytes of parameters over p ranks: (p - 1) / p P for gathering, at stage 3 the
+same again for the blocks in backward; and (p - 1) / p P for the averages, always in single precision. With
+accumulation stage 2 averages in every micro-batch, and stage 3 also gathers in every one.
 
-`params=bf16` gathers, and computes in, bfloat16. So are gradients until they are averaged: at stage 1, which
-averages once a step, micro-batches are added up in bfloat16. At stage 3 under autocast without it, what
-autocast casts for the forward pass stays until backward, whole. `offload=cpu` keeps shards, their gradients
-and the optimizer's state in host memory, and copies them beside what is computed; on CPU they are there
-anyway, and the way of a GPU (pinned memory, a stream of copies) has only been run on a simulated device.
+`params=bf16` gathers, and computes in, bfloat16. Gradients are in bfloat16 until they are averaged: at stage
+1, which averages once a step, micro-batches are added up in bfloat16. At stage 3 under autocast without it,
+the complete parameters that autocast has cast for the forward pass stay until backward. `offload=cpu` keeps
+shards, their gradients and the optimizer's state in host memory, and copies them during the computation; on
+CPU they are there anyway, and the path of a GPU (pinned memory, a stream of copies) has only been run on a
+simulated device.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class ScratchFsdpModel(ParallelModel):
     def _gathered(
         self, kept: Callable[[FlatParameters], Mapping[str, object]]
     ) -> Iterator[tuple[str, OptimizerState]]:
-        """Yield for each parameter what is kept of its flat vector: its gathered part of shards, all else as
-        it is.
+        """Yield for each parameter its part of the values that `kept` returns for its flat vector: values
+        with the layout of the shard are gathered, others stay as they are.
 
-        Parameters whose vector has no kept values are left out. Collective.
+        Parameters whose vector has no values are left out. Collective.
         """
         whole: dict[FlatParameters, OptimizerState] = {}
         for flat, piece in self._places:
@@ -131,7 +131,7 @@ class ScratchFsdpModel(ParallelModel):
 
     def load_strategy_state(self, state: Mapping[str, object]) -> None:
         super().load_strategy_state(state)
-        # The shards have been put back as well.
+        # The shards have been restored as well.
         self._schedule.outdate()
 
     def start_from(self, steps: int) -> None:
@@ -148,13 +148,13 @@ class ScratchFsdpModel(ParallelModel):
 def _refuse_state(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     raise UsageError(
         "the module of scratch-fsdp holds no whole parameters between steps: call trainer.full_state_dict() "
-        "on every rank in place of module.state_dict()"
+        "on every rank instead of module.state_dict()"
     )
 
 
 def _units(module: nn.Module, layout: ModelLayout, sharding: Sharding) -> list[Unit]:
-    """Return the unit around the blocks, then the blocks; a parameter that occurs in several is around
-    them."""
+    """Return the unit around the blocks, then the blocks; a parameter that several blocks share is in the
+    unit around them."""
     blocks = [(name, layout_module(module, name)) for name in layout.blocks]
     homes = homes_of(module, layout)
     members: dict[str, dict[str, nn.Parameter]] = defaultdict(dict)
@@ -165,7 +165,7 @@ def _units(module: nn.Module, layout: ModelLayout, sharding: Sharding) -> list[U
 
 
 def _flats(named: Mapping[str, nn.Parameter], sharding: Sharding) -> list[FlatParameters]:
-    """A flat vector for each kind of parameter."""
+    """Build a flat vector for each data type, of trained and of frozen parameters."""
     kinds: dict[tuple[torch.dtype, bool], dict[str, nn.Parameter]] = defaultdict(dict)
     for name, parameter in named.items():
         kinds[parameter.dtype, parameter.requires_grad][name] = parameter

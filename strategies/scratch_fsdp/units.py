@@ -1,13 +1,13 @@
-"""When the units of a sharded model are gathered, given up and averaged: hooks around forward and backward.
+"""The schedule of a sharded model: when units are gathered, freed and averaged, by hooks on both passes.
 
 The stages of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5) differ in what stays gathered
 between the uses of a unit: at stage 1 parameters, and gradients until the last micro-batch; at stage 2
-parameters; at stage 3 neither, save that the unit around the blocks stays from its forward to the end of
+parameters; at stage 3 neither, except that the unit around the blocks stays from its forward to the end of
 backward.
 
-All ranks take the same way through the model, and issue the same collectives in the same order, whether a
-rank has a gradient or not: blocks are averaged in the order of the backward pass, and what is around them
-comes last, at its end. Modules and parameters hold the schedule weakly: dropping it drops all.
+All ranks call the modules in the same order, and issue the same collectives in the same order, whether a rank
+has a gradient or not: blocks are averaged in the order of the backward pass, and the unit around them last.
+Modules and parameters have only weak references to the schedule, so that it is freed with its owner.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from strategies.training.missing_gradients import MissingGradients
 
 
 class Unit:
-    """Parameters that are gathered together: the parameters of one block, or the ones around the blocks."""
+    """Parameters that are gathered together: of one block, or around the blocks."""
 
     def __init__(self, module: nn.Module, flats: Sequence[FlatParameters]) -> None:
-        """`module` is what uses them."""
+        """`module` uses the parameters."""
         self.module = module
         self.flats = flats
         self.trained = [flat for flat in flats if flat.trained]
@@ -41,21 +41,21 @@ class Unit:
         self.begin()
 
     def begin(self) -> None:
-        """Called before a forward pass and its backward pass."""
+        """Reset the counts before a forward pass and its backward pass."""
         self.awaited = sum(len(flat.parameters) for flat in self.trained)
-        """Parameters whose gradients have not come."""
+        """Number of parameters whose gradients have not come."""
         self.averaged = False
         """Whether the averages of its gradients have begun."""
         self.uses = 0
-        """Calls of the module whose backward pass has not begun."""
+        """Number of calls of the module whose backward pass has not begun."""
 
     def start_gather(self) -> None:
-        """Begin to gather, unless that was done; collective."""
+        """Begin to gather, unless that has begun; collective."""
         if not self._is_whole and not self._gathering:
             self._gathering = [flat.start_gather() for flat in self.flats]
 
     def gather(self) -> None:
-        """Make the parameters whole; collective."""
+        """Gather the parameters; collective."""
         self.start_gather()
         self.settle()
         self._is_whole = True
@@ -68,18 +68,19 @@ class Unit:
             self._gathering, self._is_whole = [], True
 
     def outdate(self) -> None:
-        """The shards have changed: whole parameters must be gathered again."""
+        """Note that the shards have changed, so that parameters must be gathered again."""
         self._is_whole = False
 
     def give_up(self) -> None:
-        """Give the memory of whole parameters back."""
+        """Free the memory of the gathered parameters."""
         self.settle()
         self._is_whole = False
         for flat in self.flats:
             flat.give_up()
 
     def abandon(self) -> None:
-        """After a failure: end all gatherings, and drop what a half step has left."""
+        """After a failure: end all gatherings, and free the parameters and gradients of the unfinished
+        step."""
         for work in self._gathering:
             with suppress(Exception):
                 work.wait()
@@ -103,7 +104,7 @@ class UnitSchedule:
         self._adds_up_whole = stage == 1
         self._gives_up = stage == 3
         self._pending: deque[tuple[FlatParameters, Scattering]] = deque()
-        """Vectors whose gradients are being averaged."""
+        """The vectors whose gradients are being averaged."""
         self._averages = False
         """Whether gradients that come now are averaged."""
         self._backward: Unit | None = None
@@ -130,10 +131,10 @@ class UnitSchedule:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """The averages of what the micro-batches in this context give are in the shards at its end.
+        """Average the gradients of the micro-batches in this context into the shards, until its end.
 
-        Raises UsageError if a parameter had no gradient, as `MissingGradients` says it: a flat vector is
-        updated as one, and a parameter without a gradient cannot be left out.
+        Raises UsageError if a parameter had no gradient, as `MissingGradients` does: a flat vector is updated
+        as one, and a parameter without a gradient cannot be left out.
         """
         self._missing, self._stepping = None, True
         try:
@@ -143,7 +144,7 @@ class UnitSchedule:
             self._refusal.refuse(sorted(self._missing or ()))
             self._sharding.settle()
         except BaseException:
-            # Ctrl-C as well: what is under way would meet the collectives of whoever goes on.
+            # Ctrl-C as well: exchanges under way would meet the collectives of a rank that continues.
             self._abandon()
             raise
         finally:
@@ -151,7 +152,8 @@ class UnitSchedule:
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """One forward pass and its backward pass, in a `step`. Raises UsageError outside of one."""
+        """Gather and average for one forward pass and its backward pass, in a `step`. Raises UsageError
+        outside of one."""
         if not self._stepping:
             raise UsageError(
                 "scratch-fsdp gathers and averages outside of the backward passes: train with a Trainer, or "
@@ -171,7 +173,7 @@ class UnitSchedule:
         self._end()
 
     def outdate(self) -> None:
-        """The shards have changed: parameters are gathered again before they are used."""
+        """Note that the shards have changed, so that parameters are gathered again before they are used."""
         for unit in self._units:
             unit.outdate()
 
@@ -190,7 +192,7 @@ class UnitSchedule:
     def before_forward(self, place: int, module: nn.Module, inputs: object) -> None:
         self._units[place].gather()
         if self._backward is not None:
-            # A checkpoint of the model's own repeats its forward pass: what comes after it has been given up.
+            # The model's own checkpointing repeats its forward pass: later units have already been freed.
             return
         for ahead in self._units[place + 1 : place + 1 + self._prefetch]:
             ahead.start_gather()
@@ -209,7 +211,7 @@ class UnitSchedule:
     def before_backward(self, place: int, gradient: Tensor) -> None:
         unit, left = self._units[place], self._backward
         unit.uses -= 1
-        # What is around the blocks is in use before them and after them.
+        # The unit around the blocks is used before and after them.
         if place or left is None:
             self._backward = unit
         if place and left is not None and left not in (unit, self._around):
@@ -221,7 +223,7 @@ class UnitSchedule:
             if self._gives_up:
                 left.give_up()
         unit.gather()
-        # What is around the blocks comes first in backward as well, and is whole.
+        # The unit around the blocks comes first in backward too, and is still gathered.
         end = place or len(self._units)
         for behind in self._units[max(1, end - self._prefetch) : end][::-1]:
             behind.start_gather()
@@ -230,16 +232,16 @@ class UnitSchedule:
         unit = self._units[place]
         if self._averages and unit.averaged:
             raise UsageError(
-                "a gradient came after those of its unit had been averaged: a micro-batch has one backward "
+                "a gradient came after its unit had been averaged: a micro-batch has one backward "
                 "pass; checkpoint with use_reentrant=False"
             )
         unit.awaited -= 1
-        # What is around the blocks waits for the end: until then one of the first block may be missing.
+        # The unit around the blocks is averaged at the end, as a gradient of the first block may still come.
         if place and not unit.awaited:
             self._average(unit)
 
     def _average(self, unit: Unit) -> None:
-        """Begin to average the gradients of a unit, if it is time and was not done; collective."""
+        """Begin to average the gradients of a unit, if that is due and has not begun; collective."""
         if unit.averaged or not self._averages:
             return
         unit.averaged = True
@@ -268,7 +270,7 @@ def _weak_hook(method: Callable[..., None], place: int) -> Callable[..., None]:
 
 
 def _tensors(output: object) -> Iterator[Tensor]:
-    """The tensors in what a module returned."""
+    """Yield the tensors in the result of a module."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):

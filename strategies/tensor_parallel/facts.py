@@ -14,8 +14,8 @@ from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
 
 class TensorParallel(StrategyFacts):
-    """The memory of `single` with split layers over p, the rest whole; while they are split one after
-    another, the largest of them whole (of a model that is built whole: P, and a part of it)."""
+    """The memory of `single` with split layers divided by p; while layers are split one after another, also
+    the largest of them complete (for a model that is built complete: P, and a part of it)."""
 
     name = "tp"
     help = "tensor parallelism: every rank computes a part of each layer"
@@ -55,9 +55,9 @@ class TensorParallel(StrategyFacts):
 
 
 def activation_sums(cell: Cell, parts: ModelParts, tensor: int) -> Term:
-    """Each block needs two sums of activations forward and two of gradients backward (Shoeybi et al. 2019,
-    arXiv:1909.08053, section 3); checkpointing repeats the forward pass up to the last product's input, and
-    so one of them."""
+    """Return the sums of activations: each block needs two in forward, and two of gradients in backward
+    (Shoeybi et al. 2019, arXiv:1909.08053, section 3); checkpointing repeats the forward pass up to the input
+    of the last product, and so one of them."""
     sums = 5 if cell.activation_checkpointing else 4
     each = cell.batch_per_replica
     return term(

@@ -1,17 +1,16 @@
 """Tensor parallelism: every rank computes a part of each layer, on the same data.
 
 Shoeybi et al. 2019, arXiv:1909.08053, section 3. Linear layers come in pairs: the first is split by its
-outputs, what lies between works on each part alone (heads, activation functions), and the second is split by
-its inputs, so that the ranks' results add up to the whole. One sum of activations in the forward pass, where
-the second ends, and one of gradients in the backward pass, where the first begins; parallel layers
-that take the same input (query, key and value) share that one. What travels in one step of a rank is then
-two sums of (samples, tokens, width) in each pass of a Transformer's block, whatever the number of ranks.
+outputs, the layers between work on each part separately (heads, activation functions), and the second is
+split by its inputs, so that the results of the ranks add up to the complete output. A pair needs one sum of
+activations in the forward pass, after the second layer, and one of gradients in the backward pass, before the
+first; parallel layers with the same input (query, key and value) share that sum. A rank thus exchanges two
+sums of (samples, tokens, width) in each pass of a Transformer's block, for any number of ranks.
 
-Every rank has all of what is not split: embeddings, norms, the head, and the biases that are
-added after a sum, each with its gradient and optimizer state. All ranks compute the same values for them, so
-that they need no exchange: bit for bit, as long as kernels give the same for the same inputs, which
-those do not that add in no fixed order (an embedding's gradient on CUDA, say). The price is memory that more
-ranks do not make less.
+Every rank has all parameters that are not split: embeddings, norms, the head, and the biases that are added
+after a sum, each with its gradient and optimizer state. All ranks compute the same values for them, so that
+they need no exchange: bit for bit, if kernels compute the same from the same inputs. Kernels that add in no
+fixed order (such as an embedding's gradient on CUDA) do not. More ranks do not reduce this memory.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ _OTHERWISE = f"{SPLIT}, which splits any model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slicing:
-    """How the whole of a parameter lies on the ranks."""
+    """The division of a parameter over the ranks."""
 
     dim: int
     parts: int
-    """Matrices one after another along `dim`, each of which is cut by itself."""
+    """Number of matrices along `dim`, each of which is cut separately."""
 
     def part(self, whole: Tensor, link: Link) -> Tensor:
-        """Copy this rank's part."""
+        """Return a copy of this rank's part."""
         pieces = [piece.chunk(link.size, self.dim)[link.rank] for piece in whole.chunk(self.parts, self.dim)]
         return torch.cat(pieces, self.dim)
 
     def boxes(self, name: str, part: Tensor, link: Link, rows: range) -> Iterator[tuple[Box, View]]:
-        """Yield the places in the whole of the rows `rows` of this rank's part; the views are of these
-        rows."""
+        """Yield the places of the rows `rows` of this rank's part in the complete parameter; the views are of
+        these rows."""
         shape = list(part.shape)
         shape[self.dim] *= link.size
         length = part.shape[self.dim] // self.parts
@@ -75,21 +74,21 @@ class Slicing:
             )
 
     def whole(self, part: Tensor, link: Link) -> Tensor:
-        """The parts of all ranks put together; collective."""
+        """Gather the parts of all ranks; collective."""
         gathered = link.all_gather(part.flatten()).view(link.size, *part.shape)
         pieces = [piece.chunk(self.parts, self.dim) for piece in gathered]
         return torch.cat([one[index] for index in range(self.parts) for one in pieces], self.dim)
 
 
 class TensorSplit:
-    """A module whose layers have been split over the ranks of a link, and what is needed to undo it."""
+    """A module whose layers have been split over the ranks of a link, with the division to gather them."""
 
     def __init__(self, module: nn.Module, layout: ModelLayout, link: Link, begin: Begin) -> None:
         """Split `module` in place; weights and biases stay parameters of their names.
 
-        What is split gets its values by `begin`, equal on all ranks, just before, so that one layer has all
-        values at a time; nothing else gets any. Raises UsageError for a model that cannot be split into as
-        many parts as the link has ranks.
+        `begin` gives each layer its values, equal on all ranks, just before it is split, so that one layer is
+        complete at a time; parameters that are not split get no values. Raises UsageError for a model that
+        cannot be split into as many parts as the link has ranks.
         """
         _require_splittable(module, layout, link.size)
         self.link = link
@@ -104,15 +103,15 @@ class TensorSplit:
             setattr(owner, attribute, getattr(owner, attribute) // link.size)
 
     def cuts(self, name: str) -> bool:
-        """Whether each rank has a part of a parameter."""
+        """Return whether each rank has a part of a parameter."""
         return name in self._slicings
 
     def copies(self, name: str) -> int:
-        """How many of the link's ranks have the same of a parameter."""
+        """Return the number of ranks that have the same part of a parameter."""
         return 1 if self.cuts(name) else self.link.size
 
     def boxes(self, name: str, part: Tensor, rows: range) -> Iterator[tuple[Box, View]]:
-        """Yield the places in the whole parameter of rows of this rank's part."""
+        """Yield the places of rows of this rank's part in the complete parameter."""
         slicing = self._slicings.get(name)
         if slicing is None and rows:
             yield rows_of(name, tuple(part.shape), rows)
@@ -120,13 +119,13 @@ class TensorSplit:
             yield from slicing.boxes(name, part, self.link, rows)
 
     def whole(self, name: str, value: Tensor) -> Tensor:
-        """A value laid out as the parameter `name` is, put together; collective if that is split."""
+        """Gather a value with the layout of the parameter `name`; collective if that is split."""
         slicing = self._slicings.get(name)
         return value if slicing is None else slicing.whole(value, self.link)
 
 
 class TensorParallelModel(ParallelModel):
-    """One replica, split over all ranks: they see the same data, and nothing but activations travels."""
+    """One replica, split over all ranks, which get the same data and exchange only activations."""
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:
         """Collective: all ranks take the parameters and buffers of rank 0."""
@@ -194,7 +193,7 @@ class _SumOfValues(torch.autograd.Function):
 
 
 def _sum(values: Tensor, link: Link) -> Tensor:
-    # A copy: a gradient is not ours to change, and selective checkpointing keeps a product for later.
+    # A copy: autograd owns the gradient, and selective checkpointing keeps a product for later.
     total = values.clone(memory_format=torch.contiguous_format)
     link.all_reduce(total)
     return total
@@ -211,7 +210,7 @@ class _Entrance:
         """The last activation and its result, until all layers have received it."""
 
     def enter(self, x: Tensor) -> Tensor:
-        """`x`; layers that are given the same tensor share one sum of its gradient."""
+        """Return `x` with a sum of its gradient, which layers with the same input share."""
         if self._seen is None or self._seen[0] is not x:
             inside = _SumOfGradients.apply(x, self._link)  # type: ignore[no-untyped-call]
             self._seen, self._left = (x, inside), self._layers
@@ -223,7 +222,7 @@ class _Entrance:
 
 
 class _SplitByOutputs(nn.Module):
-    """This rank's outputs of a linear layer: (..., inputs) to (..., outputs / ranks)."""
+    """A linear layer with this rank's outputs: (..., inputs) to (..., outputs / ranks)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, entrance: _Entrance) -> None:
         super().__init__()
@@ -235,7 +234,7 @@ class _SplitByOutputs(nn.Module):
 
 
 class _SplitByInputs(nn.Module):
-    """The sum of what a linear layer makes of each rank's inputs: (..., inputs / ranks) to (..., outputs).
+    """A linear layer with this rank's inputs, summed over the ranks: (..., inputs / ranks) to (..., outputs).
 
     The bias is not split, and is added once.
     """
@@ -254,7 +253,7 @@ class _SplitByInputs(nn.Module):
 def _split(
     module: nn.Module, split: LinearSplit, entrance: _Entrance, link: Link, begin: Begin
 ) -> dict[str, Slicing]:
-    """Put this rank's part in a layer's place. Returns which of its parameters are in parts, and how."""
+    """Replace a layer by this rank's part. Returns the slicing of each parameter that is split."""
     owner, _, child = split.name.rpartition(".")
     layer = module.get_submodule(split.name)
     assert isinstance(layer, nn.Linear)
@@ -296,7 +295,7 @@ def _require_splittable(module: nn.Module, layout: ModelLayout, ranks: int) -> N
 def _require_layer(module: nn.Module, split: LinearSplit, ranks: int) -> None:
     layer = layout_module(module, split.name)
     if not isinstance(layer, nn.Linear):
-        raise UsageError(f"tensor parallelism splits nn.Linear alone, not {split.name}: {_OTHERWISE}")
+        raise UsageError(f"tensor parallelism splits only nn.Linear, not {split.name}: {_OTHERWISE}")
     features = layer.out_features if split.by == "outputs" else layer.in_features
     if features % (split.parts * ranks):
         raise UsageError(

@@ -1,1 +1,1 @@
-"""The training step, and what all strategies build on: the protocol, the optimizer, precision, clipping."""
+"""The training step, and the parts that all strategies share: the protocol, precision, clipping."""

@@ -1,4 +1,4 @@
-"""The places of a rank's tensors in the whole parameters of the bare model: rectangles, by name."""
+"""The places of a rank's tensors in the complete parameters of the bare model: rectangles, by name."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle of the whole of a parameter."""
+    """A rectangle of a complete parameter."""
 
     name: str
     """The parameter's name in the bare model."""
     shape: tuple[int, ...]
-    """The shape of the whole parameter."""
+    """The shape of the complete parameter."""
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
     def text(self) -> str:
-        """The name, with the rectangle behind it where that is not the whole: `weight[0:4,0:8]`."""
+        """The name, followed by the rectangle if that is not the complete parameter: `weight[0:4,0:8]`."""
         if self.sizes == self.shape:
             return self.name
         ends = zip(self.offsets, self.sizes, strict=True)
@@ -30,12 +30,13 @@ class Box:
 
 
 View = Callable[[Tensor], Tensor]
-"""From a tensor that lies on the rank as a parameter does to the part of it that a box has, in its sizes."""
+"""A function from a tensor with the layout of the rank's parameter to the part in a box, in the box's
+sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A parameter that this rank updates, and its parts of the whole parameters."""
+    """A parameter that this rank updates, with its places in the complete parameters."""
 
     parameter: Tensor
     """The key of its state in the optimizer."""
@@ -43,13 +44,13 @@ class Owned:
 
 
 def whole(name: str, parameter: Tensor) -> Owned:
-    """A parameter that the rank has all of."""
+    """Return a parameter that the rank has completely."""
     shape = tuple(parameter.shape)
     return Owned(parameter, ((Box(name, shape, (0,) * len(shape), shape), _same),))
 
 
 def rows_of(name: str, shape: tuple[int, ...], rows: range) -> tuple[Box, View]:
-    """Rows of a parameter that are all that the rank has of it."""
+    """Return the place of the rows of a parameter that a rank has, as all of its tensor."""
     if not shape:
         return Box(name, (), (), ()), _same
     offsets, sizes = (rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:])
@@ -63,8 +64,8 @@ def _same(values: Tensor) -> Tensor:
 def rectangles(
     shape: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Offsets and sizes of rectangles that are, one after another, the elements `start` to `stop` of a tensor
-    of `shape`, counted row by row."""
+    """Yield offsets and sizes of rectangles that are, one after another, the elements `start` to `stop` of a
+    tensor of `shape`, counted row by row."""
     if start >= stop:
         return
     if not shape:

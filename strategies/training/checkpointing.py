@@ -37,8 +37,8 @@ def checkpoint_blocks(module: nn.Module, layout: ModelLayout, *, selective: bool
     """Make every block of `layout` recompute its activations in backward, in place; if `selective`, only
     those that are not results of matrix products, convolutions and attention.
 
-    The random state is kept, so that dropout is the same both times, and running statistics of BatchNorm
-    are updated once, as without checkpointing. The blocks' own `forward` is replaced rather than the block
+    The random state is restored, so that dropout is the same both times, and running statistics of BatchNorm
+    are updated once, as without checkpointing. The `forward` of a block is replaced, and the block is not
     wrapped, so that parameter names stay.
     """
     if not layout.blocks:
@@ -55,7 +55,7 @@ Context = AbstractContextManager[Any]
 
 
 def _contexts(norms: list[_BatchNorm], selective: bool) -> tuple[Context, Context]:
-    """The contexts of the forward pass, and of its repetition in backward."""
+    """Return the contexts of the forward pass, and of its repetition in backward."""
     if not selective:
         return nullcontext(), _without_updating(norms)
     first, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
@@ -76,9 +76,10 @@ def _both(first: Context, second: Context) -> Iterator[None]:
 
 @contextmanager
 def _without_updating(norms: list[_BatchNorm]) -> Iterator[None]:
-    """Running statistics stay: a weight of 0 for the new batch, and the count of batches put back.
+    """Keep running statistics as they are: the new batch has a weight of 0, and the count of batches is
+    restored.
 
-    They are not turned off: the repetition must save as many tensors for backward as the forward did.
+    They are not switched off, as the repetition must save as many tensors for backward as the forward pass.
     """
     before = [
         (norm, norm.momentum, None if (count := norm.num_batches_tracked) is None else count.clone())

@@ -1,4 +1,4 @@
-"""Clipping by the global norm where no rank has all gradients."""
+"""Clipping by the global norm if no rank has all gradients."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from strategies.devices import device_of
 EPSILON = 1e-6
 """The number that torch's own clipping adds to the norm."""
 PIECE = 2**18
-"""Values that are in double precision at a time, 2 MiB: of a whole gradient they would be twice its size."""
+"""Values that are converted to double precision at a time, 2 MiB: a complete gradient would take twice its
+size."""
 
 
 @torch.no_grad()
 def clip_shards(
     gradients: Sequence[tuple[Tensor, int]], max_norm: float, link: Link, device: torch.device
 ) -> Tensor:
-    """Scale gradients down so that the norm of all ranks' together is at most `max_norm`; collective.
+    """Scale gradients down so that their norm over all ranks is at most `max_norm`; collective.
 
     Returns the norm that they had, a scalar in double precision.
 
     `gradients` are this rank's, each with the number of ranks of `link` that have the same; `device` is one
-    that the link reaches. As `torch.nn.utils.clip_grad_norm_` but for the order of the sum, which is in
-    double precision.
+    that the link can send from. It does as `torch.nn.utils.clip_grad_norm_`, except that the sum has another
+    order, and is in double precision.
     """
     squares = torch.zeros(1, dtype=torch.float64, device=device)
     alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, int]]] = defaultdict(list)
@@ -44,13 +45,13 @@ def clip_shards(
     # The host reads no number: on a GPU it would wait for the whole backward pass.
     factor = torch.fmin(torch.full_like(norm, max_norm) / (norm + EPSILON), torch.ones_like(norm))
     for gradient in _scaled_at_once(gradients, factor):
-        # Of one value without a dimension torch would compute in double precision.
+        # torch would compute a value without a dimension in double precision.
         (gradient if gradient.dim() else gradient.view(1)).mul_(factor.to(gradient.device))
     return norm
 
 
 def _scaled_at_once(gradients: Sequence[tuple[Tensor, int]], factor: Tensor) -> list[Tensor]:
-    """Scales those gradients that kernels for many tensors take, and returns the others."""
+    """Scale the gradients that kernels for many tensors take, and return the others."""
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     others = []
     for gradient, _ in gradients:
@@ -64,10 +65,10 @@ def _scaled_at_once(gradients: Sequence[tuple[Tensor, int]], factor: Tensor) -> 
 
 
 def _squares_at_once(group: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """The sum of the squares of all values in double precision, each tensor's over its copies, a scalar.
+    """Return the sum of the squares of all values in double precision, each tensor's divided by its copies.
 
-    Of tensors of one device and data type, in a few kernels for all of them. Those of CUDA add up in double
-    precision without a copy in it; on CPU torch would make one of each tensor.
+    The tensors have one device and data type, and a few kernels process all of them. Kernels of CUDA add up
+    in double precision without a converted copy; on CPU torch would make a copy of each tensor.
     """
     norms = torch._foreach_norm([values for values, _ in group], 2, dtype=torch.float64)
     # The copies are numbers: torch would wait for the device if it copied a tensor of them to it.
@@ -76,7 +77,7 @@ def _squares_at_once(group: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 
 def _square(values: Tensor) -> Tensor:
-    """The sum of its squares in double precision, a scalar; a piece at a time."""
+    """Return the sum of the squares in double precision, a scalar; a piece at a time."""
     total = torch.zeros((), dtype=torch.float64, device=values.device)
     for piece in torch.split(values.flatten(), PIECE):
         total += piece.double().square().sum()

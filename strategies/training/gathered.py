@@ -1,4 +1,4 @@
-"""Values that lie on one rank of a group each, gathered on all of its ranks by name."""
+"""Values that single ranks of a group have, gathered on all of its ranks by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strategies.collectives.link import Link
 
 T = TypeVar("T")
 Values = Mapping[str, object]
-"""The values of one name by key: tensors, and whatever can be pickled."""
+"""The values of one name by key: tensors, and objects that can be pickled."""
 
 
 class CopiesDifferError(RuntimeError):
@@ -30,7 +30,7 @@ class _Outline:
     dtype: torch.dtype
     on_host: bool
     digest: bytes
-    """A hash of its bits, where other ranks have a copy; else empty."""
+    """A hash of its bits, if other ranks have a copy; else empty."""
 
 
 @torch.no_grad()
@@ -42,13 +42,13 @@ def gathered(
     *,
     copied: Collection[str] = (),
 ) -> Iterator[tuple[str, dict[str, object]]]:
-    """The values of all ranks of `link`, in the order of `names`, which are the same on all; collective.
+    """Yield the values of all ranks of `link`, in the order of `names`, which are the same on all;
+    collective.
 
-    If several ranks have a name, the first one's values count; names that no rank has are left out. Tensors
-    travel on `device`, one at a time, and stay on it, or on the host if they do where they are from.
+    If several ranks have a name, the values of the first count; names that no rank has are left out. Tensors
+    are sent on `device`, one at a time, and stay there, or on the host if their owner has them on the host.
 
-    Raises CopiesDifferError, on all ranks, if those that have values of one of the names `copied` do not
-    have the same, bit for bit.
+    Raises CopiesDifferError, on all ranks, if ranks have different bits for one of the names `copied`.
     """
     # The values of each rank, with outlines instead of its tensors.
     outlined: dict[str, Values] = {
@@ -79,7 +79,7 @@ def gathered_objects(value: T, link: Link, device: torch.device) -> list[T]:
     """Gather a pickled value of each rank, in the order of ranks; collective."""
     text = pickle.dumps(value)
     sizes = link.all_gather(torch.tensor([len(text)], device=device)).flatten().tolist()
-    # Messages of one size: filled up to the longest.
+    # All messages need one size: they are padded to the longest.
     message = torch.frombuffer(bytearray(text.ljust(max(sizes), b"\0")), dtype=torch.uint8).to(device)
     rows = link.all_gather(message).cpu()
     return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
@@ -97,7 +97,7 @@ def _outline(value: object, *, digested: bool) -> object:
 
 
 def _tensor(own: object, outline: _Outline, owner: int, link: Link, device: torch.device) -> Tensor:
-    """On its owner the tensor itself, on the others a copy."""
+    """Return the tensor itself on its owner, and a copy on the others; collective."""
     if isinstance(own, Tensor):
         message = own.detach().to(device).contiguous()
     else:

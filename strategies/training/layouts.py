@@ -1,5 +1,5 @@
-"""The parts of a model that its layout names: their modules, their parameters, and those that some strategies
-do not take. The repeated blocks of a model without a layout are found by the containers that hold them."""
+"""The parts of a model that its layout names: their modules and parameters, and parts that some strategies do
+not take. The repeated blocks of a model without a layout are found by their containers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from results.errors import UsageError, nearest
 from results.layout import ModelLayout
 
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-"""They are not called, but what they hold is."""
+"""Containers that are not called, while their members are."""
 
 
 def layout_module(module: nn.Module, name: str) -> nn.Module:
-    """Return the module that a layout calls `name`. Raises UsageError, with the way out, if the model lacks
-    it."""
+    """Return the module that a layout calls `name`. Raises UsageError, with advice, if the model lacks it."""
     try:
         return module.get_submodule(name)
     except AttributeError:
@@ -29,22 +28,22 @@ def layout_module(module: nn.Module, name: str) -> nn.Module:
 
 
 def sparse_parts(module: nn.Module) -> list[str]:
-    """The embeddings of a model that ask for sparse gradients."""
+    """Return the names of a model's embeddings with sparse gradients."""
     kinds = nn.Embedding | nn.EmbeddingBag
     return [name for name, part in module.named_modules() if isinstance(part, kinds) and part.sparse]
 
 
 def require_dense(module: nn.Module, what: str, instead: str) -> None:
-    """Raise UsageError, with `instead` as the way out, for a model with sparse gradients, which `what` does
-    not take."""
+    """Raise UsageError, with the advice `instead`, for a model with sparse gradients, which `what` does not
+    take."""
     for name in sparse_parts(module):
         raise UsageError(f"{what} has no sparse gradients, as {name} asks for: {instead}")
 
 
 def homes_of(module: nn.Module, layout: ModelLayout) -> dict[nn.Parameter, set[str]]:
-    """The names of the blocks that have each parameter, and `""` for what is around the blocks.
+    """Return the names of the blocks that have each parameter; `""` is the unit around the blocks.
 
-    This is where the parameters of a model belong that is sharded block by block.
+    A model that is sharded block by block has its parameters in these units.
     """
     homes: dict[nn.Parameter, set[str]] = defaultdict(set)
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -53,11 +52,11 @@ def homes_of(module: nn.Module, layout: ModelLayout) -> dict[nn.Parameter, set[s
 
 
 def found_layout(module: nn.Module) -> ModelLayout:
-    """The layout of a model that names only its blocks; without blocks where the model has no like ones.
+    """Return a layout of a model with only its blocks; without blocks if the model has no like modules.
 
-    Blocks are children of one class that contain modules and parameters, in an `nn.ModuleList` or an
-    `nn.Sequential`, at least two of them, in the order in which they are registered. A block within a block
-    does not count. Where a parameter occurs in several blocks, or in one and around them, no block is taken.
+    Blocks are at least two children of one class that contain modules and parameters, in an `nn.ModuleList`
+    or an `nn.Sequential`, in the order in which they are registered. A block within a block does not count.
+    If a parameter occurs in several blocks, or in one and around them, the layout has no blocks.
     """
     layout = ModelLayout(blocks=tuple(_blocks(module, "")))
     shared = any(len(homes) > 1 for homes in homes_of(module, layout).values())
@@ -65,7 +64,7 @@ def found_layout(module: nn.Module) -> ModelLayout:
 
 
 def _blocks(module: nn.Module, path: str) -> Iterator[str]:
-    """`path` is the module's own name, with a dot after it."""
+    """Yield the names of the blocks in `module`; `path` is its own name, with a dot after it."""
     like: set[nn.Module] = set()
     if isinstance(module, nn.ModuleList | nn.Sequential):
         parts = [part for part in module.children() if _is_whole(part)]
@@ -79,6 +78,6 @@ def _blocks(module: nn.Module, path: str) -> Iterator[str]:
 
 
 def _is_whole(part: nn.Module) -> bool:
-    """Whether a module is called, and made of others."""
+    """Return whether a module is called, has parameters, and contains other modules."""
     trained = any(True for _ in part.parameters())
     return trained and not isinstance(part, _HOLDERS) and any(True for _ in part.children())

@@ -1,4 +1,4 @@
-"""The loss of a batch: what a model is called with, and what is made of what it returns."""
+"""The loss of a batch: how a model is called, and how its result becomes a loss."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class BatchLoss:
     """A loss that is given the model and a whole batch: `BatchLoss(lambda model, batch: ...)`."""
 
     step: Callable[[Model, Batch], Any]
-    """To the mean loss over the batch's samples, or a mapping with it as `loss`. It calls the model itself,
-    once, and none of its methods: the call is what a strategy has wrapped."""
+    """Returns the mean loss over the batch's samples, or a mapping with it as `loss`. It calls the model
+    itself, once, and none of its methods, as a strategy wraps the call."""
 
 
 Loss = Callable[[Any, Any], Tensor] | BatchLoss | None
-"""From outputs and targets to the mean loss over the samples; a `BatchLoss`; None: the model returns its
-loss, or a mapping with it as `loss`."""
+"""A function from outputs and targets to the mean loss over the samples; a `BatchLoss`; None: the model
+returns its loss, or a mapping with it as `loss`."""
 
 FORMS = (
     "a loss(outputs, targets) takes batches of (inputs, targets); for others use a step(model, batch), or "
@@ -35,9 +35,9 @@ FORMS = (
 
 
 def loss_of(model: Model, batch: Batch, loss: Loss) -> Tensor:
-    """The mean loss over the samples of `batch`, a tensor of one number.
+    """Return the mean loss over the samples of `batch`, a tensor of one number.
 
-    Of a batch (inputs, targets) the model gets the inputs; without a loss it gets the batch. A mapping is
+    The model gets the inputs of a batch (inputs, targets); without a loss it gets the batch. A mapping is
     passed by keywords, a tuple or a list by position. Raises UsageError for a batch or a result of another
     form.
     """
@@ -52,8 +52,8 @@ def loss_of(model: Model, batch: Batch, loss: Loss) -> Tensor:
 
 
 def seen(loss: Loss, see: Callable[[Tensor, Any], None]) -> Loss:
-    """`loss`; `see` is called with each value and the targets that it is of, or the whole batch where the
-    loss is given that."""
+    """Return `loss` with a call of `see` for each value, with its targets, or with the batch if the loss gets
+    that."""
     if loss is None or isinstance(loss, BatchLoss):
 
         def step(model: Model, batch: Batch) -> Tensor:

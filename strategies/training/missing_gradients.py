@@ -1,4 +1,5 @@
-"""Trained parameters without a gradient: refused where no rank, or not a single rank, can leave one out."""
+"""Trained parameters without a gradient: refused if a strategy cannot leave them out, on all ranks or on
+one."""
 
 from __future__ import annotations
 
@@ -18,18 +19,19 @@ class MissingGradients:
     """A check of all ranks at the end of a step, before its gradients are exchanged or applied."""
 
     def __init__(self, link: Link, device: torch.device, *, reason: str) -> None:
-        """`link` is to all ranks, `device` one that it reaches; `reason` is why none can be left out."""
+        """`link` is to all ranks, `device` one that it can send from; `reason` is why none can be left
+        out."""
         self._link = link
         self._device = device
         self._reason = reason
         self._agreed = False
-        """Whether all ranks know that all have had all gradients in a step."""
+        """Whether all ranks have had all gradients in a step, as all ranks know."""
 
     def refuse(self, names: Sequence[str]) -> None:
         """Raise UsageError if parameters, of these `names` on this rank, have no gradient.
 
-        Collective, and on all ranks, until a step in which all came; after it on the rank where one is
-        missing, and the others wait for it.
+        Until a step in which all gradients came it is collective, and raises on all ranks. Later it raises on
+        the rank where a gradient is missing, and the other ranks wait for it.
         """
         if not self._agreed:
             most = torch.tensor([float(len(names))], device=self._device)
@@ -47,14 +49,13 @@ class MissingGradients:
 class UnlikeGradients:
     """A check of all ranks at the end of a step of torch's FSDP.
 
-    It averages gradients by their positions: where ranks lack the gradients of different parameters, it would
-    average those of one parameter with those of another, or fail in the backend where these are not of equal
-    size.
+    FSDP averages gradients by their positions: if ranks lack the gradients of different parameters, it would
+    average the gradients of different parameters, or fail in the backend if their sizes differ.
     """
 
     def __init__(self, link: Link, device: torch.device, places: Sequence[str]) -> None:
-        """`link` is to all ranks, `device` one that it reaches; `places` are the kinds of operations, in
-        words."""
+        """`link` is to all ranks, `device` one that it can send from; `places` describe the kinds of
+        operations."""
         self._link = link
         self._device = device
         self._places = [*places, "ends"]
@@ -63,22 +64,22 @@ class UnlikeGradients:
         self._first: list[tuple[int, int]] = []
         """The operations of the first step, the same on all ranks."""
         self._now = 0
-        """Operations of this step so far."""
+        """Number of operations of this step so far."""
         self._watches = False
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin to compare the operations of a step."""
         self._now, self._watches = 0, True
         if self._agreed is None:
             self._first = []
 
     def end(self) -> None:
-        """The step has ended: operations that follow (a validation) are not compared."""
+        """End the step: later operations (such as a validation) are not compared."""
         self._watches = False
 
     def meet(self, place: int, values: int) -> None:
-        """Raise UsageError where the next operation of a step is not the same on all ranks: a number that it
-        has (`place`, of `places`; -1 for the end of a step), and its `values`.
+        """Raise UsageError if the next operation of a step is not the same on all ranks: its kind (`place`,
+        an index of `places`; -1 for the end of a step), and its number of `values`.
 
         The first step is collective and raises on all ranks. In later steps each rank compares its operations
         with its own first step, which exchanges nothing, and the other ranks wait for a rank that raises.
@@ -109,10 +110,10 @@ class UnlikeGradients:
     def refuse(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Raise UsageError if ranks lack the gradients of different `parameters`.
 
-        In the first step collective, and on all ranks; later on a rank that lacks others than in the first
-        step, and the other ranks wait for it. That rank is refused even if all ranks change alike, as where
-        all skip the same layers in a step: to compare again, all would have to join a collective, and a rank
-        that sees no change does not know of it.
+        In the first step it is collective, and raises on all ranks. Later it raises on a rank that lacks
+        other gradients than in the first step, and the other ranks wait for it. That rank is refused even if
+        all ranks change in the same way, for example skip the same layers: to compare again, all would have
+        to join a collective, and a rank that sees no change does not know that.
         """
         self.meet(-1, 0)
         missing = {name for name, value in parameters.items() if value.requires_grad and value.grad is None}

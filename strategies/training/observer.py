@@ -1,4 +1,5 @@
-"""The seam between training and measuring: the Trainer says where it is, the observer may read a clock."""
+"""The interface between training and measuring: the Trainer reports its phases, an observer may read a
+clock."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ class Phase(StrEnum):
 
 
 class StepObserver(Protocol):
-    """Told of every step of a Trainer, on the thread and at the moment that it happens."""
+    """An observer of every step of a Trainer, called on the thread and at the moment of each event."""
 
     def begins(self, phase: Phase) -> None:
-        """The phase before has ended and this one begins."""
+        """Note that the previous phase has ended and this one begins."""
 
     def step_done(self, loss: Tensor) -> None:
-        """The step has ended; `loss` is the detached mean loss of its samples, a scalar on the device."""
+        """Note that the step has ended; `loss` is the detached mean loss of its samples, a scalar on the
+        device."""
 
 
 class SilentObserver:

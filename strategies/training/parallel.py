@@ -1,4 +1,4 @@
-"""A model as a strategy lays it out: the protocol that all strategies keep."""
+"""A model as a strategy lays it out: the base class of all strategies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from strategies.training.observer import Phase, StepObserver
 from strategies.training.precision import autocast
 
 OptimizerState = dict[str, object]
-"""The state of one parameter, by the optimizer's own keys (`exp_avg`, say): whole tensors, and numbers."""
+"""The state of one parameter, by the optimizer's keys (such as `exp_avg`): complete tensors, and numbers."""
 
 
 Initial = Callable[[Tensor, torch.device], None]
@@ -44,7 +44,7 @@ Initial = Callable[[Tensor, torch.device], None]
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """A module on the meta device, and what gives it its initial values."""
+    """A module on the meta device, with the function that gives its initial values."""
 
     module: nn.Module
     initial: Initial
@@ -52,17 +52,18 @@ class Blank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The arguments of a strategy other than the model."""
+    """The arguments of a strategy, except the model."""
 
     facts: StrategyFacts
     device: torch.device
     exchange: ExchangeSettings
     layout: ModelLayout
     groups: GroupLayout
-    """The grouping of the ranks of the exchange's group."""
+    """The groups of the ranks of the exchange's group."""
     fill: Callable[[Tensor], None]
     """Gives a parameter or buffer of a module that was built on the meta device its initial values on
-    `device`, in place. A strategy whose facts are `by_unit` calls it for each, when it takes its values."""
+    `device`, in place. A strategy whose facts are `by_unit` calls it for each tensor before it uses its
+    values."""
 
     @property
     def spec(self) -> Spec:
@@ -72,13 +73,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """How a step is done; the names and meanings of a cell."""
+    """The settings of a step; fields have the names and meanings of a cell's."""
 
     strategy: str = BASELINE_STRATEGY
     compression: str = UNCOMPRESSED
     collective: str = DEFAULT_COLLECTIVE
     node_size: int | None = None
-    """Ranks of a node, in a row (None: all of them); what `hierarchical` and `hsdp` go by."""
+    """Consecutive ranks that form a node (None: all of them), for `hierarchical` and `hsdp`."""
     optimizer: str = "sgd"
     accumulation: int = 1
     precision: Precision = "fp32"
@@ -87,7 +88,7 @@ class TrainSettings:
     compile: bool = False
     memory_format: MemoryFormat = "contiguous"
     seed: int = 0
-    """The same on all ranks: what compressors draw follows from it."""
+    """Seed of the random numbers of compressors, the same on all ranks."""
 
     @classmethod
     def of(cls, cell: Cell) -> TrainSettings:
@@ -96,7 +97,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientTask:
-    """How gradients are computed, whatever the strategy."""
+    """The arguments of computing gradients, for any strategy."""
 
     loss: Loss
     """The loss of a micro-batch."""
@@ -108,17 +109,17 @@ class GradientTask:
 
 
 class ParallelModel:
-    """A model as one strategy laid it out over the ranks of a group.
+    """A model that one strategy has laid out over the ranks of a group.
 
-    This base class is the layout of one device (`single`); a strategy overrides what it does otherwise.
-    Outside of `compute_gradients` no operation is in flight.
+    This base class is the layout of one device (`single`); a strategy overrides the methods in which it
+    differs. Outside of `compute_gradients` no operation is in flight.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         """The module called in the forward pass: the bare model, or the strategy's wrapper of it."""
         self.bare = module
-        """The model as its author wrote it: names of parameters and buffers are taken from it."""
+        """The model of the user, from which names of parameters and buffers are taken."""
         names = {id(value): name for name, value in (*module.named_parameters(), *module.named_buffers())}
         # A tensor of several names has a key for each, and is known by the first.
         shown = module.state_dict(keep_vars=True).items()
@@ -126,68 +127,72 @@ class ParallelModel:
         """The keys of the bare module's `state_dict` before it was split, each with the name of its
         tensor."""
         self.gradient_exchange: AuditableExchange | None = None
-        """The exchange of gradients (or of what replaces them), if it is ours and not the wrapper's."""
+        """The exchange of gradients (or of differences), if it is ours and not the wrapper's."""
         self.period = 1
         """Steps of one cycle of the strategy (8 for `local-sgd:8`). `lay_out` takes it from the promise."""
         self.ramp_steps = 0
-        """Steps at the start that are done otherwise than all later ones; at least `after` of the promise."""
+        """Number of first steps that differ from all later steps; at least `after` of the promise."""
         self.decided_over: Link | None = None
-        """Over whom ranks agree that gradients overflowed; None: all see the same gradients anyway."""
+        """The link over which ranks agree that gradients overflowed; None: all see the same gradients."""
         self.forward_alone = True
-        """Whether `module` can be called for a forward pass without a backward pass, on all ranks at once."""
+        """Whether all ranks together can call `module` for a forward pass without a backward pass."""
         self.bubble_ideal: float | None = None
-        """Share of a step in which a pipeline's stages idle at best, by the schedule; None without stages."""
+        """The minimum share of a step in which a pipeline's stages idle, by the schedule; None without
+        stages."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters that this rank updates."""
+        """Return the parameters that this rank updates."""
         return self.bare.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole parameters, detached, under the names of the bare model; a sharding strategy gathers them."""
+        """Yield complete detached parameters by the names of the bare model; a sharding strategy gathers
+        them."""
         for name, parameter in self.bare.named_parameters():
             yield name, parameter.detach()
 
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole gradients after the exchange; parameters that got none are left out."""
+        """Yield complete gradients after the exchange; parameters without a gradient are left out."""
         for name, parameter in self.bare.named_parameters():
             if parameter.grad is not None:
                 yield name, parameter.grad
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Buffers of this rank's replica under the names of the bare model; gathered from its stages."""
+        """Yield the buffers of this rank's replica by the names of the bare model; gathered from its
+        stages."""
         yield from self.bare.named_buffers()
 
     def build_optimizer(self, text: str) -> torch.optim.Optimizer:
-        """The optimizer that a spec text names, over the parameters that this rank updates."""
+        """Build the optimizer that a spec text names, over the parameters that this rank updates."""
         return build_optimizer(text, self.parameters())
 
     def owned(self) -> Iterator[Owned]:
-        """The parameters of this rank, each once, and their places in the bare model's parameters: what a
-        checkpoint is made of. All ranks together have every element of the whole model."""
+        """Yield the parameters of this rank, each once, with their places in the bare model's parameters, for
+        checkpoints. All ranks together have every element of the complete model."""
         for name, parameter in self.bare.named_parameters():
             yield whole(name, parameter)
 
     def local_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The part of an optimizer of `build_optimizer` that updates parameters on this rank."""
+        """Return the part of an optimizer of `build_optimizer` that updates parameters on this rank."""
         return optimizer
 
     def local_state(self, optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, OptimizerState]:
-        """This rank's part of the state of an optimizer of `build_optimizer`, by parameter; not copied."""
+        """Return this rank's part of the state of an optimizer of `build_optimizer`, by parameter; not
+        copied."""
         return self.local_optimizer(optimizer).state
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
-        """Whole state of an optimizer of `build_optimizer` by the names of the bare model's parameters; not
-        copied where no gathering is needed. Parameters without state are left out. Collective if the strategy
-        splits parameters or state."""
+        """Yield the complete state of an optimizer of `build_optimizer` by the names of the bare model's
+        parameters; not copied if it is not gathered. Parameters without state are left out. Collective if the
+        strategy splits parameters or state."""
         for name, parameter in self.bare.named_parameters():
             state = optimizer.state.get(parameter)
             if state:
                 yield name, state
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
-        """Forward and backward of one step's micro-batches, gradients exchanged at the end.
+        """Run forward and backward of the micro-batches of one step, and exchange the gradients at the end.
 
-        Leaves in each parameter the gradient of the mean loss over all samples of all replicas, times the
+        Each parameter then has the gradient of the mean loss over all samples of all replicas, times the
         scaler's factor. Returns this rank's mean loss, detached, unscaled.
         """
         total: Tensor | None = None
@@ -207,17 +212,18 @@ class ParallelModel:
         return total
 
     def exchange(self, *, now: bool) -> AbstractContextManager[None]:
-        """The context of one micro-batch: gradients are exchanged in it if `now`, else only added up."""
+        """Return the context of one micro-batch, which exchanges gradients if `now`, and else only adds them
+        up."""
         return nullcontext()
 
     def started(self) -> None:
-        """Called when the first forward pass of a step begins; what it sends counts as part of that pass."""
+        """Called when the first forward pass of a step begins; its messages count as part of that pass."""
 
     def updated(self) -> None:
         """Called after the optimizer has updated the parameters."""
 
     def settle(self) -> None:
-        """Bring all replicas to the same parameters, where between two exchanges they are not; collective."""
+        """Make the parameters of all replicas equal, if they differ between two exchanges; collective."""
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Scale all gradients down so that their global norm is at most `max_norm`; returns the norm they
@@ -227,20 +233,20 @@ class ParallelModel:
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
 
     def strategy_state(self) -> State:
-        """This rank's own copy of all that a step changes beyond module, optimizer and scaler: residuals and
-        buckets, say. `Trainer.state_dict` has it in it."""
+        """Return a copy of this rank's state that a step changes, other than module, optimizer and scaler,
+        such as residuals and buckets. It is a part of `Trainer.state_dict`."""
         return {} if self.gradient_exchange is None else {"exchange": self.gradient_exchange.state_dict()}
 
     @property
     def resumes_otherwise(self) -> str | None:
-        """Why a resumed run may go on otherwise than bit for bit, as a clause; None if it does not."""
+        """Why a resumed run may not continue bit for bit, as a clause; None if it does."""
         return None
 
     def load_strategy_state(self, state: Mapping[str, object]) -> None:
-        """Go on from a `strategy_state` of the same rank."""
+        """Resume from a `strategy_state` of the same rank."""
         if self.gradient_exchange is not None:
             self.gradient_exchange.load_state_dict(cast(State, state["exchange"]))
 
     def start_from(self, steps: int) -> None:
-        """The parameters have been replaced, alike on all ranks, and `steps` count as taken: go on from them,
-        with residuals and buckets as at the start. Collective."""
+        """Resume from parameters that have been replaced, equally on all ranks, after `steps` steps, with
+        initial residuals and buckets. Collective."""

@@ -1,4 +1,4 @@
-"""Numerics of a step: what each precision name means, in one place."""
+"""Numerics of a step: the meaning of each precision name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context of forward and loss: autocast for `bf16` and `fp16`, nothing for `fp32` and `tf32`."""
+    """Return the context of forward and loss: autocast for `bf16` and `fp16`, none for `fp32` and `tf32`."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def require_bf16_parameters(module: nn.Module, device: torch.device) -> None:
-    """Raise UsageError, with the way out, for a model that torch does not compute on `device` with its
-    parameters in bfloat16 and its buffers as they are."""
+    """Raise UsageError, with advice, for a model that torch cannot compute on `device` with parameters in
+    bfloat16 and unchanged buffers."""
     for name, part in module.named_modules():
         if (
             device.type == "cpu"
@@ -42,9 +42,9 @@ def require_bf16_parameters(module: nn.Module, device: torch.device) -> None:
 def loss_scaler(
     precision: Precision, device: torch.device, decided_over: Link | None = None
 ) -> torch.amp.GradScaler:
-    """Dynamic loss scaling for `fp16`, whose small gradients would be zero; else a scaler of factor 1.
+    """Return dynamic loss scaling for `fp16`, whose small gradients would be zero; else a scaler of factor 1.
 
-    Where ranks see different gradients (shards, stages), `decided_over` is who decides alike.
+    If ranks see different gradients (shards, stages), they agree over `decided_over`.
     """
     if decided_over is None or precision != "fp16":
         return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -85,7 +85,7 @@ class ScaledFeedback:
 
 
 class AgreedScaler(torch.amp.GradScaler):
-    """A loss scaler whose ranks leave a step out, and change the factor, all together or not at all."""
+    """A loss scaler whose ranks agree on leaving a step out, and on the factor."""
 
     def __init__(self, device: torch.device, link: Link) -> None:
         super().__init__(device.type)
@@ -118,9 +118,9 @@ class AgreedScaler(torch.amp.GradScaler):
 def set_float32_math(precision: Precision) -> None:
     """`fp32` means IEEE single precision in matrix products and convolutions; `tf32` allows TensorFloat-32.
 
-    The setting is the process's, not the model's. torch 2.11 to 2.13 has an older and a newer one
-    (`fp32_precision`), and raises where one is read after the other was set. Setting the older one sets both:
-    user models read the older one, torch's compiler reads both.
+    The setting is for the process, not for a model. torch 2.11 to 2.13 has an older and a newer setting
+    (`fp32_precision`), and raises an error if one is read after the other was set. Setting the older one sets
+    both: user models read the older one, torch's compiler reads both.
     """
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"

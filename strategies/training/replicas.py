@@ -14,14 +14,14 @@ from strategies.collectives.link import Link
 def take_from_first(link: Link, tensors: Sequence[Tensor]) -> None:
     """Overwrite `tensors` by the values of rank 0, all in one message; collective.
 
-    They travel as bytes, whatever their data types. The widest come first, so that each lies where a tensor
-    of its type may begin.
+    They are sent as bytes, whatever their data types. The widest come first, so that each is aligned for its
+    type.
     """
     if not tensors:
         return
     tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
     if len(tensors) == 1 and tensors[0].is_contiguous():
-        # One tensor is its own message: no copy lies beside a large one.
+        # One tensor is its own message: a large one is not copied.
         link.broadcast(tensors[0].view(-1).view(torch.uint8), 0)
         return
     message = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
@@ -36,7 +36,7 @@ def take_from_first(link: Link, tensors: Sequence[Tensor]) -> None:
 
 
 Begin = Callable[[Iterable[Tensor]], None]
-"""Gives parameters of a model their values, before they are split or sharded; collective."""
+"""A function that gives parameters of a model their values, before they are split or sharded; collective."""
 
 
 def take_values(link: Link, fill: Callable[[Tensor], None], tensors: Iterable[Tensor]) -> None:
@@ -47,7 +47,7 @@ def take_values(link: Link, fill: Callable[[Tensor], None], tensors: Iterable[Te
 
 
 class Buffers:
-    """The buffers of a module, found anew in every step: a module may put other tensors in their places."""
+    """The buffers of a module, looked up in every step, as a module may replace their tensors."""
 
     def __init__(self, module: nn.Module) -> None:
         self._places = [
@@ -56,6 +56,6 @@ class Buffers:
         ]
 
     def now(self) -> list[Tensor]:
-        """The tensors that are buffers now, each once."""
+        """Return the tensors that are buffers now, each once."""
         found = (getattr(owner, name) for owner, name in self._places)
         return [buffer for buffer in found if buffer is not None]

@@ -79,5 +79,5 @@ class _PartOfOptimizer(ZeroRedundancyOptimizer):
         """Raises UsageError: no rank has the state of all parameters."""
         raise UsageError(
             "zero1 keeps a part of the optimizer's state on each rank: call trainer.save(folder), or "
-            "trainer.state_dict() on every rank, in place of optimizer.state_dict()"
+            "trainer.state_dict() on every rank, instead of optimizer.state_dict()"
         )

@@ -230,7 +230,7 @@ def test_gradients_hide_behind_the_last_micro_batch_alone() -> None:
 
 
 def test_auto_is_for_plans_alone() -> None:
-    with pytest.raises(SpecError, match="auto is for a plan to choose"):
+    with pytest.raises(SpecError, match="the plan chooses what auto is"):
         group_layout("auto", 2)
 
 

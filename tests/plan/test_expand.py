@@ -226,7 +226,7 @@ def test_collectives_and_links_multiply_the_matrix_and_single_stands_outside() -
     by_axes = {(s.strategy, s.compression, s.collective, s.link, s.gpus): s.reason for s in plan.skips}
     # Two strategies x 8 ways x 2 sizes, less the 9 cells.
     assert len(by_axes) == len(plan.skips) == 32 - 9
-    alone = "single goes with --compression none and --collective default alone, not"
+    alone = "single needs --compression none and --collective default, not"
     nothing = "one device exchanges nothing"
     assert by_axes["single", "none", "default", "1gbit", 1] == "single has no network"
     assert by_axes["single", "bf16", "default", "none", 1] == f"{alone} bf16 and default: {nothing}"

@@ -80,7 +80,7 @@ TEARS: dict[str, Callable[[Path], object]] = {
 def test_a_torn_checkpoint_is_named_and_the_one_before_it_is_taken(run, tear) -> None:
     TEARS[tear](newest(run))
     trainer = opened()
-    with pytest.warns(CheckpointWarning, match="step-000000002 is not whole") as told:
+    with pytest.warns(CheckpointWarning, match="step-000000002 is not complete") as told:
         resumed = trainer.resume(run)
     assert told[0].filename == __file__
     assert (resumed.step, trainer.steps) == (1, 1)
@@ -195,7 +195,7 @@ def planted(run: Path, where: str, evil: Evil) -> None:
 def test_code_in_a_checkpoint_is_not_run(run, tmp_path, where) -> None:
     planted(run, where, Evil(tmp_path / "made"))
     trainer = opened()
-    with pytest.raises(SchemaError, match="nothing of it was run"):
+    with pytest.raises(SchemaError, match="no code in it was run"):
         trainer.resume(run)
     assert not (tmp_path / "made").exists()
     assert trainer.steps == 0
@@ -439,7 +439,7 @@ def test_a_state_that_would_run_code_is_not_saved(tmp_path) -> None:
 def test_a_state_of_another_layout_is_refused() -> None:
     trainer = opened()
     state = trainer.state_dict()
-    with pytest.raises(UsageError, match="as the same rank of"):
+    with pytest.raises(UsageError, match="for the same rank of"):
         trainer.load_state_dict({**state, "laid_out": ["ddp", "none", "default", 2, None, 0]})
     with pytest.raises(UsageError, match="of another model"):
         opened(width=5).load_state_dict(state)

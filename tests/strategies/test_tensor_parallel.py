@@ -137,7 +137,7 @@ UNFIT: dict[str, tuple[Callable[[], nn.Module], ModelLayout, str]] = {
     "another module": (
         Layers,
         ModelLayout(splits=(LinearSplit(name="drop", by="outputs"),)),
-        "splits nn.Linear alone, not drop",
+        "splits only nn.Linear, not drop",
     ),
     "tied": (
         Tied,

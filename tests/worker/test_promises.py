@@ -316,9 +316,7 @@ def test_the_plan_knows_its_rules_and_its_traffic(gossip: None) -> None:
     assert refusal(cell) is None
     told = refusal(Cell(gpus=4, **CELL, compression="bf16"))
     assert told is not None
-    assert told.text.startswith(
-        "gossip goes with --compression none and --collective default alone, not bf16 and"
-    )
+    assert told.text.startswith("gossip needs --compression none and --collective default, not bf16 and")
     assert "each rank would scale its own loss" in str(refusal(Cell(gpus=4, **CELL, precision="fp16")))
     parts = facts(WORKLOADS.parse("gpt-nano")).parts
     [sent] = traffic(cell, parts)

@@ -1,4 +1,4 @@
-"""The data sets: what is known of each without reading it, and which of them fit a model; torch-free."""
+"""The facts of each data set without reading it, and which data sets fit a model; torch-free."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class DatasetFacts(CatalogFacts):
     """The facts of one data set with its options."""
 
     takes: ClassVar[Literal["images", "tokens", "own"] | None]
-    """Kind of input of the models that fit it; None: any, as each workload makes its own samples."""
+    """The kind of input of models that fit it; None: any, as each workload draws its samples."""
     samples: ClassVar[int | None] = None
-    """Samples of an epoch; None: without end, or as many as the file and the length of a sample give."""
+    """The samples of an epoch; None: without end, or dependent on the file and the length of a sample."""
 
     @classmethod
     @abstractmethod
@@ -77,7 +77,7 @@ class Digits(DatasetFacts):
 
 
 class Text(DatasetFacts):
-    """The bytes of a text, each a token."""
+    """The bytes of a text as tokens."""
 
     name = "text"
     help = "bytes of a text: Python's own standard library, or text:PATH for a file of yours"
@@ -116,17 +116,18 @@ DATASETS = Registry[DatasetFacts]("dataset", [Synthetic, Digits, Text, Own])
 
 
 def fit_images(*, shape: tuple[int, ...], classes: int) -> tuple[str, ...]:
-    """Data sets for a classifier of images of (channels, px, px) or (pixels,), the default first."""
+    """Return the data sets for a classifier of images of (channels, px, px) or (pixels,), the default
+    first."""
     return tuple(facts.name for facts in DATASETS.all_facts if facts.fits(shape=shape, classes=classes))
 
 
 def fit_tokens(*, vocabulary: int) -> tuple[str, ...]:
-    """Data sets for a model over tokens, the default first."""
+    """Return the data sets for a model over tokens, the default first."""
     return tuple(facts.name for facts in DATASETS.all_facts if facts.fits(vocabulary=vocabulary))
 
 
 def is_square(shape: tuple[int, ...]) -> bool:
-    """Whether images of this shape, (channels, px, px) or (pixels,), are squares."""
+    """Return whether images of this shape, (channels, px, px) or (pixels,), are squares."""
     if len(shape) == 1:
         return math.isqrt(shape[0]) ** 2 == shape[0]
     return len(shape) == 3 and shape[1] == shape[2]

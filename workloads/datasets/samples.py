@@ -1,7 +1,7 @@
-"""Real data that ship with bench or Python, or a user's text, shaped to what a workload takes.
+"""Real data that ship with bench or Python, or a user's text, in the shape that a workload takes.
 
-A data set here is indexed by the list of a whole batch's samples (`__getitems__`, which torch's
-DataLoader calls where it exists), so that a batch is one gather instead of one Python call a sample.
+A data set here is indexed by the list of all samples of a batch (`__getitems__`, which torch's DataLoader
+calls if it exists), so that a batch is one gather instead of one Python call for each sample.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOT_STDLIB = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
 
 
 class Images(Dataset[Pair]):
-    """Images of one channel, with their classes, given to a model that takes `shape`."""
+    """Images of one channel with their classes, for a model that takes `shape`."""
 
     def __init__(self, images: Tensor, classes: Tensor, *, shape: tuple[int, ...]) -> None:
         self.images = images
@@ -49,13 +49,14 @@ class Images(Dataset[Pair]):
         return images.reshape(-1, *self.shape).contiguous(), self.classes[indices]
 
     def split(self) -> tuple[list[int], list[int]]:
-        """Indices to train on, and those held out: the same in every training run, whatever its seed."""
+        """Return the indices to train on and the held-out ones: the same in every training run, for any
+        seed."""
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).tolist()
         return order[:-HELD_OUT_DIGITS], order[-HELD_OUT_DIGITS:]
 
 
 class Windows(Dataset[Pair]):
-    """Pieces of a text, one after another: `length` bytes, and the byte that follows each of them."""
+    """Consecutive pieces of a text: `length` bytes, and for each of them the next byte."""
 
     def __init__(self, text: Tensor, *, length: int) -> None:
         self.text = text
@@ -71,7 +72,8 @@ class Windows(Dataset[Pair]):
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def split(self) -> tuple[list[int], list[int]]:
-        """Indices to train on, and those held out: the same in every training run, whatever its seed."""
+        """Return the indices to train on and the held-out ones: the same in every training run, for any
+        seed."""
         kept = min(HELD_OUT_TEXT, len(self) // 10)
         every = len(self) / kept if kept else 0
         chosen = {int((place + 0.5) * every): None for place in range(kept)}
@@ -79,14 +81,15 @@ class Windows(Dataset[Pair]):
 
 
 def read_digits() -> tuple[Tensor, Tensor]:
-    """Handwritten digits of the UCI repository: pixels from 0 to 16, (1797, 8, 8), and classes, (1797,)."""
+    """Read the handwritten digits of the UCI repository: pixels from 0 to 16, (1797, 8, 8), and classes,
+    (1797,)."""
     with gzip.open(Path(__file__).with_name("digits.csv.gz"), "rt") as text:
         rows = torch.from_numpy(np.loadtxt(text, delimiter=","))
     return rows[:, :-1].float().view(-1, 8, 8), rows[:, -1].long()
 
 
 def digits(takes: ImageInput) -> Images:
-    """The handwritten digits, standardised and resized to what the model takes.
+    """Return the handwritten digits, standardised and resized to the shape that the model takes.
 
     Raises UsageError if the model takes too few classes, or images that are not square.
     """
@@ -103,7 +106,8 @@ def digits(takes: ImageInput) -> Images:
 
 
 def text_windows(takes: TokenInput, *, path: Path | None) -> Windows:
-    """The bytes of a user's file, or of Python's standard library (None), in windows of the model's length.
+    """Return the bytes of a user's file, or of Python's standard library (None), in windows of the model's
+    length.
 
     Raises UsageError if the model's vocabulary cannot hold bytes or the file cannot be read.
     """
@@ -116,7 +120,7 @@ def text_windows(takes: TokenInput, *, path: Path | None) -> Windows:
 
 
 def stdlib_text() -> bytes:
-    """The first 4 MiB of the standard library's source, its files in the order of their paths, no tests."""
+    """Return the first 4 MiB of the standard library's source, in the order of paths, without tests."""
     folder = Path(sysconfig.get_path("stdlib"))
     kept = (entry for entry in sorted(folder.iterdir()) if entry.name not in _NOT_STDLIB)
     content = bytearray()

@@ -25,8 +25,8 @@ class GPTShape(TextShape):
         """There are V d + C d + L (12 d^2 + 13 d) + 2 d parameters for C positions and L blocks: the head is
         the token embedding and adds nothing. L (24 T d^2 + 4 T^2 d) + 2 T d V FLOPs.
 
-        A block is qkv 3 d^2 + 3 d, projection d^2 + d, MLP 8 d^2 + 5 d and two norms of 2 d. It keeps
-        16 T d + T (h + 4) values, of which 12 T d + T h are split by tensor parallelism.
+        A block is qkv 3 d^2 + 3 d, projection d^2 + d, MLP 8 d^2 + 5 d and two norms of 2 d. It saves
+        16 T d + T (h + 4) values, of which tensor parallelism splits 12 T d + T h.
         """
         t, d, rows = self.seq, self.width, self.rows
         norm = (Weight(rows=d), Weight(rows=d))
@@ -39,8 +39,8 @@ class GPTShape(TextShape):
                 *linear(d, 4 * d, by="outputs"),
                 *linear(4 * d, d, by="inputs"),
             ),
-            # Whole: the inputs of both norms and what they give. Split: query, key, value, what attention
-            # mixes of them, and what goes into GELU and comes out.
+            # Whole: inputs and results of both norms. Split: query, key, value, the result of attention, and
+            # input and result of GELU.
             saved=saved(whole=4 * t * d + 4 * t, split=12 * t * d + t * self.heads),
             products=saved(whole=2 * t * d, split=8 * t * d + t * self.heads),
             input=VALUE_BYTES * t * d,

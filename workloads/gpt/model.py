@@ -17,7 +17,7 @@ from workloads.workload import TokenInput, Workload
 
 
 def build_gpt(shape: GPTShape) -> Workload:
-    """The language model with its cross-entropy, for samples of `shape.seq` tokens."""
+    """Build the language model with its cross-entropy, for samples of `shape.seq` tokens."""
     takes = TokenInput(length=shape.seq, vocabulary=shape.vocabulary)
     return Workload(
         module=GPT(shape),
@@ -50,7 +50,7 @@ def _layout(shape: GPTShape) -> ModelLayout:
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of logits (n, tokens, rows) over all tokens."""
+    """Return the mean cross-entropy in nats of logits (n, tokens, rows) over all tokens."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -88,7 +88,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each added to what came in."""
+    """Attention and MLP, each added to its input."""
 
     def __init__(self, shape: GPTShape) -> None:
         super().__init__()

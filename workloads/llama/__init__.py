@@ -41,11 +41,11 @@ class LlamaShape(TextShape):
         blocks, keys of width k and an MLP of width H, without biases. L (2 T (2 d^2 + 2 d k + 3 d H) + 4
         T^2 d) + 2 T d V FLOPs.
 
-        A block is query and output 2 d^2, key and value 2 d k, MLP 3 d H and two norms of d. It keeps
-        11 T d + 4 T H + T (h + 2) values, and T d / h whatever the batch. RMSNorm in single steps keeps its
-        input, the input over its size, and 1 / size. Keys and values are kept as they go into attention,
-        repeated to the number of queries. What attention mixes is kept twice: its queries lie head by head,
-        and so does its result, which is then copied token by token.
+        A block is query and output 2 d^2, key and value 2 d k, MLP 3 d H and two norms of d. It saves 11 T d
+        + 4 T H + T (h + 2) values, and T d / h for any batch. RMSNorm in single steps saves its input, the
+        input over its size, and 1 / size. Keys and values are saved as the inputs of attention, repeated to
+        the number of queries. The result of attention is saved twice: head by head, as its queries, and
+        copied token by token.
         """
         t, d, k, hidden, rows = self.seq, self.width, self.kv_width, self.hidden, self.rows
         embedding, norm = Weight(rows=rows, columns=d), Weight(rows=d)

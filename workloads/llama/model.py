@@ -19,7 +19,7 @@ NORM_EPSILON = 1e-5
 
 
 def build_llama(shape: LlamaShape) -> Workload:
-    """The language model with its cross-entropy, for samples of `shape.seq` tokens."""
+    """Build the language model with its cross-entropy, for samples of `shape.seq` tokens."""
     takes = TokenInput(length=shape.seq, vocabulary=shape.vocabulary)
     return Workload(
         module=Llama(shape),
@@ -85,7 +85,7 @@ class GroupedAttention(nn.Module):
         value = _split(self.v_proj(x), self.kv_heads)
         group = self.heads // self.kv_heads
         if group > 1:
-            # Instead of `enable_gqa`: the same product, which every backend and FLOP counter knows.
+            # The same product as with `enable_gqa`, but supported by every backend and FLOP counter.
             key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         y: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
@@ -98,8 +98,8 @@ def _split(x: Tensor, heads: int) -> Tensor:
 
 
 def rotations(x: Tensor, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, (tokens, size / 2) each, of the angles `position / theta ** (2 i / size)` of heads
-    (n, heads, tokens, size)."""
+    """Return cosine and sine, (tokens, size / 2) each, of the angles `position / theta ** (2 i / size)` of
+    heads (n, heads, tokens, size)."""
     tokens, size = x.shape[-2:]
     place = torch.arange(tokens, device=x.device, dtype=torch.float32)
     speed = theta ** (-torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size)
@@ -108,8 +108,8 @@ def rotations(x: Tensor, theta: float) -> tuple[Tensor, Tensor]:
 
 
 def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Heads (n, heads, tokens, size), of which element i of the first half turns with element i of the second
-    by the angle of its position."""
+    """Rotate heads (n, heads, tokens, size): element i of the first half with element i of the second half,
+    by the angle of the position."""
     cosine, sine = turns
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
@@ -130,7 +130,7 @@ class GatedMLP(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Attention and MLP, each added to what came in."""
+    """Attention and MLP, each added to its input."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()

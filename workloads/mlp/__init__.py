@@ -34,8 +34,8 @@ class MLPShape(Shape):
         )
 
     def parts(self) -> ModelParts:
-        """The model has no blocks, and is all head. A hidden layer keeps the result of ReLU, dropout's mask,
-        and the input of the next layer."""
+        """The model has no blocks, only a head. A hidden layer saves the result of ReLU, dropout's mask, and
+        the input of the next layer."""
         inputs, *hidden, classes = self.widths
         layers = (
             (Weight(rows=outputs, columns=taken), Weight(rows=outputs))

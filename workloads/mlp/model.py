@@ -13,7 +13,7 @@ from workloads.workload import ImageInput, Workload
 
 
 def build_mlp(shape: MLPShape) -> Workload:
-    """The classifier with torch's default initialisation, for flattened images."""
+    """Build the classifier with torch's default initialisation, for flattened images."""
     takes = ImageInput(shape=(shape.widths[0],), classes=shape.widths[-1])
     *hidden, last = pairwise(shape.widths)
     layers: list[nn.Module] = []

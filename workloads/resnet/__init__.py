@@ -22,7 +22,7 @@ class Convolution(NamedTuple):
     inputs: int
     outputs: int
     px: int
-    """Side of its output."""
+    """The side of its output, in pixels."""
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -49,9 +49,9 @@ class ResidualBlock(NamedTuple):
     """The convolutions of a residual block."""
 
     own: tuple[Convolution, ...]
-    """One after another."""
+    """The convolutions one after another."""
     beside: tuple[Convolution, ...]
-    """Convolution that brings the input to the size of the result, if it differs."""
+    """The convolution of the shortcut, if the input and the result differ in size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,8 @@ class ResNetShape(Shape):
                 channels = outputs
 
     def parts(self) -> ModelParts:
-        """Each convolution keeps its input, BatchNorm its own with two statistics a channel, ReLU its result.
+        """Each convolution and BatchNorm saves its input, BatchNorm also two statistics a channel, ReLU its
+        result.
 
         The result of ReLU is the input of the next convolution, and is counted there.
         """
@@ -133,7 +134,7 @@ class ResNetShape(Shape):
         first, image = self.first, 3 * self.px**2
         stem = Part(
             weights=first.weights,
-            # The image, what BatchNorm takes, what ReLU gives, and the place of each maximum.
+            # The image, the input of BatchNorm, the result of ReLU, and the place of each maximum.
             saved=Saved(whole=VALUE_BYTES * (image + 2 * first.results) + INDEX_BYTES * pooled),
             saved_once=first.statistics,
             input=VALUE_BYTES * image,
@@ -156,7 +157,8 @@ class ResNetShape(Shape):
 
 
 def _halved(px: int) -> int:
-    """Side after a stride of 2 with padding (kernel - 1) / 2, which is what all of a ResNet's have."""
+    """Return the side after a stride of 2 with padding (kernel - 1) / 2, as all convolutions of a ResNet
+    have."""
     return (px + 1) // 2
 
 

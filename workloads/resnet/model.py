@@ -14,7 +14,7 @@ from workloads.workload import ImageInput, Workload
 
 
 def build_resnet(shape: ResNetShape) -> Workload:
-    """The network with its cross-entropy, for images (n, 3, px, px)."""
+    """Build the network with its cross-entropy, for images (n, 3, px, px)."""
     takes = ImageInput(shape=(3, shape.px, shape.px), classes=shape.classes)
     blocks = (f"layer{s}.{b}" for s, count in enumerate(shape.blocks, start=1) for b in range(count))
     return Workload(
@@ -44,7 +44,7 @@ def _downsample(inputs: int, outputs: int, *, stride: int) -> nn.Sequential | No
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, added to what came in."""
+    """Two 3x3 convolutions, whose result is added to the input."""
 
     def __init__(self, inputs: int, width: int, *, stride: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions, added to what came in; four times the width leaves it."""
+    """1x1, 3x3 and 1x1 convolutions, whose result, of four times the width, is added to the input."""
 
     def __init__(self, inputs: int, width: int, *, stride: int) -> None:
         super().__init__()

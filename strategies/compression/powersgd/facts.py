@@ -45,6 +45,6 @@ class TorchPowerSGDFacts(LowRankFacts):
     """The hook of torch, with which our implementation is compared."""
 
     name = "torch-powersgd"
-    help = "torch's PowerSGD hook, for ddp alone"
+    help = "torch's PowerSGD hook, only for ddp"
     instead = PowerSGDFacts.name
     ddp_hook = "strategies.ddp.torch_powersgd:TorchPowerSgd"
