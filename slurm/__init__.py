@@ -1,1 +1,1 @@
-"""A client of Slurm that does not know benchmarks: sites, job scripts, submission, states, host lists."""
+"""A client of Slurm, independent of benchmarks: sites, job scripts, submission, states, host lists."""

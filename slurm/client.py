@@ -1,4 +1,4 @@
-"""Calls of Slurm's commands: few, each with a time limit, and with errors in Slurm's own words."""
+"""Calls of Slurm's commands, each with a time limit; errors contain Slurm's own words."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from slurm.runner import (
 )
 
 TIMEOUT_S = 60.0
-"""For one command: a busy controller takes its time."""
+"""The time limit of one command: a busy controller may be slow."""
 
 _JOB_ID = re.compile(r"^(?P<id>\d+)(?:;.*)?$", re.MULTILINE)
 _QUEUE_FULL = re.compile(r"(?:Max|Grp)Submit|MaxJobCount|maximum number of jobs", re.IGNORECASE)
@@ -40,7 +40,7 @@ _NO_SUCH_JOB = "Invalid job id specified"
 
 
 class Client:
-    """The cluster that this machine's Slurm commands talk to."""
+    """The cluster of this machine's Slurm commands."""
 
     def __init__(self, runner: Runner = run_program, *, timeout_s: float = TIMEOUT_S) -> None:
         self._runner = runner
@@ -49,24 +49,25 @@ class Client:
     def submit(self, script: str, *, after: Sequence[int] = ()) -> int:
         """Hand a job script to the scheduler, to start when the jobs in `after` have ended, however they did.
 
-        Returns the job's id. Raises RefusedError if it was not taken, QueueFullError if that may change by
-        itself, and NoAnswerError if it may have been taken: look for its name among `own_jobs` before
+        Returns the job's id. Raises RefusedError if the job was refused, QueueFullError if that may change by
+        itself, and NoAnswerError if the job may have been accepted: look for its name among `own_jobs` before
         submitting again.
         """
         options = ["--parsable"]
         if after:
-            # A job that can never start would stay in the queue for good.
+            # A job that can never start would stay in the queue for ever.
             jobs = ":".join(map(str, after))
             options += [f"--dependency=afterany:{jobs}", "--kill-on-invalid-dep=yes"]
         printed = self._sbatch(options, script)
-        # Sites put greetings around it.
+        # Some sites print greetings around it.
         match = _JOB_ID.search(printed)
         if match is None:
             raise NoAnswerError(f"sbatch printed no job id: {printed.strip()!r}; look into squeue --me")
         return int(match["id"])
 
     def check(self, script: str) -> None:
-        """Ask whether the scheduler would take a script, submitting nothing. Raises RefusedError if not."""
+        """Ask whether the scheduler would accept a script, without submitting it. Raises RefusedError if
+        not."""
         self._sbatch(["--test-only"], script)
 
     def _sbatch(self, options: Sequence[str], script: str) -> str:
@@ -80,11 +81,11 @@ class Client:
         raise (QueueFullError if _QUEUE_FULL.search(done.stderr) else RefusedError)(str(error))
 
     def query(self, job_ids: Collection[int]) -> dict[int, JobView]:
-        """The jobs by id, as the queue has them, and where it has forgotten them, as accounting does.
+        """Return the jobs by id, from the queue, and from accounting for jobs that the queue has forgotten.
 
-        One call of squeue, and at most one of sacct, however many jobs. An id that nobody knows is left out:
+        It calls squeue once, and sacct at most once, for any number of jobs. Unknown ids are left out:
         without accounting, that is every job some minutes after its end (MinJobAge in slurm.conf). Raises
-        SlurmError if one of the two does not answer: a job is never called unknown without asking.
+        SlurmError if one of the two does not answer: a job is never treated as unknown without an answer.
         """
         if not job_ids:
             return {}
@@ -93,7 +94,7 @@ class Client:
             queued = read_squeue(self._ask("squeue", f"--jobs={_joined(job_ids)}", *_SQUEUE))
             views = {view.job_id: view for view in queued}
         except SlurmError as error:
-            # Said of a single id that is forgotten; of several, squeue leaves the forgotten ones out.
+            # squeue prints this for a single forgotten id; of several ids it leaves forgotten ones out.
             if _NO_SUCH_JOB not in str(error):
                 raise
         forgotten = set(job_ids) - set(views)
@@ -104,11 +105,11 @@ class Client:
         return {job_id: views[job_id] for job_id in sorted(job_ids) if job_id in views}
 
     def own_jobs(self) -> tuple[JobView, ...]:
-        """All jobs of this user that the queue has, those that ended a moment ago among them."""
+        """Return all jobs of this user in the queue, including jobs that ended recently."""
         return read_squeue(self._ask("squeue", "--me", *_SQUEUE))
 
     def cancel(self, job_ids: Collection[int]) -> None:
-        """End jobs, or take them out of the queue; one that has ended already is not an error."""
+        """End jobs, or remove them from the queue; a job that has already ended is not an error."""
         if not job_ids:
             return
         try:
@@ -123,7 +124,7 @@ class Client:
         return self._settings["ClusterName"]
 
     def cluster(self) -> Cluster:
-        """The facts of the cluster that a site profile can be checked against."""
+        """Return the facts of the cluster with which a site profile is checked."""
         settings = self._settings
         wait_s = settings.get("KillWait", "").removesuffix(" sec")
         return Cluster(
@@ -134,7 +135,7 @@ class Client:
         )
 
     def groups(self) -> tuple[NodeGroup, ...]:
-        """The nodes of all partitions."""
+        """Return the nodes of all partitions."""
         return read_sinfo(self._ask(*_SINFO))
 
     def _associations(self) -> tuple[Association, ...] | None:
@@ -149,7 +150,7 @@ class Client:
         except NoAnswerError:
             raise
         except SlurmError:
-            # Sites forbid it; what is not known is not checked.
+            # Some sites forbid it; unknown facts are not checked.
             return None
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The facts of a live cluster that a site profile is checked against."""
+"""The facts of a live cluster with which a site profile is checked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SETTING = re.compile(r"^(?P<name>\w+)\s*= (?P<value>.*?)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Equal nodes of one partition that are in one state."""
+    """Nodes of one partition with equal hardware and in the same state."""
 
     partition: str
     is_up: bool
@@ -32,11 +32,11 @@ class NodeGroup:
     """The largest number of nodes that a job in the partition may have; None: no limit."""
     nodes: int
     state: str
-    """Slurm's word, such as `idle`, `mixed`, `drained*`."""
+    """The state in Slurm's words, such as `idle`, `mixed`, `drained*`."""
     cpus: int
     memory_mb: int
     gpus: Mapping[str, int]
-    """GPUs of a node by type; the type is empty where the site names none."""
+    """The number of GPUs of a node by type; the type is empty if the site has no type names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Association:
     """None: in all partitions."""
     qos: tuple[str, ...]
     max_submit: int | None
-    """Jobs in the queue at once; None: no limit of the account's."""
+    """The maximum number of jobs in the queue; None: the account has no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +56,16 @@ class Cluster:
     """A cluster as its commands describe it."""
 
     has_accounting: bool
-    """Whether sacct remembers jobs that the controller has forgotten."""
+    """Whether sacct knows jobs that the controller has forgotten."""
     kill_wait_s: int | None
-    """Between SIGTERM and SIGKILL when a job reaches its time limit."""
+    """The time between SIGTERM and SIGKILL when a job reaches its time limit."""
     groups: tuple[NodeGroup, ...]
     associations: tuple[Association, ...] | None
-    """None: the cluster has no accounting, or does not let the user ask."""
+    """None: the cluster has no accounting, or the user may not query it."""
 
 
 def read_settings(text: str) -> dict[str, str]:
-    """The settings in the output of `scontrol show config`. Raises SlurmError if it is not that."""
+    """Read the settings in the output of `scontrol show config`. Raises SlurmError for other output."""
     settings = {match["name"]: match["value"] for match in _SETTING.finditer(text)}
     if not {"ClusterName", "SLURM_VERSION", "AccountingStorageType"} <= set(settings):
         raise SlurmError(f"Slurm's settings are not as it writes them: {text[:80]!r}")
@@ -73,7 +73,7 @@ def read_settings(text: str) -> dict[str, str]:
 
 
 def read_sinfo(text: str) -> tuple[NodeGroup, ...]:
-    """The groups in sinfo's output of SINFO_FORMAT. Raises SlurmError if it is not that."""
+    """Read the groups in sinfo's output of SINFO_FORMAT. Raises SlurmError for other output."""
     groups = []
     for line in text.splitlines():
         try:
@@ -101,14 +101,14 @@ def read_sinfo(text: str) -> tuple[NodeGroup, ...]:
 def slurm_seconds(text: str) -> int | None:
     """Return the seconds of a time limit that Slurm printed, or None if Slurm printed no limit.
 
-    Slurm means minutes by a bare number.
+    A bare number means minutes.
     """
     seconds = seconds_of(f"{text}:00" if text.isdecimal() else text)
     return None if seconds is None else int(seconds)
 
 
 def _gpus(gres: str) -> dict[str, int]:
-    """GPUs by type in a text like `gpu:h100:8(S:0-1),nic:2`."""
+    """Return the number of GPUs by type in a text such as `gpu:h100:8(S:0-1),nic:2`."""
     counts: dict[str, int] = {}
     for match in _GPUS.finditer(gres):
         kind = match["type"] or ""
@@ -117,9 +117,9 @@ def _gpus(gres: str) -> dict[str, int]:
 
 
 def read_associations(text: str) -> tuple[Association, ...]:
-    """The associations in sacctmgr's `--parsable2` output of ASSOCIATION_FORMAT.
+    """Read the associations in sacctmgr's `--parsable2` output of ASSOCIATION_FORMAT.
 
-    Raises SlurmError if it is not that.
+    Raises SlurmError for other output.
     """
     associations = []
     for line in text.splitlines():

@@ -1,11 +1,11 @@
-"""A job as the scheduler sees it: the meaning of its states, host lists, and lines of squeue and sacct.
+"""The scheduler's view of a job: the meaning of states, host lists, and lines of squeue and sacct.
 
-States are positive lists: a state that is not listed never counts as an end. Source: Slurm's page on job
-state codes and job_state_string() in slurm_protocol_defs.c, up to version 26.11.
+Only listed states have a meaning: a state that is not listed never counts as an end. Source: Slurm's page on
+job state codes and job_state_string() in slurm_protocol_defs.c, up to version 26.11.
 
-Host lists are as Slurm writes them (`n[1-3,07-09]`), expanded without asking Slurm, by the rules of its
+Host lists have Slurm's notation (`n[1-3,07-09]`). They are expanded without Slurm, by the rules of its
 hostlist.c: brackets multiply from left to right, the lower bound's leading zeros give the width, and order
-and repeats are kept. Beyond it, text after the last bracket is allowed.
+and repeats are kept. In addition, text after the last bracket is allowed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class JobPhase(StrEnum):
     """The phase of a job between its submission and its end."""
 
     WAITING = "waiting"
-    """It waits for nodes, for its first start or a later one."""
+    """It waits for nodes, for its first or a later start."""
     RUNNING = "running"
-    """It has nodes; while Slurm cleans up after its end, it still has them."""
+    """It has nodes, including the time in which Slurm cleans up after its end."""
     ENDED_WELL = "ended well"
     ENDED_BADLY = "ended badly"
     UNKNOWN = "unknown"
-    """No state that is listed here. Never taken for an end."""
+    """Its state is not listed here. This never counts as an end."""
 
     @property
     def ended(self) -> bool:
@@ -74,7 +74,7 @@ _OUTCOMES = {
     "PREEMPTED": Outcome.PREEMPTED,
     "NODE_FAIL": Outcome.NODE_FAILED,
     "BOOT_FAIL": Outcome.NODE_FAILED,
-    # Another cluster of the federation took the job: how it ended is not known here.
+    # Another cluster of the federation took the job: its end is not known here.
     "REVOKED": Outcome.UNKNOWN,
 }
 """The outcome of each final state."""
@@ -85,7 +85,8 @@ _REASONS = {
     "NodeDown": Outcome.NODE_FAILED,
     "SystemFailure": Outcome.NODE_FAILED,
 }
-"""Reasons that say more than FAILED. JobLaunchFailure does not: Slurm before 23.02 gives it to any signal."""
+"""Reasons that are more specific than FAILED. JobLaunchFailure is not: Slurm before 23.02 has it for any
+signal."""
 
 _HELD = {
     "JobHeldUser",
@@ -104,7 +105,7 @@ _HELD = {
 
 
 def phase_of(state: str) -> JobPhase:
-    """The phase of a job in `state`, one word as squeue and sacct print it."""
+    """Return the phase of a job in `state`, one word as squeue and sacct print it."""
     if state in _WAITING:
         return JobPhase.WAITING
     if state in _RUNNING:
@@ -115,21 +116,21 @@ def phase_of(state: str) -> JobPhase:
 
 
 def outcome_of(state: str, reason: str | None = None, exit_code: int | None = None) -> Outcome:
-    """How a job ended, as far as the scheduler knows: it sees one exit code of one script.
+    """Return how a job ended, as far as the scheduler knows: it sees one exit code of one script.
 
-    A state that is not final, or not listed, is `unknown`.
+    The outcome of a state that is not final, or not listed, is `unknown`.
     """
     ended = _OUTCOMES.get(state, Outcome.UNKNOWN)
     if state == "FAILED":
         return _REASONS.get(reason or "", ended)
-    # State and exit code contradict each other: a job is done only if both say so.
+    # State and exit code contradict each other: a job is done only if both agree.
     if state == "COMPLETED" and exit_code:
         return Outcome.UNKNOWN
     return ended
 
 
 def waits_for_somebody(reason: str | None) -> bool:
-    """Whether a waiting job with this reason will not start unless somebody acts."""
+    """Return whether a waiting job with this reason will not start unless somebody acts."""
     return reason in _HELD
 
 
@@ -155,7 +156,7 @@ _SACCT = {
     "name": "JobName",
 }
 SQUEUE_FORMAT = ",".join(f"{field}:|" for field in _SQUEUE.values())
-"""For --Format: each field in full, with a separator instead of a width."""
+"""The argument of --Format: each field in full, with a separator instead of a width."""
 SACCT_FORMAT = ",".join(_SACCT.values())
 _NOTHING = {"", "None", "N/A", "Unknown", "None assigned", "(null)"}
 
@@ -164,44 +165,45 @@ Source = Literal["squeue", "sacct"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One job at the moment of asking."""
+    """One job at the time of a query."""
 
     job_id: int
     name: str
     state: str
-    """Slurm's word, such as `RUNNING`; see `phase` for what it means."""
+    """The state in Slurm's words, such as `RUNNING`; `phase` is its meaning."""
     reason: str | None
-    """Why it waits, or ended as it did, in Slurm's words."""
+    """Why it waits, or why it ended, in Slurm's words."""
     exit_code: int | None
     """The exit code of the script, once it has ended; 0 also if a signal ended it."""
     signal: int | None
     """The signal that ended the script; None if it ended by itself."""
     nodes: tuple[str, ...]
     restarts: int | None
-    """The number of times that it was requeued; None from sacct, which does not say."""
+    """The number of times that it was requeued; None from sacct, which does not report it."""
     start: str | None
-    """When it started, or is expected to: the cluster's local time, as Slurm wrote it."""
+    """The time at which it started, or is expected to start: the cluster's local time, as Slurm wrote it."""
     end: str | None
-    """When it ended or must end."""
+    """The time at which it ended or must end."""
     source: Source
 
     @property
     def phase(self) -> JobPhase:
         known = phase_of(self.state)
-        # A job that the queue no longer has and that accounting shows without an end: its end was lost.
+        # If the queue no longer has the job and accounting shows no end, its end was lost.
         return known if self.source == "squeue" or known.ended else JobPhase.UNKNOWN
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended; None while it has not. The job's own records say more."""
+        """How it ended; None until its end. The job's own records are more specific."""
         if self.phase in (JobPhase.WAITING, JobPhase.RUNNING):
             return None
         return outcome_of(self.state, self.reason, self.exit_code)
 
     def left_s(self, now: float) -> float | None:
-        """Seconds from `now` (as `time.time` counts) to the end that Slurm says; None if it says none.
+        """Return the seconds from `now` (as of `time.time`) to the end that Slurm reports; None if it reports
+        none.
 
-        Slurm's commands write local times, by the same clock and zone as this process has.
+        Slurm's commands write local times, in the time zone of this process.
         """
         try:
             return None if self.end is None else datetime.fromisoformat(self.end).timestamp() - now
@@ -215,13 +217,13 @@ class JobView:
 
     @property
     def words(self) -> str:
-        """Its state in a line: `FAILED, exit code 3, NonZeroExitCode`."""
+        """Its state in one line: `FAILED, exit code 3, NonZeroExitCode`."""
         parts = [self.state]
         if self.phase.ended and self.signal:
             try:
                 parts.append(signal.Signals(self.signal).name)
             except ValueError:
-                # Slurm has some of its own: 53 means that the log could not be opened.
+                # Slurm has its own signal numbers: 53 means that the log could not be opened.
                 parts.append(f"signal {self.signal}")
         elif self.phase.ended and self.exit_code:
             parts.append(f"exit code {self.exit_code}")
@@ -229,19 +231,20 @@ class JobView:
 
 
 def read_squeue(text: str) -> tuple[JobView, ...]:
-    """The jobs in squeue's output of SQUEUE_FORMAT. Raises SlurmError if it is not that."""
-    # Each field is followed by the separator, also the last.
+    """Read the jobs in squeue's output of SQUEUE_FORMAT. Raises SlurmError for other output."""
+    # The separator follows each field, also the last.
     records = [{**values, "name": values["name"].removesuffix("|")} for values in _records(text, _SQUEUE)]
     return tuple(_view(values, "squeue") for values in records)
 
 
 def read_sacct(text: str) -> tuple[JobView, ...]:
-    """The jobs in sacct's `--parsable2` output of SACCT_FORMAT. Raises SlurmError if it is not that."""
+    """Read the jobs in sacct's `--parsable2` output of SACCT_FORMAT. Raises SlurmError for other output."""
     return tuple(_view(values, "sacct") for values in _records(text, _SACCT))
 
 
 def _records(text: str, fields: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The fields of each line. The name is the last one: it may hold the separator, and even line breaks."""
+    """Yield the fields of each line. The name is the last field: it may contain the separator and line
+    breaks."""
     line = re.compile(rf"^\d+\|(?:[^|\n]*\|){{{len(fields) - 2}}}", re.MULTILINE)
     starts = [match.start() for match in line.finditer(text)]
     if text.strip() and (not starts or starts[0] != 0):
@@ -277,7 +280,8 @@ def _known(text: str) -> str | None:
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
-    """(exit code, signal). squeue before 23.02 prints the raw status of wait(), all others `code:signal`."""
+    """Return (exit code, signal). squeue before 23.02 prints the raw status of wait(), all others
+    `code:signal`."""
     if _known(text) is None:
         return None, None
     code, colon, number = text.partition(":")
@@ -289,7 +293,7 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 
 
 MOST = 65_536
-"""Hosts in one list; more is a typing error."""
+"""The maximum number of hosts in one list; more are a typing error."""
 
 _EXPRESSION = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
 _PIECES = re.compile(r"([^\[]+)|\[([^\]]*)\]")
@@ -297,7 +301,7 @@ _RANGE = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?")
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """The hosts that a list names, in its order. Raises ValueError if the text is not a host list."""
+    """Return the hosts of a list, in its order. Raises ValueError if the text is not a host list."""
     expressions = _EXPRESSION.findall(text)
     if ",".join(expressions) != text:
         raise ValueError(f"{text!r} is not a host list such as n[1-3,07-09]")

@@ -1,4 +1,4 @@
-"""Messages of Slurm in the logs of jobs and launches: why it ends a job, and what srun prints about nodes."""
+"""Messages of Slurm in the logs of jobs and launches: why it ends a job, and srun's messages about nodes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _CAUSES = {
     None: Outcome.CANCELLED,
     "DUE TO TIME LIMIT": Outcome.TIMED_OUT,
     "DUE TO PREEMPTION": Outcome.PREEMPTED,
-    # Somebody has put it back; it goes on later, as a preempted one does.
+    # The job was requeued; it continues later, as a preempted job does.
     "DUE TO JOB REQUEUE": Outcome.PREEMPTED,
     "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS": Outcome.NODE_FAILED,
 }
-"""The causes by the words that slurmstepd has for them (slurmstepd/req.c, up to version 25.05)."""
+"""The causes by slurmstepd's words for them (slurmstepd/req.c, up to version 25.05)."""
 
 SRUN_KILLED = re.compile(r"^srun: error: (?P<node>\S+): tasks? \S+: Killed$", re.MULTILINE)
 """srun prints this when its task on a node was killed by SIGKILL."""
@@ -36,10 +36,10 @@ ALLOCATION_OVER = re.compile(
     r"Job is pending execution|Duplicate job id).*|Slurm job \d+ has expired.*)$",
     re.MULTILINE,
 )
-"""srun prints this when Slurm has ended the job, which a job's program may hear of a moment later.
+"""srun prints this when Slurm has ended the job, possibly before the job's program gets a signal.
 
-Of a job that was put back into the queue srun says that it is pending when it looks the job up, and Duplicate
-job id when it asks for a step after that.
+For a requeued job srun prints that it is pending when it looks the job up, and Duplicate job id when it asks
+for a step after that.
 """
 STEP_PENDING = re.compile(
     r"^srun: (?P<words>Job (?:\d+ )?step creation (?:temporarily|still) disabled, retrying .*)$", re.MULTILINE
@@ -50,9 +50,9 @@ OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
 
 
 def read_notice(log: str, job_id: int) -> Ending | None:
-    """The ending of a job by the last notice in its log; None without a notice.
+    """Return the ending of a job by the last notice in its log; None without a notice.
 
-    A cause that is not listed here is `unknown`.
+    The outcome of a cause that is not listed here is `unknown`.
     """
     found = [match for match in _NOTICE.finditer(log) if int(match["job"]) == job_id]
     if not found:

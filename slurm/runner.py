@@ -1,11 +1,11 @@
-"""Running one Slurm command: the border to the scheduler, and its errors.
+"""Running one Slurm command: the interface to the scheduler, and its errors.
 
 ::
 
     SchedulerError
     +-- SlurmError           a Slurm command failed; the message has the command and Slurm's own words
-        +-- RefusedError     the scheduler said no: nothing was submitted
-        |   +-- QueueFullError   ... because of a limit on queued jobs: later it may say yes
+        +-- RefusedError     the scheduler refused: no job was submitted
+        |   +-- QueueFullError   ... because of a limit on queued jobs: later it may accept
         +-- NoAnswerError    it did not answer: whether it did what was asked is not known
 """
 
@@ -47,7 +47,7 @@ class Completed:
 
 
 Runner = Callable[..., Completed]
-"""Runs a command as `run_program` does; tests replace it by recorded output."""
+"""A function that runs a command as `run_program` does; tests replace it by recorded output."""
 
 
 def run_program(
@@ -72,7 +72,7 @@ def run_program(
         raise SlurmError(f"there is no {command[0]} here; run this where Slurm's commands are") from error
     except OSError as error:
         raise SlurmError(f"cannot run {command[0]}: {error.strerror}") from error
-    # Names of other people's jobs may be in any encoding.
+    # Names of other users' jobs may have any encoding.
     return Completed(
         exit_code=done.returncode,
         stdout=done.stdout.decode(errors="replace"),
@@ -82,12 +82,13 @@ def run_program(
 
 _SCHEDULER = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SACCTMGR|SCANCEL|SINFO|SCONTROL)_")
 _OF_THE_CLUSTER = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"}
-"""How the cluster is found, and who asks it."""
+"""Variables that identify the cluster and the user."""
 _OF_THE_USER = {"HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "SHELL", "TZ", "USER"}
 
 
 def client_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables for a command of Slurm: none that would change what it prints or does."""
+    """Return the variables for a command of Slurm, without variables that would change its output or
+    actions."""
     return {
         name: value
         for name, value in inherited.items()
@@ -96,10 +97,10 @@ def client_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def job_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that sbatch gets and hands on to the job: the user and the locale, and nothing else.
+    """Return the variables that sbatch gets and passes to the job: only the user and the locale.
 
-    `--export=NONE` is not used: it has the node imitate a login, which takes long and fails on some sites,
-    and it applies to the steps as well unless they override it (--export in sbatch's manual).
+    `--export=NONE` is not used: it makes the node imitate a login, which is slow and fails on some sites, and
+    it applies to the steps as well unless they override it (--export in sbatch's manual).
     """
     return {
         name: value
@@ -116,7 +117,7 @@ _UNREACHABLE = re.compile(
 
 
 def command_failure(command: Sequence[str], done: Completed) -> SlurmError:
-    """The error of a command that did not end with 0."""
+    """Return the error of a command that did not end with 0."""
     said = " ".join((done.stderr.strip() or done.stdout.strip()).split()) or "it said nothing"
     kind = NoAnswerError if _UNREACHABLE.search(said) else SlurmError
     return kind(f"{shlex.join(command)} ended with {done.exit_code}: {said}")

@@ -1,4 +1,4 @@
-"""Job scripts, and the line that starts one agent on each node: pure text, the same for the same input."""
+"""Job scripts, and the line that starts one agent on each node: text that depends only on the input."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from results.plan import Placement
 from slurm.site import Container, SiteProfile, directive, log_pattern, shell
 
 FIRST_PORT, JOBS, LAUNCHES = 20_000, 750, 16
-"""Ports for LAUNCHES of JOBS, all below 32768, where Linux begins to give ports to whoever asks."""
+"""Ports for LAUNCHES of JOBS, all below 32768, where the ephemeral ports of Linux begin."""
 
 _LOG = "job-%j.log"
 _SMALL_MEMORY = "4G"
 _OF_THE_RANKS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONSAFEPATH")
-"""Variables that whoever starts the agents sets for the ranks."""
+"""Variables that the process which starts the agents sets for the ranks."""
 
 
 class _Verbatim(str):
-    """Text that is put into a script as it is."""
+    """Text that is written to a script without quoting."""
 
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     undefined=jinja2.StrictUndefined,
-    # Everything is one word of the shell unless it is said to be more: what is forgotten is safe.
+    # Each value is quoted as one word of the shell, unless a filter says otherwise: the default is safe.
     finalize=lambda value: value if isinstance(value, _Verbatim) else shell(str(value)),
     autoescape=False,
     trim_blocks=True,
@@ -41,46 +41,48 @@ _TEMPLATES.filters["words"] = lambda words: _Verbatim(" ".join(map(shell, words)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptJob:
-    """One allocation and the program that is started in it, once, on its first node."""
+    """One allocation, and the program that is started in it once, on its first node."""
 
     name: str
     placement: Placement | None
-    """None: a small job on one CPU that comes after others, such as writing their report."""
+    """None: a small job on one CPU that runs after others, such as writing their report."""
     time_limit_s: float
     folder: Path
     """The folder in which the program starts."""
     log_folder: Path
-    """Must exist: Slurm makes no folders, and a job without a log fails. See `log_path`."""
+    """It must exist: Slurm creates no folders, and a job without a log fails. See `log_path`."""
     command: tuple[str, ...]
     python_path: Path | None = None
-    """The folder where the command's Python looks first for packages."""
+    """The folder in which the command's Python looks first for packages."""
     requeue: bool = True
-    """Whether Slurm starts it again after a node failed or another job took its nodes."""
+    """Whether Slurm restarts it after a node failed or another job preempted it."""
 
     def __post_init__(self) -> None:
         assert self.command
 
 
 def log_path(log_folder: Path, job_id: int) -> Path:
-    """The file of a job's output; a job that starts again appends to it."""
+    """Return the file of a job's output; a restarted job appends to it."""
     return log_folder / _LOG.replace("%j", str(job_id))
 
 
 def rendezvous_port(job_id: int, launch: int) -> int:
-    """The port of a job's `launch`-th rendezvous, from 0; MASTER_PORT in the job script is for launch 0.
+    """Return the port of a job's `launch`-th rendezvous, from 0; MASTER_PORT in the job script is for launch
+    0.
 
-    Jobs that share a node have ports apart if their ids are less than JOBS apart, and so have two launches
-    of one job that come less than LAUNCHES apart: a port may linger after its launch has ended.
+    Jobs that share a node have different ports if their ids differ by less than JOBS. Two launches of one job
+    have different ports if their numbers differ by less than LAUNCHES: a port may stay in use after a launch.
     """
     return FIRST_PORT + job_id % JOBS * LAUNCHES + launch % LAUNCHES
 
 
 def job_script(site: SiteProfile, job: ScriptJob) -> str:
-    """The script of a job, for sbatch. Raises UsageError for a value that a script cannot hold.
+    """Return the script of a job, for sbatch. Raises UsageError for a value that a script cannot contain.
 
-    The command of a job with a placement must handle USR1, which comes before the time limit, and TERM,
-    which comes at the limit, and when the job is cancelled or loses its nodes. MASTER_ADDR and MASTER_PORT
-    say where the nodes can meet. `Client.submit` takes the jobs after which one without a placement comes.
+    The command of a job with a placement must handle USR1, which Slurm sends before the time limit, and TERM,
+    which it sends at the limit, and when the job is cancelled or loses its nodes. MASTER_ADDR and MASTER_PORT
+    are the address of the rendezvous. `Client.submit` takes the jobs after which a job without a placement
+    runs.
     """
     parts: dict[str, object] = {
         "site": site,
@@ -140,11 +142,12 @@ def job_script(site: SiteProfile, job: ScriptJob) -> str:
 def agent_command(
     site: SiteProfile, placement: Placement, command: Sequence[str], log: Path
 ) -> tuple[str, ...]:
-    """The srun command that starts `command` once on each node of the allocation, in the site's container.
+    """Return the srun command that starts `command` once on each node of the allocation, in the site's
+    container.
 
-    SLURM_NODEID is the number of the node, from 0. What the agents print goes to `log` with `-NODEID.log`
-    after its name. srun ends when all of them have; when one fails, it ends the others, and its exit code
-    is the largest of all, not the first. Raises UsageError for a log that Slurm cannot write to.
+    SLURM_NODEID is the number of the node, from 0. The output of the agents goes to `log`, with `-NODEID.log`
+    after its name. srun ends when all agents have ended; when one fails, it ends the others, and its exit
+    code is the largest of all, not the first. Raises UsageError for a log that Slurm cannot write to.
     """
     return (
         *_srun(site, placement),
@@ -160,10 +163,10 @@ def _srun(site: SiteProfile, placement: Placement) -> tuple[str, ...]:
         f"--nodes={placement.nodes}",
         f"--ntasks={placement.nodes}",
         "--ntasks-per-node=1",
-        # Said again, because srun 22.05 to 23.02 does not take it over from the job.
+        # Repeated, as srun 22.05 to 23.02 does not take it over from the job.
         *(() if site.cpus_per_gpu is None else (f"--cpus-per-task={_cpus(site, placement)}",)),
         "--kill-on-bad-exit=1",
-        # Whoever starts the ranks binds them.
+        # The process that starts the ranks binds them.
         "--cpu-bind=none",
         "--mpi=none",
         "--export=ALL",
@@ -171,14 +174,14 @@ def _srun(site: SiteProfile, placement: Placement) -> tuple[str, ...]:
 
 
 def _pyxis(site: SiteProfile, container: Container) -> Iterable[str]:
-    """The options of NVIDIA's Pyxis, a plugin of srun, for one container."""
+    """Yield the options of NVIDIA's Pyxis, a plugin of srun, for one container."""
     yield f"--container-image={container.image}"
     if container.mounts:
         yield f"--container-mounts={','.join(container.mounts)}"
     if container.workdir is not None:
         yield f"--container-workdir={container.workdir}"
     yield "--container-mount-home" if container.mount_home else "--no-container-mount-home"
-    # Otherwise a variable that the image sets wins over the job's.
+    # Otherwise a variable of the image would override the job's.
     yield f"--container-env={','.join(sorted({*_OF_THE_RANKS, *site.environment}))}"
 
 
@@ -188,7 +191,7 @@ def _cpus(site: SiteProfile, placement: Placement) -> int:
 
 
 def slurm_time(limit_s: float) -> str:
-    """A time limit as `DAYS-HH:MM:SS`, in whole minutes, rounded up: Slurm has no finer ones."""
+    """Return a time limit as `DAYS-HH:MM:SS`, rounded up to minutes, Slurm's resolution."""
     days, minutes = divmod(math.ceil(limit_s / 60), 24 * 60)
     return f"{days}-{minutes // 60:02}:{minutes % 60:02}:00"
 
@@ -199,6 +202,6 @@ def _gpus(site: SiteProfile, placement: Placement) -> dict[str, str]:
         other = [str(site.directives["gres"])] if "gres" in site.directives else []
         return {"gres": ",".join([":".join(["gpu", *parts]), *other])}
     if site.gpu_request == "gpus-per-task":
-        # Which sbatch takes only with a number of tasks.
+        # sbatch accepts this only with a number of tasks.
         return {"gpus-per-task": ":".join(parts), "ntasks": str(placement.nodes)}
     return {} if site.gpu_request == "none" else {site.gpu_request: ":".join(parts)}

@@ -1,6 +1,6 @@
-"""A site profile: what one cluster asks of its jobs, written once by its users.
+"""A site profile: the requirements of one cluster for jobs, written once by its users.
 
-Its values are put into a job script so that they are read back as they were written, or are refused.
+Its values are quoted in a job script so that they are read back as they were written, or are refused.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _UNQUOTED = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 def directive(option: str, value: str | bool) -> str:
-    """`--option="value"` as it stands after `#SBATCH`; quotes only where needed, a switch without a value.
+    """Return `--option="value"` for a line after `#SBATCH`; quoted only if needed, a switch without a value.
 
     sbatch reads these lines by its own rules (get_argument in its opt.c), not by the shell's: a backslash
-    escapes inside of both kinds of quotes, no variable is expanded, and a line always ends at its end. Raises
-    UsageError for what such a line cannot carry.
+    escapes within both kinds of quotes, no variable is expanded, and no line is continued. Raises UsageError
+    for a value that such a line cannot contain.
     """
     if value is True:
         return f"--{option}"
@@ -39,7 +39,7 @@ def directive(option: str, value: str | bool) -> str:
 
 
 def carried(text: str, what: str) -> str:
-    """`text`, if one line of a script can hold it. Raises UsageError naming `what` if not."""
+    """Return `text`, if one line of a script can contain it. Raises UsageError naming `what` if not."""
     for character in text:
         if unicodedata.category(character) in ("Cc", "Cs"):
             raise UsageError(f"{what} cannot hold the character {character!a} in {text!a}; leave it out")
@@ -47,9 +47,9 @@ def carried(text: str, what: str) -> str:
 
 
 def log_pattern(path: str) -> str:
-    """The path as a file name pattern of Slurm that means just this path; raises UsageError if none does.
+    """Return a file name pattern of Slurm that means exactly this path. Raises UsageError if no pattern does.
 
-    A backslash anywhere turns the replacing of %j off (FILENAME PATTERN in sbatch's manual).
+    A backslash in the path would switch off the replacement of %j (FILENAME PATTERN in sbatch's manual).
     """
     if "\\" in path:
         raise UsageError(f"Slurm writes no log to a path with a backslash: {path}; choose another folder")
@@ -57,7 +57,8 @@ def log_pattern(path: str) -> str:
 
 
 def shell(text: str) -> str:
-    """`text` as one word of the shell. Raises UsageError for characters that a script cannot hold."""
+    """Return `text` as one word of the shell. Raises UsageError for characters that a script cannot
+    contain."""
     for character in text:
         if character in "\0\r" or unicodedata.category(character) == "Cs":
             raise UsageError(f"a script cannot hold the character {character!a} in {text!a}; leave it out")
@@ -92,11 +93,11 @@ _THE_JOBS = {
     *("input", "job-name", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output"),
     *("parsable", "requeue", "signal", "test-only", "wait", "wrap"),
 }
-"""Directives that each job decides, or that would make another job of it."""
+"""Directives that each job sets itself, or that would change what the job is."""
 
 
 def _check(name: str, rule: Callable[[str], object], value: str | None) -> None:
-    """Have a rule refuse a value, if one is given, as a ValueError that names its key."""
+    """Check a value by a rule, if one is given. Raises ValueError with its key if the rule refuses it."""
     try:
         if value is not None:
             rule(value)
@@ -126,8 +127,8 @@ def _check_directive(name: str, value: str | bool) -> None:
         raise ValueError(f"directives: {name!r} is not a long option of sbatch, such as mail-type")
     if name == "hetjob":
         raise ValueError(
-            "directives: hetjob would give a job unlike nodes, and all nodes of a launch are alike; write a "
-            "profile for each kind of node, with its constraint or partition"
+            "directives: hetjob would give a job different nodes, and all nodes of a launch are equal; write "
+            "a profile for each kind of node, with its constraint or partition"
         )
     if name in _OWN_KEYS and (name != "gres" or _GPU.search(str(value))):
         raise ValueError(f"directives: {name} has its own key here, {_OWN_KEYS[name]}")
@@ -146,7 +147,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     python: str = "python3"
     """Python inside the image."""
     mounts: tuple[str, ...] = ()
-    """FROM:TO[:FLAG+FLAG]; whatever the agents read and write must be under one of them."""
+    """FROM:TO[:FLAG+FLAG]; all files that the agents read and write must be under one of them."""
     workdir: str | None = None
     mount_home: bool = False
 
@@ -159,7 +160,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One cluster, or one way to use it. What is left out is left to Slurm's own defaults."""
+    """One cluster, or one way to use it. A key that is left out has Slurm's default."""
 
     partition: str | None = None
     serial_partition: str | None = None
@@ -175,40 +176,40 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     where each worker is a CPU rank."""
     gpu_type: str | None = None
     gpu_model: str | None = None
-    """The GPU's name in bench's catalogue, such as H100-SXM5-80GB, to assume unmeasured step times from; left
-    out: they count as the longest of which the measuring budget holds the fewest blocks."""
+    """The GPU's name in bench's catalogue, such as H100-SXM5-80GB, from which unmeasured step times are
+    assumed; left out: they are the longest of which the measuring budget holds the fewest blocks."""
     gpus_per_node: Count | None = None
-    """GPUs that a node has; left out: not known."""
+    """The number of GPUs of a node; left out: not known."""
     network_gbit_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """The rate of a node's adapters together, by which the strategy `auto` weighs messages; left out: 200 are
-    assumed with GPUs, 10 without."""
+    """The rate of all adapters of a node together, with which the strategy `auto` predicts messages; left
+    out: 200 with GPUs, 10 without."""
     cpus_per_gpu: Count | None = None
-    """CPUs of one worker; without GPUs, of one rank."""
+    """The number of CPUs of one worker; without GPUs, of one rank."""
     memory_per_node: str | None = None
-    """The memory of a node, such as 480G; 0 is all that it has."""
+    """The memory of a node, such as 480G; 0 is all memory."""
     exclusive: bool = False
-    """Whether a job has its nodes for itself. Neighbours on a shared one disturb what is measured."""
+    """Whether a job has exclusive nodes. Other jobs on a shared node disturb the measurement."""
     directives: dict[str, str | bool] = {}
     """Other options of sbatch by long name; true for one that takes no value. `gres` names resources
     other than GPUs, such as nic:1."""
     time: TimeLimits = TimeLimits()
 
     setup: tuple[str, ...] = ()
-    """Lines of bash that every job runs first: modules, a virtual environment."""
+    """Lines of bash that each job runs first: modules, a virtual environment."""
     node_setup: tuple[str, ...] = ()
     """Lines of bash that each node runs once, before the first program is started on it.
 
-    For what would otherwise be a storm: hundreds of interpreters that import from one shared file system.
-    Unpack the environment from one archive to a local disk here.
+    They avoid a storm of hundreds of interpreters that import from one shared file system: unpack the
+    environment from one archive to a local disk here.
     """
     python: str | None = None
     """Python on the nodes; left out: the one that submits."""
     environment: dict[str, str] = {}
-    """Variables of every job, such as NCCL_SOCKET_IFNAME; nothing in them is expanded."""
+    """Environment variables of every job, such as NCCL_SOCKET_IFNAME; values are not expanded."""
     container: Container | None = None
 
     submit_limit: Count | None = None
-    """Jobs of one user that the site takes into its queue at once."""
+    """The maximum number of queued jobs of one user."""
     price: SitePrice | None = None
 
     def __post_init__(self) -> None:
@@ -231,7 +232,7 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             _check("setup and node_setup", shell, line)
 
     def billed_gpus(self, placement: Placement) -> int | None:
-        """GPUs that a job of this placement is charged for: all GPUs of its nodes, if it has them for itself.
+        """Return the number of GPUs that a job of this placement is charged for: all GPUs of exclusive nodes.
 
         None if that is not known.
         """

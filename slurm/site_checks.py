@@ -1,7 +1,7 @@
-"""Checks of a site profile against a live cluster: pure, from the facts that `Client.cluster` gathers.
+"""Checks of a site profile with a live cluster: pure functions of the facts of `Client.cluster`.
 
-The scheduler has the last word (`Client.check`), but not the only one: with EnforcePartLimits=NO, Slurm's
-default, it takes jobs that can never start, and it never says that figures would be of the wrong nodes.
+The scheduler decides in the end (`Client.check`), but with EnforcePartLimits=NO, Slurm's default, it accepts
+jobs that can never start, and it never reports that a job would measure the wrong nodes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Level = Literal["wrong", "doubtful", "fine"]
 
 @dataclass(frozen=True, slots=True)
 class ClusterCheck:
-    """One check of a profile against a cluster."""
+    """The result of one check of a profile with a cluster."""
 
     level: Level
-    """`wrong`: jobs are refused or never start. `doubtful`: some are, or they get what nobody meant."""
+    """`wrong`: jobs are refused or never start. `doubtful`: some are, or they get unintended resources."""
     about: str
     """The key of the profile."""
     words: str
@@ -38,9 +38,10 @@ def cluster_checks(site: SiteProfile, cluster: Cluster) -> tuple[ClusterCheck, .
 def over_limits(
     site: SiteProfile, nodes: int, time_limit_s: float, groups: Sequence[NodeGroup]
 ) -> str | None:
-    """Why no partition of the profile starts a job of this size; None if one does, or if that is not known.
+    """Return why no partition of the profile starts a job of this size; None if one does, or if that is not
+    known.
 
-    With EnforcePartLimits=NO Slurm takes such a job and keeps it waiting.
+    With EnforcePartLimits=NO Slurm accepts such a job and keeps it waiting.
     """
     found = [
         _over(name, nodes, time_limit_s, group)
@@ -88,18 +89,18 @@ def _partitions(site: SiteProfile, cluster: Cluster) -> Iterator[ClusterCheck]:
 
 
 def _names(partition: str | None) -> list[str]:
-    """The names in a key: Slurm takes several partitions, and starts a job in the first that has room."""
+    """Return the names in a key: of several partitions, Slurm starts a job in the first with free nodes."""
     return [] if partition is None else [name.strip() for name in partition.split(",")]
 
 
 _USABLE = re.compile(r"(?:allocated|completing|idle|mixed|planned|powered_down|powering_up)[-+~#!%]?")
-"""States that take jobs, now, after others or after powering up (NODE STATE CODES in sinfo's manual).
+"""States that accept jobs, now, after others or after powering up (NODE STATE CODES in sinfo's manual).
 
-The signs: planned (-), completing (+), and powered down, up, or about to be (~ # ! %). Not among them are the
-ones for a node that does not answer (*), is in maintenance ($) or restarts (@ ^).
+The signs mean planned (-), completing (+), and powered down, up, or about to be (~ # ! %). The signs for a
+node that does not answer (*), is in maintenance ($) or restarts (@ ^) are not included.
 """
 _RESERVED = re.compile(r"reserved|maint|(?:allocated|completing|idle|mixed|planned)\$")
-"""States that take the jobs of a reservation."""
+"""States that accept the jobs of a reservation."""
 
 
 def _partition(
@@ -161,12 +162,12 @@ def _gpu_type(kind: str | None, name: str, having: Sequence[NodeGroup], types: s
 
 
 def _asked_for(site: SiteProfile, groups: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """The nodes that have GPUs as the profile asks for them."""
+    """Return the nodes with the GPUs that the profile asks for."""
     return [group for group in groups if site.gpu_request == "none" or _gpu_count(site, group)]
 
 
 def _gpu_count(site: SiteProfile, group: NodeGroup) -> int:
-    """GPUs of a node that a job of this profile could have."""
+    """Return the number of GPUs of a node that a job of this profile could have."""
     return sum(group.gpus.values()) if site.gpu_type is None else group.gpus.get(site.gpu_type, 0)
 
 
@@ -184,7 +185,7 @@ def _gpus_per_node(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) ->
 
 def _cpus(site: SiteProfile, name: str, groups: Sequence[NodeGroup]) -> ClusterCheck:
     about, each = "cpus_per_gpu", site.cpus_per_gpu
-    # Without GPUs the number of workers of a full node is not known, and at least one must fit.
+    # Without GPUs the number of workers of a full node is not known; at least one must fit.
     workers, what = 1, "1 rank"
     if site.gpu_request != "none":
         gpus = max(_gpu_count(site, group) for group in groups)
@@ -226,7 +227,7 @@ def _memory(size: str | None, name: str, groups: Sequence[NodeGroup]) -> Cluster
 def _fit(
     about: str, asked: str, need: int, sizes: Sequence[tuple[int, int]], what: str, advice: str
 ) -> ClusterCheck:
-    """Whether nodes, given as (size of one, how many), have what is needed of each."""
+    """Check whether nodes, given as (size of a node, number of nodes), have the needed size."""
     most, least, every = max(sizes)[0], min(sizes)[0], sum(nodes for _, nodes in sizes)
     enough = sum(nodes for size, nodes in sizes if size >= need)
     if not enough:
@@ -260,7 +261,7 @@ def _time(site: SiteProfile, name: str, limit_s: int | None) -> ClusterCheck:
 
 
 def _written(time_s: float) -> str:
-    """A time as a profile has it, in the largest unit without a fraction."""
+    """Return a time in the notation of a profile, in the largest unit without a fraction."""
     units = {86_400: "d", 3600: "h", 60: "m"}
     size = next((size for size in units if time_s % size == 0), 1)
     return f"{time_s / size:g}{units.get(size, 's')}"
@@ -341,7 +342,7 @@ def _submit_limit(given: int | None, chosen: Sequence[Association]) -> ClusterCh
 
 
 def _same(one: str, other: str) -> bool:
-    """Slurm keeps names of accounts and QOS in lower case."""
+    """Return whether names of accounts or QOS are equal: Slurm keeps them in lower case."""
     return one.lower() == other.lower()
 
 
@@ -350,7 +351,7 @@ def _listed(names: Iterable[str], *, otherwise: str = "none") -> str:
 
 
 def _write(names: Iterable[str]) -> str:
-    """The advice to write one of the names, in the order of the alphabet."""
+    """Return the advice to write one of the names, in alphabetical order."""
     each = sorted(set(names))
     if not each:
         return "there is none"

@@ -84,8 +84,7 @@ class DeviceKind(ABC):
 
     @abstractmethod
     def moment(self) -> Moment:
-        """Return the present moment; on an asynchronous device that of the current stream, without
-        waiting."""
+        """Return the present moment; on an asynchronous device an event of the current stream."""
 
     @abstractmethod
     def elapsed_ns(self, first: Moment, second: Moment) -> int:

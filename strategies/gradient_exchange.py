@@ -158,8 +158,8 @@ class GradientExchange:
                 named[piece.name].grad = piece.of(bucket.values)
 
     def carried(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield for each parameter the residual that the next exchange adds to this rank's share; without
-        feedback there is none."""
+        """Yield for each parameter the residual that the next exchange adds to this rank's share; nothing
+        without feedback."""
         if self.compressor.feedback:
             for index, pieces, residual in self._residuals.vectors():
                 yield from self._named(pieces, self.compressor.carried(index, residual))

@@ -154,7 +154,7 @@ class InitialValues:
         self._writes = writes
 
     def __call__(self, tensor: Tensor, device: torch.device) -> None:
-        """Give a parameter or buffer of the module its values on `device`, in place, if it has none."""
+        """Give a parameter or buffer of the module its values on `device`, in place, unless it has values."""
         write = self._writes.pop(tensor, None)
         if write is None:
             return

@@ -259,8 +259,8 @@ def _facts(text: str) -> WorkloadFacts:
 
 
 _COUNTED: dict[str, tuple[ModelParts | Unknown, bool | None, str | None]] = {}
-"""By text of a user's own model that was built to count its parts: the parts, whether its layers can be split
-(None: unknown), and why it cannot be cut into a pipeline."""
+"""The facts of users' own models that were built to count them, by text: parts, whether layers can be split
+(None: unknown), and why they cannot be cut into a pipeline."""
 
 
 def learn(text: str, parts: ModelParts | Unknown, *, splits: bool | None, uncut: str | None = None) -> None:

@@ -88,7 +88,7 @@ class Tree(ScheduledWire):
         """Return the steps tick by tick: a rank receives a chunk `LEAD` ticks after another sends it.
 
         Chunk i leaves depth d for the root in tick i + LEAD (height - d), and is back there on its way down
-        in tick i + LEAD (height + d). No step waits for a later send, so there is no deadlock.
+        in tick i + LEAD (height + d). No step waits for a later send, so it cannot deadlock.
         """
         halves = [
             (node, chunks(numel * index // TREES, numel * (index + 1) // TREES, chunk))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DgcFacts(CompressorFacts):
-    """Each rank compresses the momentum of its own gradients."""
+    """Each rank compresses the accumulated momentum of its gradients."""
 
     name = "dgc"
     help = "deep gradient compression: top-k with momentum correction and masking"

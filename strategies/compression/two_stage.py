@@ -23,7 +23,7 @@ class TwoStage(Compressor):
 
     First each rank encodes a shard for every rank, and an all-to-all sends them. Each rank decodes and adds
     the shards that it received, and encodes the sum for an all-gather. A rank receives at most twice the
-    bytes of its own codes, for any number of ranks; an all-gather of complete buckets grows with their
+    bytes of its codes, for any number of ranks; an all-gather of complete buckets grows with their
     number.
 
     Both encodings make errors. The owner of the shard makes the second one, and adds it to its own `residual`

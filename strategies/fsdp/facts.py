@@ -233,8 +233,8 @@ class Manual(Fsdp2Facts):
         return read_choices(self._text)[block].checkpoint
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
-        """Yield the moments; they include offloaded blocks, so that they are no lower bound for a GPU with
-        them."""
+        """Yield the moments. They include offloaded blocks, so that for a GPU with offloaded blocks all of a
+        moment but its activations counts as estimated."""
         found = super().moments(cell, parts)
         if cell.device == "cuda" and any(choice.offload for choice in read_choices(self._text)):
             return (replace(each, estimated=each.total - each.activations) for each in found)

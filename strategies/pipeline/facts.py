@@ -272,7 +272,7 @@ def _flops(parts: ModelParts, stages: list[Stage]) -> int:
 def microbatch_counts(samples: int, stages: int) -> list[int]:
     """Return divisors of a micro-batch that keep all stages busy, each at least twice the one before.
 
-    If there are none, return the number of stages, for which the micro-batch is too small.
+    Without such a divisor return the number of stages, for which the micro-batch is too small.
     """
     found: list[int] = []
     for count in range(stages, samples + 1):

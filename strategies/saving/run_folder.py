@@ -124,7 +124,7 @@ class RunFolder:
 
 def best_of(kept: Collection[Kept]) -> Kept | None:
     """Return the checkpoint with the least metric, the later of equal ones, among checkpoints whose metric
-    has the same name as the newest metric; None if there is no metric."""
+    has the same name as the newest metric; None without a metric."""
     measured = [
         (metric, -each.manifest.step, each) for each in kept if (metric := each.manifest.metric) is not None
     ]

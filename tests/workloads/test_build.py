@@ -130,8 +130,8 @@ def halves() -> Tensor:
 
 REFUSED = {
     "its own generator for aten.normal_": lambda: torch.empty(4).normal_(generator=torch.Generator()),
-    "gives weight no values": lambda: torch.empty(4),
-    "weight no values": lambda: torch.empty(2, 3).normal_().t(),
+    "gives weight no separate values": lambda: torch.empty(4),
+    "weight no separate values": lambda: torch.empty(2, 3).normal_().t(),
     "by aten.mul_": lambda: torch.ones(4).mul_(2),
     "by aten.randn": lambda: torch.randn(4),
     "by aten.copy_": lambda: torch.ones(4).copy_(torch.zeros(4)),

@@ -115,7 +115,7 @@ def test_synthetic_batches_are_those_of_a_measured_run_and_have_no_epochs(ask) -
     resumed.load_state_dict(data.state_dict())
     assert torch.equal(next(resumed)[0], first[2])
     assert (data.epochs, held_out(asked)) == (0.0, None)
-    with pytest.raises(UsageError, match=r"synthetic data have no epochs: order a number of steps"):
+    with pytest.raises(UsageError, match=r"synthetic data have no epochs: ask for a number of steps"):
         require_epochs(asked)
 
 
