@@ -93,7 +93,7 @@ class GroupedAttention(nn.Module):
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
-    """(n, tokens, heads * size) to (n, heads, tokens, size)."""
+    """Reshape (n, tokens, heads * size) to (n, heads, tokens, size)."""
     return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
