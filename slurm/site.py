@@ -220,7 +220,8 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         _check("gpu_model", require_known, self.gpu_model)
         if self.gpu_request == "none" and (self.gpu_type or self.gpu_model or self.gpus_per_node):
             raise ValueError(
-                "gpu_request: none excludes gpu_type, gpu_model and gpus_per_node; leave out one side"
+                "with gpu_request: none leave out gpu_type, gpu_model and gpus_per_node, or choose another "
+                "gpu_request"
             )
         for name, value in self.directives.items():
             _check_directive(name, value)
