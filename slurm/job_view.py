@@ -130,7 +130,7 @@ def outcome_of(state: str, reason: str | None = None, exit_code: int | None = No
 
 
 def waits_for_somebody(reason: str | None) -> bool:
-    """Return whether a waiting job with this reason will not start unless somebody acts."""
+    """Return whether a waiting job with this reason will not start until a user or administrator acts."""
     return reason in _HELD
 
 
@@ -212,7 +212,7 @@ class JobView:
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits until somebody releases it, or for a condition that can no longer be met."""
+        """Whether it waits for a user or administrator, or for a condition that can no longer be met."""
         return self.phase is JobPhase.WAITING and waits_for_somebody(self.reason)
 
     @property

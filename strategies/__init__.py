@@ -1,7 +1,6 @@
-"""How a training step is distributed: the strategies, and the one Trainer that drives them.
+"""The strategies that distribute a training step, and the Trainer that runs them.
 
-`strategies.catalog` says what there is without importing torch. For a training loop of
-your own::
+`strategies.catalog` lists them without importing torch. For your own training loop::
 
     from strategies import ExchangeSettings, GradientExchange, Trainer, TrainSettings, parallelize
 """

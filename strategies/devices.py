@@ -53,7 +53,7 @@ class MemoryFigures:
     reserved: int
     reserved_peak: int
     free: int
-    """Free bytes of the whole device, whichever process uses the rest."""
+    """Free bytes of the device, over all processes."""
     total: int
 
 
@@ -75,7 +75,7 @@ class DeviceKind(ABC):
 
     @abstractmethod
     def finish_stream(self) -> None:
-        """Wait until the current stream has done what is queued in it."""
+        """Wait until the current stream has done all work that is queued in it."""
 
     @abstractmethod
     def begin_copy_to_host(self, values: Tensor) -> Tensor:

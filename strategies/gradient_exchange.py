@@ -53,8 +53,8 @@ class AuditableExchange(Protocol):
         """Yield for each parameter the residual that the next exchange adds to this rank's share."""
 
     def residual(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield for each parameter the residual of the last exchange: what it did not send of this rank's
-        share."""
+        """Yield for each parameter the residual of the last exchange: this rank's share less what was
+        sent."""
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals by `factor`, as a loss scaler does from now on with the gradients."""

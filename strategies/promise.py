@@ -41,7 +41,7 @@ class Promise:
     """Whether an average of parameters also makes each floating-point buffer without infinities its mean.
     With `equal`, all buffers are equal after an average in any case."""
     unproven: str | None = None
-    """Why the other fields cannot say what is averaged (an average that is delayed or weighted, outer
+    """Why the other fields cannot describe the average (an average that is delayed or weighted, outer
     momentum). The runs are then reported as runs without a proof, with this reason; `every` and `equal` still
     hold."""
 
@@ -73,7 +73,7 @@ def whole_number(value: object, least: int) -> bool:
 
 
 def require_field(promise: object, field: str, met: bool, allowed: str) -> None:
-    """Raise SpecError if the field of a promise is not what is `allowed`."""
+    """Raise SpecError, with the words `allowed`, if the field of a promise does not meet its condition."""
     if not met:
         value, name = getattr(promise, field), type(promise).__name__
         raise SpecError(f"{name}.{field} is {value!r} and must be {allowed}")

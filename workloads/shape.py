@@ -86,7 +86,8 @@ class WorkloadFacts:
 
     @cached_property
     def blocks(self) -> int | Unknown:
-        """Number of repeated blocks, from which pipeline stages are made; 0: the model cannot be cut."""
+        """The number of repeated blocks, which are divided into pipeline stages; 0: the model cannot be
+        cut."""
         return self.parts if isinstance(self.parts, Unknown) else len(self.parts.blocks)
 
 

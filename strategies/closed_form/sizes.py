@@ -62,8 +62,8 @@ class Sizes:
         return VALUE_BYTES * (self.parts.values + copied)
 
     def split_by_layer(self, *, beside: int = 0) -> int:
-        """Bytes when tensor parallelism has split a model without values, layer by layer: the parts of the
-        split weights, and the larger of the largest whole weight and `beside` bytes."""
+        """Return the bytes when tensor parallelism has split a model without values, layer by layer: the
+        parts of the split weights, and the larger of the largest complete weight and `beside` bytes."""
         split = [weight for part in self.parts.parts for weight in part.weights if weight.split]
         parts = sum(weight.over(self.groups.tensor).values for weight in split)
         largest = max((weight.values for weight in split), default=0)
@@ -87,7 +87,7 @@ class Sizes:
         return self._checkpointed(block) or self.cell.activation_checkpointing
 
     def activations(self) -> Activations:
-        """The activations of a rank that has the whole depth of the model."""
+        """Return the activations of a rank that has all layers of the model."""
         return Activations(
             self,
             Stage(blocks=range(len(self.parts.blocks)), stem=True, head=True),

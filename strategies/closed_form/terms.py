@@ -24,7 +24,7 @@ Receivers = tuple[Dimension, int]
 
 MIB = 2**20
 BUCKET_BYTES = 25 * MIB
-"""The size of a run of whole tensors that are exchanged at once, as in `strategies.exchange.buckets`."""
+"""The size of a bucket of tensors that are exchanged at once, as in `strategies.exchange.buckets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The facts of a collective, without torch: what it implements, and where it can be used."""
+"""The facts of a collective, without torch: the calls that it implements, and its restrictions."""
 
 from __future__ import annotations
 

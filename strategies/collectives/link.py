@@ -1,7 +1,6 @@
-"""The calls that our exchanges make to a process group: the one place where strategies call
-torch.distributed.
+"""The calls of our exchanges to a process group: the only module in which strategies call torch.distributed.
 
-A blocking call (`all_reduce`, `all_gather`) returns when what follows on this thread may use its result: on
+A blocking call (`all_reduce`, `all_gather`) returns when later code on this thread may use its result: on
 CPU the result has arrived, on CUDA the current stream waits for it. `send`, `receive` and every `start_...`
 return a work under way, whose `wait` does the same.
 """

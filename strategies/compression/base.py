@@ -53,8 +53,8 @@ class Compressor(ABC):
         """
 
     def carried(self, bucket_index: int, residual: Tensor) -> Tensor:
-        """Return what the next `compensate` will add to a share, given its residual: by default the
-        residual."""
+        """Return the vector that the next `compensate` will add to a share, given its residual: by default
+        the residual itself."""
         return residual
 
     def rescale(self, factor: float) -> None:  # noqa: B027  # most have no such state

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from strategies.promise import require_field, whole_number
 
 Count: TypeAlias = Callable[[int, int], int]
-"""(values in the bucket, exchanges of it before this one) to how many of the values a rank sends."""
+"""(values in the bucket, exchanges of it before this one) to the number of values that a rank sends."""
 
 
 def _number(value: object) -> bool:

@@ -51,7 +51,7 @@ from strategies.training.precision import require_bf16_parameters
 from strategies.training.replicas import Begin, Buffers, take_from_first, take_values
 
 _BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-"""Whole parameters in bf16, sums of gradients in full precision."""
+"""Gathered parameters in bf16, sums of gradients in full precision."""
 
 
 _EXCHANGES = {"_all_gather_comm": "gathers", "_reduce_scatter_comm": "averages the gradients of"}

@@ -54,7 +54,7 @@ class PipelineModel(ParallelModel):
     def __init__(self, module: nn.Module, setting: Setting) -> None:
         """Collective: all ranks take the parameters and buffers of rank 0, and keep only their stages.
 
-        Raises UsageError, with the way out, for a model that cannot be cut into this number of stages.
+        Raises UsageError, with advice, for a model that cannot be cut into this number of stages.
         """
         super().__init__(module)
         facts, groups, layout = cast(Pipeline, setting.facts), setting.groups, setting.layout
@@ -106,8 +106,8 @@ class PipelineModel(ParallelModel):
         named = dict(self.bare.named_parameters())
         self._names = list(named)
         self._own = {name: value for name, value in named.items() if rank in owners[value]}
-        """Parameters by their names in the whole model: within its stages a shared one may have another
-        name."""
+        """Parameters by their names in the complete model: a shared one may have another name in its
+        stages."""
         self._copied = {name for name, value in named.items() if len(owners[value]) > 1}
         self._shared = [value for name, value in self._own.items() if name in self._copied]
         # All ranks create the groups, also ranks without a copy.
@@ -125,7 +125,7 @@ class PipelineModel(ParallelModel):
         return (whole(name, parameter) for name, parameter in self._own.items())
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole parameters. Collective over the pipeline, as the next three methods.
+        """Yield complete parameters. Collective over the pipeline, as the next three methods.
 
         They raise CopiesDifferError if the copies of a shared parameter, its gradient or its state differ
         between both ends of the pipeline.
@@ -180,8 +180,8 @@ class PipelineModel(ParallelModel):
             take_from_first(self._copies, self._buffers.now())
 
     def _run(self, inputs: Tensor, targets: Tensor) -> None:
-        """Forward and backward of one micro-batch by the schedule, whose stages have buffers for what they
-        receive; micro-batches of another form need another schedule."""
+        """Run forward and backward of one micro-batch by the schedule, whose stages have buffers for their
+        inputs; micro-batches of another form need another schedule."""
         wanted = inputs.shape, inputs.dtype, self._step.task.precision
         if self._schedule is None or self._made_for != wanted:
             self._schedule, self._made_for = self._new_schedule(inputs), wanted

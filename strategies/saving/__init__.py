@@ -1,1 +1,1 @@
-"""Files that outlive a training run: checkpoints to resume from, and the trained model by itself."""
+"""Files that outlive a training run: checkpoints to resume from, and the trained model."""

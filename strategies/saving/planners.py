@@ -1,4 +1,4 @@
-"""Checkpoints of torch.distributed.checkpoint whose tensors are boxes of whole parameters, by bare names.
+"""Checkpoints of torch.distributed.checkpoint whose tensors are boxes of complete parameters, by bare names.
 
 torch's planners support only boxes of DTensors, not flat shards and layers split over ranks. No file is
 unpickled without restriction: torch reads tensors and blobs with `weights_only`, and its index of the files

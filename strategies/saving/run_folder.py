@@ -143,7 +143,7 @@ def sum_of(path: Path) -> FileSum:
 
 
 def torn(path: Path, files: Mapping[str, FileSum], names: Collection[str]) -> str | None:
-    """Describe what is wrong with the named files of a checkpoint; None if they are intact."""
+    """Describe the first damage of the named files of a checkpoint; None if they are intact."""
     for name in names:
         # A name must be a file of this folder, even in a manifest of another program.
         if Path(name).name != name:

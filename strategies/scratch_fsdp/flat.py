@@ -34,7 +34,7 @@ class Sharding:
 
     link: Link
     device: torch.device
-    """The device of the whole vectors."""
+    """The device of the gathered vectors."""
     computed_in: torch.dtype | None
     """The data type in which single-precision parameters are gathered; None: their own."""
     host: HostShards | None
@@ -103,7 +103,8 @@ class FlatParameters:
         return self.shard.requires_grad
 
     def start_gather(self) -> Pending:
-        """Begin to gather the whole vector from the shards; collective, as its work's `wait`."""
+        """Begin to gather the complete vector from the shards; this and the `wait` of its work are
+        collective."""
         storage = self._whole.untyped_storage()
         if not storage.nbytes():
             storage.resize_(self._bytes)

@@ -20,7 +20,7 @@ class HostShards:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """`device` is the device of the whole parameters."""
+        """`device` is the device of the gathered parameters."""
         on = device_of(device)
         self._device = on if isinstance(on, StreamedDevice) else None
         self._stream = None if self._device is None else self._device.new_stream()

@@ -11,13 +11,13 @@ from torch import Tensor
 from results.errors import UsageError
 
 Batch = Any
-"""Tensors, on their own or in dictionaries, tuples and lists; the sample comes first in each."""
+"""A tensor, or tensors in dictionaries, tuples and lists; the first dimension of each is the sample."""
 Model = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    """A loss that is given the model and a whole batch: `BatchLoss(lambda model, batch: ...)`."""
+    """A loss that gets the model and a complete batch: `BatchLoss(lambda model, batch: ...)`."""
 
     step: Callable[[Model, Batch], Any]
     """Returns the mean loss over the batch's samples, or a mapping with it as `loss`. It calls the model

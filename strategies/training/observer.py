@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Phase(StrEnum):
-    """The parts of a step, in their order; with accumulation the first three come several times."""
+    """The parts of a step, in their order; with accumulation the first three repeat."""
 
     DATA = "data"
     FORWARD = "forward"
