@@ -167,7 +167,7 @@ def test_data_that_every_replica_reads_alike_are_warned_of(whole_runs: Runs) -> 
 
 def test_a_pipeline_says_which_batches_it_takes(whole_runs: Runs) -> None:
     fields = SPOKEN | {"workload": "py:proof_models:cancelling_by_a_step", "strategy": "pipeline:gpipe"}
-    taken = "it takes batches of two tensors, (inputs, targets), and a loss(outputs, targets), no step"
+    taken = "it takes batches of two tensors, (inputs, targets), and a loss(outputs, targets), not a step"
     for record in whole_runs(2, fields):
         assert taken in record["reason"]
 

@@ -243,7 +243,7 @@ def test_data_that_cannot_be_trained_on_are_refused_in_a_sentence(data, words) -
 
 def test_a_position_of_other_data_is_refused() -> None:
     data = open_training(request(list(range(9)), (2, 2, 0)))
-    with pytest.raises(UsageError, match=r"in data of 10 samples, and these have 9 samples: go on with"):
+    with pytest.raises(UsageError, match=r"in data of 10 samples, and these have 9 samples: resume with"):
         data.load_state_dict({"epoch": 0, "within": 0, "samples": 0, "of": 10})
 
 
