@@ -152,6 +152,28 @@ def normed() -> Workload:
     return workload(nn.Sequential(*layers), F.mse_loss)
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.convolution(x)) + x)
+
+
+def residual() -> Workload:
+    """Many convolutions, each with BatchNorm of few samples: together they amplify rounding."""
+
+    def synthetic(generator: torch.Generator, samples: int) -> tuple[Tensor, Tensor]:
+        images = torch.randn(samples, 3, 4, 4, generator=generator)
+        return images, torch.randint(4, (samples,), generator=generator)
+
+    blocks = [Residual() for _ in range(24)]
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)
+    module = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, *head)
+    return Workload(module=module, loss=F.cross_entropy, synthetic=synthetic)
+
+
 def wide() -> Workload:
     layers = nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)
     return workload(nn.Sequential(*layers), F.mse_loss)

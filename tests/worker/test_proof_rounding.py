@@ -59,8 +59,8 @@ def test_a_product_with_one_sample_rounds_by_where_its_matrix_begins(proofs: Run
     assert (found["max_difference"], found["max_bound"]) == (0.0, 0.0)
 
 
-RESNET: Fields = {
-    "workload": "resnet18-32px",
+RESIDUAL: Fields = {
+    "workload": "py:proof_models:residual",
     "micro_batch": 8,
     "optimizer": "sgd:lr=0.002",
     "precision": "bf16",
@@ -73,7 +73,7 @@ def test_where_rounding_alone_makes_another_gradient_it_is_sampled(
     proofs: Runs, other_rounding: ModuleType
 ) -> None:
     """A compiled ResNet in half precision has such gradients: BatchNorm of few samples amplifies rounding."""
-    first, second = proofs(2, RESNET, broken=other_rounding.trainer_norms_round_later)
+    first, second = proofs(2, RESIDUAL, broken=other_rounding.trainer_norms_round_later)
     assert (first["passed"], first["method"]) == (True, "sampled-gradients"), first["detail"]
     assert "where parameters are off by one rounding of bf16" in first["detail"]
     assert second["passed"]
@@ -84,7 +84,7 @@ def test_where_rounding_alone_makes_another_gradient_it_is_sampled(
 def test_what_is_more_than_rounding_is_a_defect_in_such_a_model_too(
     proofs: Runs, other_rounding: ModuleType, defect: str, size: int
 ) -> None:
-    cell = RESNET | {"strategy": "single" if size == 1 else "ddp"}
+    cell = RESIDUAL | {"strategy": "single" if size == 1 else "ddp"}
     found = proofs(size, cell, broken=getattr(other_rounding, defect))[0]
     assert not found["passed"]
     assert "gradient differs from the serial simulation" in found["detail"]
@@ -94,7 +94,7 @@ def test_what_is_more_than_rounding_is_a_defect_in_such_a_model_too(
 def test_one_device_has_the_weakest_proof_where_rounding_alone_makes_another_gradient(
     proofs: Runs, other_rounding: ModuleType
 ) -> None:
-    alone = RESNET | {"strategy": "single"}
+    alone = RESIDUAL | {"strategy": "single"}
     [found] = proofs(1, alone, broken=other_rounding.trainer_norms_round_later)
     assert (found["passed"], found["method"]) == (True, "replica-agreement"), found["detail"]
     assert "the norm itself differs by 0.0" in found["detail"], found["detail"]
@@ -104,5 +104,5 @@ def test_one_device_has_the_weakest_proof_where_rounding_alone_makes_another_gra
 def test_a_compressed_exchange_has_no_exception_for_rounding(
     proofs: Runs, other_rounding: ModuleType
 ) -> None:
-    cell = RESNET | {"strategy": "scratch-ddp", "compression": "bf16"}
+    cell = RESIDUAL | {"strategy": "scratch-ddp", "compression": "bf16"}
     assert not proofs(2, cell, broken=other_rounding.trainer_norms_round_later)[0]["passed"]
