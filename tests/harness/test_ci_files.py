@@ -26,10 +26,9 @@ INSTALLATION = ("Install", "Remove what earlier jobs left")
 """Steps that make the machine ready; the tests' machine is."""
 STUDY = """
 workload: py:model:build
-strategy: ddp
-gpus: 2
+strategy: single
+gpus: 1
 device: cpu
-oversubscribe: true
 batch_size: 8
 repeats: 1
 budget: 0s

@@ -1,7 +1,7 @@
 """A small classifier that fails on demand: in a training step, rank 1 does what the file `faults` says.
 
 A line `12 rank` (it kills that) is for the 12th training step of a process, `12 validation` (it kills the
-rank) for a validation after at least so many. Each line is taken once.
+rank) for the first validation after at least 12 steps. Each line is used once.
 """
 
 import os

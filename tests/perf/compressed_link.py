@@ -3,7 +3,7 @@
     compressed_link.py RANK ADDRESS ROUNDS
 
 Rank 0 prints one JSON line: by compression, the seconds of each exchange with the link (`on`) and without
-(`off`: encoding and decoding alone), and the bytes that it hands over.
+(`off`: only encoding and decoding), and the bytes that it hands over.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def buckets() -> list[Bucket]:
 
 
 class Side:
-    """One way of exchanging, with values of its own."""
+    """One way to exchange gradients, with its values."""
 
     def __init__(self, compression: str, group: ExchangeGroup, start: list[Bucket]) -> None:
         self._exchange = GradientExchange(ExchangeSettings(group=group, compression=compression), device=CPU)

@@ -96,7 +96,7 @@ def seeded(workload: str) -> Workload:
 
 
 def bare_step(built: Workload, optimizer: str) -> Callable[[Batches], Tensor]:
-    """What a user would write by hand."""
+    """A training step as a user would write it by hand."""
     model = DistributedDataParallel(built.module.train())
     updater = build_optimizer(optimizer, model.parameters())
 

@@ -19,7 +19,7 @@ PACKAGES = 20
 
 @pytest.mark.slow
 def test_help_with_packages_of_others(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """The modules that the names stand for do not exist: they are not imported."""
+    """The modules of these names do not exist, as `--help` imports none of them."""
     for number in range(PACKAGES):
         group = list(GROUPS)[number % len(GROUPS)]
         install(tmp_path, f"elsewhere-{number}", {group: {f"name-{number}": f"elsewhere_{number}:Facts"}})

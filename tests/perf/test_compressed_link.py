@@ -24,7 +24,7 @@ from harness.machine.code import checkout
 
 ROUNDS = 10
 PAYLOAD_SHARE = 1448 / 1514
-"""Of a full frame: without the headers of Ethernet, IP and TCP."""
+"""The share of payload in a full frame, the rest being the headers of Ethernet, IP and TCP."""
 PROGRAM = Path(__file__).with_name("compressed_link.py")
 ON_NODES = """
 import os, sys

@@ -1,4 +1,4 @@
-"""What a save takes of training: how long it blocks, beside training or not, and the steps beside it."""
+"""The cost of a save: how long it blocks training, and how much slower the steps are while it writes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from strategies import Trainer, TrainSettings
 
 Ranks = Callable[..., list[Any]]
 BOUND = 0.15
-"""Of a synchronous save, what an asynchronous one may block."""
+"""An asynchronous save may block for this share of the time of a synchronous one."""
 
 
 def costs(rank: int, strategy: str, width: int, rounds: int, folder: Path) -> dict[str, float]:
-    """Medians in seconds: a synchronous save, what an asynchronous one blocks, until it is on the disk, a
-    step beside it, and one alone."""
+    """Medians in seconds: a synchronous save, the time that an asynchronous one blocks, the time until it is
+    on the disk, a step during a save, and a step without one."""
     torch.manual_seed(0)
     module = nn.Sequential(*[nn.Linear(width, width) for _ in range(8)])
     settings = TrainSettings(strategy=strategy, optimizer="adamw")

@@ -1,4 +1,4 @@
-"""What it costs to find 1 % of a bucket of 25 million values, against one copy of it, on one thread.
+"""The time to find 1 % of a bucket of 25 million values, against one copy of it, on one thread.
 
 The goal is 3 copies by a sample; the figures are kept in the benchmark's record, not asserted. A copy is a
 `clone`, into new memory, and is taken in turns with the selection.

@@ -1,4 +1,4 @@
-"""What the telemetry thread costs a timed block: blocks with and without it by turns, in one process.
+"""The cost of the telemetry thread to a timed block: blocks with and without it by turns, in one process.
 
 Two figures: the ratio of the blocks, which on a shared machine is mostly noise, and the CPU time of one
 sample over the interval, which is not: what the thread can take from a rank that shares its core with it.
@@ -24,7 +24,7 @@ from workloads.build import build_workload
 
 QUADS = 20
 BLOCK_S = 1.0
-"""Long enough for the thread to sample at its own interval, beside the first and the last time."""
+"""Long enough for the thread to sample at its interval, and not only at the begin and the end."""
 SAMPLES = 200
 CPU = torch.device("cpu")
 ALONE = Rank(rank=0, local_rank=0, node_rank=0, gpus=1, local_gpus=1)

@@ -1,4 +1,4 @@
-"""Plants each defect of `defects.toml` in a copy of the checkout: the tests named beside it must fail.
+"""Plants each defect of `defects.toml` in a copy of the checkout: the tests that it names must fail.
 
     python tests/planted/plant.py [WORD ...]      all defects, or those with a WORD in their name or function
 
@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the named tests did: one word each, by the name that pytest gives them."""
+    """One word for the end of each named test, by the name that pytest gives it."""
 
     words: Mapping[str, str]
     output: str
@@ -134,7 +134,7 @@ class Outcome:
 
 
 class Copy:
-    """The checkout's tracked files in a folder of their own, where tests can run."""
+    """A folder with the tracked files of the checkout, where tests can run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "bench"
@@ -196,7 +196,7 @@ def _words(report: Path) -> dict[str, str]:
 
 
 class Copies:
-    """As many copies as may be used at a time."""
+    """Copies for tests that run at the same time."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._free: SimpleQueue[Copy] = SimpleQueue()
@@ -216,7 +216,7 @@ class Copies:
         return list(self._pool.map(with_a_copy, chosen))
 
     def unbroken(self, tests: Sequence[str]) -> list[str]:
-        """What the tests say that do not pass without any defect."""
+        """Return one line for each copy in which tests do not pass without any defect."""
         copies = [self._free.get() for _ in range(self._number)]
         # Neighbours are of one file, and often share what they are slow to set up.
         size = -(-len(tests) // len(copies))

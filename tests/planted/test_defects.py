@@ -41,7 +41,7 @@ def names_in(file: str) -> frozenset[str]:
 
 
 def unfit(defect) -> Iterator[str]:
-    """What of a defect does not fit the code and the tests."""
+    """Yield a sentence for each part of a defect that does not fit the code and the tests."""
     try:
         defect.locate(ROOT)
     except ValueError as error:

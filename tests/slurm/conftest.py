@@ -43,7 +43,7 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
 CredType=cred/munge
-# A requeued job waits until its old credential has expired: two minutes, unless told otherwise.
+# A requeued job waits until its old credential has expired: two minutes by default.
 AuthInfo=socket={folder}/munge.socket,cred_expire=8
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n

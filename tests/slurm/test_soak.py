@@ -1,6 +1,6 @@
 """Faults at random moments, on Slurm and on this machine; then the same command until all is done.
 
-A round is one study that meets several faults, one after the other, each in a launch of its own or in the
+A round is one study that meets several faults, one after the other, each in another launch or in the
 call itself, from before the ranks are ready to after the last record. Each lost run must be of a launch that
 a fault has met, and end as that fault lets it.
 

@@ -76,7 +76,7 @@ def study(
 
 
 def compared(before: str, after: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    """The exit code, and by metric what is no more as it was."""
+    """Return the exit code, and the findings that show a change, by metric."""
     capsys.readouterr()
     code = run(["compare", before, after, "--format", "json"])
     findings = json.loads(capsys.readouterr().out)["findings"]
