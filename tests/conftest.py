@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib.util
 import io
@@ -110,23 +111,33 @@ def pytest_configure() -> None:
     os.environ.pop("COLUMNS", None)
 
 
+FIRST = ["slurm faults", "slurm", "small study"]
+"""The longest groups, and one that many tests wait for."""
+
+
 # First, because xdist reads the marks in the same hook.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests for parallel processes: a group runs in one process.
 
-    A file is a group, so that its shared fixtures are made once, unless a test is marked with another group
-    (which spreads a long file). The tests of Slurm are one group, since each process would start a separate
-    cluster, and so are the tests that read the small study. These two come first, then the groups with slow
-    tests: only short groups are left at the end of the run, when a long one would keep a single process busy.
+    A file is a group, so that what its tests share is made once, unless a test is marked as of another (a
+    long file is spread like that); the tests of Slurm are one, but for those of its faults, since each group
+    starts a cluster, and so are those that read the small study. These come first, then the groups with slow
+    tests, longest folders first: at the end of the run only short groups are left, and no process works on a
+    long one alone. Slow tests come first in their file, since a process takes its next group when two tests
+    of the last one are left, and that group waits for them.
     """
     names = {item: _group(item) for item in items}
     slow = {names[item] for item in items if item.get_closest_marker("slow") is not None}
 
-    def place(item: pytest.Item) -> tuple[int, int]:
-        first = {"slurm": 0, "small study": 1}.get(names[item], 2 if names[item] in slow else 3)
+    def place(item: pytest.Item) -> tuple[int, int, Path, bool]:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        return first, {"harness": 0, "worker": 1, "strategies": 2}.get(folder, 3)
+        return (
+            FIRST.index(names[item]) if names[item] in FIRST else len(FIRST) + (names[item] not in slow),
+            {"gpu": 0, "slurm": 1, "harness": 2, "worker": 3, "strategies": 4}.get(folder, 5),
+            item.path,
+            item.get_closest_marker("slow") is None,
+        )
 
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
@@ -384,12 +395,19 @@ def undisturbed(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Bench:
     """The study of that model without a fault, on this machine."""
-    bench = bench_in(tmp_path_factory.mktemp("undisturbed"))
-    done = bench.matrix(
-        *faulty_model(bench.folder),
-        *("--gpus", "1,2", "--strategy", "single,ddp", "--batch-size", "1,2,4,8,16,32,64,128,256,512"),
-    )
-    assert done.code == 0, done.stderr
+    base = tmp_path_factory.getbasetemp()
+    # The processes of pytest-xdist share the folder above their own: the first one that asks makes the study.
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "undisturbed"
+    folder.mkdir(exist_ok=True)
+    bench: Bench = bench_in(folder)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            batches = ",".join(str(2**power) for power in range(10))
+            cells = ("--gpus", "1,2", "--strategy", "single,ddp", "--batch-size", batches)
+            done = bench.matrix(*faulty_model(folder), *cells)
+            assert done.code == 0, done.stderr
+            (folder / "made").touch()
     return bench
 
 

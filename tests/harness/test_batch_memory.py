@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,20 +44,17 @@ def build():
 '''
 
 
-def command(*arguments: str) -> list[str]:
-    return [str(Path(sys.executable).with_name("bench")), *arguments]
-
-
-def test_a_batch_that_is_too_large_leaves_out_larger_ones_unless_they_are_asked_for(tmp_path: Path) -> None:
+def test_a_batch_that_is_too_large_leaves_out_larger_ones_unless_they_are_asked_for(
+    bench: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
     (tmp_path / "hungry.py").write_text(MEMORY)
     options = (
-        *("--workload", "py:hungry:build", "--gpus", "2", "--strategy", "ddp", "--repeats", "1"),
+        *("--workload", "py:hungry:build", "--gpus", "1", "--strategy", "single", "--repeats", "1"),
         *("--device", "cpu", "--budget", "0", "--block-steps", "2", "--quads", "1", "--out", "study"),
     )
 
     def run(batches: str, *more: str) -> dict[int, tuple[str, str]]:
-        words = command("matrix", *options, "--batch-size", batches, *more)
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        done = bench("matrix", *options, "--batch-size", batches, *more)
         assert done.returncode == 1, done.stderr
         study = Study(tmp_path / "study")
         return {
@@ -72,14 +68,11 @@ def test_a_batch_that_is_too_large_leaves_out_larger_ones_unless_they_are_asked_
     assert "you tried to allocate 536870912 bytes" in found[8][1]
     # 8 samples are known to be too many now, and so are 16.
     assert run("4,8,16") == found
-    words = command("status", "study")
-    wide = {**os.environ, "COLUMNS": "400"}
-    shown = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=wide).stdout
+    shown = bench("status", "study").stdout
     assert "skipped" in shown
     assert "inferred out of memory: " in shown
     assert "inferred out of memory" in (tmp_path / "study" / "report.html").read_text()
     found = run("4,8,16", "--no-prune")
     assert found[16][0] == "out_of_memory"
     assert "you tried to allocate 1073741824 bytes" in found[16][1]
-    shown = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=wide).stdout
-    assert "skipped" not in shown
+    assert "skipped" not in bench("status", "study").stdout

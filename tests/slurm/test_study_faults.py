@@ -28,7 +28,7 @@ from slurm.notices import SRUN_KILLED
 from slurm.runner import Completed, NoAnswerError, run_program
 
 # The jobs that run beside each other share one time.
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("slurm faults")]
 
 # One device, or two nodes; a good cell beside each that a fault is for.
 ALONE = ("--gpus", "1", "--strategy", "single", "--batch-size", "4,8")

@@ -278,4 +278,4 @@ def test_sums_and_what_is_kept_follow_the_definition(threads, size, n) -> None:
     expected_sums, expected_residuals = two_stages(list(shares))
     for rank in range(size):
         np.testing.assert_allclose(sums[rank], expected_sums, rtol=1e-6)
-        np.testing.assert_allclose(residual[rank], expected_unsent[rank], rtol=0, atol=3e-6)
+        np.testing.assert_allclose(residual[rank], expected_residuals[rank], rtol=0, atol=3e-6)
