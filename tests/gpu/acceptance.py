@@ -83,6 +83,7 @@ GPU = SimpleNamespace(
     # A cell that is measured from the start of its launch, and one whose steps are short.
     heating={"workload": "gpt2-small", "batch_size": 16, "precision": "bf16", "budget": 45},
     short={"workload": "mlp", "batch_size": 8, "budget": 8},
+    block_steps=(5, 50, 500),
     # Workloads of `correct`: in pairs with each of the other settings, and in one cell each.
     proven=(
         *("mlp", "resnet18-32px", "resnet18", "resnet50"),
@@ -115,6 +116,7 @@ CPU = SimpleNamespace(
     timed={"batch_size": 2, "budget": 0.2},
     heating={"workload": "mlp", "batch_size": 2, "budget": 2},
     short={"workload": "mlp", "batch_size": 2, "budget": 1},
+    block_steps=(1, 5, 50),
     proven=_SMALL,
     once=("gpt-nano:seq=16",),
     precisions=("fp32", "bf16", "fp16"),
@@ -173,7 +175,8 @@ def lines(part: str, device: str) -> tuple[Line, ...]:
         return (_line(part, block_steps=50, warmup_steps=0, target=0.0, **size.heating),)
     if part == "blocks":
         return tuple(
-            _line(part, block_steps=steps, warmup_steps=0, target=0.0, **size.short) for steps in (5, 50, 500)
+            _line(part, block_steps=steps, warmup_steps=0, target=0.0, **size.short)
+            for steps in size.block_steps
         )
     if part == "figures":
         # One cell a model, as large as is predicted to fit; small models first.
