@@ -44,6 +44,7 @@ from reports.gate.effect import (
     FEWEST_QUADS,
     LOOKS,
     PAIRS_A_LOOK,
+    SPOILED_ABOVE,
     Verdict,
     judge,
     judge_pairs,
@@ -199,7 +200,7 @@ def made(name: str, clone: Path, folder: Path) -> Call:
     if call.returncode not in (0, 1) or not found.exists():
         raise RuntimeError(f"{name}: {errors[-2000:]}")
     pairs = read_pairs(out)
-    [sample] = paired_samples(out, pairs, above).values()
+    [sample] = paired_samples(out, pairs, SPOILED_ABOVE).values()
     return {
         "at": utc_now(),
         "kind": name,
