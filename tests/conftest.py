@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from harness.cli import run as run_bench
 from results.job_store import JobStore
@@ -109,6 +110,9 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Processes of pytest-xdist have 80, to which tables would be fitted: a test of a width sets its own.
     os.environ.pop("COLUMNS", None)
+    # On a loaded machine an example takes long, and so does the drawing of one.
+    settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("loaded")
 
 
 FIRST = ["slurm faults", "slurm", "small study"]

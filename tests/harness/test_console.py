@@ -68,7 +68,7 @@ def test_columns_that_have_no_room_are_told_below_their_rows() -> None:
 _ROW = st.lists(st.lists(st.integers(3, 12), min_size=1, max_size=3), min_size=3, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(_ROW, min_size=2, max_size=4),
     numeric=st.lists(st.booleans(), min_size=3, max_size=3),

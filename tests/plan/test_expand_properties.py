@@ -54,7 +54,7 @@ def planned(request: Request, *, limit: Limit | None = None, earlier: tuple[Plan
     return expand(request, study="s", created_at="t", limit=limit, earlier=earlier)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(request=REQUESTS, limit=LIMITS)
 def test_every_point_of_the_matrix_is_in_one_series_or_one_skip(request, limit) -> None:
     plan = planned(request, limit=limit)
@@ -75,7 +75,7 @@ def test_every_point_of_the_matrix_is_in_one_series_or_one_skip(request, limit) 
     assert all(skip.reason for skip in plan.skips)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(request=REQUESTS)
 def test_a_series_is_what_its_cells_are_and_each_has_a_placement(request) -> None:
     plan = planned(request)
@@ -94,7 +94,7 @@ def _axes(named: Series | Skip | Cell) -> tuple[str, ...]:
     return named.workload, named.strategy, named.compression, named.collective, named.link
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(request=REQUESTS)
 def test_cells_are_distinct_and_each_belongs_to_a_series(request) -> None:
     plan = planned(request)
@@ -104,7 +104,7 @@ def test_cells_are_distinct_and_each_belongs_to_a_series(request) -> None:
     assert all(series.cells for series in plan.series)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(request=REQUESTS)
 def test_weak_keeps_the_batch_of_a_replica_and_strong_the_global_one(request) -> None:
     plan = planned(request)
@@ -118,7 +118,7 @@ def test_weak_keeps_the_batch_of_a_replica_and_strong_the_global_one(request) ->
             assert {cell.global_batch for cell in members} == {series.batch_size * max(request.gpus)}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(first=REQUESTS, second=REQUESTS)
 def test_a_study_has_one_global_batch_for_a_workload_and_batch_size(first, second) -> None:
     one = planned(first)
@@ -130,7 +130,7 @@ def test_a_study_has_one_global_batch_for_a_workload_and_batch_size(first, secon
             assert fixed.setdefault(key, series.global_batch) == series.global_batch
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(request=REQUESTS)
 def test_the_same_request_gives_the_same_plan(request) -> None:
     assert planned(request) == planned(request)

@@ -97,7 +97,7 @@ def test_more_repeats_later_are_only_the_new_ones() -> None:
     assert {launch.repeat for launch in schedule(CELLS, repeats=5, progress=done)} == {4, 5}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(done=st.integers(0, len(CELLS) * 2), seed=st.integers(0, 100))
 def test_an_interrupted_study_goes_on_in_the_order_it_had(done, seed) -> None:
     order = runs(schedule(CELLS, repeats=2, seed=seed))

@@ -267,7 +267,7 @@ def test_a_hostile_file_is_refused_like_any_other(tmp_path, text) -> None:
     assert refusal(tmp_path, text)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="gpus:[]{}-,&*!?|>'\"#% \n\t1.0eE~<", max_size=40))
 def test_no_text_makes_the_reader_fail_otherwise(tmp_path, text) -> None:
     try:
@@ -347,7 +347,7 @@ STUDIES = st.fixed_dictionaries({}, optional={option.name: values(option) for op
     lambda given: StudyFile(**given)
 )
 SCHEMA = jsonschema.Draft202012Validator(STUDY_FILE.schema())
-OFTEN = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+OFTEN = settings(max_examples=50, suppress_health_check=list(HealthCheck))
 
 
 @OFTEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from results.groups import DIMENSIONS, GroupLayout
@@ -45,7 +45,6 @@ def test_places_and_replicas_of_a_grid_by_hand() -> None:
     assert (layout.ranks, layout.replicas, layout.model_parallel) == (12, 6, 2)
 
 
-@settings(deadline=None)
 @given(LAYOUTS, st.sets(st.sampled_from(DIMENSIONS)))
 def test_groups_partition_the_ranks(layout, dimensions) -> None:
     groups = layout.groups(*dimensions)
@@ -61,7 +60,6 @@ def test_groups_partition_the_ranks(layout, dimensions) -> None:
             assert {name for name in DIMENSIONS if ours[name] != theirs[name]} <= dimensions
 
 
-@settings(deadline=None)
 @given(LAYOUTS)
 def test_a_place_is_of_one_rank_and_within_its_degrees(layout) -> None:
     for rank in range(layout.ranks):
@@ -73,7 +71,6 @@ def test_a_place_is_of_one_rank_and_within_its_degrees(layout) -> None:
         assert number == rank
 
 
-@settings(deadline=None)
 @given(LAYOUTS)
 def test_a_replica_is_what_its_stages_and_parts_make_up(layout) -> None:
     wholes = layout.groups("pipeline", "tensor")

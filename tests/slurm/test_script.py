@@ -165,7 +165,7 @@ SHELL_TEXT = st.text(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(SHELL_TEXT, min_size=1, max_size=4), SHELL_TEXT)
 def test_bash_reads_back_what_was_written(words: list[str], value: str) -> None:
     script = job_script(SiteProfile(environment={"VALUE": value}), job(command=("printf", "%s\\0", *words)))

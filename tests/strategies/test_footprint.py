@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from builders import a_cell
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
@@ -327,7 +327,6 @@ SHAPES = st.one_of(
 SIZES = (2, 3, 4, 8, 16, 256)
 
 
-@settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8), accumulation=st.integers(1, 3))
 def test_shards_never_grow_with_the_ranks(shape, batch, accumulation) -> None:
     """But for what rounding up to equal shards adds: less than a row of each parameter and rank."""
@@ -339,7 +338,6 @@ def test_shards_never_grow_with_the_ranks(shape, batch, accumulation) -> None:
         assert all(b <= a + s for a, b, s in zip(totals, totals[1:], slack[1:], strict=False))
 
 
-@settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8), accumulation=st.integers(1, 3), gpus=st.sampled_from(SIZES))
 def test_a_higher_stage_never_takes_more(shape, batch, accumulation, gpus) -> None:
     fields: dict[str, Any] = {"micro_batch": batch, "accumulation": accumulation}
@@ -349,7 +347,6 @@ def test_a_higher_stage_never_takes_more(shape, batch, accumulation, gpus) -> No
     assert first >= second >= third
 
 
-@settings(deadline=None)
 @given(shape=SHAPES, batch=st.integers(1, 8))
 def test_checkpointing_never_takes_more(shape, batch) -> None:
     parts = shape.parts()

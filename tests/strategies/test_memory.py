@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.compression.memory import BucketMemory
@@ -116,7 +116,6 @@ def test_a_state_between_two_distributions_has_the_parts_that_have_no_bucket_yet
     }
 
 
-@settings(deadline=None)
 @given(st.lists(st.permutations("abcd"), min_size=1, max_size=4), st.lists(st.integers(1, 3), max_size=2))
 def test_no_part_is_lost_in_any_sequence_of_distributions(orders, cuts) -> None:
     memory = BucketMemory()

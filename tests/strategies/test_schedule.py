@@ -94,7 +94,7 @@ def powers(size: int, numel: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(size=st.integers(1, 20), numel=st.integers(0, 60), chunk=st.integers(1, 20))
 def test_every_rank_gets_the_sum(wire, size, numel, chunk) -> None:
     found = replay(schedules(wire, size, numel, chunk), powers(size, numel))
@@ -103,7 +103,7 @@ def test_every_rank_gets_the_sum(wire, size, numel, chunk) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(size=st.integers(1, 12), numel=st.integers(0, 60), chunk=st.integers(1, 20))
 def test_a_part_is_sent_before_it_is_overwritten(wire, size, numel, chunk) -> None:
     """The rule by which a receive may be begun early; and nothing longer than a chunk is sent."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from exchanging import CPU, Alone, bucket_of, normal
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 from torch import Tensor
@@ -173,7 +173,6 @@ FALSE_ALARM = 1e-6
 DRAWS = 4000
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))), st.integers(0, 99))
 def test_one_of_each_block_is_drawn(size, seed) -> None:
     n, k = size
@@ -516,7 +515,6 @@ def test_subnormal_numbers_are_told_from_zeros(dtype) -> None:
     assert select("sampled", values, 100) == places
 
 
-@settings(deadline=None)
 @given(sizes())
 def test_blocks_are_those_of_numpy(size) -> None:
     n, k = size
@@ -542,7 +540,6 @@ def test_each_way_finds_what_a_naive_search_finds(monkeypatch, cached) -> None:
         ]
 
 
-@settings(deadline=None)
 @given(sizes(), st.integers(0, 3), st.sampled_from(KINDS))
 def test_exactly_k_different_ones_whatever_the_ties(size, levels, kind) -> None:
     n, k = size
@@ -628,7 +625,6 @@ def test_non_finite_values_are_selected_first(kind, bad, count) -> None:
     assert found == expected
 
 
-@settings(deadline=None)
 @given(sizes(), st.integers(0, 100))
 def test_contraction(size, seed) -> None:
     """|x - C(x)|^2 <= (1 - k/n) |x|^2 for the largest k; of the largest of each block, (1 - 1/length).

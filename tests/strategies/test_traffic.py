@@ -11,7 +11,7 @@ import pytest
 import recorded_world
 import torch
 from builders import a_cell
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.worker.cell.model_parts import parts_of
@@ -219,7 +219,6 @@ def test_a_pipeline_sends_activations_on_and_gradients_back() -> None:
     ]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["ddp", "zero1", "fsdp", "scratch-fsdp", "scratch-fsdp:stage=1"]), st.integers(1, 255))
 def test_the_wire_is_never_more_than_a_multiple_of_the_model(strategy, less) -> None:
     """At most 2, 3, 4 (Gloo), 3 and 2 times the model, padding left out; it grows with the ranks."""

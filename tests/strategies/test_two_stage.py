@@ -59,7 +59,7 @@ def test_a_scale_follows_the_block_that_it_is_of() -> None:
     assert codes[:, 4:].copy().view(np.float32).flatten().tolist() == [1.0, 10.0, 0.5]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     values=arrays(
         np.float32, st.integers(1, 6).map(lambda blocks: 8 * blocks), elements=st.floats(-1e6, 1e6, width=32)
@@ -203,7 +203,7 @@ def signs_coded(values: Tensor) -> Tensor:
     return sign.decode(sign.encode(values.view(1, -1), torch.tensor([values.numel()])))[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     values=arrays(
         np.float32, st.integers(1, 9).map(lambda count: 8 * count), elements=st.floats(-8, 8, width=32)

@@ -51,7 +51,7 @@ def test_phases_of_two_micro_batches_are_added_up(monkeypatch: pytest.MonkeyPatc
     )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     gaps=st.lists(st.integers(0, 10**12), min_size=8, max_size=8),
     start=st.integers(0, 10**15),

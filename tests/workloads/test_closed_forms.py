@@ -106,7 +106,7 @@ def mlps(draw: st.DrawFn) -> MLPShape:
 
 @pytest.mark.parametrize("shapes", [resnets(), gpts(), llamas(), mlps()], ids="resnet gpt llama mlp".split())
 def test_any_shape_has_its_parameters(shapes) -> None:
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=10)
     @given(shape=shapes)
     def check(shape: Shape) -> None:
         with torch.device("meta"):

@@ -119,7 +119,7 @@ def test_samples_that_do_not_fill_a_batch_are_left_out(ask, tmp_path) -> None:
     assert [len(x) for x, _ in batches] == [4, 4, 4]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(content=st.binary(min_size=1, max_size=80), length=st.integers(1, 9))
 def test_windows_cut_a_text_without_gap_or_overlap(content, length) -> None:
     windows = Windows(torch.frombuffer(bytearray(content), dtype=torch.uint8), length=length)

@@ -52,7 +52,7 @@ def taken(data: Any, parts: list[Part]) -> tuple[list[int], TrainingData]:
 
 
 @pytest.mark.parametrize("kind", [list, CountedRow, Row])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     parts=st.lists(
         st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=4
