@@ -96,6 +96,8 @@ class RankColumns(msgspec.Struct, frozen=True, kw_only=True):
     blocked_ns: list[int] | None = None
     steps: int
     """Steps without exchange that each value is over."""
+    host: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """The host of each rank; unset in results from before it was kept."""
 
 
 PHASES = ("data", "forward", "backward", "optimizer")

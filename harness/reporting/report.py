@@ -135,7 +135,7 @@ def print_verdict(figures: StudyFigures, console: Console) -> None:
         for line in [*named, *clause_lines(brief(one), console.width, VERDICT_LINES - len(named))]:
             console.result(line)
     if found.next_run is not None:
-        told = f"next: {found.next_run.what}, since {found.next_run.why}:"
+        told = f"next: {found.next_run.order}, since {found.next_run.why}:"
         for line in [
             *textwrap.wrap(told, console.width),
             *command_lines(found.next_run.command, console.width),

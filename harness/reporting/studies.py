@@ -8,13 +8,15 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import cast
 
 from harness.plan.options import read_duration_s
+from harness.plan.study_file import STUDY_FILE
 from harness.terminal.console import Console
 from reports.analysis.assumptions import KNEE, Assumptions, Goal, GoalKind, site_price
 from reports.analysis.effect import SMALLEST_EFFECT
@@ -180,11 +182,36 @@ def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, 
 
 
 def place_words(study: Study) -> tuple[str, ...]:
-    """The options of a call that continues the study: its folder, and the launcher of its newest job."""
-    launchers: list[str] = []
-    with suppress(SchemaError):
-        launchers = [job.launcher for job in JobStore(study.root).jobs()]
-    return ("--out", str(study.root), *(("--launcher", launchers[-1]) if launchers else ()))
+    """The options of a call that continues the study: its folder, and those that say where its jobs run.
+
+    These are from the call that made the newest plan, and from its study file where that is still there.
+    """
+    words: list[str] = []
+    for plan in study.told_plans()[-1:]:
+        given = dict(_study_file_options(plan.command))
+        for word, value in zip_longest(plan.command, plan.command[1:]):
+            flag, equals, joined = word.partition("=")
+            given |= {flag: joined if equals else value} if flag in WHERE else {}
+        words = [text for flag in WHERE if given.get(flag) for text in (flag, str(given[flag]))]
+    if "--launcher" not in words:
+        with suppress(SchemaError):
+            words += [
+                text for job in JobStore(study.root).jobs()[-1:] for text in ("--launcher", job.launcher)
+            ]
+    return ("--out", str(study.root), *words)
+
+
+WHERE = ("--launcher", "--site", "--partition", "--account", "--qos", "--cpus-per-gpu")
+"""Options that say where a launch runs."""
+
+
+def _study_file_options(command: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """The options of `WHERE` in the study file of a call."""
+    for word in command:
+        if word.endswith((".yaml", ".yml")) and Path(word).is_file():
+            with suppress(UsageError):
+                options = STUDY_FILE.read(Path(word))
+                yield from ((flag, getattr(options, flag[2:].replace("-", "_"))) for flag in WHERE)
 
 
 def warn_of_losses(study: Study, console: Console) -> None:

@@ -11,22 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import log
+from statistics import fmean
 from typing import Literal
 
 from reports.analysis.assumptions import KNEE
-from reports.analysis.cost import cell_costs
+from reports.analysis.cost import HOUR_NS, cell_costs
 from reports.analysis.figures import CellFigures
 from reports.analysis.outcomes import NOT_RUN, outcome_words
 from reports.analysis.scaling import Curve, Piece, piece_of
 from reports.analysis.series import SeriesKey, setting_of
 from reports.analysis.size_to_buy import PICK, Picked, candidates_of, sizes_to_buy
 from reports.analysis.study import StudyFigures
-from reports.text import count, listed
+from reports.text import count, listed, number
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, UNCOMPRESSED, StepPolicy
 from results.errors import bench_call
 from results.notation import NO_LINK
 from results.outcome import Outcome
 from results.plan import Request
+from results.run import RunResult
 from results.statistics import FEWEST_FOR_INTERVAL
 
 NextKind = Literal["first", "failed", "repeats", "size"]
@@ -50,10 +53,22 @@ class NextRun:
     why: str
     """A clause."""
     command: str
+    gpu_hours: float | None = None
+    """The least that its runs take: set-up and steps, as on the nearest measured size; None on CPU."""
+    usd: float | None = None
+    """The price of these hours; None if no price is known."""
+
+    @property
+    def order(self) -> str:
+        """Return what to run with what it takes: `6 runs each of ddp on 16 (at least 0.4 GPU-hours, 1.20 USD)`."""
+        if self.gpu_hours is None:
+            return self.what
+        price = "" if self.usd is None else f", {self.usd:,.2f} USD"
+        return f"{self.what} (at least {number(self.gpu_hours)} GPU-hours{price})"
 
     @property
     def sentence(self) -> str:
-        return f"Run next {self.what}, since {self.why}: {self.command}"
+        return f"Run next {self.order}, since {self.why}: {self.command}"
 
 
 def next_run(study: StudyFigures) -> NextRun | None:
@@ -74,13 +89,8 @@ def _without_figure(study: StudyFigures) -> NextRun | None:
         return None
     curve, gap = min(gaps, key=lambda pair: (pair[1].outcome != NOT_RUN, pair[1].gpus))
     failed = gap.outcome != NOT_RUN
-    return _run(
-        curve,
-        (gap.gpus,),
-        kind="failed" if failed else "first",
-        why=f"it failed ({outcome_words(gap.outcome or '')})" if failed else "it was planned and not run",
-        command=matrix_call(study, curve.key, (gap.gpus,), rerun=failed),
-    )
+    why = f"it failed ({outcome_words(gap.outcome or '')})" if failed else "it was planned and not run"
+    return _run(study, curve, (gap.gpus,), kind="failed" if failed else "first", why=why)
 
 
 def _left_open(study: StudyFigures) -> NextRun | None:
@@ -135,13 +145,8 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     )
     why = picked.open[0] if picked.open else f"the answer rests on {count(fewest, 'run')} a size"
     gpus, alone = asked(at), single(at)
-    strategy = None if alone is None else alone.cell.strategy
-    command = matrix_call(study, at.key, gpus, repeats=wanted, alone=strategy)
-    run = _run(at, gpus, kind="repeats", why=why, command=command)
-    if alone is not None:
-        run = replace(
-            run, gpus=(1, *gpus), cells=(alone.cell.id, *run.cells), what=f"{strategy} on 1 and {run.what}"
-        )
+    sizes = gpus if alone is None else (1, *gpus)
+    run = _run(study, at, sizes, kind="repeats", why=why, repeats=wanted)
     return replace(run, what=f"{count(wanted, 'run')} each of {run.what}")
 
 
@@ -158,22 +163,59 @@ def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:
     if key.strategy == BASELINE_STRATEGY:
         # This strategy runs on only one device.
         key = replace(key, strategy=REFERENCE_STRATEGY)
-    call = matrix_call(study, key, (gpus,))
-    return _run(replace(curve, key=key), (gpus,), kind="size", why=why, command=call)
+    return _run(study, replace(curve, key=key), (gpus,), kind="size", why=why)
 
 
-def _run(curve: Curve, gpus: Sequence[int], *, kind: NextKind, why: str, command: str) -> NextRun:
-    points = [point for point in curve.points if point.gpus in gpus]
+def _run(
+    study: StudyFigures,
+    curve: Curve,
+    gpus: Sequence[int],
+    *,
+    kind: NextKind,
+    why: str,
+    repeats: int | None = None,
+) -> NextRun:
+    """More `repeats` of a series may include its single device, as the first of `gpus`."""
+    points = [point.figures for point in curve.points if point.gpus in gpus]
+    single = curve.single.figures if curve.single and kind == "repeats" else None
+    alone = single if single and gpus[0] == 1 and curve.points[0].gpus > 1 else None
+    own = gpus if alone is None else gpus[1:]
+    what = f"{curve.key.label} on {listed([f'{size:,}' for size in own])}"
+    if alone is not None:
+        points, what = [alone, *points], f"{alone.cell.strategy} on 1 and {what}"
+    hours = _gpu_hours(curve, gpus, repeats or _request(study, curve.key).repeats)
+    prices = [cost.usd_per_hour / cost.cell.gpus for cost in cell_costs(study) if cost.usd_per_hour]
     return NextRun(
         kind=kind,
         workload=curve.key.workload,
         strategy=curve.key.label,
         gpus=tuple(gpus),
-        cells=tuple(point.figures.cell.id for point in points),
-        what=f"{curve.key.label} on {listed([f'{size:,}' for size in gpus])}",
+        cells=tuple(one.cell.id for one in points),
+        what=what,
         why=why,
-        command=command,
+        command=matrix_call(study, curve.key, gpus, repeats=repeats, rerun=kind == "failed", alone=alone),
+        gpu_hours=hours,
+        usd=hours * max(prices) if hours is not None and prices else None,
     )
+
+
+def _gpu_hours(curve: Curve, gpus: Sequence[int], repeats: int) -> float | None:
+    """The hours of all GPUs in the runs that are missing of `repeats` on each size; None on CPU."""
+    measured = [one for one in curve.figures if one.cell.device == "cuda"]
+    if not measured:
+        return None
+    hours = 0.0
+    for size in gpus:
+        nearest = min(measured, key=lambda one: abs(log(one.cell.gpus / size)))
+        there = len(nearest.runs) if nearest.cell.gpus == size else 0
+        hours += max(1, repeats - there) * size * fmean(map(_run_ns, nearest.runs)) / HOUR_NS
+    return hours
+
+
+def _run_ns(run: RunResult) -> float:
+    """Set-up and steps of a run."""
+    step_ns = run.step_ns.value if run.step_ns else 0.0
+    return (run.setup_ns or 0) + (run.first_step_ns or 0) + (run.warmup_steps + run.steps) * step_ns
 
 
 _DEFAULTS = Request(workloads=(), gpus=(), strategies=())
@@ -201,26 +243,23 @@ def matrix_call(
     *,
     repeats: int | None = None,
     rerun: bool = False,
-    alone: str | None = None,
+    alone: CellFigures | None = None,
 ) -> str:
     """The call that runs a series on `gpus`: its cells have the ids that they have in the study.
 
     `repeats` is the final number of runs of a cell (None: as planned). With `rerun`, cells that failed for
-    good run again. `alone` is a strategy of one device, whose cell of the same work is run too: `joins` says
-    whether one call can do both.
+    good run again. `alone` is the cell of one device of the same work, which is run too, and is the first of
+    `gpus`: `joins` says whether one call can do both.
     """
-    # The newest plan with cells of the same settings.
-    plans = [plan for plan in study.plans if any(setting_of(cell) == key.setting for cell in plan.cells)]
-    request = plans[-1].request
+    request = _request(study, key)
     batch = key.constant_batch
     scaling = ("--scaling", key.kind, "--global-batch-size", batch)
     words: list[object] = [*(study.placed or ("--name", study.name))]
-    sizes = gpus if alone is None else (1, *gpus)
     words += ["--workload", key.workload]
-    words += ["--strategy", key.strategy if alone is None else f"{alone},{key.strategy}"]
+    words += ["--strategy", key.strategy if alone is None else f"{alone.cell.strategy},{key.strategy}"]
     words += [
         "--gpus",
-        ",".join(map(str, sizes)),
+        ",".join(map(str, gpus)),
         *(("--batch-size", batch) if key.kind == "weak" else scaling),
     ]
     words += ["--repeats", request.repeats if repeats is None else repeats]
@@ -230,6 +269,12 @@ def matrix_call(
             words += [f"--{name}", getattr(key, name)]
     words += [*_settings(request), *(("--rerun", "failed") if rerun else ())]
     return bench_call("matrix", *words)
+
+
+def _request(study: StudyFigures, key: SeriesKey) -> Request:
+    """The request of the newest plan with cells of the same settings."""
+    plans = [plan for plan in study.plans if any(setting_of(cell) == key.setting for cell in plan.cells)]
+    return plans[-1].request
 
 
 def joins(curve: Curve) -> bool:

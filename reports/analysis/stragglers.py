@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtr
 
 from reports.analysis.figures import CellFigures
-from reports.text import capital, count, duration, percent
+from reports.text import capital, count, duration, listed, percent
 from results.run import RankColumns
 
 SLOW_ABOVE = 0.03
@@ -36,6 +37,8 @@ class Stragglers:
     """Steps without exchange, of all runs."""
     nodes: tuple[int, ...]
     """The node of each rank, in the newest run."""
+    hosts: tuple[str, ...]
+    """The host of each rank, in the newest run; empty where it was not kept."""
     excess: tuple[float, ...]
     """The excess of each rank: compute over the median of the ranks, less 1; the mean over runs."""
     slowest_share: tuple[float, ...]
@@ -80,11 +83,29 @@ class Stragglers:
         alone = [rank for rank in self.persistent if rank not in of_nodes]
         texts = []
         if self.slow_nodes:
-            texts.append(f"{numbered('node', self.slow_nodes)} ({numbered('rank', of_nodes)})")
+            texts.append(f"{self.node_names} ({numbered('rank', of_nodes)})")
         if alone:
-            texts.append(numbered("rank", alone))
+            on = f" on {listed(self._hosts_of(alone))}" if self.hosts else ""
+            texts.append(f"{numbered('rank', alone)}{on}")
         text = " and ".join(texts)
         return capital(text), len(self.slow_nodes) + len(alone) > 1
+
+    @property
+    def node_names(self) -> str:
+        """The slow nodes, by the names of their hosts if these are known and differ: `host node-05`."""
+        places = {node: self.nodes.index(node) for node in self.slow_nodes}
+        hosts = self._hosts_of(places.values()) if self.hosts else []
+        if len(hosts) < len(places):
+            return numbered("node", self.slow_nodes)
+        return f"host{'' if len(hosts) == 1 else 's'} {listed(hosts, most=LISTED)}"
+
+    @property
+    def slow_places(self) -> tuple[object, ...]:
+        """Return a key of what is slow: equal at several sizes if the same hosts are slow."""
+        return tuple(self._hosts_of(self.persistent)) if self.hosts else (self.ranks, self.persistent)
+
+    def _hosts_of(self, ranks: Iterable[int]) -> list[str]:
+        return list(dict.fromkeys(self.hosts[rank] for rank in ranks))
 
     @property
     def _random(self) -> str:
@@ -113,6 +134,7 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
         runs=len(columns),
         steps=sum(ranks.steps for ranks in columns),
         nodes=nodes,
+        hosts=() if isinstance(columns[-1].host, msgspec.UnsetType) else tuple(columns[-1].host),
         excess=_mean_by_rank(_excess(ranks) for ranks in columns),
         slowest_share=_mean_by_rank(np.asarray(ranks.slowest_share) for ranks in columns),
         persistent=persistent,
@@ -123,7 +145,7 @@ def stragglers(figures: CellFigures) -> Stragglers | None:
 
 
 def persistently_slow(runs: Sequence[RankColumns]) -> tuple[int, ...]:
-    """The ranks that are slow in each run, on the same node.
+    """The ranks that are slow in each run, on the same host (where hosts were not kept: node).
 
     In a run a rank is slow if its mean compute exceeds the median of the ranks by `SLOW_ABOVE` and by what
     its steps explain: one-sided t = (mean - median) / (sd / sqrt(steps)) with steps - 1 degrees of freedom at
@@ -132,8 +154,9 @@ def persistently_slow(runs: Sequence[RankColumns]) -> tuple[int, ...]:
     This is below v, because var(median) is below 2 v / ranks.
     """
     slow = np.all([_slow(ranks) for ranks in runs], axis=0)
-    same_node = np.all([np.equal(ranks.node, runs[0].node) for ranks in runs], axis=0)
-    return tuple(map(int, np.flatnonzero(slow & same_node)))
+    kept = not any(isinstance(ranks.host, msgspec.UnsetType) for ranks in runs)
+    places = np.array([ranks.host if kept else ranks.node for ranks in runs])
+    return tuple(map(int, np.flatnonzero(slow & (places == places[0]).all(axis=0))))
 
 
 def _slow(ranks: RankColumns) -> npt.NDArray[np.bool_]:

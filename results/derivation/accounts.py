@@ -222,6 +222,7 @@ def rank_columns(ranks: Sequence[RankRecord], matched: Matched | None) -> RankCo
         wait_ns=None if matched is None or matched.unmatched else _whole(matched.wait_ns.mean(axis=1)),
         blocked_ns=None if blocked is None else _whole(blocked.mean(axis=1)),
         steps=steps.shape[1],
+        host=[rank.environment.host for rank in ranks],
     )
 
 

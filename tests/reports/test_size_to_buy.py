@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import msgspec
 import pytest
 
-from harness.reporting.studies import read_goal
+from harness.reporting.studies import place_words, read_goal
 from reports.analysis.assumptions import Assumptions, Goal
 from reports.analysis.next_run import next_run
 from reports.analysis.size_to_buy import CPU, NOT_PROVEN, ONE_LEFT, ONE_SIZE, SizeToBuy, sizes_to_buy
@@ -204,7 +205,7 @@ def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
         "--repeats 6 --device cuda"
     )
     assert few.what == "6 runs each of ddp on 2, 4 and 8"
-    assert few.sentence.startswith(f"Run next {few.what}, since the answer rests on 3 runs a size: bench ")
+    assert few.sentence.startswith(f"Run next {few.order}, since the answer rests on 3 runs a size: bench ")
     left_open = next_run(analysed(gpus({1: 10.0, 2: 10.5, 4: 14.0}, spread=0.03)))
     assert left_open is not None
     assert (left_open.kind, left_open.gpus, "--repeats 12" in left_open.command) == ("repeats", (2, 4), True)
@@ -218,6 +219,21 @@ def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
     # The strategy of one device has no second size.
     assert (one.kind, one.strategy, one.gpus) == ("size", "ddp", (2,))
     assert "--strategy ddp --gpus 2 " in one.command
+
+
+def test_the_next_run_says_what_it_takes(gpus) -> None:
+    study = analysed(gpus(runs=3), price=PRICE)
+    found = next_run(study)
+    # Three more runs on each of 2, 4 and 8; each has 0.5 s of set-up, and steps.
+    steps = study.runs[0].steps + study.runs[0].warmup_steps
+    hours = sum(3 * n * (0.5 + steps * STEPS[n] / 1000) for n in (2, 4, 8)) / 3600
+    assert found.gpu_hours == pytest.approx(hours, rel=1e-3)
+    assert found.usd == pytest.approx(3.6 * hours, rel=1e-3)
+    assert f"GPU-hours, {found.usd:.2f} USD)" in found.order
+    # A larger size: all its runs, as long as those of the largest that was measured.
+    larger = next_run(analysed(gpus({1: 10.0, 2: 10.1, 4: 10.2})))
+    assert larger.gpu_hours == pytest.approx(6 * 8 * (0.5 + steps * 10.2 / 1000) / 3600, rel=1e-3)
+    assert larger.usd is None
 
 
 def test_the_single_device_that_decides_too_is_in_the_same_call(gpus) -> None:
@@ -285,3 +301,18 @@ def test_the_command_finds_the_study_where_it_lies(gpus) -> None:
     found = next_run(study)
     assert found is not None
     assert found.command.startswith("bench matrix --out 'my runs/a' --workload")
+
+
+@pytest.mark.parametrize("in_file", [False, True], ids=["flags", "a study file"])
+def test_the_command_says_where_the_study_runs(gpus, tmp_path, in_file) -> None:
+    study = gpus(runs=3).study
+    file = tmp_path / "study.yaml"
+    file.write_text("workload: mlp\ngpus: 2\nlauncher: slurm\nsite: a.yaml\n")
+    words = (
+        ("matrix", str(file), "--partition", "p1")
+        if in_file
+        else ("matrix", "--launcher", "slurm", "--site=a.yaml", "--gpus", "1..8", "--partition", "p1")
+    )
+    study.add_plan(msgspec.structs.replace(study.plans()[-1], command=words))
+    where = ("--launcher", "slurm", "--site", "a.yaml", "--partition", "p1")
+    assert place_words(study) == ("--out", str(study.root), *where)

@@ -14,7 +14,7 @@ from itertools import groupby
 from markupsafe import Markup
 
 from reports.analysis.figures import CellFigures
-from reports.analysis.stragglers import FALSE_ALARM, SLOW_ABOVE, Stragglers, numbered, stragglers
+from reports.analysis.stragglers import FALSE_ALARM, SLOW_ABOVE, Stragglers, stragglers
 from reports.analysis.study import StudyFigures
 from reports.page.looks import cell_label
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, safe
@@ -41,13 +41,13 @@ def _blocks(study: StudyFigures, cells: Sequence[Found]) -> Iterator[Block]:
     if not slow:
         yield Paragraph(f"No rank is persistently slow in any of {count(len(cells), 'cell')}.")
         return
-    # For each set of slow ranks at one size: the finding of one cell, and the other cells that share it.
-    groups: dict[tuple[int, tuple[int, ...]], list[Found]] = {}
+    # For each set of slow hosts (or ranks of a size): the finding of one cell, and the others like it.
+    groups: dict[tuple[object, ...], list[Found]] = {}
     for one, found in slow:
-        groups.setdefault((found.ranks, tuple(found.persistent)), []).append((one, found))
+        groups.setdefault(found.slow_places, []).append((one, found))
     sentences = []
     for (one, found), *rest in groups.values():
-        nodes = f" ({numbered('node', found.slow_nodes)} as a whole)" if found.slow_nodes else ""
+        nodes = f" ({found.node_names} as a whole)" if found.slow_nodes else ""
         others = listed([cell_label(study, other.cell) for other, _ in rest], last="; ") if rest else ""
         more = f" The same in {others}." if others else ""
         sentences.append(f"{cell_label(study, one.cell)}: {found.finding}{nodes}{more}")

@@ -68,7 +68,7 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
     yield Paragraph(f"{ran(study)}; page by bench {VERSION}{called(study)}", "plain")
     yield Tiles(tiles(study, every))
     then = next_run(study)
-    command = [Command(f"Run next {then.what}, since {then.why}:", then.command)] if then else []
+    command = [Command(f"Run next {then.order}, since {then.why}:", then.command)] if then else []
     if not every:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
         yield from command
@@ -114,6 +114,9 @@ def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
         because = f": {'; '.join(bought.doubts)}" if bought.doubts else ""
         made = f"{capital(bought.confidence)} confidence in the size{because}. {made}"
     yield "How sure", made
+    slow = next(one.slow_ranks for one in verdict(study).workloads if one.workload == bought.workload)
+    if slow is not None:
+        yield "Slow", slow
 
 
 _DEFINITIONS = (

@@ -193,6 +193,7 @@ def new_ranks() -> Callable[..., RankColumns]:
         steps: int = 50,
         node: Sequence[int] | None = None,
         slowest_share: Sequence[float] | None = None,
+        **others: object,
     ) -> RankColumns:
         ranks = len(compute)
         return RankColumns(
@@ -201,6 +202,7 @@ def new_ranks() -> Callable[..., RankColumns]:
             compute_sd_ns=[round(one * MS) for one in np.broadcast_to(sd, (ranks,))],
             slowest_share=list(slowest_share or [1 / ranks] * ranks),
             steps=steps,
+            **others,
         )
 
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats
@@ -93,6 +94,17 @@ def test_a_slow_node_is_named_as_a_node(found, new_ranks) -> None:
         "Node 1 (ranks 2 and 3) is persistently slow: on the mean 20.0 % above the median rank in each of "
         "2 runs"
     )
+
+
+def test_a_slow_host_is_named_whatever_its_number_in_a_launch(found, new_ranks) -> None:
+    hosts = ["n5", "n5", "n6", "n6", "n7", "n7"]
+    runs = [new_ranks([10.0, 10.0, 12.0, 12.0, 10.0, 10.0], node=[0, 0, 1, 1, 2, 2], host=hosts)]
+    runs += [new_ranks([10.0, 10.0, 12.0, 12.0, 10.0, 10.0], node=[0, 0, 2, 2, 1, 1], host=hosts)]
+    one = found(runs)
+    assert one.slow_places == ("n6",)
+    assert one.finding.startswith("Host n6 (ranks 2 and 3) is persistently slow")
+    moved = msgspec.structs.replace(runs[1], host=["n5", "n5", "n8", "n8", "n7", "n7"])
+    assert found([runs[0], moved]).persistent == ()
 
 
 def test_a_node_with_a_quick_rank_is_no_slow_node(found, new_ranks) -> None:
