@@ -11,6 +11,7 @@ from harness.terminal.console import Console
 from harness.terminal.narrow import narrow_lines
 from harness.terminal.table_text import GAP, column_widths, total_width
 from reports.analysis.headline import headline, headline_table
+from reports.analysis.outcomes import failures_text
 from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.brief import Clause, brief
@@ -133,6 +134,15 @@ def print_verdict(figures: StudyFigures, console: Console) -> None:
     for one in found.workloads:
         named = [one.workload] if len(found.workloads) > 1 else []
         for line in [*named, *clause_lines(brief(one), console.width, VERDICT_LINES - len(named))]:
+            console.result(line)
+    if figures.failures:
+        missing = f"{len(figures.failures):,} of {count(len(figures.pools), 'cell')}"
+        failed = [one for one in figures.failures if one.runs]
+        clause = f"without a figure: {missing}: {failures_text(figures.failures)}"
+        for line in [
+            *textwrap.wrap(clause, console.width),
+            *(command_lines(figures.logs_call(failed[0].cell.id), console.width) if failed else ()),
+        ]:
             console.result(line)
     if found.next_run is not None:
         told = f"next: {found.next_run.order}, since {found.next_run.why}:"

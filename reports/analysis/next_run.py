@@ -60,7 +60,7 @@ class NextRun:
 
     @property
     def order(self) -> str:
-        """Return what to run with what it takes: `6 runs each of ddp on 16 (at least 0.4 GPU-hours, 1.20 USD)`."""
+        """Return what to run with what it takes: `6 runs of ddp on 16 (at least 0.4 GPU-hours, 1.20 USD)`."""
         if self.gpu_hours is None:
             return self.what
         price = "" if self.usd is None else f", {self.usd:,.2f} USD"

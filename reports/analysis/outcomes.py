@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from reports.analysis.pooling import Pool
+from reports.text import listed
 from results.cell import Cell, inferred_out_of_memory, pruning_reason
 from results.outcome import Outcome
 from results.plan import Plan, SeriesId, Skip
@@ -103,6 +104,18 @@ def skipped_sizes(skips: Iterable[Skip]) -> list[SkippedSizes]:
         SkippedSizes(skip=group[0], gpus=tuple(sorted(skip.gpus for skip in group)))
         for group in groups.values()
     ]
+
+
+def failures_text(failures: Iterable[Failure]) -> str:
+    """Count failures by outcome, and name their workloads: `3 crashed (mlp), 1 not run (gpt-nano)`."""
+    found: dict[str, list[Failure]] = {}
+    for one in failures:
+        found.setdefault(one.outcome, []).append(one)
+    clauses = []
+    for outcome, those in sorted(found.items(), key=lambda pair: -len(pair[1])):
+        workloads = listed(list(dict.fromkeys(one.cell.workload for one in those)))
+        clauses.append(f"{len(those):,} {outcome_words(outcome)} ({workloads})")
+    return ", ".join(clauses)
 
 
 def outcome_words(outcome: str) -> str:

@@ -148,6 +148,10 @@ class StudyFigures:
     def left_out(self) -> tuple[LeftOut, ...]:
         return tuple(left for pool in self.pools.values() for left in pool.left_out)
 
+    def logs_call(self, cell_id: str) -> str:
+        """The command that prints what the ranks of a cell's last run have printed."""
+        return bench_call("logs", self.placed[1] if self.placed else self.name, "--cell", cell_id)
+
     @property
     def commands(self) -> tuple[str, ...]:
         """The calls that planned it, oldest first; old plans do not record them."""

@@ -290,10 +290,10 @@ def test_the_first_screen_says_what_failed_what_was_disturbed_and_what_the_runs_
         "not chosen from: 22 points of other training, which may take more samples to the same loss, such as "
         "ddp + bf16 on 2 (it compresses its gradients)",
         "31.7 to 34.2, range of 3; ddp on 256, weak",
-        "74 of 74 cells proven",
-        "proven: their training was checked; of 85 planned cells 74 have a figure",
+        "74 of 85 cells have a figure",
+        "proven: 74 of 74; their training was checked",
         "disturbed: 61 of 222 runs; code with local changes: 222",
-        "failed: 11 cells (out of memory); not run: 0",
+        "failed: 11 out of memory (gpt2-small); not run: 0",
         "skipped: 18 points (single runs on exactly 1 GPU; "
         "fsdp exchanges by itself, and takes no compressor)",
         "resamples of the runs name 128 in 38 %; 3 runs a size",

@@ -325,11 +325,16 @@ def test_the_terminal_shows_it_in_six_lines_with_the_next_run(pair, capsys, monk
     ]
 
 
-def test_where_nothing_has_a_figure_the_next_run_is_all_there_is_to_say(planted, capsys) -> None:
-    planted.series("weak", "ddp", [2], batch=8)
+def test_what_has_no_figure_is_told_by_kind_and_workload_with_its_output(planted, new_timing, capsys) -> None:
+    [cell, _] = planted.series("weak", "ddp", [2, 4], batch=8)
+    planted.series("weak", "ddp", [2], batch=8, workload="mlp")
     planted.plan()
+    planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
     print_verdict(planted.analysed(), Console())
-    assert capsys.readouterr().out.splitlines()[1] == "next: ddp on 2, since it was planned and not run:"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "without a figure: 3 of 3 cells: 2 not run (gpt-nano and mlp), 1 crashed (gpt-nano)"
+    assert lines[2] == f"  bench logs planted --cell {cell.id}"
+    assert lines[3].startswith("next: ddp on 2, since it was planned and not run:")
 
 
 @pytest.mark.parametrize(

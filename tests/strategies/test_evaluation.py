@@ -175,5 +175,5 @@ def test_evaluation_uses_the_precision_of_a_step_and_leaves_no_gradient() -> Non
 
 
 def test_nothing_to_validate_on_is_refused() -> None:
-    with pytest.raises(UsageError, match="sample to validate on: hold out more"):
+    with pytest.raises(UsageError, match="samples to validate on: hold out more"):
         evaluate(trainer(F.cross_entropy), [])

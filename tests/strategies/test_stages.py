@@ -268,8 +268,8 @@ UNFIT: list[tuple[Callable[[], nn.Module], ModelLayout, str]] = [
     ),
     (dropping, LAYOUT, r"does not support dropout \(inner.h.1.late has p=0.1\): each stage draws its own"),
     (sparse, LAYOUT, "no sparse gradients, as table asks for: use ddp or scratch-ddp"),
-    (stray, LAYOUT, "which stage has scale"),
-    (stray_buffer, LAYOUT, "which stage has seen"),
+    (stray, LAYOUT, "no stage for scale"),
+    (stray_buffer, LAYOUT, "no stage for seen"),
     (
         stray,
         msgspec.structs.replace(LAYOUT, stem=("scale",)),

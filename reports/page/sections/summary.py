@@ -20,7 +20,7 @@ from reports.analysis.exchange import FEWEST_RUNS
 from reports.analysis.figures import CellFigures
 from reports.analysis.knee import PAYS_FROM
 from reports.analysis.next_run import next_run
-from reports.analysis.outcomes import NOT_RUN, outcome_words
+from reports.analysis.outcomes import NOT_RUN, failures_text
 from reports.analysis.scaling import piece_of
 from reports.analysis.series import told_settings
 from reports.analysis.size_to_buy import UNPROVEN, SizeToBuy, sizes_to_buy
@@ -437,13 +437,14 @@ def _trust_tile(study: StudyFigures) -> Tile:
     skipped = sum(len(group.gpus) for group in study.skipped)
     return Tile(
         title="Trust",
-        figure=f"{proven:,} of {count(cells, 'cell')} proven" if cells else "nothing proven",
+        figure=f"{proven:,} of {count(cells, 'cell')} proven"
+        if cells == len(study.pools)
+        else f"{cells:,} of {count(len(study.pools), 'cell')} have a figure",
         lines=(
-            "proven: their training was checked; "
-            f"of {count(len(study.pools), 'planned cell')} {cells:,} have a figure",
+            f"proven: {proven:,} of {cells:,}; their training was checked",
             f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
-            f"failed: {count(len(failed), 'cell')}{_because(outcome_words(one.outcome) for one in failed)}"
-            f"{lost}; not run: {not_run:,}",
+            f"failed: {failures_text(failed) or 'none'}{lost}; not run: {not_run:,}",
+            *([f"why: {study.logs_call(failed[0].cell.id)}"] if failed else []),
             f"skipped: {count(skipped, 'point')}{_because(group.skip.reason for group in study.skipped)}",
         ),
         anchor="method-proof",
