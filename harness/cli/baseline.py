@@ -101,13 +101,13 @@ def _show(name: str, folder: Path) -> int:
 @click.argument("side", metavar="STUDY")
 @click.option("--reason", required=True, help="why the change is right")
 @click.option(
-    "--cell", "cells", multiple=True, metavar="WORDS", help="only cells with these words in their name"
+    "--cell", "cells", multiple=True, metavar="NAME", help="only cells of this id, strategy, size or label"
 )
 @click.option(
     "--remove",
     multiple=True,
-    metavar="WORDS",
-    help="remove the baseline's cells with these words that STUDY does not have",
+    metavar="NAME",
+    help="remove the baseline's cells of this name that STUDY does not have",
 )
 @_FOLDER
 def _promote(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -155,10 +156,9 @@ def promote(
     """Replace the figures of the baseline by the figures of `side`, and record the reason. Returns the
     accepted subjects.
 
-    Only subjects whose label contains at least one of the words `only` are accepted; without words, all are.
-    Subjects of the baseline that `side` lacks stay, except those with one of the words `remove` in
-    their label. If one stays, the baseline keeps its commit and time, and each acceptance states the commit
-    of `side`.
+    Only subjects with one of the names `only` are accepted; without names, all are. Subjects of the baseline
+    that `side` lacks stay, except those with one of the names `remove`. If one stays, the baseline keeps its
+    commit and time, and each acceptance states the commit of `side`.
 
     Raises UsageError without a reason, or where no subject is meant, or for one without figures.
     """
@@ -167,11 +167,11 @@ def promote(
         raise UsageError("--reason is empty; say why the change is right, for whoever reads the baseline")
     if not path.is_file():
         raise UsageError(f"there is no baseline {path}; keep one with bench baseline save {name} STUDY")
-    kept, words = schemas.BASELINE.read(path), tuple(only)
-    chosen = {s.key: s for s in side.subjects if not words or any(word in s.label for word in words)}
-    if not chosen:
+    kept, named = schemas.BASELINE.read(path), set(only)
+    chosen = {s.key: s for s in side.subjects if not named or named & _names(s)}
+    if unknown := named.difference(*map(_names, chosen.values())):
         labels = "; ".join(subject.label for subject in side.subjects)
-        raise UsageError(f"no cell of {side.name} has {' or '.join(words)} in its name: {labels}")
+        raise UsageError(f"no cell of {side.name} is called {' or '.join(sorted(unknown))}: {labels}")
     for subject in chosen.values():
         if subject.failed is not None:
             raise UsageError(f"{subject.label} has no figures to accept: {subject.failed}")
@@ -199,20 +199,32 @@ def promote(
     return path, accepted
 
 
-def _removed(kept: Baseline, side: Baseline, words: Sequence[str]) -> list[Subject]:
-    """The baseline's subjects that `side` lacks and that have one of the words in their label.
+_LABEL = re.compile(r"(?P<workload>[^,]+), (?P<exchange>.+), (?P<size>\d+ x \d+)(?:, (?P<settings>.+))?")
 
-    Raises UsageError for words that none of them has.
+
+def _names(subject: Subject) -> set[str]:
+    """The names by which a user may mean a subject: its id, its label, and what its label consists of.
+
+    These are a workload, a strategy with its compression and collective, a size with its batch, and settings;
+    of a benchmark, its function.
+    """
+    parts = _LABEL.fullmatch(subject.label)
+    found = parts.groupdict().values() if parts else (subject.label.rpartition("::")[2],)
+    return {subject.key, subject.label, *filter(None, found)}
+
+
+def _removed(kept: Baseline, side: Baseline, names: Sequence[str]) -> list[Subject]:
+    """The baseline's subjects that `side` lacks and that have one of the names.
+
+    Raises UsageError for names that none of them has.
     """
     measured = {subject.key for subject in side.subjects}
     missing = [subject for subject in kept.subjects if subject.key not in measured]
-    for word in words:
-        if not any(word in subject.label for subject in missing):
+    for name in names:
+        if not any(name in _names(subject) for subject in missing):
             labels = "; ".join(subject.label for subject in missing) or "none is missing"
-            raise UsageError(
-                f"--remove {word}: {side.name} lacks no cell of {kept.name} with that in its name: {labels}"
-            )
-    return [subject for subject in missing if any(word in subject.label for word in words)]
+            raise UsageError(f"--remove {name}: {side.name} lacks no cell of {kept.name} called so: {labels}")
+    return [subject for subject in missing if _names(subject) & set(names)]
 
 
 def _changes(before: dict[str, Subject], subject: Subject) -> dict[str, str]:

@@ -171,7 +171,7 @@ def test_a_cell_that_is_no_longer_measured_is_removed_by_name(tmp_path, monkeypa
     assert run(["compare", "perf", "after"]) == 1
     capsys.readouterr()
     assert run([*promotion, "--remove", "test_new_sum"]) == 2
-    said = "--remove test_new_sum: after lacks no cell of perf with that in its name: test_a.py::test_sum"
+    said = "--remove test_new_sum: after lacks no cell of perf called so: test_a.py::test_sum"
     assert said in capsys.readouterr().err
     assert run([*promotion, "--remove", "test_sum"]) == 0
     assert run(["compare", "perf", "after"]) == 0
@@ -731,6 +731,29 @@ def test_a_study_that_a_promoted_baseline_still_has_a_cell_of_stays(tmp_path, ne
     assert run(["baseline", "promote", "main", "runs/new", "--reason", "x", "--cell", "2 x 8"]) == 0
     named = named_studies([Path("baselines")], [Path("history")])
     assert all(named.has(Study(Path("runs") / name)) for name in ("old", "new"))
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted"),
+    [
+        ("ddp", ["ddp"]),
+        ("ddp + topk:0.01", ["ddp + topk:0.01"]),
+        ("2 x 8", ["ddp", "ddp + topk:0.01", "scratch-ddp"]),
+        ("gpt-nano, scratch-ddp, 2 x 8", ["scratch-ddp"]),
+    ],
+)
+def test_a_name_accepts_the_cells_that_it_equals(tmp_path, new_study, monkeypatch, name, accepted) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, study in enumerate(("old", "new")):
+        made = new_study(tmp_path / study, runs_before=100 * number)
+        for strategy, fields in (("ddp", {}), ("ddp", {"compression": "topk:0.01"}), ("scratch-ddp", {})):
+            made.points(strategy, {2: 10.0 + number}, **fields)
+        made.plan()
+    assert run(["baseline", "save", "main", "old"]) == 0
+    assert run(["baseline", "promote", "main", "new", "--reason", "x", "--cell", name]) == 0
+    kept = schemas.BASELINE.read(Path("baselines/main.json"))
+    assert [one.subject.split(", ")[1] for one in kept.accepted] == accepted
+    assert run(["baseline", "promote", "main", "new", "--reason", "x", "--cell", "dd"]) == 2
 
 
 def test_a_baseline_keeps_its_commit_as_long_as_a_cell_keeps_its_figures(
