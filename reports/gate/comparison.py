@@ -31,10 +31,19 @@ from results.baseline import Baseline, Exact, Subject
 FAILING = (Verdict.REGRESSED, Verdict.MISSING, Verdict.FAILED, Verdict.CHANGED)
 ORDER = (
     *FAILING,
-    *(Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.ACCEPTED, Verdict.IMPROVED, Verdict.NEW),
-    *(Verdict.UNCHANGED, Verdict.SHOWN),
+    *(
+        Verdict.NOTHING,
+        Verdict.INCOMPARABLE,
+        Verdict.INCONCLUSIVE,
+        Verdict.ACCEPTED,
+        Verdict.IMPROVED,
+        Verdict.NEW,
+    ),
+    *(Verdict.IMPROVED, Verdict.NEW, Verdict.UNCHANGED, Verdict.SHOWN),
 )
 """The order in which findings are shown: the most urgent first."""
+_COMPARED = {*FAILING, Verdict.INCOMPARABLE, Verdict.ACCEPTED, Verdict.IMPROVED, Verdict.UNCHANGED}
+"""Verdicts that say something of NEW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +122,10 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1: regressed, changed, missing or failed; 3: incomparable; 0: others, and inconclusive unless
-        strict."""
+        """1: regressed, changed, missing or failed; 3: incomparable or nothing compared; 0: others, and
+        inconclusive unless strict."""
+        if self.count(Verdict.NOTHING):
+            return 3
         if self.count(*FAILING) or (self.strict and self.count(Verdict.INCONCLUSIVE)):
             return 1
         return 3 if self.count(Verdict.INCOMPARABLE) else 0
@@ -139,6 +150,9 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
     if len(findings) > 1 and len(same) == 1 and findings[0].verdict is Verdict.INCOMPARABLE:
         # One finding is enough if no cell can be compared, for the same reason.
         findings = [replace(findings[0], subject=f"all {count(len(findings), 'cell')}", key="")]
+    spoiled = bool(rules.paired) and not any(sample.logs for sample in rules.paired.values())
+    if spoiled and not any(finding.verdict in _COMPARED for finding in findings):
+        findings.append(_nothing(rules))
     findings.sort(key=lambda finding: (ORDER.index(finding.verdict), finding.subject))
     return Comparison(
         base=base.name,
@@ -147,6 +161,15 @@ def compare(base: Baseline, new: Baseline, rules: Rules) -> Comparison:
         confidence=1 - 2 * alpha,
         sample=_sample(rules),
     )
+
+
+def _nothing(rules: Rules) -> Finding:
+    spoiled = sum(sample.spoiled for sample in rules.paired.values())
+    why = (
+        f"no pair counts and no counter could be compared; other processes took too much of the cores in "
+        f"{count(spoiled, 'pair')}: use a quiet runner, or accept more noise with --others-above"
+    )
+    return Finding(subject="all cells", key="", metric=None, verdict=Verdict.NOTHING, reason=why)
 
 
 def _unless_accepted(finding: Finding, rules: Rules) -> Finding:

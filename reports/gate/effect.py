@@ -52,6 +52,8 @@ class Verdict(StrEnum):
     SHOWN = "shown"
     """The metric has no margin: its figures are shown without a judgement."""
     INCOMPARABLE = "incomparable"
+    NOTHING = "nothing compared"
+    """No pair counts, and no counter of any subject could be compared."""
     MISSING = "missing"
     FAILED = "failed"
     NEW = "new"

@@ -257,7 +257,7 @@ def changes_json(found: Sequence[tuple[Trend, Step]]) -> str:
 
 
 def junit(comparison: Comparison) -> str:
-    """JUnit XML: a test case for each verdict; inconclusive and incomparable ones count as skipped.
+    """JUnit XML: a test case for each verdict; what was not judged counts as skipped.
 
     It has the attributes that Jenkins, GitLab and GitHub's actions read. The reason of a failed cell may
     contain control characters, which XML 1.0 does not allow; they are written as U+FFFD.
@@ -267,7 +267,7 @@ def junit(comparison: Comparison) -> str:
         name=_xml(f"{comparison.new} against {comparison.base}"),
         tests=str(len(comparison.findings)),
         failures=str(comparison.count(*FAILING)),
-        skipped=str(comparison.count(*_SKIPPED)),
+        skipped=str(comparison.count(*_NOT_JUDGED)),
         errors="0",
     )
     for finding in comparison.findings:
@@ -278,17 +278,21 @@ def junit(comparison: Comparison) -> str:
             told = _xml(finding_sentence(finding))
             failure = ElementTree.SubElement(case, "failure", type=finding.verdict, message=told)
             failure.text = told
-        elif finding.verdict in _SKIPPED:
+        elif finding.verdict in _NOT_JUDGED:
             ElementTree.SubElement(case, "skipped", message=_xml(finding_sentence(finding)))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def github(comparison: Comparison) -> str:
-    """Write workflow commands of GitHub Actions: errors and warnings, the most urgent first."""
+    """Write workflow commands of GitHub Actions: errors and warnings, the most urgent first.
+
+    An inconclusive metric is a warning if further runs are worth their time.
+    """
     lines = []
-    for level, verdicts in (("error", FAILING), ("warning", _SKIPPED)):
-        found = [finding for finding in comparison.findings if finding.verdict in verdicts]
+    failing = [finding for finding in comparison.findings if finding.verdict in FAILING]
+    open_ = [one for one in comparison.findings if one.verdict in _WARNING or one.is_open]
+    for level, found in (("error", failing), ("warning", open_)):
         shown = found if len(found) <= MOST_ANNOTATIONS else found[: MOST_ANNOTATIONS - 1]
         for finding in shown:
             title = _escaped(f"{finding.verdict}: {finding_name(finding)}")
@@ -328,7 +332,8 @@ def github_action_benchmark(comparison: Comparison) -> str:
     )
 
 
-_SKIPPED = (Verdict.INCONCLUSIVE, Verdict.INCOMPARABLE)
+_WARNING = (Verdict.INCOMPARABLE, Verdict.NOTHING)
+_NOT_JUDGED = (*_WARNING, Verdict.INCONCLUSIVE, Verdict.SHOWN)
 FACES: Mapping[str, Callable[[Comparison], str]] = MappingProxyType(
     {
         "markdown": comparison_markdown,

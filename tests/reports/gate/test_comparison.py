@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from reports.gate.comparison import Comparison, Finding, Rules, compare
-from reports.gate.effect import Effect, Verdict
+from reports.gate.effect import Effect, PairedSample, Verdict
 from reports.gate.metrics import read_margins
 from reports.gate.reduce import reduce_study, subject_key
 from reports.gate.text import finding_sentence
@@ -188,6 +188,19 @@ def test_the_worst_verdict_decides_the_exit_code() -> None:
         )
         found = Comparison(base="before", new="after", findings=findings, confidence=0.98)
         assert (found.exit_code, replace(found, strict=True).exit_code) == (code, strict), verdicts
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_comparison_that_judged_nothing_ends_with_3_and_says_why(strict) -> None:
+    spoiled = PairedSample(logs=(), means=(1.0, 1.0), spoiled=6)
+    busy = held(subject(), subject(), Rules(margins={}, paired={"one": spoiled}))
+    assert [one.verdict for one in busy.findings] == [Verdict.NOTHING, Verdict.INCONCLUSIVE]
+    assert replace(busy, strict=strict).exit_code == 3
+    assert "6 pairs" in busy.findings[0].reason
+    # One counter is enough.
+    counter = {"payload_bytes": (10,)}
+    judged = held(subject(exact=counter), subject(exact=counter), Rules(margins={}, paired={"one": spoiled}))
+    assert judged.exit_code == 0
 
 
 def test_the_verdict_says_how_many_more_runs_would_tell() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from reports.gate.comparison import Comparison, Rules, compare
+from reports.gate.effect import Verdict
 from reports.gate.text import (
     FACES,
     MOST_ANNOTATIONS,
@@ -58,6 +60,18 @@ def test_junit_counts_failures_and_names_them(slower) -> None:
     (failure,) = suite.iter("failure")
     assert failure.get("type") == "regressed"
     assert "100 ms to 110 ms" in str(failure.get("message"))
+
+
+def test_what_is_not_judged_is_skipped_and_warned_of_only_if_more_runs_would_help(slower) -> None:
+    [regressed, counter] = slower.findings
+    effect = replace(regressed.effect, value=0.01)
+    memory = replace(regressed, metric="peak_memory", verdict=Verdict.INCONCLUSIVE, effect=effect)
+    larger = replace(memory, effect=replace(effect, value=0.2))
+    shown = replace(regressed, metric="exposed", verdict=Verdict.SHOWN)
+    found = replace(slower, findings=(regressed, memory, shown, counter))
+    assert ElementTree.fromstring(FACES["junit"](found)).get("skipped") == "2"
+    assert "::warning" not in FACES["github"](found)
+    assert "::warning" in FACES["github"](replace(found, findings=(larger,)))
 
 
 def test_annotations_escape_what_would_end_them_and_are_at_most_ten_a_level() -> None:
