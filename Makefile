@@ -13,7 +13,7 @@ WORKERS ?= 4
 # PERF_BRIEF: benchmarks are to run, here; `make perf` measures.
 PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick compat planted knee soak resume lint types contracts perf perf-gate gpu \
+.PHONY: demo test quick compat planted knee gallery soak resume lint types contracts perf perf-gate gpu \
   reference docs format constraints clean
 
 demo: $(VENV)/.installed
@@ -33,6 +33,10 @@ planted: $(VENV)/.installed-dev
 # How often the size that a report names is the true one, on generated studies (docs/costs.md).
 knee: $(VENV)/.installed
 	$(BIN)/python tests/reports/knee_quality.py
+
+# Pictures of the report's sections for docs/report.md, of a generated study, by Chromium.
+gallery: $(VENV)/.installed-dev
+	PYTHONPATH=tests/laws $(BIN)/python tests/reports/gallery.py
 
 # Random faults at random moments, and a Markdown table of what they did. The same command continues a soak that
 # was stopped. ROUNDS on this machine and as many on the tests' Slurm; SEED draws the faults and their moments.
