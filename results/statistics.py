@@ -35,6 +35,11 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     interval: IntervalKind | None
     """The kind of `low` and `high`; None if there is one sample, and so neither."""
 
+    @property
+    def tells(self) -> bool:
+        """Whether the interval, if there is one, is narrower than the value: else the value says nothing."""
+        return self.low is None or self.high is None or self.high - self.low <= abs(self.value)
+
     def mapped(self, of: Callable[[float], float], unit: str | None = None) -> Metric:
         """Map the value and both ends by an increasing function."""
         low = None if self.low is None else of(self.low)

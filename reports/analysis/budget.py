@@ -72,6 +72,10 @@ class CellBudget:
         return change(other_ns, self.step_ns)
 
 
+NO_RIVAL = 0.01
+"""Share of the largest part below which another part is no rival of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """The time by which a step exceeds its ideal computation, by part.
@@ -112,11 +116,17 @@ class Lost:
     def rivals(self) -> tuple[BudgetPart, ...]:
         """The parts that the runs do not distinguish from the largest: each of them may be the largest.
 
-        `other` is left out: it is the difference between the step and its parts, and is judged by its size.
+        `other` is left out: it is the difference between the step and its parts, and is judged by its size. A
+        part that stays below `NO_RIVAL` of the largest in all runs is left out too: two runs fail any test.
         """
         largest = self.largest
+        least_ns = self.ends_ns(largest)[0]
         return tuple(
-            part for part in self.part_ns if part not in (largest, "other") and not self.leads(largest, part)
+            part
+            for part in self.part_ns
+            if part not in (largest, "other")
+            and self.ends_ns(part)[1] >= NO_RIVAL * least_ns
+            and not self.leads(largest, part)
         )
 
     def leads(self, part: BudgetPart, rival: BudgetPart) -> bool:

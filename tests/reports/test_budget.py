@@ -232,6 +232,12 @@ def loss_of(cell) -> Callable[..., Lost]:
     return made
 
 
+def test_a_thousandth_of_the_largest_part_is_no_rival_whatever_the_spread(loss_of) -> None:
+    # Of two runs Student's t with one degree of freedom asks for leads that are six errors apart.
+    assert loss_of(transfer=(30.0, 60.0), wait=(0.03, 0.04)).rivals == ()
+    assert loss_of(transfer=(30.0, 60.0), wait=(3.0, 50.0)).rivals == ("wait",)
+
+
 def test_a_part_that_leads_in_every_run_by_more_than_chance_has_no_rivals(loss_of) -> None:
     # Leads of 2, 2.5 and 3: mean 2.5, standard error 0.5 / sqrt(3) = 0.289, times t(2) = 2.920 is 0.84.
     loss = loss_of(transfer=(6.0, 6.0, 6.0), wait=(4.0, 3.5, 3.0))

@@ -299,3 +299,11 @@ def test_the_first_screen_says_what_failed_what_was_disturbed_and_what_the_runs_
         "resamples of the runs name 128 in 38 %; 3 runs a size",
     ):
         assert words in first
+
+
+def test_a_figure_that_is_narrower_than_its_interval_is_not_set_large(planted) -> None:
+    planted.points("single", {1: [10.0, 10.0]})
+    planted.points("ddp", {2: [3.0, 70.0], 4: [2.0, 60.0]}, foreign_cpu_cores=1.0)
+    planted.plan(repeats=2)
+    text = " ".join(page_of(planted).text.split())
+    assert "cannot be told 4 of 6 runs were disturbed: run again on a quiet machine" in text

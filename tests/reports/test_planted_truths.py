@@ -174,7 +174,7 @@ def test_a_slow_rank_is_named_and_its_wait_blamed(report) -> None:
     found = report(lambda gpus: Parts(slow_ranks={3: 1.3} if gpus > 4 else {}), sizes=SIZES[:4])
     # Each step waits 3 ms for it, of 13.3 ms: growing from 4 to 8 yields 2 (10.4 / 13.4) - 1 = 0.55.
     assert found.alarms == {"a slow rank", "a wait"}
-    assert "Slow ranks of ddp on 16 ranks (CPU): Rank 3 is persistently slow" in found.text
+    assert "Slow ranks of ddp on 16 ranks (CPU): Rank 3 on node-a is persistently slow" in found.text
     assert "1 other cell has slow ranks too" in found.text
     assert "most of it to waiting for the slowest rank" in found.text
 

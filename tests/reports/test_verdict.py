@@ -11,7 +11,7 @@ import pytest
 from harness.reporting.report import print_verdict
 from harness.terminal.console import Console
 from reports.analysis.verdict.scalability import LostPart
-from reports.analysis.verdict.sentences import scaling_sentences
+from reports.analysis.verdict.sentences import cause, scaling_sentences
 from reports.analysis.verdict.verdict import NOTHING, StudyVerdict, verdict
 from reports.text import listed
 from results.outcome import Evidence, Outcome
@@ -109,6 +109,14 @@ def test_a_cause_that_is_not_told_apart_from_another_is_named_with_it_and_their_
         ": exposed transfer (3.00 ms, 2.00 ms to 4.00 ms) and computation that is slower than the baseline's "
         "(2.90 ms, 2.50 ms to 3.30 ms)."
     )
+
+
+def test_an_efficiency_narrower_than_its_interval_blames_nothing(pair) -> None:
+    [weak] = verdict(pair(step_ms=(16.0, 16.0), slowest_ms=12.5).analysed()).workloads[0].scalings
+    one = weak.largest.configuration
+    wide = msgspec.structs.replace(one.efficiency, value=0.9, low=0.1, high=3.4)
+    told = cause(replace(weak.largest, configuration=replace(one, efficiency=wide)))
+    assert told == "the cause of the lost time is unknown: the runs are too far apart"
 
 
 def test_without_a_knee_what_is_lost_at_the_largest_size_is_blamed_from_ten_percent_on(pair) -> None:

@@ -97,6 +97,8 @@ def cause(one: Reach) -> str:
     """A clause on the cause of the lost time, or on why it is unknown."""
     if one.dominant is None:
         return f"the cause of the lost time is unknown: {one.dominant_absent}"
+    if one.configuration.efficiency is not None and not one.configuration.efficiency.tells:
+        return "the cause of the lost time is unknown: the runs are too far apart"
     return _loss(one.dominant, compresses=one.configuration.compresses)
 
 

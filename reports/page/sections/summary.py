@@ -261,7 +261,7 @@ def tiles(study: StudyFigures, all_shown: Sequence[Shown]) -> tuple[Tile, ...]:
     """Make the tiles, in reading order."""
     return (
         _size_tile(all_shown),
-        _efficiency_tile(all_shown),
+        _efficiency_tile(study, all_shown),
         _epoch_tile(study, all_shown),
         _trust_tile(study),
     )
@@ -327,7 +327,15 @@ def _because(reasons: Iterable[str]) -> str:
     return f" ({'; '.join(told)})"
 
 
-def _efficiency_tile(all_shown: Sequence[Shown]) -> Tile:
+def _too_far_apart(study: StudyFigures) -> str:
+    """Say why a figure tells nothing, and what to do."""
+    disturbed = sum(run.disturbed for run in study.runs)
+    if not disturbed:
+        return "the runs are too far apart: run more"
+    return f"{disturbed:,} of {count(len(study.runs), 'run')} were disturbed: run again on a quiet machine"
+
+
+def _efficiency_tile(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
     lines: list[str] = []
     figure = ""
     for one in all_shown[:4]:
@@ -338,8 +346,10 @@ def _efficiency_tile(all_shown: Sequence[Shown]) -> Tile:
             said = metric(value)
             told = f"{where}: {said.value} ({said.note})"
             if not figure:
-                figure = said.value
+                figure = said.value if value.tells else "cannot be told"
                 told = f"{said.note}; {where}, against {against}"
+                if not value.tells:
+                    lines.append(_too_far_apart(study))
         lines.append(told)
     return Tile(
         title="Efficiency",
