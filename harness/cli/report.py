@@ -21,7 +21,9 @@ _OPTIONS = (
     click.option(
         "--prices", metavar="FILE.csv", help="prices by device: gpu, usd_per_gpu_hour, date, source"
     ),
-    click.option("--epoch-samples", type=int, metavar="N", help="samples of one epoch"),
+    click.option(
+        "--epoch-samples", metavar="N", help="samples of one epoch; of several workloads WORKLOAD=N,..."
+    ),
     click.option("--within", metavar="TIME", help="the cheapest cell that finishes an epoch in it, like 4h"),
     click.option(
         "--goal",

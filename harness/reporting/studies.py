@@ -43,7 +43,7 @@ class CostFlags:
 
     price: float | None = None
     prices: str | None = None
-    epoch_samples: int | None = None
+    epoch_samples: str | None = None
     within: str | None = None
     goal: str | None = None
     smallest_effect: str | None = None
@@ -54,8 +54,6 @@ GOALS = "knee, throughput, cost, time:24h or efficiency:80%"
 
 def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions:
     """Read the assumptions from flags and the study's jobs. Raises UsageError that names flag and rule."""
-    if flags.epoch_samples is not None and flags.epoch_samples < 1:
-        raise UsageError(f"--epoch-samples is at least 1, not {flags.epoch_samples}")
     told = flags.smallest_effect
     smallest = SMALLEST_EFFECT if told is None else _share(told, "--smallest-effect", "2% or 0.02")
     site = None
@@ -70,7 +68,7 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
         else Price(usd_per_gpu_hour=checked_usd(flags.price, "--price"), source="given by --price"),
         prices=read_prices(Path(flags.prices)) if flags.prices is not None else {},
         site=site,
-        epoch_samples=flags.epoch_samples,
+        workload_samples=_epochs(study, flags.epoch_samples, console) if flags.epoch_samples else {},
         dataset_samples={
             facts.name: facts.samples for facts in DATASETS.all_facts if facts.samples is not None
         },
@@ -78,6 +76,24 @@ def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions
         goal=replace(KNEE if flags.goal is None else read_goal(flags.goal), smallest=smallest),
         smallest_effect=smallest,
     )
+
+
+def _epochs(study: Study, text: str, console: Console) -> dict[str, int]:
+    """Read `--epoch-samples`: samples by workload. One number is that of a study's only workload."""
+    workloads = sorted({cell.workload for plan in study.told_plans() for cell in plan.cells})
+    found = {}
+    for item in text.split(","):
+        workload, equals, number = item.rpartition("=")
+        if not number.strip().isdecimal() or int(number) < 1:
+            raise UsageError(f"--epoch-samples takes N or WORKLOAD=N,... with N of at least 1, not {item!r}")
+        found[workload] = int(number)
+        if equals and workload not in workloads:
+            raise UsageError(f"--epoch-samples {item}: {study.root} has {', '.join(workloads)}")
+    if "" in found and len(workloads) > 1:
+        each = ",".join(f"{workload}=N" for workload in workloads)
+        console.warn(f"--epoch-samples {text} is of no single workload: give --epoch-samples {each}")
+        return {}
+    return {workload or workloads[0]: number for workload, number in found.items() if workloads}
 
 
 def _seconds(text: str, flag: str) -> float:

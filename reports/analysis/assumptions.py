@@ -72,6 +72,8 @@ class Assumptions:
     """The price in the site profile, for runs in a scheduler's allocation."""
     epoch_samples: int | None = None
     """Samples of one epoch, of any data set."""
+    workload_samples: Mapping[str, int] = field(default_factory=dict)
+    """Samples of one epoch, by workload."""
     dataset_samples: Mapping[str, int] = field(default_factory=dict)
     """Samples of data sets whose size is known, by name."""
     within_s: float | None = None
@@ -83,7 +85,8 @@ class Assumptions:
 
     def epoch_of(self, cell: Cell) -> int | None:
         """Samples of one epoch of a cell's data; None if not known."""
-        return self.epoch_samples or self.dataset_samples.get(cell.dataset.partition(":")[0])
+        given = self.workload_samples.get(cell.workload) or self.epoch_samples
+        return given or self.dataset_samples.get(cell.dataset.partition(":")[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

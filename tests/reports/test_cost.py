@@ -16,6 +16,8 @@ from launching import a_job
 
 import reports
 from harness.cli import run
+from harness.reporting.studies import CostFlags, read_figures
+from harness.terminal.console import Console
 from reports.analysis.assumptions import Assumptions, Quote, quote, site_price, study_day
 from reports.analysis.cost import (
     EMULATED,
@@ -472,7 +474,8 @@ def test_the_command_knows_the_price_of_the_site_and_the_size_of_digits(planted,
     [
         (["--price", "-1"], "not -1"),
         (["--price", "0"], "not 0"),
-        (["--epoch-samples", "0"], "--epoch-samples is at least 1, not 0"),
+        (["--epoch-samples", "0"], "--epoch-samples takes N or WORKLOAD=N,... with N of at least 1, not '0'"),
+        (["--epoch-samples", "resnet5=7"], "has gpt-nano"),
         (["--within", "soon"], "--within takes a time like 90s, 1h30m, 2d or 1:30:00, not 'soon'"),
         (["--within", "4"], "--within 4 has no unit: write 4h for hours or 4m for minutes"),
         (["--within", "0h"], "--within must be > 0, not '0h'"),
@@ -503,3 +506,17 @@ def page(study: StudyFigures) -> str:
 
 def plain(text: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", "", text)).split())
+
+
+def test_an_epoch_is_of_one_workload(planted, capsys) -> None:
+    for workload in ("gpt-nano", "mlp"):
+        planted.points("single", {1: 10.0}, workload=workload)
+    planted.plan(repeats=1)
+    epochs = {}
+    for flag in ("1000", "mlp=1000", "gpt-nano=50,mlp=1000"):
+        [study] = read_figures([str(planted.study.root)], CostFlags(epoch_samples=flag), Console())
+        epochs[flag] = {cost.cell.workload: cost.epoch_samples for cost in cell_costs(study)}
+    assert "give --epoch-samples gpt-nano=N,mlp=N" in capsys.readouterr().err
+    assert epochs["1000"] == {"gpt-nano": None, "mlp": None}
+    assert epochs["mlp=1000"] == {"gpt-nano": None, "mlp": 1000}
+    assert epochs["gpt-nano=50,mlp=1000"] == {"gpt-nano": 50, "mlp": 1000}
