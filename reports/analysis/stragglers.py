@@ -64,17 +64,22 @@ class Stragglers:
         """One or two sentences on the slow ranks, by how much and at what cost, or that no rank is slow."""
         if not self.persistent:
             return f"No rank of {self.ranks:,} is persistently slow{self._random}."
-        who, several = self._slow
-        excess = sum(self.excess[rank] for rank in self.persistent) / len(self.persistent)
         share = sum(self.slowest_share[rank] for rank in self.persistent)
-        mean = "on the mean " if len(self.persistent) > 1 else ""
-        where = f"each of {count(self.runs, 'run')}" if self.runs > 1 else "the one run"
         return (
-            f"{who} {'are' if several else 'is'} persistently slow: {mean}{percent(excess)} above the median "
-            f"rank in {where}, and the slowest of all in {percent(share)} of the steps "
+            f"{self.clause}, and the slowest of all in {percent(share)} of the steps "
             f"({percent(len(self.persistent) / self.ranks)} by chance). "
             f"The mean rank loses {duration(self.persistent_wait_ns)} a step to that."
         )
+
+    @property
+    def clause(self) -> str:
+        """The slow ranks, and by how much they are slow."""
+        who, several = self._slow
+        excess = sum(self.excess[rank] for rank in self.persistent) / len(self.persistent)
+        mean = "on the mean " if len(self.persistent) > 1 else ""
+        where = f"each of {count(self.runs, 'run')}" if self.runs > 1 else "the one run"
+        verb = "are" if several else "is"
+        return f"{who} {verb} persistently slow: {mean}{percent(excess)} above the median rank in {where}"
 
     @property
     def _slow(self) -> tuple[str, bool]:

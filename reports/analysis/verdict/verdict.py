@@ -16,7 +16,7 @@ from reports.analysis.exchange import exchange_parts
 from reports.analysis.figures import CellFigures
 from reports.analysis.next_run import NextRun, next_run
 from reports.analysis.size_to_buy import ALL_EMULATED, CPU, SizeToBuy, sizes_to_buy
-from reports.analysis.stragglers import stragglers
+from reports.analysis.stragglers import Stragglers, stragglers
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.made_from import MadeFrom, Missing, made_from, missing
 from reports.analysis.verdict.scalability import Scalability, scalability
@@ -107,12 +107,18 @@ def _workload(study: StudyFigures, workload: str, sizes: Sequence[SizeToBuy]) ->
     return replace(facts, sentences=tuple(_sentences(facts)))
 
 
-def _slow_ranks(cells: Sequence[CellFigures]) -> str | None:
+def slow_cells(cells: Iterable[CellFigures]) -> list[tuple[CellFigures, Stragglers]]:
+    """The measured cells with persistently slow ranks, the largest first."""
     measured = [one for one in cells if one.evidence is Evidence.MEASURED]
     found = [(one, ranks) for one in measured if (ranks := stragglers(one)) and ranks.persistent]
+    return sorted(found, key=lambda pair: -pair[0].cell.gpus)
+
+
+def _slow_ranks(cells: Sequence[CellFigures]) -> str | None:
+    found = slow_cells(cells)
     if not found:
         return None
-    cell, ranks = max(found, key=lambda pair: pair[0].cell.gpus)
+    cell, ranks = found[0]
     others = len(found) - 1
     more = (
         f" {count(others, 'other cell')} {'has' if others == 1 else 'have'} slow ranks too." if others else ""

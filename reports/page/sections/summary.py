@@ -28,7 +28,7 @@ from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.scalability import LITTLE, Configuration, Scalability, reach_of, scalability
 from reports.analysis.verdict.sentences import cause
-from reports.analysis.verdict.verdict import verdict
+from reports.analysis.verdict.verdict import slow_cells, verdict
 from reports.page.looks import looks
 from reports.page.section import (
     Beside,
@@ -114,9 +114,8 @@ def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
         because = f": {'; '.join(bought.doubts)}" if bought.doubts else ""
         made = f"{capital(bought.confidence)} confidence in the size{because}. {made}"
     yield "How sure", made
-    slow = next(one.slow_ranks for one in verdict(study).workloads if one.workload == bought.workload)
-    if slow is not None:
-        yield "Slow", slow
+    for _, ranks in slow_cells(study.cells.values())[:1]:
+        yield "Slow", f"{ranks.clause}."
 
 
 _DEFINITIONS = (
@@ -451,7 +450,7 @@ def _trust_tile(study: StudyFigures) -> Tile:
         if cells == len(study.pools)
         else f"{cells:,} of {count(len(study.pools), 'cell')} have a figure",
         lines=(
-            f"proven: {proven:,} of {cells:,}; their training was checked",
+            f"proven, their training was checked: {proven:,} of {cells:,}",
             f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
             f"failed: {failures_text(failed) or 'none'}{lost}; not run: {not_run:,}",
             *([f"why: {study.logs_call(failed[0].cell.id)}"] if failed else []),

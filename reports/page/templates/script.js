@@ -56,7 +56,7 @@
       head.replaceChildren(made("button", { type: "button", className: "sort" }, title));
       head.setAttribute("aria-label", title);
       if (link) {
-        Object.assign(link, { textContent: "?", className: "what", ariaLabel: `What ${title} is` });
+        Object.assign(link, { textContent: "", className: "what", ariaLabel: `What ${title} is` });
         head.append(link);
       }
       head.addEventListener("click", (event) => event.target !== link && sort(head, place));
