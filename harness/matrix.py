@@ -268,8 +268,8 @@ class Matrix:
         added = [one for plan in plans for one in plan.request.include if one not in asked]
         if workloads := dict.fromkeys(str(one.workload) for one in added):
             self._console.note(
-                f"{BASELINE_STRATEGY} on 1 is planned for {', '.join(workloads)} as the baseline of "
-                f"strategies that need more workers; --no-baseline leaves it out"
+                f"the plan also measures {BASELINE_STRATEGY} on 1 worker for {', '.join(workloads)}, as the "
+                f"baseline of strategies that need more workers; --no-baseline leaves it out"
             )
 
     def _require_one_kind(self, study: Study) -> None:

@@ -95,14 +95,15 @@ class Extension:
         raise ExtensionError(f"{self}: its {attribute} is {place!r}, and {found}: repair the package")
 
     def wrong(self, found: object, needed: str) -> ExtensionError:
-        """The error for a `found` that is not what the group needs."""
+        """Return the error for an entry point that loaded `found`, although its entry-point group requires
+        `needed`."""
         return ExtensionError(
             f"{self}: {self.point.value} is {found!r}, and must be {needed}: repair the package"
         )
 
     @property
     def code(self) -> str:
-        """The version of its code, as `PACKAGE VERSION HASH` with the `package_hash`."""
+        """The version of the extension's code, as `PACKAGE VERSION HASH` with the `package_hash`."""
         return f"{self.package} {self.version} {package_hash(self)}"
 
 

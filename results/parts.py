@@ -65,12 +65,15 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A block, or what is before or after the blocks. Bytes are of fp32 and of one sample."""
+    """One block, or the layers before or after the blocks.
+
+    All byte counts assume fp32; bytes of activations are for one sample.
+    """
 
     weights: tuple[Weight, ...]
     """Weights in the order of registration; a shared one is at its first registration."""
     saved: Saved
-    """Storages that autograd keeps from its forward pass, each counted once, with the part's input."""
+    """Storages that autograd keeps from the part's forward pass, each counted once, with the part's input."""
     products: Saved = Saved()
     """Results of matrix products and attention, which selective checkpointing keeps with the input."""
     saved_once: int = 0

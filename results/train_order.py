@@ -106,7 +106,7 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             given = "neither was given" if self.epochs is None else "both were given"
-            raise UsageError(f"how long to train is --epochs N or --steps N, one of them: {given}")
+            raise UsageError(f"give exactly one of --epochs N and --steps N: {given}")
         _require_positive(self)
         if self.target is not None:
             read_target(self.target)

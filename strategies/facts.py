@@ -202,5 +202,5 @@ class StrategyFacts(CatalogFacts):
 def quotient(what: str, ranks: int, parts: int) -> int:
     """Return `ranks` / `parts`. Raises SpecError if `parts` does not divide `ranks`."""
     if ranks % parts:
-        raise SpecError(f"{what} needs a number of ranks that {parts} divides, not {ranks}")
+        raise SpecError(f"{what} needs a multiple of {parts} ranks, not {ranks}")
     return ranks // parts

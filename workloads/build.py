@@ -35,10 +35,11 @@ def build_workload(text: str, *, source_folder: Path | None = None, by_unit: boo
     """Build the workload that `text` names, with its module on the CPU or on the device of a `torch.device`
     context.
 
-    The initial parameters follow only from `torch.manual_seed`. `by_unit`: a model that can be built unit by
-    unit is on the meta device, and `initial` gives the same values. A `py:` workload is imported
-    from `source_folder` (default: the working folder). Raises SpecError for a text that names nothing, and
-    UsageError for a user's function that cannot be imported or returns something else.
+    The initial parameters follow only from `torch.manual_seed`. With `by_unit`, a model that can be built
+    unit by unit stays on the meta device; `Workload.initial` later fills each tensor with the values that a
+    normal build from the same seed would have. A `py:` workload is imported from `source_folder` (default:
+    the working folder). Raises SpecError for a text that names nothing, and UsageError for a user's function
+    that cannot be imported or returns something else.
     """
     spec = WORKLOADS.parse(text)
     known = facts(spec)

@@ -134,7 +134,7 @@ def require_readable(data: object, name: str = "data=") -> None:
     if isinstance(data, DataLoader):
         raise UsageError(
             f"{name} is a DataLoader, which does not know which replica it is for: give its Dataset, or a "
-            f"function of a workloads.DataShare that opens a DataLoader"
+            f"function that takes a workloads.DataShare and returns a DataLoader for that replica"
         )
     if isinstance(data, Iterator):
         raise UsageError(

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _OPTIONS = (
     click.option("--price", type=float, metavar="USD", help="what one device (on CPU: rank) costs an hour"),
     click.option(
-        "--prices", metavar="FILE.csv", help="prices by device: gpu, usd_per_gpu_hour, date, source"
+        "--prices",
+        metavar="FILE.csv",
+        help="prices by device, with columns gpu, usd_per_gpu_hour, price_date, price_source",
     ),
     click.option(
         "--epoch-samples", metavar="N", help="samples of one epoch; of several workloads WORKLOAD=N,..."

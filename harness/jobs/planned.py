@@ -1,4 +1,4 @@
-"""The jobs that run the launches that are left, what these will take, and the baseline of every job.
+"""Group the launches that are left into jobs, estimate the time of each job, and choose the baseline.
 
 The baseline is the cell that every allocation times on one device, so that allocations can be compared.
 """

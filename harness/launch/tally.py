@@ -1,4 +1,4 @@
-"""The state of a study: what its runs so far mean for the next ones."""
+"""Count a study's runs: which of them count toward a cell, which failed, and which must still be done."""
 
 from __future__ import annotations
 

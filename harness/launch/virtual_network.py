@@ -43,9 +43,10 @@ class VirtualNode:
 
 
 class VirtualSwitch:
-    """A switch without a way out, to which this process moves, and to which virtual nodes are connected.
+    """A bridge without an uplink, in a network namespace of its own, to which virtual nodes are connected.
 
-    Nothing of it has a name outside this process and its children, and it ends with the last of them.
+    The constructor moves this process into the namespace. The namespace has no name outside this process and
+    its children, and ends with the last of them.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class VirtualSwitch:
         _batch("ip", ["link set lo up", "link add switch type bridge mcast_snooping 0", "link set switch up"])
 
     def connect(self, count: int, mbit_per_s: float) -> tuple[VirtualNode, ...]:
-        """New nodes, each sending and receiving at `mbit_per_s` at most, both at once.
+        """Connect new nodes, each sending and receiving at `mbit_per_s` at most, both at once.
 
         The rate is in 10^6 bits of whole frames a second. Called once. Raises MachineError, with what is
         missing.

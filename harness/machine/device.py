@@ -245,7 +245,8 @@ class GpuFaults:
         self._ecc = _ecc_errors(handle)
 
     def take(self) -> list[str]:
-        """A sentence of each kind since the last call."""
+        """Return one sentence for each Xid number, and one for new uncorrected ECC errors, that the GPU has
+        reported since the last call."""
         numbers: dict[int, None] = {}
         # Until no event is left, or the GPU is lost.
         with suppress(pynvml.NVMLError):

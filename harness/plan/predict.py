@@ -73,7 +73,8 @@ def _placed(cell: Cell, gpus_per_node: int | None) -> Cell:
 
 
 def unpredicted(cells: Iterable[Cell]) -> dict[str, str]:
-    """The reason for each workload without known parts, whose memory is not predicted, by its text."""
+    """Map the text of each workload whose parts are unknown, so that its memory cannot be predicted, to the
+    reason."""
     workloads = dict.fromkeys(cell.workload for cell in cells)
     known = {workload: facts(WORKLOADS.parse(workload)).parts for workload in workloads}
     return {workload: parts.reason for workload, parts in known.items() if isinstance(parts, Unknown)}

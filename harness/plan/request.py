@@ -39,7 +39,7 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 """Values of the axes that the options leave out; workloads depend on the device."""
 _AXES = ("workload", "gpus", *_DEFAULTS)
 _NEEDED = ("workload", "strategy", "gpus", "batch_size")
-_AS_THEY_ARE = (
+_COPIED_OPTIONS = (
     "repeats",
     "precision",
     "accumulation",
@@ -50,7 +50,7 @@ _AS_THEY_ARE = (
     "gpus_per_node",
     "node_size",
 )
-"""Options that a request has under the same name and with the same default."""
+"""Options that are copied to the request: it has them under the same name, with the same default."""
 _CATALOGS = {
     "workload": WORKLOADS,
     "strategy": STRATEGIES,
@@ -95,7 +95,7 @@ def _request(options: StudyFile, machine_has_cuda: bool, source_folder: Path) ->
     _require_fit(dataset, named)
     reads_files = DATASETS.facts(dataset).file is not None
     reads_files |= any(facts(WORKLOADS.parse(text)).own_code for text in named)
-    others = {name: value for name in _AS_THEY_ARE if (value := getattr(options, name)) is not None}
+    others = {name: value for name in _COPIED_OPTIONS if (value := getattr(options, name)) is not None}
     request = Request(
         workloads=axes["workload"],
         gpus=axes["gpus"],
@@ -131,8 +131,8 @@ def _check_nodes(request: Request) -> None:
         return
     if request.has_links:
         raise UsageError(
-            f"--gpus-per-node {per_node} is about real hosts, and a --link is between virtual nodes of one: "
-            f"leave it out, and give their ranks with --node-size"
+            f"--gpus-per-node {per_node} describes real hosts, but --link connects virtual nodes of one "
+            f"host: leave out --gpus-per-node, and set the ranks of a virtual node with --node-size"
         )
     if size is not None and per_node % size:
         raise UsageError(

@@ -48,7 +48,10 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
 
 
 def write_joint_report(studies: Sequence[StudyFigures], console: Console, *, path: Path) -> None:
-    """Write one page of several studies at `path`, and their tables next to it, and print what they share."""
+    """Write one page for several studies at `path`, and their tables next to it.
+
+    Prints the headline of each study, and the findings of their comparison.
+    """
     written = _write(studies, path, f"{path.stem}.")
     for study in studies:
         console.result(f"{study.name}:")

@@ -45,7 +45,8 @@ class PooledLinkPeak:
 
     @property
     def steady(self) -> bool:
-        """Whether the launches' peaks agree well enough to divide by their median."""
+        """Whether the peaks of the launches agree well enough that a measured bandwidth may be stated as a
+        share of their median."""
         return self.highest_bytes_per_s <= UNSTEADY_ABOVE * self.lowest_bytes_per_s
 
 

@@ -203,19 +203,21 @@ class ExchangeRow:
 
     @property
     def loss_guard(self) -> LossGuard | None:
-        """The losses of it and of the dense exchange; None where the two cannot be compared."""
+        """The losses of this exchange and of the dense one; None if the two cannot be compared."""
         return None if self._comparable is None else loss_guard(self.figures, self._comparable)
 
     @property
     def break_even(self) -> BreakEven | None:
-        """The bandwidth below which it would be faster; None where the two cannot be compared."""
+        """The bandwidth below which this exchange would be faster than the dense one; None if the two cannot
+        be compared."""
         if self._comparable is None:
             return None
         return judged(break_even(self.figures, self._comparable), self.verdict)
 
     @property
     def _comparable(self) -> CellFigures | None:
-        """The dense exchange, of runs under the same conditions."""
+        """The figures of the dense exchange, if its runs had the same conditions and can be compared with
+        this row; else None."""
         return None if self.speed_up is None else self.dense
 
 

@@ -195,7 +195,7 @@ def pair_log(
 def paired_sample(
     pairs: Sequence[tuple[Pair, PairedCell]], spoiled_above: float = SPOILED_ABOVE, *, of: int
 ) -> PairedSample | None:
-    """The sample of the pairs of one cell, given in order; None without any block.
+    """Build the sample of one cell from its pairs, oldest first. Return None if no pair has a timed block.
 
     `of` is the number of pairs that were run, including those in which a side never reached the cell.
     """

@@ -90,8 +90,9 @@ _SHARED = (
     Definition(
         "method-buckets",
         "Buckets, and early ones",
-        "Vectors of gradients that one rank begins to exchange in a step; early ones begin before the last "
-        "gradient of the same backward pass is ready.",
+        "Vectors of gradients that a rank begins to exchange in a step, in the cell's newest run: of the "
+        "rank with the most. Early ones begin before the last gradient of the same backward pass is ready: "
+        "of the rank with the fewest.",
     ),
     Definition(
         "method-cost",

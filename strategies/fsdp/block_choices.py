@@ -28,7 +28,7 @@ class BlockChoice:
 
     @property
     def text(self) -> str:
-        """The beginning of a run; equal choices have equal text."""
+        """How the text of consecutive blocks with this choice begins; equal choices have equal text."""
         first = "reshard" if self.reshard else "keep"
         return first + ".checkpoint" * self.checkpoint + ".offload" * self.offload
 
@@ -39,7 +39,7 @@ def read_choices(text: str) -> list[BlockChoice]:
     for run in text.split("+"):
         found = _RUN.fullmatch(run)
         if found is None:
-            raise SpecError(f"{run!r} is not a run of blocks: manual takes {_GRAMMAR}")
+            raise SpecError(f"{run!r} does not describe consecutive blocks: manual takes {_GRAMMAR}")
         first, flags, count = found.groups()
         choice = BlockChoice(
             reshard=first == "reshard", checkpoint=".checkpoint" in flags, offload=".offload" in flags

@@ -1,4 +1,8 @@
-"""Read the state of a rank from a checkpoint: the same boxes, or other boxes of the same tensors."""
+"""Read a rank's state from a checkpoint.
+
+The rank may own the same rectangular parts of the tensors (`Box`) as when the state was saved, or other
+parts.
+"""
 
 from __future__ import annotations
 

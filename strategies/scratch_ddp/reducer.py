@@ -124,8 +124,8 @@ class GradientReducer:
             return
         if index not in self._missing:
             raise UsageError(
-                f"the gradient of {self._names[index]} came twice in one exchange, which knows one backward "
-                f"pass; checkpoint with use_reentrant=False"
+                f"the gradient of {self._names[index]} came twice in one exchange, which allows one backward "
+                f"pass; if you use activation checkpointing, pass use_reentrant=False"
             )
         if self._observed is not None:
             self._observed.append(index)

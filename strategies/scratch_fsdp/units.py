@@ -232,8 +232,8 @@ class UnitSchedule:
         unit = self._units[place]
         if self._averages and unit.averaged:
             raise UsageError(
-                "a gradient came after its unit had been averaged: a micro-batch has one backward "
-                "pass; checkpoint with use_reentrant=False"
+                "a gradient came after its unit had been averaged: scratch-fsdp allows one backward pass for "
+                "each micro-batch; if you use activation checkpointing, pass use_reentrant=False"
             )
         unit.awaited -= 1
         # The unit around the blocks is averaged at the end, as a gradient of the first block may still come.

@@ -8,9 +8,10 @@ first; parallel layers with the same input (query, key and value) share that sum
 sums of (samples, tokens, width) in each pass of a Transformer's block, for any number of ranks.
 
 Every rank has all parameters that are not split: embeddings, norms, the head, and the biases that are added
-after a sum, each with its gradient and optimizer state. All ranks compute the same values for them, so that
-they need no exchange: bit for bit, if kernels compute the same from the same inputs. Kernels that add in no
-fixed order (such as an embedding's gradient on CUDA) do not. More ranks do not reduce this memory.
+after a sum, each with its gradient and optimizer state. All ranks compute these values identically, without
+an exchange, as long as kernels compute the same bits from the same inputs. Kernels that add in no fixed order
+(such as the one for an embedding's gradient on CUDA) break this. The memory of parameters that are not split
+does not shrink with more ranks.
 """
 
 from __future__ import annotations
@@ -305,7 +306,8 @@ def _require_layer(module: nn.Module, split: LinearSplit, ranks: int) -> None:
     users = [name for name, value in module.named_parameters(remove_duplicate=False) if value is layer.weight]
     if len(users) > 1:
         raise UsageError(
-            f"tensor parallelism splits a weight of one layer, and {', '.join(users)} share one: {_OTHERWISE}"
+            f"tensor parallelism cannot split {split.name}.weight, because {', '.join(users)} share it: "
+            f"{_OTHERWISE}"
         )
 
 

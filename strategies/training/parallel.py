@@ -181,9 +181,12 @@ class ParallelModel:
         return self.local_optimizer(optimizer).state
 
     def named_state(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, OptimizerState]]:
-        """Yield the complete state of an optimizer of `build_optimizer` by the names of the bare model's
-        parameters; not copied if it is not gathered. Parameters without state are left out. Collective if the
-        strategy splits parameters or state."""
+        """Yield for each parameter its name in the bare model and its complete state in an optimizer of
+        `build_optimizer`.
+
+        Tensors that had to be gathered are new; all others alias those of the optimizer. Parameters without
+        state are left out. Collective if the strategy splits parameters or state.
+        """
         for name, parameter in self.bare.named_parameters():
             state = optimizer.state.get(parameter)
             if state:

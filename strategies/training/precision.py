@@ -96,7 +96,8 @@ class AgreedScaler(torch.amp.GradScaler):
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """Unscale this rank's gradients. Returns 1 for a device if a gradient of any rank overflowed."""
+        """Unscale this rank's gradients. Returns, by device, a tensor that is above 0 if a gradient of any
+        rank overflowed."""
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             if parameter.grad is not None:

@@ -375,7 +375,7 @@ def test_a_job_whose_submission_was_not_heard_of_is_found_by_its_name(tmp_path: 
 
 def test_another_clusters_jobs_are_not_taken_for_ours(tmp_path: Path) -> None:
     study = submitted(tmp_path, a_job())
-    with pytest.raises(SlurmError, match="job 17 is 'theirs' here, and was 'name-0001-1x1'"):
+    with pytest.raises(SlurmError, match="job 17 'theirs', but bench submitted it as 'name-0001-1x1'"):
         statuses(study, Queue(view_of("COMPLETED", name="theirs")))
     assert JobStore(tmp_path).ended("0001-1x1") is None
     # Nobody can be asked: they are closed by hand.

@@ -82,7 +82,7 @@ def test_the_step_policy_takes_what_is_given() -> None:
     assert request.steps == StepPolicy(budget_s=60.0, target=0.1, block_steps=3, quads=0)
 
 
-REAL_HOSTS = "--gpus-per-node 4 is about real hosts, and a --link is between virtual nodes of one"
+REAL_HOSTS = "--gpus-per-node 4 describes real hosts, but --link connects virtual nodes of one host"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_one_text_means_the_same_and_is_its_own(runs) -> None:
      "keep*99999", "offload"],
 )  # fmt: skip
 def test_an_invalid_run_of_blocks_is_refused_with_the_grammar(text) -> None:
-    with pytest.raises(SpecError, match=r"is not a run of blocks: manual takes reshard or keep, then \.ch"):
+    with pytest.raises(SpecError, match=r"does not describe consecutive blocks: manual takes reshard"):
         canonical(text)
 
 

@@ -75,10 +75,10 @@ def cell_of(text: str, **others: object) -> Cell:
         ("strategy=manual:reshard*4", "use fsdp,"),
         ("strategy=manual:keep", "use fsdp:reshard=false,"),
         ("strategy=manual:keep+keep*3:tp=2:prefetch=1 gpus=4", "use fsdp:prefetch=1:reshard=false:tp=2,"),
-        ("strategy=hsdp gpus=5 node_size=2", "a number of ranks that 2 divides, not 5"),
+        ("strategy=hsdp gpus=5 node_size=2", "a multiple of 2 ranks, not 5"),
         ("strategy=fsdp:tp=2", "use tp,"),
-        ("strategy=fsdp:tp=2 gpus=3", "a number of ranks that 2 divides, not 3"),
-        ("strategy=pipeline:gpipe:dp=3 gpus=8", "a number of ranks that 3 divides, not 8"),
+        ("strategy=fsdp:tp=2 gpus=3", "a multiple of 2 ranks, not 3"),
+        ("strategy=pipeline:gpipe:dp=3 gpus=8", "a multiple of 3 ranks, not 8"),
         *(
             (f"strategy={name} gpus=1", f"{name.partition(':')[0]} needs at least 2 ranks; on 1 use single")
             for name in (

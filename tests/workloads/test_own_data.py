@@ -93,7 +93,7 @@ GIVEN: list[DataShare] = []
         (Squares(broken=7), "own", "data= failed at batch "),
         (Squares(broken=7), "own:workers=1", "OSError: sample 7 is torn"),
         (lambda share: 1 / 0, "own", "data= failed at batch 0 of replica 0: ZeroDivisionError: division by"),
-        (DataLoader(Squares()), "own", "give its Dataset, or a function of a workloads.DataShare"),
+        (DataLoader(Squares()), "own", "give its Dataset, or a function that takes a workloads.DataShare"),
         (iter([torch.zeros(2)]), "own", "data= is an iterator, which can be read once"),
         (Row(10), "own:workers=1", "workers= is for a Dataset with __getitem__ and __len__"),
         ([0, 1, 2], "own", "data= has 3 samples: 1 for each of 2 replicas is less than a batch of 2"),

@@ -226,7 +226,7 @@ class Short(CountedRow):
         (Row(0), "gave nothing to replica 0 of 2 in epoch 0"),
         (Short(9), "has a length of 9 samples, and epoch 0 ended after 8"),
         (list(range(3)), "has 3 samples to train on, fewer than one batch of 2 for each of 2 replicas"),
-        (DataLoader(CountedRow(4)), "give its Dataset, or a function of a workloads.DataShare"),
+        (DataLoader(CountedRow(4)), "give its Dataset, or a function that takes a workloads.DataShare"),
         (iter([0]), "data= is an iterator, which can be read once"),
         (lambda share: [torch.zeros(3)], "a batch of 3 samples, and 2 were asked for"),
         (lambda share: [torch.zeros(1)], "drop_last=True"),

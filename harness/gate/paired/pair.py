@@ -166,7 +166,7 @@ class Session:
         self._stack.close()
 
     def run(self, order: tuple[Side, Side]) -> tuple[list[PairedCell], int, bool]:
-        """The cells of the next pair, the repeat of their runs, and whether they were forked."""
+        """Run the next pair. Returns its cells, the repeat of their runs, and whether all were forked."""
         self._repeat += 1
         cells: list[PairedCell] = []
         forked: list[bool] = []
@@ -197,7 +197,7 @@ class Session:
                     blocks=blocks,
                 )
             )
-        # Runs that the other side has no counterpart of.
+        # Runs without a counterpart on the other side.
         while begun := self._begun(order):
             self._end(tuple(begun))
         for side in order:
@@ -207,8 +207,8 @@ class Session:
         return cells, self._repeat, bool(forked) and all(forked)
 
     def _begun(self, order: tuple[Side, Side]) -> dict[Side, Told]:
-        """Wait for the next run of each side. Returns the reports of ranks whose run of this pair has
-        begun."""
+        """Wait until each side starts its next run or ends. Returns, by side, the report of rank 0 if that
+        run belongs to the current repeat."""
         for side in order:
             if side not in self._next:
                 self._next[side] = self._seats[side].next_run(self._launches[side].poll)

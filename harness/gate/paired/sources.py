@@ -63,7 +63,8 @@ class Source:
     """Options of its `bench matrix`."""
 
     def environment(self) -> dict[str, str]:
-        """Variables with which its own `bench` is found, where its tree is one; else the installed one."""
+        """Variables with which Python finds the `bench` of this side's tree if the tree has one, else the
+        installed one."""
         own = [str(self.tree)] if (self.tree / "harness" / "worker").is_dir() else []
         path = os.pathsep.join([*own, *self.import_path])
         return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
@@ -327,8 +328,10 @@ def is_accepted_file(revision: str) -> bool:
 
 
 def resolve_base(revision: str, rules: Rules, repository: Repository, console: Console) -> tuple[str, Rules]:
-    """Return the revision of BASE, and the rules. The file of the accepted commit names that commit (else the
-    last tag is taken), and states accepted changes and margins.
+    """Return the revision of BASE, and the rules.
+
+    The file of the accepted commit names that commit, and states accepted changes and margins. If this clone
+    does not have the commit, BASE is the last tag.
 
     Raises IncomparableError if this clone has neither the commit nor a tag.
     """
@@ -341,6 +344,8 @@ def resolve_base(revision: str, rules: Rules, repository: Repository, console: C
     except UsageError as error:
         tag = repository.last_tag()
         if tag is None:
-            raise IncomparableError(f"{error}; {revision} names it, and the repository has no tag") from error
-        console.warn(f"{error}; {revision} names it: BASE is the last tag, {tag}")
+            raise IncomparableError(
+                f"{error}: {revision} names that commit, and the repository has no tag to use as BASE"
+            ) from error
+        console.warn(f"{error}: {revision} names that commit, so the last tag {tag} is used as BASE")
         return tag, rules

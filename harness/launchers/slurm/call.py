@@ -59,7 +59,7 @@ def site_of(options: StudyFile) -> SiteProfile:
 
 
 def run_document(site: SiteProfile, jobs: JobMaker, planned: PlannedJob) -> Document:
-    """The record and the script of the job of an allocation to come.
+    """Build the job record and the batch script with which Slurm will be asked for one allocation.
 
     Raises UsageError if ranks in a container would not see the study, or the code, at its path.
     """

@@ -113,9 +113,9 @@ def _found(study: Study, lost: JobStatus, by_name: dict[str, JobView], cluster: 
 def _with_view(study: Study, status: JobStatus, view: JobView | None) -> JobStatus:
     if view is not None and view.name != status.job.name:
         raise SlurmError(
-            f"job {view.job_id} is {view.name!r} here, and was {status.job.name!r}: the scheduler has "
-            f"begun its numbers again, or is another cluster's; run the same command on the cluster of "
-            f"the job, or close the study's jobs: bench cancel --forget"
+            f"the scheduler now calls job {view.job_id} {view.name!r}, but bench submitted it as "
+            f"{status.job.name!r}: either job numbers have restarted, or this is another cluster; run the "
+            f"same command on the cluster of the job, or close the study's jobs: bench cancel --forget"
         )
     if view is not None:
         status = seen(status, view)

@@ -241,7 +241,7 @@ def flops_of(
 ) -> CountedFlops:
     """Count the FLOPs of a workload that was built in a context of the device.
 
-    Raises BenchError if its batches differ in shape.
+    Raises BenchError if the workload's batches differ in shape.
     """
     own = own or workload.synthetic is None
     # Drawn outside the meta context: a generator lives on the CPU.
@@ -257,7 +257,7 @@ def flops_of(
     batch, *others = islice(open_batches(request), POOL if own or workload.input is None else 1)
     shapes = [tensor.shape for tensor in tensors(batch)]
     if any([tensor.shape for tensor in tensors(other)] != shapes for other in others):
-        raise BenchError("its batches differ in shape")
+        raise BenchError("the workload's batches differ in shape")
     module = workload.module.to(device)
     # Named, so that the count never depends on which kernel torch prefers: a fused kernel's backward computes
     # the scores again, which would be counted, and the CPU's fused kernel is not counted at all.

@@ -140,7 +140,8 @@ class _Helpers:
         return bool(self._clocks)
 
     def saw_this_thread(self) -> None:
-        """Called by a thread that issues. Of a new one, time counts from here on."""
+        """Called by a thread as it issues an operation. The CPU time of a new thread counts from its first
+        call."""
         thread = threading.get_ident()
         if thread != self._trains and thread not in self._clocks:
             clock = time.pthread_getcpuclockid(thread)
@@ -152,7 +153,7 @@ class _Helpers:
         self._clocks = {thread: self._clocks[thread] for thread in self._started_ns}
 
     def step_ends(self) -> int:
-        """CPU time of all of them since the step began."""
+        """CPU time of all these threads since the step began."""
         return sum(now_ns - self._started_ns[thread] for thread, now_ns in self._read().items())
 
     def _read(self) -> dict[int, int]:
@@ -217,8 +218,8 @@ class Recorder:
     ) -> dist.Work | None:
         """Make the `call` that issues an operation; on any thread.
 
-        Returns its work, or one in its place; None where the call returns None (a synchronous operation of
-        NCCL).
+        Returns the operation's work, or, if the work has no future, a wrapper that records when the wait for
+        it ends; None if the call returns None (a synchronous operation of NCCL).
         """
         self._helpers.saw_this_thread()
         operation = _Operation(

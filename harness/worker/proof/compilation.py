@@ -1,4 +1,6 @@
-"""Compilation of a cell: check that it is compiled, and prove it with the random numbers of its reference."""
+"""Check that the compiler compiled a cell's model, and let the compiled model draw the random numbers of the
+uncompiled reference during the proof.
+"""
 
 from __future__ import annotations
 

@@ -363,8 +363,9 @@ class Simulator:
     ) -> tuple[Reference | None, Tensors, float | None]:
         """Simulate this rank's replica, if `model` is given; collective.
 
-        Returns the simulation, all parameters on the meta device, and the seconds that the simulation would
-        take (0: there is too little memory), None if nothing prevents it.
+        Returns three values: the simulated step or None; an empty meta tensor for each parameter, by name;
+        and the obstacle: None, 0.0 (too little memory), or the estimated seconds if the simulation would take
+        too long.
         """
         blank: dict[str, Tensor] = {}
         gathering = False

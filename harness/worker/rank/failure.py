@@ -1,4 +1,7 @@
-"""From an exception on this rank to the outcome of its run, by positive lists."""
+"""Classify an exception as the outcome of this rank's run.
+
+Every outcome but `crashed` needs an exception type or a text that is listed here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from results.files import FULL
 from results.foreign_text import shortened
 from results.outcome import Outcome
 
-# What RuntimeErrors say. torch's allocator on CUDA raises OutOfMemoryError; contexts, libraries and
+# Messages of RuntimeErrors. torch's allocator on CUDA raises OutOfMemoryError; contexts, libraries and
 # communicators, which take device memory beside it, raise AcceleratorError, DistBackendError or a plain one.
 _NO_MEMORY = re.compile(
     # The CPU allocator and C++.
@@ -26,13 +29,13 @@ _NO_MEMORY = re.compile(
     r"|Cuda failure (\d+ )?'out of memory'|Failed to CUDA (host )?[cm]?alloc\b",
     re.IGNORECASE,
 )
-# What is seen of a peer that went away: the peer's own record tells why.
+# Messages of a rank whose peer went away; the peer's own record tells why.
 _PEER_LOST = re.compile(
     r"Connection (closed|reset) by (remote )?peer|Broken pipe|remote process exited|Socket closed|"
     r"Application timeout caused pair closure|ncclRemoteError",
     re.IGNORECASE,
 )
-# What the one says that waited in a collective for longer than the group's time-out.
+# Messages of a rank that waited in a collective for longer than the group's time-out.
 _NOBODY_CAME = re.compile(
     r"Timed out waiting \d+ ?ms for|Watchdog caught collective operation timeout|NCCL operation timed out",
     re.IGNORECASE,
@@ -51,7 +54,7 @@ class ProofFailedError(Exception):
 
 
 def classify(error: BaseException) -> tuple[Outcome, str]:
-    """The outcome, and one line that says why."""
+    """Return the outcome of an error, and one line that says why."""
     if isinstance(error, SystemExit):
         return Outcome.CRASHED, f"the program called sys.exit({error.code!r}) before the run was over"
     said = " ".join(str(error).split())
@@ -74,7 +77,7 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
 
 
 def _disk_is_full(error: BaseException) -> bool:
-    """Whether it is the system's own error, one that was raised from it, or what another rank said of it."""
+    """Whether the error is the system's own, was raised from it, or repeats what another rank said of it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__

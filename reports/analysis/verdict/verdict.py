@@ -1,8 +1,8 @@
 """The verdict of a study, as facts and in sentences made from them.
 
-For each workload it names the fastest configuration, how far it scales, where growing stops paying and which
-part of a step loses the time, slow ranks and links, and what was not measured. Only measured figures make a
-claim.
+For each workload the verdict names the fastest configuration, how far it scales, and the size beyond which
+more devices do not pay. It also names the part of the step that loses the time, slow ranks and links, and
+what was not measured. Only measured figures make a claim.
 """
 
 from __future__ import annotations

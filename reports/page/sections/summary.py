@@ -161,7 +161,8 @@ def asked_text(study: StudyFigures) -> str:
         *_told("collective", _all(request.collectives for request in requests), DEFAULT_COLLECTIVE),
         *_told("link", _all(request.links for request in requests), NO_LINK),
     ]
-    repeats = max((request.repeats for request in requests), default=0)
+    repeats = {request.repeats for request in requests} or {0}
+    runs = "up to " * (len(repeats) > 1) + count(max(repeats), "run")
     scalings = []
     for kind, of in (("weak", "a replica"), ("strong", "in all")):
         batches = sorted({curve.key.constant_batch for curve in study.curves if curve.key.kind == kind})
@@ -172,7 +173,7 @@ def asked_text(study: StudyFigures) -> str:
     return (
         f"{workloads} on {span} {study.devices_word}, {' and '.join(scalings) or 'as planned'}, by "
         f"{listed(strategies, most=12)}{''.join(f'; {one}' for one in more)}. "
-        f"{count(len(study.pools), 'cell')}, {count(repeats, 'run')} each."
+        f"{count(len(study.pools), 'cell')}, {runs} each."
     )
 
 
@@ -359,7 +360,7 @@ def _efficiency_tile(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
 
 
 def _claim(one: Shown) -> tuple[Metric | None, str, str]:
-    """Return the efficiency, its baseline (or the reason why it is missing), and its place."""
+    """Return the efficiency, its baseline (or why it is missing), and its strategy, size and scaling."""
     choice = one.bought.choice
     if choice is not None:
         where = f"{choice.strategy} on {choice.gpus:,}, {one.short}"
