@@ -155,7 +155,7 @@ def test_a_proof_checks_the_first_steps_and_those_after_the_ramp(
     assert first_steps(model) == [mark == "x" for mark in checked]
 
 
-def _nothing_comes_back(rank: int, size: int) -> Planted:
+def _the_residual_is_never_added_back(rank: int, size: int) -> Planted:
     return patch.object(Compressor, "compensate", lambda self, bucket, kept: None)
 
 
@@ -167,7 +167,7 @@ def _residuals_are_forgotten(rank: int, size: int) -> Planted:
     return after(GradientExchange, "sum_shares", forget)
 
 
-def _memories_do_not_follow_rebuilt_buckets(rank: int, size: int) -> Planted:
+def _residuals_are_lost_when_buckets_are_rebuilt(rank: int, size: int) -> Planted:
     def wrong(self: BucketMemory) -> None:
         self._loose, self._vectors = {}, {}
 
@@ -199,7 +199,7 @@ def _one_rank_is_not_heard(rank: int, size: int) -> Planted:
     return wrapped(Link, "all_gather", wrong)
 
 
-def _all_is_kept(rank: int, size: int) -> Planted:
+def _all_goes_into_the_residual(rank: int, size: int) -> Planted:
     def wrong(self: Compressor, bucket: Bucket, residual: Tensor | None, wire: object) -> None:
         if residual is not None:
             residual.copy_(bucket.values)
@@ -212,7 +212,7 @@ def _a_gradient_is_lost(rank: int, size: int) -> Planted:
     return wrapped(ParallelModel, "named_gradients", lambda original, self: list(original(self))[1:])
 
 
-def _each_rank_for_itself(rank: int, size: int) -> Planted:
+def _ranks_skip_the_exchange(rank: int, size: int) -> Planted:
     def wrong(self: Compressor, bucket: Bucket, residual: Tensor | None, wire: object) -> None:
         if residual is not None:
             residual.zero_()
@@ -408,19 +408,19 @@ TOPK: Fields = WIDE | {"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.
 @pytest.mark.parametrize(
     ("mutation", "sizes", "fields", "detail"),
     [
-        (_nothing_comes_back, [2], TOPK, "with its residual differs"),
+        (_the_residual_is_never_added_back, [2], TOPK, "with its residual differs"),
         (_residuals_are_forgotten, [2], TOPK, "with its residual differs"),
-        (_memories_do_not_follow_rebuilt_buckets, [2], TOPK, "with its residual differs"),
+        (_residuals_are_lost_when_buckets_are_rebuilt, [2], TOPK, "with its residual differs"),
         # Three ranks where the error is small, or shrinks with their number.
         (_a_thousandth_too_much, [2, 3], TOPK, "with its residual differs"),
         (_a_thousandth_too_much, [2, 3], SCRATCH | {"compression": "int8"}, "with its residual differs"),
         (_mean_of_means, [3], SCRATCH | {"compression": "bf16"}, "with its residual differs"),
         (_mean_of_means, [2], SCRATCH | {"compression": "powersgd:2"}, "with its residual differs"),
         (_one_rank_is_not_heard, [3], TOPK, "with its residual differs"),
-        (_all_is_kept, [2], TOPK, "nothing of .* was applied"),
-        (_all_is_kept, [2], LOCAL | {"compression": "topk:0.1"}, "nothing of .* was applied"),
+        (_all_goes_into_the_residual, [2], TOPK, "nothing of .* was applied"),
+        (_all_goes_into_the_residual, [2], LOCAL | {"compression": "topk:0.1"}, "nothing of .* was applied"),
         (_a_gradient_is_lost, [2], TOPK, "gradients exist on one side only"),
-        (_each_rank_for_itself, [3], TOPK, "with its residual differs|replicas differ"),
+        (_ranks_skip_the_exchange, [3], TOPK, "with its residual differs|replicas differ"),
         (_averaged_a_step_late, [2], LOCAL, "differ"),
         (_never_averaged, [2], LOCAL, "differ"),
         (_buffers_not_averaged, [2], LOCAL, "average of .*running_mean differs"),
