@@ -29,7 +29,7 @@ from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.plan.surroundings import MIB, Devices, Limit, devices_here
 from harness.reporting.report import write_report
-from harness.reporting.studies import CostFlags, assumptions, place_words, warn_of_losses
+from harness.reporting.studies import CostFlags, place_words, read_assumptions, warn_of_lost_plans
 from harness.terminal.console import Console
 from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse
@@ -140,7 +140,7 @@ class Matrix:
     def show(self) -> None:
         """`--dry-run`: print the plan and its commands on stdout, and write nothing."""
         study = Study.for_planning(self._root)
-        warn_of_losses(study, self._console)
+        warn_of_lost_plans(study, self._console)
         self._warn_of_other_work(study)
         plans = self._plans(study)
         plan = _as_one(plans)
@@ -200,7 +200,7 @@ class Matrix:
         with study_lock(self._root) as lock, signals_are_ctrl_c():
             require_room(self._root)
             study = Study.for_planning(self._root)
-            warn_of_losses(study, self._console)
+            warn_of_lost_plans(study, self._console)
             self._warn_of_other_work(study)
             plans = self._kept_plans(study)
             plan = _as_one(plans)
@@ -359,9 +359,9 @@ class Matrix:
         return plans
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
-        granted = assumptions(study, CostFlags(), self._console)
+        assumptions = read_assumptions(study, CostFlags(), self._console)
         figures = replace(
-            analyse(study.name, study.told_plans(), results, granted),
+            analyse(study.name, study.told_plans(), results, assumptions),
             placed=place_words(study),
             steps=study.steps,
         )

@@ -120,7 +120,8 @@ class GradientExchange:
     def start(self, bucket: Bucket) -> Pending:
         """Begin to replace the bucket's values, this rank's share, by the sum over the ranks.
 
-        All ranks start the same buckets in the same order. The values must not be used before the wait.
+        All ranks start the same buckets in the same order. The values must not be used before the wait. A
+        plain exchange is the backend's own all-reduce; it uses neither `sum_shares` nor the lane.
         """
         self._link.announce_bucket()
         if self._direct:

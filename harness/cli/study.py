@@ -19,7 +19,7 @@ from harness.launchers.registry import cancel, job_statuses, kept_job_statuses
 from harness.launchers.registry import forget as forget_jobs
 from harness.machine.code import planned_code
 from harness.plan.options import read_duration_s
-from harness.reporting.studies import warn_of_losses
+from harness.reporting.studies import warn_of_lost_plans
 from harness.terminal.console import Console
 from reports.text import count, size
 from results.errors import BenchError, SchedulerError, UsageError
@@ -56,7 +56,7 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
             f"what one found"
         )
     folder = Study.existing(Path(study))
-    warn_of_losses(folder, console)
+    warn_of_lost_plans(folder, console)
     while True:
         jobs = _jobs(folder, console)
         cells = progress(folder, folder.told_plans(), _conditions(folder), jobs)
@@ -139,7 +139,7 @@ def collect_command(study: str) -> int:
         except SchedulerError as error:
             # A study that was copied here has jobs that this machine cannot ask about.
             console.warn(f"the scheduler was not asked: {error}")
-        warn_of_losses(folder, console)
+        warn_of_lost_plans(folder, console)
         folder.forget_derived()
         results = folder.collect()
     console.result(f"{count(len(results), 'run')} in {folder.root / 'index.jsonl'}")

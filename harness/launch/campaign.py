@@ -99,13 +99,13 @@ class Campaign:
         cells = {cell.id for cell in self._plan.cells}
         conditions = context.conditions or Conditions.here(context.code)
         results = self._study.results(keep=True, cells=cells)
-        so_far = study_tally(self._study, self._plan, results, conditions, self._options)
-        launches = so_far.planned(self._options.isolation)
+        tally = study_tally(self._study, self._plan, results, conditions, self._options)
+        launches = tally.planned(self._options.isolation)
         if context.only is not None:
             only, cells = context.only, cells & context.only
             kept = [tuple(cell for cell in launch.cells if cell.id in only) for launch in launches]
             launches = [replace(launch, cells=own) for launch, own in zip(launches, kept, strict=True) if own]
-        for cell_id, reason in so_far.closed.items():
+        for cell_id, reason in tally.closed.items():
             if cell_id in cells:
                 self._console.note(f"{cell_id} is left out: {reason}")
         if not launches:
@@ -120,33 +120,33 @@ class Campaign:
             self._console.warn(warning)
         machine = context.machine or self._machine
         with self._console.progress(sum(len(launch.cells) for launch in launches)) as line:
-            pace = self._pace(line, launches, so_far, machine)
+            pace = self._pace(line, launches, tally, machine)
             maker = LaunchMaker(self._plan, self._options, machine, context, found)
             for planned in launches:
-                self._run_launch(planned, maker, so_far, pace)
+                self._run_launch(planned, maker, tally, pace)
                 if self._deadline.is_over:
                     break
 
     def _pace(
-        self, line: ProgressLine, launches: Sequence[PlannedLaunch], so_far: Tally, machine: Machine
+        self, line: ProgressLine, launches: Sequence[PlannedLaunch], tally: Tally, machine: Machine
     ) -> Pace | TrainingPace:
         names = {cell.id: f"{cell.workload}, {point(cell)}" for cell in self._plan.cells}
         if self._plan.training is not None:
             left = {cell.id: names[cell.id] for launch in launches for cell in launch.cells}
             return TrainingPace(line, self._study, left, deadline=self._deadline)
-        costs = estimate(launches, earlier=so_far.earlier, hardware=machine.hardware)
+        costs = estimate(launches, earlier=tally.earlier, hardware=machine.hardware)
         runs = [len(launch.cells) for launch in launches]
         return Pace(line, costs.launches, runs, deadline=self._deadline, names=names)
 
     def _run_launch(
-        self, planned: PlannedLaunch, maker: LaunchMaker, so_far: Tally, pace: Pace | TrainingPace
+        self, planned: PlannedLaunch, maker: LaunchMaker, tally: Tally, pace: Pace | TrainingPace
     ) -> None:
-        pending = [cell for cell in planned.cells if cell.id not in so_far.closed]
+        pending = [cell for cell in planned.cells if cell.id not in tally.closed]
         pace.done(len(planned.cells) - len(pending))
         retries = self._options.retries
         while pending and not self._deadline.is_over:
             require_room(self._study.root)
-            launch = maker.launch(self._on_nodes_left(planned), pending, so_far)
+            launch = maker.launch(self._on_nodes_left(planned), pending, tally)
             watch = Watch(report=pace.report, deadline=self._deadline, lock=maker.context.lock)
             self._console.detail(f"{self._study.launch_folder(launch.launch_id)} is started")
             attempt, state = Supervisor(
@@ -164,11 +164,11 @@ class Campaign:
                 continue
             # Of a launch in which no cell began, the first slot has the outcome.
             ended = state.started or [launch.slots[0].run_id]
-            results = self._take(launch, attempt, ended, so_far)
-            if self._trains_again(results, so_far):
+            results = self._take(launch, attempt, ended, tally)
+            if self._trains_again(results, tally):
                 continue
             rest = pending[len(ended) :]
-            pending = [cell for cell in rest if cell.id not in so_far.closed]
+            pending = [cell for cell in rest if cell.id not in tally.closed]
             pace.done(len(ended) + len(rest) - len(pending))
         pace.launch_over()
 
@@ -183,7 +183,7 @@ class Campaign:
             self._console.note(f"{planned.cells[0].id} continues on {nodes} of {placement.nodes} nodes")
         return replace(planned, placement=msgspec.structs.replace(placement, nodes=nodes))
 
-    def _trains_again(self, results: Sequence[RunResult], so_far: Tally) -> bool:
+    def _trains_again(self, results: Sequence[RunResult], tally: Tally) -> bool:
         """Pause if another launch continues the training of one that failed. Returns whether one does."""
         order, result = self._plan.training, results[0]
         if order is None or result.outcome is Outcome.OK or self._deadline.is_over:
@@ -195,7 +195,7 @@ class Campaign:
         if why_not is not None:
             self._console.warn(f"{result.cell_id} is not trained on: {why_not}")
             return False
-        so_far.closed.pop(result.cell_id, None)
+        tally.closed.pop(result.cell_id, None)
         seconds = pause_s(len(failures))
         self._console.note(
             f"{result.cell_id} continues from its last checkpoint in {seconds:.0f} s: "
@@ -256,27 +256,27 @@ class Campaign:
             )
         return False
 
-    def _take(self, launch: Launch, attempt: Attempt, ended: Sequence[str], so_far: Tally) -> list[RunResult]:
+    def _take(self, launch: Launch, attempt: Attempt, ended: Sequence[str], tally: Tally) -> list[RunResult]:
         results: list[RunResult] = []
         cells = {slot.run_id: slot.cell_id for slot in launch.slots}
         for run_id in ended:
             result = self._study.result(cells[run_id], run_id, attempt)
             results.append(result)
-            so_far.take(result)
+            tally.take(result)
             if result.outcome is Outcome.OK:
                 continue
             self._console.warn(f"{result.cell_id}: {result.outcome}: {result.reason}")
-            for cell_id in so_far.close(result.cell_id, result.outcome):
-                self._console.warn(f"{cell_id} is left out: {so_far.closed[cell_id]}")
+            for cell_id in tally.close(result.cell_id, result.outcome):
+                self._console.warn(f"{cell_id} is left out: {tally.closed[cell_id]}")
         return results
 
 
-def _slots(planned: PlannedLaunch, cells: Sequence[Cell], so_far: Tally) -> tuple[Slot, ...]:
+def _slots(planned: PlannedLaunch, cells: Sequence[Cell], tally: Tally) -> tuple[Slot, ...]:
     """One slot for each of the cells.
 
     A launch with forks runs all repeats of a cell. The first one proves it, and the launch ends if it fails.
     """
-    done, proofs = Counter(so_far.ok_runs), dict(so_far.proofs)
+    done, proofs = Counter(tally.ok_runs), dict(tally.proofs)
     slots: list[Slot] = []
     for cell in cells:
         done[cell.id] += 1
@@ -297,7 +297,7 @@ class LaunchMaker:
     context: CampaignContext
     warnings: tuple[str, ...] = ()
 
-    def launch(self, planned: PlannedLaunch, cells: Sequence[Cell], so_far: Tally) -> Launch:
+    def launch(self, planned: PlannedLaunch, cells: Sequence[Cell], tally: Tally) -> Launch:
         """The workers' input for a new launch of these cells."""
         starter, placement = self.context.starter, planned.placement
         here = placement.gpus_per_node if starter.hosts else placement.gpus
@@ -309,7 +309,7 @@ class LaunchMaker:
             device=planned.device,
             backend=planned.backend,
             evidence=Evidence.MEASURED if room and not planned.virtual else Evidence.EMULATED,
-            slots=_slots(planned, cells, so_far),
+            slots=_slots(planned, cells, tally),
             forks=planned.forks,
             code=self.context.code,
             threads=self.machine.threads(planned.device) if threads is None else threads,

@@ -105,12 +105,12 @@ def print_torchrun_killed(number: int) -> None:
     print(f"torchrun was killed by {signal_name(number)}", flush=True)
 
 
-def killed_on_a_node(folder: Path, words: LogWords) -> tuple[str, str] | None:
+def killed_on_a_node(folder: Path, patterns: LogWords) -> tuple[str, str] | None:
     """Who was killed on one node of several, and by which signal, as its agent or the scheduler says."""
     torchrun = _TORCHRUN_KILLED.search(_all_logs(folder))
     if torchrun is not None:
         return "a node's torchrun", torchrun["signal"]
-    agent = scheduler_said(folder, words.agent_killed)
+    agent = scheduler_said(folder, patterns.agent_killed)
     return None if agent is None else (f"the agent of {agent['node']}", "SIGKILL")
 
 
@@ -120,11 +120,11 @@ def scheduler_said(folder: Path, pattern: re.Pattern[str] | None) -> re.Match[st
     return next((match for match in found if match is not None), None)
 
 
-def never_started(folder: Path, words: LogWords) -> str | None:
+def never_started(folder: Path, patterns: LogWords) -> str | None:
     """Why the scheduler has started no process of a launch; None if it has, or if that is not known."""
-    if words.agent_logs is None or any(folder.glob(words.agent_logs)):
+    if patterns.agent_logs is None or any(folder.glob(patterns.agent_logs)):
         return None
-    delayed = scheduler_said(folder, words.start_delayed)
+    delayed = scheduler_said(folder, patterns.start_delayed)
     return "it has not said why" if delayed is None else delayed["words"]
 
 
@@ -290,8 +290,8 @@ def _without_ranks(signs: Signs) -> Ending:
     """The ending where no rank was reported as failed: by the end of the process that started them."""
     code = signs.exit_code
     if signs.recorded and (code is None or code >= 0):
-        words = "some ranks recorded that others went away, and no record says how those ended"
-        return Ending(Outcome.MISSING_RANKS, words)
+        reason = "some ranks recorded that others went away, and no record says how those ended"
+        return Ending(Outcome.MISSING_RANKS, reason)
     if code is None or code >= 0:
         return Ending(Outcome.UNKNOWN, "the launch ended without a word; see its logs")
     name = signal_name(-code)
@@ -321,13 +321,13 @@ def startup_ending(
     exits: Sequence[RankExit],
     stopped: Ending | None,
     signs: Signs,
-    words: LogWords,
+    patterns: LogWords,
 ) -> Ending:
     """The ending of a launch that ended before its first cell began."""
     ending = inferred_ending(exits, stopped, signs)
     killed = signs.killed_on_a_node is not None or (signs.exit_code or 0) < 0
     if stopped is None and not killed:
-        away = scheduler_said(folder, words.scheduler_away)
+        away = scheduler_said(folder, patterns.scheduler_away)
         fault, unmet = machine_fault(folder, launch, exits), no_rendezvous(folder, exits)
         if away is not None:
             ending = Ending(Outcome.NODE_FAILED, f"the scheduler did not answer: {away['words']}")
@@ -382,8 +382,8 @@ def _any_killed(exits: Sequence[RankExit]) -> bool:
     return any(rank.signal not in (None, "SIGTERM") for rank in exits)
 
 
-def _first_match(words: re.Pattern[str], folder: Path) -> str | None:
-    found = (words.search(_text(log)) for log in _ranks_and_logs(folder))
+def _first_match(pattern: re.Pattern[str], folder: Path) -> str | None:
+    found = (pattern.search(_text(log)) for log in _ranks_and_logs(folder))
     return next((match[0].strip() for match in found if match is not None), None)
 
 

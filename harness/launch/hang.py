@@ -119,7 +119,7 @@ def laggard(found: Issues) -> str | None:
     )
     other = next(other for other in sorted(group) if group[other].collectives == _most(group))
     return (
-        f"rank {rank} had issued {group[rank].collectives} collectives, "
+        f"rank {rank} is behind: it issued {group[rank].collectives} collectives, "
         f"rank {other} {group[other].collectives}, the last of them {group[other].last}"
     )
 

@@ -122,11 +122,12 @@ class Supervisor:
         return attempt, self._state
 
     def _until_end(self, process: Guarded) -> tuple[Ending | None, bool]:
-        """Watch the launch. Returns why it is ended (None: it ended by itself), and whether the job is."""
-        words = self._starter.log_words
+        """Watch the launch. Returns why it is ended (None: it ended by itself), and whether the job is
+        over."""
+        log_patterns = self._starter.log_words
         try:
             stopped = self._watch_over(process)
-            over = None if self._state.started else scheduler_said(self._folder, words.allocation_over)
+            over = None if self._state.started else scheduler_said(self._folder, log_patterns.allocation_over)
             if stopped is None and over is not None:
                 # The scheduler says why it has ended the job, and may also send a signal meanwhile.
                 end = time.monotonic() + NOTICE_S
@@ -135,7 +136,7 @@ class Supervisor:
                         return notice, True
                     time.sleep(POLL_S)
                 return Ending(Outcome.CANCELLED, f"its allocation was over: {over['words']}"), True
-            failed = scheduler_said(self._folder, words.node_failed)
+            failed = scheduler_said(self._folder, log_patterns.node_failed)
             if failed is not None and (stopped is None or stopped.outcome is Outcome.HUNG):
                 # Even where the job may go on without the node, no other launch of this size can start.
                 reason = f"the scheduler says that the node {failed['node']} failed"
@@ -175,17 +176,18 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def _hung(self, pulse: Pulse) -> Ending | None:
-        """The ending of a launch that hangs; None while a rank's log grows.
+        """Return the ending of a launch that is silent; None while a rank's log grows.
 
-        It hangs when for `silence_s` no rank's log has grown, or the scheduler has started no process.
+        After `silence_s` without growth of any rank's log the launch hangs, unless the scheduler has started
+        no process of it: then the outcome is NODE_FAILED.
         """
         if min(pulse.silence_s().values()) <= self._launch.silence_s:
             return None
         waits = never_started(self._folder, self._starter.log_words)
         if waits is not None:
             # No program of the cell has run, so none hangs.
-            words = f"the scheduler started no process within {self._launch.silence_s:.0f} s: {waits}"
-            return Ending(Outcome.NODE_FAILED, words)
+            reason = f"the scheduler started no process within {self._launch.silence_s:.0f} s: {waits}"
+            return Ending(Outcome.NODE_FAILED, reason)
         self._await_recordings()
         silence_s = pulse.silence_s()
         if min(silence_s.values()) <= self._launch.silence_s:

@@ -53,21 +53,21 @@ def expand(
     `limit` turns what does not fit into skips. A cell of an earlier plan is not skipped for its memory.
     Raises UsageError where a `py:` workload's source or a data file cannot be read.
     """
-    matrix = _Matrix(request, GlobalBatches(request, earlier), limit or Limit())
-    matrix.planned = frozenset(cell.id for plan in earlier for cell in plan.cells)
+    builder = _PlanBuilder(request, GlobalBatches(request, earlier), limit or Limit())
+    builder.planned = frozenset(cell.id for plan in earlier for cell in plan.cells)
     for point in points(request):
-        matrix.add(point)
+        builder.add(point)
     if baseline and BASELINE_STRATEGY not in request.every_strategy:
-        request = msgspec.structs.replace(request, include=(*request.include, *matrix.add_baselines()))
+        request = msgspec.structs.replace(request, include=(*request.include, *builder.add_baselines()))
     return Plan(
         study=study,
         created_at=created_at,
         request=request,
-        cells=tuple(matrix.cells.values()),
-        series=tuple(matrix.series()),
-        skips=tuple(matrix.skips),
-        predicted_bytes=predicted_bytes(matrix.cells.values(), request.gpus_per_node),
-        unpredicted=unpredicted(matrix.cells.values()),
+        cells=tuple(builder.cells.values()),
+        series=tuple(builder.series()),
+        skips=tuple(builder.skips),
+        predicted_bytes=predicted_bytes(builder.cells.values(), request.gpus_per_node),
+        unpredicted=unpredicted(builder.cells.values()),
     )
 
 
@@ -78,19 +78,19 @@ def auto_choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
     """
     if AUTO not in plan.request.every_strategy:
         return []
-    matrix = _Matrix(plan.request, GlobalBatches(plan.request, (plan,)), Limit())
+    builder = _PlanBuilder(plan.request, GlobalBatches(plan.request, (plan,)), Limit())
     skipped = {MatrixPoint(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
     weighed = []
     for point in points(plan.request):
         if point.key.strategy == AUTO and point.excluded_by is None:
-            choice = matrix.choice(point)
+            choice = builder.choice(point)
             if isinstance(choice, Choice) and (choice.chosen is None) == (point in skipped):
                 weighed.append((point, choice))
     return weighed
 
 
-class _Matrix:
-    """The cells, series and skips so far."""
+class _PlanBuilder:
+    """Collects the cells, series and skips of a plan, point by point."""
 
     def __init__(self, request: Request, global_batches: GlobalBatches, limit: Limit) -> None:
         self.cells: dict[str, Cell] = {}

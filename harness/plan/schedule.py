@@ -74,7 +74,7 @@ def schedule(
     the others: two revisions of a study have it, too. A cell with k runs that ended well is in the repeats
     after k. Raises UsageError if a cell's workers do not fill whole nodes.
     """
-    so_far = progress or Progress()
+    progress = progress or Progress()
     launches: list[PlannedLaunch] = []
     groups = _grouped(cells, gpus_per_node)
     for repeat in range(1, repeats + 1):
@@ -82,7 +82,7 @@ def schedule(
             pending = [
                 cell
                 for cell in group
-                if cell.id not in so_far.closed and so_far.ok_runs.get(cell.id, 0) < repeat
+                if cell.id not in progress.closed and progress.ok_runs.get(cell.id, 0) < repeat
             ]
             shares = [(cell,) for cell in pending] if isolation == "cell" else [tuple(pending)]
             launches += [

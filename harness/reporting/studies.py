@@ -20,6 +20,7 @@ from harness.plan.study_file import STUDY_FILE
 from harness.terminal.console import Console
 from reports.analysis.assumptions import KNEE, Assumptions, Goal, GoalKind, site_price
 from reports.analysis.effect import SMALLEST_EFFECT
+from reports.analysis.outcomes import outcome_words
 from reports.analysis.over import comparing_over
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
@@ -52,7 +53,7 @@ class CostFlags:
 GOALS = "knee, throughput, cost, time:24h or efficiency:80%"
 
 
-def assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions:
+def read_assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions:
     """Read the assumptions from flags and the study's jobs. Raises UsageError that names flag and rule."""
     told = flags.smallest_effect
     smallest = SMALLEST_EFFECT if told is None else _share(told, "--smallest-effect", "2% or 0.02")
@@ -132,7 +133,7 @@ def _share(text: str, flag: str, like: str) -> float:
 class _Read:
     study: Study
     told: Told
-    granted: Assumptions
+    assumptions: Assumptions
 
 
 def read_figures(
@@ -155,15 +156,19 @@ def read_figures(
             console.warn(sentence)
     studies = [Study.existing(Path(path)) for path in paths]
     for study in studies:
-        warn_of_losses(study, console)
+        warn_of_lost_plans(study, console)
     names = study_names([study.root for study in studies])
     read = [
-        _Read(study, Told(name, study.told_plans(), read_results(study)), assumptions(study, flags, console))
+        _Read(
+            study,
+            Told(name, study.told_plans(), read_results(study)),
+            read_assumptions(study, flags, console),
+        )
         for study, name in zip(studies, names, strict=True)
     ]
     if redact:
         read = _redacted(read)
-    figures = [analyse(one.told.name, one.told.plans, one.told.results, one.granted) for one in read]
+    figures = [analyse(one.told.name, one.told.plans, one.told.results, one.assumptions) for one in read]
     return [
         replace(
             figure,
@@ -230,7 +235,7 @@ def _study_file_options(command: Sequence[str]) -> Iterator[tuple[str, object]]:
                 yield from ((flag, getattr(options, flag[2:].replace("-", "_"))) for flag in WHERE)
 
 
-def warn_of_losses(study: Study, console: Console) -> None:
+def warn_of_lost_plans(study: Study, console: Console) -> None:
     """Warn of lost plans and cells of a study, and say how to restore them."""
     unplanned = study.unplanned_cells()
     if unplanned:
@@ -252,7 +257,7 @@ def warn_of_lost_runs(study: Study, results: Sequence[RunResult], console: Conso
     for cell_id in dict.fromkeys(result.cell_id for result in results):
         mine = [result for result in results if result.cell_id == cell_id]
         pooled = pool(study.cell(cell_id), mine, planned=len(mine))
-        whys = [f"{run.outcome.replace('_', ' ')}: {run.reason}" for run in pooled.lost]
+        whys = [f"{outcome_words(run.outcome)}: {run.reason}" for run in pooled.lost]
         whys += [left.reason for left in pooled.left_out]
         if pooled.runs and whys:
             left_out = f"{len(whys)} of {count(len(mine), 'run')} of {cell_id} in {study.root}"
@@ -307,5 +312,5 @@ def _redacted(read: Sequence[_Read]) -> list[_Read]:
         same = sum(root.resolve().name == one.study.name for root in roots[:place])
         name = f"{one.study.name} ({same + 1})" if same else one.study.name
         told = made.study(replace(one.told, name=name))
-        redacted.append(replace(one, told=told, granted=made.value(one.granted)))
+        redacted.append(replace(one, told=told, assumptions=made.value(one.assumptions)))
     return redacted

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from reports.analysis.outcomes import outcome_words
 from reports.analysis.pooling import Pool, differing, machine_facts, pool
 from reports.analysis.series import setting_labels, setting_of
 from reports.gate.metrics import EXACT, TIMED
@@ -77,7 +78,7 @@ def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
         why = NOT_RUN
         if pooled.lost:
             lost = pooled.lost[-1]
-            why = f"{lost.outcome.replace('_', ' ')}: {lost.reason or 'no reason is known'}"
+            why = f"{outcome_words(lost.outcome)}: {lost.reason or 'no reason is known'}"
         return Subject(key=subject_key(cell), label=name, failed=why)
     newest = runs[-1]
     # Independent figures: one for each run, or for each launch.

@@ -195,6 +195,11 @@ def _check_shapes(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
 def _outcome(
     cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | None
 ) -> tuple[Outcome, str | None]:
+    """Return the outcome of a run, and why it is not OK.
+
+    A rank's own record counts first, so that HUNG may come from a rank. The supervisor's `attempt` counts if
+    ranks left no record, or only record that a peer went away.
+    """
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if bad:
         worst = min(bad, key=lambda rank: (_WORST_FIRST.index(rank.outcome), rank.rank))

@@ -46,7 +46,7 @@ class ThreadLane:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exchange")
 
     def run(self, job: LaneTask) -> Pending:
-        return _Result(self._executor.submit(_without_gradients, job))
+        return _Result(self._executor.submit(_under_no_grad, job))
 
     def memory(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -62,7 +62,7 @@ class StreamLane:
     def run(self, job: LaneTask) -> Pending:
         self._stream.wait_stream(self._device.current_stream())
         with self._device.on_stream(self._stream):
-            _without_gradients(job)
+            _under_no_grad(job)
             done = self._stream.record_event()
         return _OnStream(self._device, done)
 
@@ -92,7 +92,7 @@ class _OnStream:
         self._device.current_stream().wait_event(self._done)
 
 
-def _without_gradients(job: LaneTask) -> None:
+def _under_no_grad(job: LaneTask) -> None:
     # Each thread has its own setting for recording gradients, which is on at first.
     with torch.no_grad():
         job()

@@ -112,9 +112,9 @@ class GradientReducer:
 
     def _begin(self) -> None:
         if self._stale:
-            self._lay_out()
-        self._missing = set(range(len(self._parameters)))
-        self._lacking = [len(bucket.pieces) for bucket in self._buckets]
+            self._form_buckets()
+        self._awaited_parameters = set(range(len(self._parameters)))
+        self._pieces_awaited = [len(bucket.pieces) for bucket in self._buckets]
         self._pending: list[Pending] = []
         self._active = True
 
@@ -122,16 +122,16 @@ class GradientReducer:
         """Called by a parameter's hook in the backward pass: its gradient is complete."""
         if not self._active:
             return
-        if index not in self._missing:
+        if index not in self._awaited_parameters:
             raise UsageError(
                 f"the gradient of {self._names[index]} came twice in one exchange, which allows one backward "
                 f"pass; if you use activation checkpointing, pass use_reentrant=False"
             )
         if self._observed is not None:
             self._observed.append(index)
-        self._put_into_bucket(index)
+        self._fill_and_start(index)
 
-    def _put_into_bucket(self, index: int) -> None:
+    def _fill_and_start(self, index: int) -> None:
         """Copy this rank's share of a gradient into its bucket, and start the exchange of full buckets."""
         place = self._places[index]
         gradient = place.parameter.grad
@@ -143,23 +143,27 @@ class GradientReducer:
             place.parameter.grad = place.view
         else:
             place.view.zero_()
-        self._missing.remove(index)
-        self._lacking[place.bucket] -= 1
+        self._awaited_parameters.remove(index)
+        self._pieces_awaited[place.bucket] -= 1
         # In the order of buckets, which is the same on all ranks; the order of gradients may differ.
-        while len(self._pending) < len(self._buckets) and not self._lacking[len(self._pending)]:
-            self._pending.append(self._exchange.start(self._buckets[len(self._pending)]))
+        next_bucket = len(self._pending)
+        while next_bucket < len(self._buckets) and not self._pieces_awaited[next_bucket]:
+            self._pending.append(self._exchange.start(self._buckets[next_bucket]))
+            next_bucket += 1
 
     @torch.no_grad()
     def _finish(self) -> None:
-        without = [index for index in sorted(self._missing) if self._parameters[index].grad is None]
+        without = [
+            index for index in sorted(self._awaited_parameters) if self._parameters[index].grad is None
+        ]
         if without and not self._bucketing.find_unused:
             names = ", ".join(self._names[index] for index in without[:3])
             raise UsageError(
                 f"no gradient came for {names} ({len(without)} of {len(self._names)} parameters): if a "
                 f"forward pass need not use them all, give the strategy find_unused=true"
             )
-        for index in sorted(self._missing):
-            self._put_into_bucket(index)
+        for index in sorted(self._awaited_parameters):
+            self._fill_and_start(index)
         for pending in self._pending:
             pending.wait()
         if self._bucketing.find_unused:
@@ -213,14 +217,14 @@ class GradientReducer:
             self._stale |= order != self._order
             self._order, self._observed = order, None
 
-    def _lay_out(self) -> None:
+    def _form_buckets(self) -> None:
         """Form the buckets of the order; present gradients stay in the old buckets until they are copied."""
         # Free the old ones first.
         self._buckets, self._places = [], []
         places = {}
         ordered = [self._parameters[index] for index in self._order]
-        for number, run in enumerate(fill_buckets(ordered, self._bucketing)):
-            members = [self._order[position] for position in run]
+        for number, positions in enumerate(fill_buckets(ordered, self._bucketing)):
+            members = [self._order[position] for position in positions]
             pieces = pieces_of((self._names[index], self._parameters[index].shape) for index in members)
             size = sum(piece.numel for piece in pieces)
             values = self._parameters[members[0]].detach().new_zeros(size)
@@ -242,18 +246,18 @@ def fill_buckets(parameters: Sequence[Tensor], bucketing: Bucketing) -> list[lis
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for position, parameter in enumerate(parameters):
         kinds.setdefault((parameter.dtype, parameter.device), []).append(position)
-    runs = []
+    buckets = []
     for positions in kinds.values():
-        run, held, limit = [], 0, bucketing.first_bytes
+        bucket, held, limit = [], 0, bucketing.first_bytes
         for position in positions:
-            run.append(position)
+            bucket.append(position)
             held += parameters[position].nbytes
             if held >= limit:
-                runs.append(run)
-                run, held, limit = [], 0, bucketing.bytes
-        if run:
-            runs.append(run)
-    return sorted(runs, key=lambda run: run[-1])
+                buckets.append(bucket)
+                bucket, held, limit = [], 0, bucketing.bytes
+        if bucket:
+            buckets.append(bucket)
+    return sorted(buckets, key=lambda bucket: bucket[-1])
 
 
 def _hook(reducer: weakref.ref[GradientReducer], index: int, parameter: Tensor) -> None:

@@ -49,7 +49,7 @@ def test_the_reason_names_the_rank_its_phase_and_what_it_did_not_issue(tmp_path:
     _recording(tmp_path, 1, ("0", 40, "gloo:all_reduce"), ("0", 41, "gloo:all_reduce"))
     assert hang_reason(tmp_path, {0: 15.2, 1: 18.4}) == (
         "no rank said anything for 15 s; rank 1 was heard of longest ago, 18 s (phase: warm-up); "
-        "rank 1 had issued 41 collectives, rank 0 42, the last of them gloo:barrier"
+        "rank 1 is behind: it issued 41 collectives, rank 0 42, the last of them gloo:barrier"
     )
 
 
@@ -112,14 +112,20 @@ def _issued(**counts: dict[int, int]) -> dict[str, dict[int, Issued]]:
         (_issued(), None),
         # One rank alone can be compared with nobody.
         (_issued(g={0: 5}), None),
-        (_issued(g={0: 6, 1: 6, 2: 5}), "rank 2 had issued 5 collectives, rank 0 6, the last of them g:sum"),
-        (_issued(g={0: 6, 1: 5, 2: 4}), "rank 2 had issued 4 collectives, rank 0 6, the last of them g:sum"),
+        (
+            _issued(g={0: 6, 1: 6, 2: 5}),
+            "rank 2 is behind: it issued 5 collectives, rank 0 6, the last of them g:sum",
+        ),
+        (
+            _issued(g={0: 6, 1: 5, 2: 4}),
+            "rank 2 is behind: it issued 4 collectives, rank 0 6, the last of them g:sum",
+        ),
         (_issued(g={0: 6, 1: 6}), "2 ranks had issued 6 collectives each, the last of them g:sum"),
         # Two nodes of two ranks. Rank 1 computes for ever, so rank 0 waits in their node's group, and
         # rank 2 for rank 0 among the leaders: rank 1 is behind somewhere and ahead nowhere.
         (
             _issued(node={0: 9, 1: 8}, other={2: 9, 3: 9}, leaders={0: 4, 2: 5}),
-            "rank 1 had issued 8 collectives, rank 0 9, the last of them node:sum",
+            "rank 1 is behind: it issued 8 collectives, rank 0 9, the last of them node:sum",
         ),
     ],
 )
@@ -171,7 +177,7 @@ def test_real_recorders_tell_who_did_not_join(ranks: Callable[..., list[Any]], t
     (group,) = (group for group in issues(tmp_path).values() if len(group) == 2)
     assert group[0].collectives - group[1].collectives == 1
     assert group[0].last == "gloo:all_reduce"
-    assert str(laggard(issues(tmp_path))).startswith("rank 1 had issued ")
+    assert str(laggard(issues(tmp_path))).startswith("rank 1 is behind: ")
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["flight-00000.json", "flight-00001.json"]
 
 

@@ -125,7 +125,7 @@ def stopwatch(model: Planted, exchange: ExchangeGroup, strategy: str) -> Stopwat
     data = batches()
     for _ in range(2):
         trainer.step(data)
-    exchange._mover = SleepingTransport(exchange._mover)
+    exchange._transport = SleepingTransport(exchange._transport)
     return a_stopwatch(trainer, data)
 
 
@@ -146,7 +146,7 @@ def exposed(rank: int, strategy: str, planted: dict[str, float]) -> dict[str, An
     """On a rank: what quads and a recorded block find, and what was planted in their steps."""
     exchange, model = open_exchange(), Planted(**planted)
     watch = stopwatch(model, exchange, strategy)
-    transport: Any = exchange._mover
+    transport: Any = exchange._transport
     computation = model.computation
     computation.forget()
     quads = watch.measure_exposed(exchange, StepPolicy(block_steps=1, quads=QUADS))

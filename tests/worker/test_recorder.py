@@ -100,7 +100,7 @@ def recorded_rows(rank: int, settings: dict[str, Any], steps: int, like_nccl: bo
     exchange = open_exchange()
     backend = LikeNccl(exchange.backend)
     if like_nccl:
-        exchange._mover = backend
+        exchange._transport = backend
     trainer, data = trainer_of(exchange, **settings), batches(rank)
     for _ in range(2):
         trainer.step(data)

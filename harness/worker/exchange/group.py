@@ -84,9 +84,9 @@ class ExchangeGroup(dist.ProcessGroup):
         self._rank = rank
         self._backend: Any = dist.group.WORLD if backend is None else backend
         self._staged_for = staged_for
-        self._mover: Any = self._backend if staged_for is None else StagedGroup(self._backend, staged_for)
-        self._downward: Any = None
-        """The backend of messages from a rank to a lower one; None: `_mover` carries both directions."""
+        self._transport: Any = self._backend if staged_for is None else StagedGroup(self._backend, staged_for)
+        self._downward_transport: Any = None
+        """The backend of messages from a rank to a lower one; None: `_transport` carries both directions."""
         self._duplex = False
         self._members = range(size) if members is None else members
         self._recorded_as = group_text(self._members)
@@ -100,7 +100,9 @@ class ExchangeGroup(dist.ProcessGroup):
         """Renew the group for the next cell: zero counts, switched on, no group split from it. Collective."""
         self.traffic = Traffic()
         for part in self._parts:
-            backends = [backend for backend in (part.backend, part._downward) if backend is not None]
+            backends = [
+                backend for backend in (part.backend, part._downward_transport) if backend is not None
+            ]
             for group in (part, *backends):
                 dist.destroy_process_group(group)
         self._parts.clear()
@@ -110,16 +112,16 @@ class ExchangeGroup(dist.ProcessGroup):
         # DTensor's caches hold the meshes of past cells, and these their groups. Without this the threads of
         # the backend would poll until the worker ends.
         if self._staged_for is not None:
-            self._mover.close()
-        self._backend = self._mover = self._downward = None
+            self._transport.close()
+        self._backend = self._transport = self._downward_transport = None
 
     @property
     def class_name(self) -> str:
         """The class of torch that moves the data, such as ProcessGroupNCCL."""
         devices = self._backend._device_types
-        mover = self._backend._get_backend(devices[0]) if devices else self._backend
+        transport = self._backend._get_backend(devices[0]) if devices else self._backend
         # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps it.
-        return type(getattr(mover, "wrapped_pg", mover)).__name__
+        return type(getattr(transport, "wrapped_pg", transport)).__name__
 
     @property
     def backend(self) -> dist.ProcessGroup:
@@ -160,7 +162,7 @@ class ExchangeGroup(dist.ProcessGroup):
             for part, group in zip(parts, groups, strict=True):
                 downward = self._new_backend([self._members[rank] for rank in part])
                 if group is not None:
-                    group._downward = downward
+                    group._downward_transport = downward
         _await_connections()
         own = next(group for group in groups if group is not None)
         own._duplex = duplex
@@ -230,8 +232,12 @@ class ExchangeGroup(dist.ProcessGroup):
         return self._run("alltoall_base", [values], [output], (output, values, *splits), options)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MaybeWork:
-        mover = self._mover if self._downward is None or to > self._rank else self._downward
-        return self._run("send", tensors, tensors, (tensors, to, tag), None, mover)
+        transport = (
+            self._transport
+            if self._downward_transport is None or to > self._rank
+            else self._downward_transport
+        )
+        return self._run("send", tensors, tensors, (tensors, to, tag), None, transport)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MaybeWork:
         # The sender counts.
@@ -242,10 +248,14 @@ class ExchangeGroup(dist.ProcessGroup):
                     # A stage's input requires gradients.
                     tensor.data.zero_()
             return _finished(tensors)
-        mover = self._mover if self._downward is None or source < self._rank else self._downward
+        transport = (
+            self._transport
+            if self._downward_transport is None or source < self._rank
+            else self._downward_transport
+        )
         if self.traffic.recorder is not None:
-            return self._recorded("recv", tensors, mover.recv, (tensors, source, tag))
-        work: MaybeWork = mover.recv(tensors, source, tag)
+            return self._recorded("recv", tensors, transport.recv, (tensors, source, tag))
+        work: MaybeWork = transport.recv(tensors, source, tag)
         return work
 
     def _run(
@@ -255,13 +265,13 @@ class ExchangeGroup(dist.ProcessGroup):
         result: Any,
         arguments: tuple[object, ...],
         options: Options,
-        mover: Any = None,
+        transport: Any = None,
     ) -> MaybeWork:
         if not self.traffic.enabled:
             return _finished(result)
         self.traffic.payload_bytes += _bytes(sent)
         self.traffic.operations += 1
-        collective = getattr(mover or self._mover, name)
+        collective = getattr(transport or self._transport, name)
         if options is not None:
             arguments = (*arguments, options)
         if self.traffic.recorder is not None:
@@ -333,11 +343,11 @@ def open_exchange(
     it has this one). `timeout` is how long a collective waits for its ranks (None: as long as torch has it);
     what goes over the default group waits as that does. `staged_for` is as `ExchangeGroup` has it.
     """
-    mover = dist.group.WORLD
+    transport = dist.group.WORLD
     if backend not in (None, dist.get_backend()):
-        mover = dist.new_group(timeout=timeout, backend=backend)
-    assert mover is not None
-    group = _open_over(mover, range(dist.get_world_size()), timeout, Traffic(), staged_for)
+        transport = dist.new_group(timeout=timeout, backend=backend)
+    assert transport is not None
+    group = _open_over(transport, range(dist.get_world_size()), timeout, Traffic(), staged_for)
     assert group is not None
     _await_connections()
     return group

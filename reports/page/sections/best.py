@@ -10,6 +10,7 @@ from reports import fields
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.effect import effect_text
 from reports.analysis.headline import efficiency_field, runs_text
+from reports.analysis.outcomes import outcome_words
 from reports.analysis.scaling import Curve, CurvePoint, is_measured, rate, ties
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
@@ -126,7 +127,7 @@ def _heat_map(curves: Sequence[Curve]) -> TextTable:
         point = next((one for one in curve.points if one.gpus == size), None)
         if point is None:
             gap = next((one for one in curve.gaps if one.gpus == size and not one.skipped), None)
-            return Field((gap.outcome or "").replace("_", " ")) if gap else NONE
+            return Field(outcome_words(gap.outcome or "")) if gap else NONE
         if not claimed:
             return fields.number(point.figures.throughput.value / size)
         metric = point.efficiency.metric

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from reports.analysis.headline import runs_text
+from reports.analysis.outcomes import outcome_words
 from reports.analysis.scaling import Curve, CurvePoint, piece_of
 from reports.analysis.size_to_buy import Purchase, sizes_to_buy
 from reports.analysis.study import StudyFigures
@@ -93,7 +94,7 @@ def efficiency_chart(
     named = []
     for curve in curves:
         for gap in (one for one in curve.gaps if not one.skipped):
-            outcome = (gap.outcome or "").replace("_", " ")
+            outcome = outcome_words(gap.outcome or "")
             missing.setdefault(gap.gpus, []).append(f"{curve.key.label}: {outcome}")
             named.append(f"{curve.key.label} on {gap.gpus:,} ({outcome})")
     against = next(iter(baselines)) if len(baselines) == 1 else "each series' own smallest size"
