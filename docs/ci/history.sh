@@ -14,7 +14,7 @@ commit() {
 
 update() {
     if git fetch --quiet origin "+refs/heads/$branch:refs/remotes/origin/$branch" 2>/dev/null; then
-        git -C history rebase --quiet "origin/$branch"
+        git -C history -c user.name=bench -c user.email=bench@localhost rebase --quiet "origin/$branch"
     fi
 }
 
@@ -30,6 +30,9 @@ pull)
         git -C history checkout --quiet --orphan "$branch-$$"
         git -C history read-tree --empty
         git -C history -c user.name=bench -c user.email=bench@localhost commit --quiet --allow-empty --message "Begin"
+        # A checkout of the next job deletes local branches, which fails for one that is checked out.
+        git -C history checkout --quiet --detach
+        git branch --quiet --delete --force "$branch-$$"
     fi
     commit
     update

@@ -93,7 +93,8 @@ def compare_command(
     working tree as it is.
 
     Exit codes: 0 nothing regressed, 1 something regressed, changed, failed or is missing, 2 no
-    verdict: the call is wrong or a file is damaged, 3 nothing regressed and something is incomparable.
+    verdict: the call is wrong or a file is damaged, 3 nothing regressed and something is incomparable, or
+    nothing was compared.
     """
     from dataclasses import replace
 

@@ -28,8 +28,8 @@ def site_command(folder: Path, output: Path, history: Path | None, *, redact: bo
     """Write an index of the studies in FOLDER (default: runs), with their pages, as a static folder.
 
     The index has a row a study: its answer, what changed since the last study like it, and how many cells
-    have no figure. The browser searches and sorts it, from a file or from any static host. A page that is as
-    new as its study is copied, and others are rendered.
+    have no figure. The browser searches and sorts it, from a file or from any static host. Pages that this
+    site has of unchanged studies are kept.
     """
     from harness.reporting.site import serve as serve_site
     from harness.reporting.site import write_site

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from pathlib import Path
 
-from harness.reporting.studies import CostFlags, read_figures
+from harness.reporting.studies import CostFlags, read_figures, read_results
 from harness.terminal.console import Console
 from reports.page.render import render_figures
 from reports.page.site import NIGHTS, SiteStudy, site_index, site_nights
@@ -19,54 +20,85 @@ from results import files
 from results.errors import BenchError, UsageError
 from results.history import read_nights
 from results.store import Study
+from results.version import VERSION
 
 _MANY = 10
 """Pages from which on processes that each import the renderer first are quicker than one."""
-_DEPTH = 2
-"""How far below the folder studies are looked for: `runs/NAME`, `runs/TEAM/NAME`."""
+_MARK = ".bench-site"
+"""File of a site that says what rendered its pages; pages of another version or redaction are not kept."""
 
 
 def write_site(folder: Path, target: Path, console: Console, *, history: Path | None, redact: bool) -> Path:
     """Write the site of the studies in `folder` into `target`, and return its index.
 
-    A study that cannot be read is named in the index. Raises UsageError if the folder has no study.
+    A study that cannot be read is named in the index. Pages that this site has of unchanged studies are kept,
+    and those of studies that are gone are removed. Raises UsageError if the folder has no study.
     """
-    roots = sorted(_studies(folder))
+    roots = sorted(root for root in _studies(folder) if not root.is_relative_to(target))
     if not roots:
         raise UsageError(f"{folder} has no study: give a folder that has studies of bench matrix, like runs")
+    readable, unreadable = _readable(roots, folder, console, redact=redact)
+    figures = read_figures([str(root) for root in readable], CostFlags(), console, redact=redact)
+    mark = f"{VERSION} {'redacted' if redact else 'as it is'}"
+    known = (target / _MARK).is_file() and (target / _MARK).read_text(encoding="utf-8") == mark
     studies: list[SiteStudy] = []
-    unreadable: dict[str, str] = {}
     to_render: list[SiteStudy] = []
-    for root in roots:
+    for number, (root, one) in enumerate(zip(readable, figures, strict=True), 1):
         name = root.relative_to(folder).as_posix()
-        try:
-            [figures] = read_figures([str(root)], CostFlags(), console, redact=redact)
-        except (BenchError, OSError) as error:
-            unreadable[name] = str(error)
-            console.warn(f"{root} is left out: {error}")
-            continue
-        one = SiteStudy(figures=replace(figures, name=name), page=f"studies/{name}.html")
-        studies.append(one)
-        if not redact and _is_current(root):
-            files.replace(target / one.page, (root / "report.html").read_bytes())
-        else:
-            to_render.append(one)
+        # A folder may be named after a user.
+        page = f"studies/{number}.html" if redact else f"studies/{name}.html"
+        studies.append(SiteStudy(figures=one if redact else replace(one, name=name), page=page))
+        if redact or not known or not _is_current(target / page, root):
+            to_render.append(studies[-1])
+    if (target / _MARK).is_file():
+        _remove_others(target, {one.page for one in studies})
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         in_order = map if len(to_render) < _MANY else pool.map
         pages = in_order(render_figures, [one.figures for one in to_render])
-        for one, page in zip(to_render, pages, strict=True):
-            files.replace(target / one.page, page.encode())
-    nights = None
-    if history is not None and not redact:
-        found, damaged = read_nights(history)
-        for sentence in damaged:
-            console.warn(sentence)
-        nights = site_nights(found)
+        for study, text in zip(to_render, pages, strict=True):
+            files.replace(target / study.page, text.encode())
+    nights = None if history is None or redact else _nights(history, console)
     if nights is not None:
         files.replace(target / NIGHTS, nights.encode())
     index = target / "index.html"
     files.replace(index, site_index(studies, unreadable, nights=nights is not None).encode())
+    files.replace(target / _MARK, mark.encode())
     return index
+
+
+def _readable(
+    roots: Sequence[Path], folder: Path, console: Console, *, redact: bool
+) -> tuple[list[Path], dict[str, str]]:
+    """The studies that can be read, and the reason by name for each of the others."""
+    readable: list[Path] = []
+    unreadable: dict[str, str] = {}
+    for root in roots:
+        try:
+            Study.existing(root).told_plans()
+            read_results(Study(root))
+        except (BenchError, OSError) as error:
+            console.warn(f"{root} is left out: {error}")
+            name = f"a study ({len(unreadable) + 1})" if redact else root.relative_to(folder).as_posix()
+            unreadable[name] = "it cannot be read" if redact else str(error)
+        else:
+            readable.append(root)
+    return readable, unreadable
+
+
+def _nights(history: Path, console: Console) -> str | None:
+    found, damaged = read_nights(history)
+    for sentence in damaged:
+        console.warn(sentence)
+    return site_nights(found)
+
+
+def _remove_others(target: Path, pages: Set[str]) -> None:
+    """Remove the pages of an earlier site that this one does not have."""
+    for path in (*(target / "studies").rglob("*.html"), target / NIGHTS):
+        if path.relative_to(target).as_posix() not in pages:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.parent.rmdir()
 
 
 def serve(target: Path, console: Console) -> None:
@@ -78,17 +110,21 @@ def serve(target: Path, console: Console) -> None:
 
 
 def _studies(folder: Path) -> Iterator[Path]:
-    below = ["*/" * depth for depth in range(1, _DEPTH + 1)]
-    yield from (path for pattern in below for path in folder.glob(pattern) if Study(path).plan_paths())
+    """The studies below a folder; nothing inside of a study is one."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.name.startswith("."):
+            if Study(path).is_there:
+                yield path
+            else:
+                yield from _studies(path)
 
 
-def _is_current(root: Path) -> bool:
-    """Whether the page in the study is not older than its plans and the results derived from its runs.
+def _is_current(page: Path, root: Path) -> bool:
+    """Whether a page is not older than the plans of its study and the results derived from its runs.
 
     Results are derived only where the study may be written.
     """
-    page = root / "report.html"
     if not page.is_file() or not os.access(root, os.W_OK):
         return False
     sources = [*Study(root).plan_paths(), *root.glob("cells/*/*/run.json")]
-    return page.stat().st_mtime >= max(path.stat().st_mtime for path in sources)
+    return page.stat().st_mtime >= max((path.stat().st_mtime for path in sources), default=0.0)

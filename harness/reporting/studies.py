@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -53,7 +53,9 @@ class CostFlags:
 GOALS = "knee, throughput, cost, time:24h or efficiency:80%"
 
 
-def read_assumptions(study: Study, flags: CostFlags, console: Console) -> Assumptions:
+def read_assumptions(
+    study: Study, flags: CostFlags, console: Console, epochs: Mapping[str, int] | None = None
+) -> Assumptions:
     """Read the assumptions from flags and the study's jobs. Raises UsageError that names flag and rule."""
     told = flags.smallest_effect
     smallest = SMALLEST_EFFECT if told is None else _share(told, "--smallest-effect", "2% or 0.02")
@@ -69,7 +71,7 @@ def read_assumptions(study: Study, flags: CostFlags, console: Console) -> Assump
         else Price(usd_per_gpu_hour=checked_usd(flags.price, "--price"), source="given by --price"),
         prices=read_prices(Path(flags.prices)) if flags.prices is not None else {},
         site=site,
-        workload_samples=_epochs(study, flags.epoch_samples, console) if flags.epoch_samples else {},
+        workload_samples=epochs or {},
         dataset_samples={
             facts.name: facts.samples for facts in DATASETS.all_facts if facts.samples is not None
         },
@@ -79,9 +81,10 @@ def read_assumptions(study: Study, flags: CostFlags, console: Console) -> Assump
     )
 
 
-def _epochs(study: Study, text: str, console: Console) -> dict[str, int]:
-    """Read `--epoch-samples`: samples by workload. One number is that of a study's only workload."""
-    workloads = sorted({cell.workload for plan in study.told_plans() for cell in plan.cells})
+def _epochs(studies: Sequence[Study], text: str, console: Console) -> dict[str, int]:
+    """Read `--epoch-samples`: samples by workload. One number is that of the only workload of the studies."""
+    plans = [plan for study in studies for plan in study.told_plans()]
+    workloads = sorted({cell.workload for plan in plans for cell in plan.cells})
     found = {}
     for item in text.split(","):
         workload, equals, number = item.rpartition("=")
@@ -89,7 +92,7 @@ def _epochs(study: Study, text: str, console: Console) -> dict[str, int]:
             raise UsageError(f"--epoch-samples takes N or WORKLOAD=N,... with N of at least 1, not {item!r}")
         found[workload] = int(number)
         if equals and workload not in workloads:
-            raise UsageError(f"--epoch-samples {item}: {study.root} has {', '.join(workloads)}")
+            raise UsageError(f"--epoch-samples {item}: the workloads are {', '.join(workloads)}")
     if "" in found and len(workloads) > 1:
         each = ",".join(f"{workload}=N" for workload in workloads)
         console.warn(f"--epoch-samples {text} is of no single workload: give --epoch-samples {each}")
@@ -158,11 +161,12 @@ def read_figures(
     for study in studies:
         warn_of_lost_plans(study, console)
     names = study_names([study.root for study in studies])
+    epochs = _epochs(studies, flags.epoch_samples, console) if flags.epoch_samples else {}
     read = [
         _Read(
             study,
             Told(name, study.told_plans(), read_results(study)),
-            read_assumptions(study, flags, console),
+            read_assumptions(study, flags, console, epochs),
         )
         for study, name in zip(studies, names, strict=True)
     ]

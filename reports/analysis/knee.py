@@ -164,15 +164,18 @@ def knee(curve: Curve) -> Knee:
             unclaimed |= {one.cell.gpus: str(unlike) for one in measured[len(judged) :]}
             break
         judged.append(larger)
-    sizes = [
-        Size.of(one.cell.gpus, one.cell.global_batch, one.run_step_ns, [run.disturbed for run in one.runs])
-        for one in judged
-    ]
+    sizes = [size_of(one) for one in judged]
     return replace(
         knee_of(sizes),
         unclaimed=tuple(sorted(unclaimed)),
         reason=unclaimed[min(unclaimed)] if unclaimed else None,
     )
+
+
+def size_of(figures: CellFigures) -> Size:
+    """The size of a cell, with the step times that count for the knee."""
+    cell, disturbed = figures.cell, [run.disturbed for run in figures.runs]
+    return Size.of(cell.gpus, cell.global_batch, figures.run_step_ns, disturbed)
 
 
 def knee_of(sizes: Sequence[Size]) -> Knee:

@@ -54,17 +54,17 @@ class NextRun:
     """A clause."""
     command: str
     gpu_hours: float | None = None
-    """The least that its runs take: set-up and steps, as on the nearest measured size; None on CPU."""
+    """What its runs take without launches: set-up and steps, as on the nearest size; None on CPU."""
     usd: float | None = None
     """The price of these hours; None if no price is known."""
 
     @property
     def order(self) -> str:
-        """Return what to run with what it takes: `6 runs of ddp on 16 (at least 0.4 GPU-hours, 1.20 USD)`."""
+        """Return what to run with what it takes: `6 runs of ddp on 16 (about 0.4 GPU-hours, 1.20 USD)`."""
         if self.gpu_hours is None:
             return self.what
         price = "" if self.usd is None else f", {self.usd:,.2f} USD"
-        return f"{self.what} (at least {number(self.gpu_hours)} GPU-hours{price})"
+        return f"{self.what} (about {number(self.gpu_hours)} GPU-hours{price})"
 
     @property
     def sentence(self) -> str:
@@ -124,10 +124,14 @@ def _left_open(study: StudyFigures) -> NextRun | None:
 def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) -> NextRun | None:
     """More runs of the cells that decide the choice, if they are few or leave it open."""
     deciding = {one.cell.id: one for one in (picked.candidate.figures, *picked.deciding)}
-    fewest = min(len(one.runs) for one in deciding.values())
+    fewest = min(map(picked.counted, deciding.values()))
     if fewest >= FEWEST_FOR_INTERVAL and not picked.open:
         return None
-    wanted = FEWEST_FOR_INTERVAL if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
+    # Disturbed runs stay in the study, and others come in addition to them.
+    missing = {
+        one.cell.id: len(one.runs) + FEWEST_FOR_INTERVAL - picked.counted(one) for one in deciding.values()
+    }
+    wanted = max(missing.values()) if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
     ids = {cell_id for cell_id, one in deciding.items() if len(one.runs) < wanted}
 
     def asked(of: Curve) -> tuple[int, ...]:
@@ -193,7 +197,14 @@ def _run(
         cells=tuple(one.cell.id for one in points),
         what=what,
         why=why,
-        command=matrix_call(study, curve.key, gpus, repeats=repeats, rerun=kind == "failed", alone=alone),
+        command=matrix_call(
+            study,
+            curve.key,
+            gpus,
+            repeats=repeats,
+            rerun=kind == "failed",
+            alone=alone.cell.strategy if alone else None,
+        ),
         gpu_hours=hours,
         usd=hours * max(prices) if hours is not None and prices else None,
     )
@@ -243,20 +254,20 @@ def matrix_call(
     *,
     repeats: int | None = None,
     rerun: bool = False,
-    alone: CellFigures | None = None,
+    alone: str | None = None,
 ) -> str:
     """The call that runs a series on `gpus`: its cells have the ids that they have in the study.
 
     `repeats` is the final number of runs of a cell (None: as planned). With `rerun`, cells that failed for
-    good run again. `alone` is the cell of one device of the same work, which is run too, and is the first of
-    `gpus`: `joins` says whether one call can do both.
+    good run again. `alone` is a strategy of one device, whose cell of the same work is run too, as the first
+    of `gpus`: `joins` says whether one call can do both.
     """
     request = _request(study, key)
     batch = key.constant_batch
     scaling = ("--scaling", key.kind, "--global-batch-size", batch)
     words: list[object] = [*(study.placed or ("--name", study.name))]
     words += ["--workload", key.workload]
-    words += ["--strategy", key.strategy if alone is None else f"{alone.cell.strategy},{key.strategy}"]
+    words += ["--strategy", key.strategy if alone is None else f"{alone},{key.strategy}"]
     words += [
         "--gpus",
         ",".join(map(str, gpus)),

@@ -16,7 +16,7 @@ from reports.analysis.assumptions import Goal, GoalKind
 from reports.analysis.cost import EMULATED, NO_EPOCH, CellCost, cell_costs
 from reports.analysis.effect import effect_text
 from reports.analysis.figures import CellFigures, differences_in_training
-from reports.analysis.knee import Knee, knee
+from reports.analysis.knee import Knee, knee, size_of
 from reports.analysis.scaling import Curve, Efficiency, Piece, piece_of, ties
 from reports.analysis.study import StudyFigures
 from reports.text import count, devices, duration, listed, metric, percent, whole_percent
@@ -68,6 +68,10 @@ class Picked:
     knee: Knee | None = None
     """The knee of the candidate's curve; None for other goals."""
     or_more: bool = False
+
+    def counted(self, figures: CellFigures) -> int:
+        """The number of runs of a cell that the choice rests on: a knee leaves out disturbed ones."""
+        return len(size_of(figures).steps) if self.knee else len(figures.runs)
 
 
 def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candidate], tuple[str, ...]]:
@@ -138,8 +142,8 @@ def _end(curve: Curve, stop: Knee, candidates: Sequence[Candidate]) -> Candidate
 
 
 def _instead(odds: Mapping[int, float]) -> str:
-    """`32 in 6 % and 128 in 20 %`."""
-    return listed([f"{size:,} in {whole_percent(share)}" for size, share in odds.items()])
+    """`1 GPU in 6 % and 128 GPUs in 20 %`."""
+    return listed([f"{count(size, 'GPU')} in {whole_percent(share)}" for size, share in odds.items()])
 
 
 def _smallest_of_fastest(candidates: Sequence[Candidate], smallest: float) -> Candidate:
@@ -392,7 +396,7 @@ def _size_to_buy(
     picked = _why_none(piece, candidates) or PICK[goal.kind](piece, candidates, goal)
     found = picked if isinstance(picked, Picked) else None
     rests_on = _rests_on(candidates, found) if found else None
-    doubts = _doubts(found, rests_on) if found and rests_on else ()
+    doubts = _doubts(found, rests_on, study) if found and rests_on else ()
     return SizeToBuy(
         workload=workload,
         scaling=kind,
@@ -458,18 +462,22 @@ def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
         cells=tuple(one.figures.cell.id for one in candidates),
         deciding=tuple(deciding),
         runs=len(runs),
-        fewest_runs=min(len(one.runs) for one in deciding.values()),
+        fewest_runs=min(map(picked.counted, deciding.values())),
         disturbed=sum(run.disturbed for run in runs),
         dirty=sum(bool(run.environment and run.environment.code.dirty) for run in runs),
     )
 
 
-def _doubts(picked: Picked, rests_on: RestsOn) -> tuple[str, ...]:
+def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures) -> tuple[str, ...]:
     few = rests_on.fewest_runs < FEWEST_FOR_INTERVAL
-    disturbed = rests_on.disturbed - (picked.knee.left_out if picked.knee else 0)
+    disturbed, runs = rests_on.disturbed, rests_on.runs
+    if picked.knee is not None:
+        deciding = [study.cells[cell_id] for cell_id in rests_on.deciding]
+        disturbed = sum(sum(run.disturbed for run in one.runs) - size_of(one).left_out for one in deciding)
+        runs = sum(len(one.runs) for one in deciding)
     doubts = {
         f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": few,
-        f"{_part(disturbed, rests_on.runs)} disturbed": disturbed,
+        f"{_part(disturbed, runs)} disturbed": disturbed,
         f"{_part(rests_on.dirty, rests_on.runs)} of code with local changes": rests_on.dirty,
     }
     return (*picked.open, *(text for text, holds in doubts.items() if holds))

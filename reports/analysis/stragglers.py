@@ -106,8 +106,10 @@ class Stragglers:
 
     @property
     def slow_places(self) -> tuple[object, ...]:
-        """Return a key of what is slow: equal at several sizes if the same hosts are slow."""
-        return tuple(self._hosts_of(self.persistent)) if self.hosts else (self.ranks, self.persistent)
+        """Return a key of what is slow: equal at several sizes if the same hosts are slow as a whole."""
+        whole = all(self.nodes[rank] in self.slow_nodes for rank in self.persistent)
+        known = bool(self.hosts) and whole
+        return tuple(self._hosts_of(self.persistent)) if known else (self.ranks, self.persistent)
 
     def _hosts_of(self, ranks: Iterable[int]) -> list[str]:
         return list(dict.fromkeys(self.hosts[rank] for rank in ranks))

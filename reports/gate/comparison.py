@@ -31,14 +31,7 @@ from results.baseline import Baseline, Exact, Subject
 FAILING = (Verdict.REGRESSED, Verdict.MISSING, Verdict.FAILED, Verdict.CHANGED)
 ORDER = (
     *FAILING,
-    *(
-        Verdict.NOTHING,
-        Verdict.INCOMPARABLE,
-        Verdict.INCONCLUSIVE,
-        Verdict.ACCEPTED,
-        Verdict.IMPROVED,
-        Verdict.NEW,
-    ),
+    *(Verdict.NOTHING, Verdict.INCOMPARABLE, Verdict.INCONCLUSIVE, Verdict.ACCEPTED),
     *(Verdict.IMPROVED, Verdict.NEW, Verdict.UNCHANGED, Verdict.SHOWN),
 )
 """The order in which findings are shown: the most urgent first."""

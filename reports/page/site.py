@@ -28,6 +28,7 @@ from reports.table import Column, figures, table, words
 from reports.text import NOTHING, count, listed, percent
 from results.baseline import Baseline
 from results.cell import label
+from results.run import RunResult
 
 NIGHTS = "nights.html"
 
@@ -43,13 +44,18 @@ class SiteStudy:
     @property
     def ran(self) -> str:
         """When its newest run started, as ISO 8601; empty if nothing ran."""
-        return max((run.started_at or "" for run in self.figures.runs), default="")
+        return max((run.started_at or "" for run in self._runs), default="")
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The names of the devices that it ran on."""
-        environments = [run.environment for run in self.figures.runs if run.environment is not None]
+        environments = [run.environment for run in self._runs if run.environment is not None]
         return tuple(dict.fromkeys(one.device_name for one in environments))
+
+    @property
+    def _runs(self) -> list[RunResult]:
+        """All runs, failed ones too."""
+        return [run for pool in self.figures.pools.values() for run in (*pool.runs, *pool.lost)]
 
 
 def site_index(studies: Sequence[SiteStudy], unreadable: Mapping[str, str], *, nights: bool) -> str:
@@ -72,7 +78,7 @@ def site_index(studies: Sequence[SiteStudy], unreadable: Mapping[str, str], *, n
             if nights
             else []
         ),
-        Table(table(reversed(ordered), columns), f"{len(studies):,} studies, the newest first", tools=True),
+        Table(table(reversed(ordered), columns), "Studies, the newest first", tools=True),
     ]
     section = Section(anchor="table", title="Studies", blocks=tuple(blocks), definitions=_DEFINITIONS)
     return render_sections("Studies", [section])
@@ -96,7 +102,9 @@ def _answer(study: StudyFigures) -> str:
 
 def _missing(study: StudyFigures) -> str:
     """The cells without a figure, by outcome: `2 out of memory, 1 not run`."""
-    outcomes = Counter(outcome_words(one.outcome) for one in study.failures)
+    trained = {cell_id for cell_id, one in study.training.items() if one.log.ended is not None}
+    failures = [one for one in study.failures if one.cell.id not in trained]
+    outcomes = Counter(outcome_words(one.outcome) for one in failures)
     return ", ".join(f"{number:,} {outcome}" for outcome, number in outcomes.most_common()) or NOTHING
 
 

@@ -410,7 +410,7 @@ class Group:
     def left_s(self) -> float:
         """Seconds that the cells without a result are estimated to take; 0 if each has one."""
         left = [self.cells[cell] for cell in self.cells.keys() - self.ended().keys()]
-        hardware = Machine.here().hardware(self._options.device)
+        hardware = Machine.here().hardware
         whole = estimate(schedule(left, repeats=1), earlier={}, hardware=hardware).seconds
         return whole + COMPILATION_S * sum(cell.compile for cell in left)
 

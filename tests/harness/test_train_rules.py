@@ -310,7 +310,7 @@ CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (CALL, "--epochs N or --steps N, one of them: neither was given"),
+        (CALL, "--epochs N and --steps N: neither was given"),
         ((*CALL, "--epochs", "1"), "synthetic data have no epochs; give --steps"),
         ((*CALL, "--steps", "9", "--target", "val_accuracy>=0.9"), "synthetic data have no held-out samples"),
         (

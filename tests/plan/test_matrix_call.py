@@ -58,7 +58,7 @@ def test_one_call_runs_sizes_of_a_series_and_their_single_device() -> None:
     cells = {cell.id: cell for cell in plan.cells}
     for curve in study.curves:
         if curve.key.strategy == "ddp":
-            words = shlex.split(matrix_call(study, curve.key, (8,), alone="single"))
+            words = shlex.split(matrix_call(study, curve.key, (1, 8), alone="single"))
             again = planned(words[2:], earlier=(plan,))
             assert [(one.strategy, one.gpus) for one in again.cells] == [("single", 1), ("ddp", 8)]
             assert all(cells[one.id] == one for one in again.cells)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -53,26 +54,30 @@ def test_the_index_has_a_row_a_study_with_what_changed(runs: Path, tmp_path: Pat
         assert "In short" in (public / page).read_text(encoding="utf-8")
 
 
-def test_a_page_as_new_as_its_study_is_copied_and_an_older_one_is_rendered(
+def test_a_page_as_new_as_its_study_is_kept_and_an_older_one_or_a_foreign_one_is_not(
     runs: Path, tmp_path: Path
 ) -> None:
-    page = runs / "before" / "report.html"
-    public = tmp_path / "public"
+    page, public = tmp_path / "public" / "studies" / "before.html", tmp_path / "public"
     run(["site", str(runs), "--output", str(public)])
     page.write_text("mine", encoding="utf-8")
     run(["site", str(runs), "--output", str(public)])
-    copied = public / "studies" / "before.html"
-    assert copied.read_text(encoding="utf-8") == "mine"
+    assert page.read_text(encoding="utf-8") == "mine"
     os.utime(page, (0, 0))
     run(["site", str(runs), "--output", str(public)])
-    assert "In short" in copied.read_text(encoding="utf-8")
+    assert "In short" in page.read_text(encoding="utf-8")
+    shutil.rmtree(runs / "before")
+    run(["site", str(runs), "--output", str(public)])
+    assert not page.exists()
 
 
-def test_a_redacted_site_has_no_host(runs: Path, tmp_path: Path) -> None:
-    (runs / "before" / "report.html").write_text("on node-a", encoding="utf-8")
+def test_a_redacted_site_has_no_host_and_no_name_of_a_folder(runs: Path, tmp_path: Path) -> None:
     public = tmp_path / "public"
+    run(["site", str(runs), "--output", str(public)])
     run(["site", str(runs), "--output", str(public), "--redact"])
-    assert not [path for path in public.rglob("*.html") if "node-a" in path.read_text(encoding="utf-8")]
+    for secret in ("node-a", "team", str(tmp_path)):
+        assert not [path for path in public.rglob("*.html") if secret in path.read_text(encoding="utf-8")]
+        assert not [path for path in public.rglob("*") if secret in path.relative_to(public).as_posix()]
+    assert "20.0 % slower" in (public / "index.html").read_text(encoding="utf-8")
 
 
 def test_the_nights_are_a_page_of_their_own(runs: Path, tmp_path: Path, small, twenty_nights) -> None:
@@ -97,7 +102,16 @@ def test_the_served_index_is_searched_in_the_browser(runs: Path, tmp_path: Path)
     if program is None:
         pytest.skip("no Chromium on the path")
     served = subprocess.Popen(
-        ["bench", "site", str(runs), "--output", str(tmp_path / "public"), "--serve"],
+        [
+            sys.executable,
+            "-m",
+            "harness.cli",
+            "site",
+            str(runs),
+            "--output",
+            str(tmp_path / "public"),
+            "--serve",
+        ],
         stdout=subprocess.PIPE,
         text=True,
     )

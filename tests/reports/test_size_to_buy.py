@@ -135,12 +135,24 @@ def test_what_the_runs_leave_open_few_runs_and_disturbed_ones_lower_the_confiden
     assert (left_open.choice.gpus, left_open.choice.shown_to, left_open.choice.or_more) == (4, 2, True)
     share = left_open.choice.instead[2]
     assert 0.4 < share < 0.6
-    assert left_open.doubts == (f"resamples of the runs name 2 in {100 * share:.0f} %",)
-    assert left_open.choice.text == f"4 GPUs or more with ddp (2 in {100 * share:.0f} % of resamples)"
+    assert left_open.doubts == (f"resamples of the runs name 2 GPUs in {100 * share:.0f} %",)
+    assert left_open.choice.text == f"4 GPUs or more with ddp (2 GPUs in {100 * share:.0f} % of resamples)"
     few = bought(gpus(runs=3, foreign_cpu_cores=1.0))
     assert few.confidence == "medium"
-    assert few.doubts == ("3 runs a size (fewer than 6)", "all 12 runs disturbed")
+    assert few.doubts == ("3 runs a size (fewer than 6)", "all 9 runs disturbed")
     assert bought(gpus(runs=1)).confidence == "low"
+
+
+def test_runs_that_are_left_out_do_not_count_towards_the_confidence(gpus) -> None:
+    planted = gpus(runs=2)
+    for cell in planted.study.plans()[-1].cells:
+        planted.runs(cell, [1.4 * STEPS[cell.gpus]] * 4, foreign_cpu_cores=1.0)
+    study = analysed(planted)
+    [found] = sizes_to_buy(study)
+    assert (found.choice.gpus, found.confidence) == (4, "medium")
+    assert found.doubts == ("2 runs a size (fewer than 6)",)
+    # Six undisturbed runs in addition to four disturbed ones.
+    assert "--repeats 10" in next_run(study).command
 
 
 def test_what_is_open_beyond_the_knee_leaves_the_choice_as_sure_as_it_was(gpus) -> None:

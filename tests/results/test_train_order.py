@@ -11,8 +11,8 @@ from results.train_order import Target, TrainOrder, read_target
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "--epochs N or --steps N, one of them: neither was given"),
-        ({"epochs": 1, "steps": 5}, "one of them: both were given"),
+        ({}, "--epochs N and --steps N: neither was given"),
+        ({"epochs": 1, "steps": 5}, "--epochs N and --steps N: both were given"),
         ({"steps": 0}, "--steps is at least 1, not 0"),
         ({"epochs": 1, "keep": 0}, "--keep is at least 1, not 0"),
         ({"epochs": 1, "restarts": -1}, "--restarts is at least 0, not -1"),

@@ -142,7 +142,7 @@ UNFIT: dict[str, tuple[Callable[[], nn.Module], ModelLayout, str]] = {
     "tied": (
         Tied,
         ModelLayout(splits=(LinearSplit(name="0", by="outputs"),)),
-        "and 0.weight, 1.weight share",
+        "0.weight, 1.weight share",
     ),
 }
 

@@ -38,7 +38,9 @@ def _clauses(found: WorkloadVerdict) -> Iterator[Clause]:
         yield Clause(title=one.kind, text=_reach(one), rank=2)
     for one in found.scalings:
         dominant = one.largest.dominant if one.largest else None
-        if dominant is not None and dominant.part is not None:
+        efficiency = one.largest.configuration.efficiency if one.largest else None
+        tells = efficiency is None or efficiency.tells
+        if dominant is not None and dominant.part is not None and tells:
             yield Clause(title=f"lost, {one.kind}", text=_lost(dominant), rank=5)
     yield from _trust(found)
     if found.slow_ranks is not None:

@@ -47,7 +47,7 @@ def _blocks(study: StudyFigures, cells: Sequence[Found]) -> Iterator[Block]:
         groups.setdefault(found.slow_places, []).append((one, found))
     sentences = []
     for (one, found), *rest in groups.values():
-        nodes = f" ({found.node_names} as a whole)" if found.slow_nodes else ""
+        nodes = f" ({found.node_names} as a whole)" if found.slow_nodes and not found.hosts else ""
         others = listed([cell_label(study, other.cell) for other, _ in rest], last="; ") if rest else ""
         more = f" The same in {others}." if others else ""
         sentences.append(f"{cell_label(study, one.cell)}: {found.finding}{nodes}{more}")

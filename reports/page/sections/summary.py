@@ -6,7 +6,6 @@ Three sentences follow the drawing: where growing stops paying, why, and how cer
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
@@ -261,7 +260,7 @@ def tiles(study: StudyFigures, all_shown: Sequence[Shown]) -> tuple[Tile, ...]:
     """Make the tiles, in reading order."""
     return (
         _size_tile(all_shown),
-        _efficiency_tile(study, all_shown),
+        _efficiency_tile(all_shown),
         _epoch_tile(study, all_shown),
         _trust_tile(study),
     )
@@ -317,25 +316,16 @@ def _left_out(points: Sequence[str]) -> Iterator[str]:
         yield f"not chosen from: {count(len(unproven), 'point')} without a proof, such as {unproven[0]}"
 
 
-def _because(reasons: Iterable[str]) -> str:
-    """` (runs on exactly 1 GPU; 2 other reasons)`: the most frequent reason, or both of two; empty for
-    no reasons."""
-    counted = [reason for reason, _ in Counter(reasons).most_common()]
-    if not counted:
-        return ""
-    told = [counted[0], f"{len(counted) - 1} other reasons"] if len(counted) > 2 else counted
-    return f" ({'; '.join(told)})"
-
-
-def _too_far_apart(study: StudyFigures) -> str:
-    """Say why a figure tells nothing, and what to do."""
-    disturbed = sum(run.disturbed for run in study.runs)
+def _too_far_apart(one: Shown) -> str:
+    """Return why a figure of a cell is not shown, and what to do."""
+    runs = one.cell.runs if one.cell else ()
+    disturbed = sum(run.disturbed for run in runs)
     if not disturbed:
         return "the runs are too far apart: run more"
-    return f"{disturbed:,} of {count(len(study.runs), 'run')} were disturbed: run again on a quiet machine"
+    return f"{disturbed:,} of its {count(len(runs), 'run')} were disturbed: run again on a quiet machine"
 
 
-def _efficiency_tile(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
+def _efficiency_tile(all_shown: Sequence[Shown]) -> Tile:
     lines: list[str] = []
     figure = ""
     for one in all_shown[:4]:
@@ -349,7 +339,7 @@ def _efficiency_tile(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
                 figure = said.value if value.tells else "cannot be told"
                 told = f"{said.note}; {where}, against {against}"
                 if not value.tells:
-                    lines.append(_too_far_apart(study))
+                    lines.append(_too_far_apart(one))
         lines.append(told)
     return Tile(
         title="Efficiency",
@@ -385,8 +375,9 @@ def _epoch_tile(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
     samples = first.epoch_samples if first.epoch_ns and first.epoch_samples else 1_000_000
     return Tile(
         title="An epoch" if first.epoch_ns else "A million samples",
-        figure=_took(first),
+        figure=_took(first) if time.tells else "cannot be told",
         lines=(
+            *([] if time.tells else [_too_far_apart(found[0][0])]),
             f"{samples:,} samples by {_where(found[0][0], first)}{interval}",
             _price_text(study, first),
             *(f"{_where(one, cost)}: {_took(cost)}" for one, cost in found[1:4]),
@@ -442,21 +433,23 @@ def _trust_tile(study: StudyFigures) -> Tile:
     disturbed = sum(run.disturbed for run in runs)
     dirty = sum(bool(run.environment and run.environment.code.dirty) for run in runs)
     not_run = sum(failure.outcome == NOT_RUN for failure in study.failures)
-    failed = [failure for failure in study.failures if failure.outcome != NOT_RUN]
+    failed = [failure for failure in study.failures if failure.runs]
+    left_out = len(study.failures) - len(failed) - not_run
     lost = f", {count(len(study.lost), 'run')} of other cells" if study.lost else ""
     skipped = sum(len(group.gpus) for group in study.skipped)
     return Tile(
         title="Trust",
         figure=f"{proven:,} of {count(cells, 'cell')} proven"
         if cells == len(study.pools)
-        else f"{cells:,} of {count(len(study.pools), 'cell')} have a figure",
+        else f"{cells:,} of {count(len(study.pools), 'cell')}",
         lines=(
-            f"proven, their training was checked: {proven:,} of {cells:,}",
+            f"have a figure; proven (their training was checked): {proven:,} of {cells:,}",
             f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
-            f"failed: {failures_text(failed) or 'none'}{lost}; not run: {not_run:,}",
+            f"failed: {failures_text(failed) or 'none'}{lost}; not run: {not_run:,}"
+            f"{f'; left out: {left_out:,}' if left_out else ''}",
             *([f"why: {study.logs_call(failed[0].cell.id)}"] if failed else []),
-            f"skipped: {count(skipped, 'point')}{_because(group.skip.reason for group in study.skipped)}",
+            f"skipped: {count(skipped, 'point')}",
         ),
         anchor="method-proof",
-        alarm=proven < cells or bool(disturbed or dirty or failed),
+        alarm=proven < len(study.pools) or bool(disturbed or dirty),
     )
