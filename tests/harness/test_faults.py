@@ -148,8 +148,8 @@ def test_a_rank_that_the_kernel_ends_for_want_of_memory_is_out_of_memory(
     (failed,) = bench.results()
     assert (failed.outcome, failed.reason) == (
         Outcome.OUT_OF_MEMORY,
-        "rank 1 was killed by SIGKILL, and meanwhile the kernel of its hosts ended 1 process for want of"
-        " memory",
+        "rank 1 was killed by SIGKILL, and meanwhile the kernel of its hosts ended 1 process because"
+        " memory ran out",
     )
     assert attempt_of(bench, failed).out_of_memory_kills == 1
 

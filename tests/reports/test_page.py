@@ -276,7 +276,7 @@ def test_the_first_screen_says_what_failed_what_was_disturbed_and_what_the_runs_
         "ddp + bf16 on 2 (it compresses its gradients)",
         "31.7 to 34.2, range of 3; ddp on 256, weak",
         "74 of 85 cells",
-        "have a figure; proven (their training was checked): 74 of 74",
+        "have a figure; proven: 74 of 74",
         "disturbed: 61 of 222 runs; code with local changes: 222",
         "failed: 11 out of memory (gpt2-small); not run: 0",
         "skipped: 18 points",

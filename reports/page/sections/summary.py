@@ -85,7 +85,8 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
         first=True,
     )
     title = f"{bought.workload}, {first.work}" if drawing else ""
-    yield Beside(drawing, title, (points, *command, Bullets(verdict(study).sentences, "folded")))
+    slow = [Paragraph(f"{ranks.clause}.") for _, ranks in slow_cells(study.cells.values())[:1]]
+    yield Beside(drawing, title, (points, *command, *slow, Bullets(verdict(study).sentences, "folded")))
 
 
 def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
@@ -113,8 +114,6 @@ def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
         because = f": {'; '.join(bought.doubts)}" if bought.doubts else ""
         made = f"{capital(bought.confidence)} confidence in the size{because}. {made}"
     yield "How sure", made
-    for _, ranks in slow_cells(study.cells.values())[:1]:
-        yield "Slow", f"{ranks.clause}."
 
 
 _DEFINITIONS = (
@@ -443,7 +442,7 @@ def _trust_tile(study: StudyFigures) -> Tile:
         if cells == len(study.pools)
         else f"{cells:,} of {count(len(study.pools), 'cell')}",
         lines=(
-            f"have a figure; proven (their training was checked): {proven:,} of {cells:,}",
+            f"have a figure; proven: {proven:,} of {cells:,}",
             f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
             f"failed: {failures_text(failed) or 'none'}{lost}; not run: {not_run:,}"
             f"{f'; left out: {left_out:,}' if left_out else ''}",
