@@ -124,12 +124,12 @@ FIRST = ["slurm faults", "slurm", "small study"]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests for parallel processes: a group runs in one process.
 
-    A file is a group, so that what its tests share is made once, unless a test is marked as of another (a
-    long file is spread like that); the tests of Slurm are one, but for those of its faults, since each group
-    starts a cluster, and so are those that read the small study. These come first, then the groups with slow
-    tests, longest folders first: at the end of the run only short groups are left, and no process works on a
-    long one alone. Slow tests come first in their file, since a process takes its next group when two tests
-    of the last one are left, and that group waits for them.
+    A file is a group, so that its shared fixtures are made once, unless a test is marked with another group
+    (which spreads a long file). Each group of Slurm starts a cluster: the tests of its faults are one group, its
+    other tests another. The tests that read the small study are one group. These come first, then the groups
+    with slow tests, longest folders first: only short groups are left at the end of the run, when a long one
+    would keep a single process busy. In their file slow tests come first, because a process takes its next
+    group when two tests of the last one are left, and that group waits for them.
     """
     names = {item: _group(item) for item in items}
     slow = {names[item] for item in items if item.get_closest_marker("slow") is not None}

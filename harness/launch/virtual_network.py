@@ -43,7 +43,7 @@ class VirtualNode:
 
 
 class VirtualSwitch:
-    """A bridge without an uplink, in a network namespace of its own, to which virtual nodes are connected.
+    """A bridge without an uplink, in a separate network namespace, to which virtual nodes are connected.
 
     The constructor moves this process into the namespace. The namespace has no name outside this process and
     its children, and ends with the last of them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -12,8 +12,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from pathlib import Path
 
-from harness.reporting.studies import CostFlags, read_figures, read_results
+from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
+from reports.analysis.study import StudyFigures
 from reports.page.render import render_figures
 from reports.page.site import NIGHTS, SiteStudy, site_index, site_nights
 from results import files
@@ -31,19 +32,30 @@ _MARK = ".bench-site"
 def write_site(folder: Path, target: Path, console: Console, *, history: Path | None, redact: bool) -> Path:
     """Write the site of the studies in `folder` into `target`, and return its index.
 
-    A study that cannot be read is named in the index. Pages that this site has of unchanged studies are kept,
-    and those of studies that are gone are removed. Raises UsageError if the folder has no study.
+    A study that cannot be read is named in the index. Pages of unchanged studies are kept, pages of deleted
+    studies are removed. Raises UsageError if the folder has no study.
     """
-    roots = sorted(root for root in _studies(folder) if not root.is_relative_to(target))
+    roots = sorted(_studies(folder))
     if not roots:
         raise UsageError(f"{folder} has no study: give a folder that has studies of bench matrix, like runs")
-    readable, unreadable = _readable(roots, folder, console, redact=redact)
-    figures = read_figures([str(root) for root in readable], CostFlags(), console, redact=redact)
+    read: dict[Path, StudyFigures] = {}
+    unreadable: dict[str, str] = {}
+    for root in roots:
+        try:
+            [read[root]] = read_figures([str(root)], CostFlags(), console)
+        except (BenchError, OSError) as error:
+            console.warn(f"{root} is left out: {error}")
+            name = f"a study ({len(unreadable) + 1})" if redact else root.relative_to(folder).as_posix()
+            unreadable[name] = "it cannot be read" if redact else str(error)
+    if redact:
+        # One redaction, so that two studies have the same stand-in only for the same thing.
+        figures = read_figures([str(root) for root in read], CostFlags(), console, redact=True)
+        read = dict(zip(read, figures, strict=True))
     mark = f"{VERSION} {'redacted' if redact else 'as it is'}"
     known = (target / _MARK).is_file() and (target / _MARK).read_text(encoding="utf-8") == mark
     studies: list[SiteStudy] = []
     to_render: list[SiteStudy] = []
-    for number, (root, one) in enumerate(zip(readable, figures, strict=True), 1):
+    for number, (root, one) in enumerate(read.items(), 1):
         name = root.relative_to(folder).as_posix()
         # A folder may be named after a user.
         page = f"studies/{number}.html" if redact else f"studies/{name}.html"
@@ -64,25 +76,6 @@ def write_site(folder: Path, target: Path, console: Console, *, history: Path | 
     files.replace(index, site_index(studies, unreadable, nights=nights is not None).encode())
     files.replace(target / _MARK, mark.encode())
     return index
-
-
-def _readable(
-    roots: Sequence[Path], folder: Path, console: Console, *, redact: bool
-) -> tuple[list[Path], dict[str, str]]:
-    """The studies that can be read, and the reason by name for each of the others."""
-    readable: list[Path] = []
-    unreadable: dict[str, str] = {}
-    for root in roots:
-        try:
-            Study.existing(root).told_plans()
-            read_results(Study(root))
-        except (BenchError, OSError) as error:
-            console.warn(f"{root} is left out: {error}")
-            name = f"a study ({len(unreadable) + 1})" if redact else root.relative_to(folder).as_posix()
-            unreadable[name] = "it cannot be read" if redact else str(error)
-        else:
-            readable.append(root)
-    return readable, unreadable
 
 
 def _nights(history: Path, console: Console) -> str | None:
@@ -115,7 +108,7 @@ def _studies(folder: Path) -> Iterator[Path]:
         if path.is_dir() and not path.name.startswith("."):
             if Study(path).is_there:
                 yield path
-            else:
+            elif not path.is_symlink():
                 yield from _studies(path)
 
 

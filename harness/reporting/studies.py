@@ -82,7 +82,7 @@ def read_assumptions(
 
 
 def _epochs(studies: Sequence[Study], text: str, console: Console) -> dict[str, int]:
-    """Read `--epoch-samples`: samples by workload. One number is that of the only workload of the studies."""
+    """Read `--epoch-samples`: samples by workload. A single number needs studies of one workload."""
     plans = [plan for study in studies for plan in study.told_plans()]
     workloads = sorted({cell.workload for plan in plans for cell in plan.cells})
     found = {}

@@ -73,7 +73,7 @@ class CellBudget:
 
 
 NO_RIVAL = 0.01
-"""Share of the largest part below which another part is no rival of it."""
+"""The smallest share of the largest part that makes another part a rival of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

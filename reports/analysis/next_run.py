@@ -54,7 +54,7 @@ class NextRun:
     """A clause."""
     command: str
     gpu_hours: float | None = None
-    """What its runs take without launches: set-up and steps, as on the nearest size; None on CPU."""
+    """The GPU-hours of set-up and steps, estimated from the nearest measured size; None on CPU."""
     usd: float | None = None
     """The price of these hours; None if no price is known."""
 
@@ -115,7 +115,10 @@ def _left_open(study: StudyFigures) -> NextRun | None:
     chosen = picked.candidate.figures.cell.id
     with_it = [curve for curve in piece.curves if any(one.cell.id == chosen for one in curve.figures)]
     curve = max(with_it, key=lambda curve: len(curve.points))
-    if (more := _more_runs(study, piece, curve, picked)) is not None or not picked.or_more:
+    more = _more_runs(study, piece, curve, picked)
+    # Beyond sizes that cannot be compared, nothing is known of growth.
+    unjudged = picked.knee is not None and picked.knee.unclaimed
+    if more is not None or unjudged or not picked.or_more:
         return more
     why = "growing still pays at" if goal.kind == KNEE.kind else "the choice is"
     return _larger(study, curve, f"{why} {curve.points[-1].gpus:,}, the largest size measured")
@@ -127,12 +130,11 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     fewest = min(map(picked.counted, deciding.values()))
     if fewest >= FEWEST_FOR_INTERVAL and not picked.open:
         return None
+    enough = FEWEST_FOR_INTERVAL if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
+    few = [one for one in deciding.values() if picked.counted(one) < enough]
     # Disturbed runs stay in the study, and others come in addition to them.
-    missing = {
-        one.cell.id: len(one.runs) + FEWEST_FOR_INTERVAL - picked.counted(one) for one in deciding.values()
-    }
-    wanted = max(missing.values()) if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
-    ids = {cell_id for cell_id, one in deciding.items() if len(one.runs) < wanted}
+    wanted = max(len(one.runs) - picked.counted(one) + enough for one in few)
+    ids = {one.cell.id for one in few}
 
     def asked(of: Curve) -> tuple[int, ...]:
         return tuple(point.gpus for point in of.points if point.figures.cell.id in ids)

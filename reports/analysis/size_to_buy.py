@@ -308,12 +308,12 @@ class Purchase:
 
     @property
     def doubt(self) -> str:
-        """`128 in 20 % of resamples`; empty where the size is sure, or no odds are known."""
+        """`128 GPUs in 20 % of resamples`; empty where the size is sure, or no odds are known."""
         return f"{_instead(self.instead)} of resamples" if self.instead else ""
 
     @property
     def text(self) -> str:
-        """`16 GPUs with ddp`; `64 GPUs with ddp (128 in 20 % of resamples)`."""
+        """`16 GPUs with ddp`; `64 GPUs with ddp (128 GPUs in 20 % of resamples)`."""
         return f"{self.size} with {self.strategy}{f' ({self.doubt})' if self.doubt else ''}"
 
 

@@ -201,6 +201,24 @@ touch "$2/0001/pair.json"
 """
 
 
+NOTHING_COMPARED = """
+for word; do case $word in json=*) echo '{"verdict": "nothing compared"}' > "${word#json=}";; esac; done
+while [ "$1" != --out ]; do shift; done
+mkdir -p "$2/0001"
+touch "$2/0001/pair.json"
+"""
+
+
+def test_a_gate_on_a_busy_runner_is_green_and_says_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = project / "bin" / "bench"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{NOTHING_COMPARED.partition('while')[0]}exit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    done = shell("bench/gate.sh bench/nightly.yaml origin/accepted")
+    assert (done.returncode, "nothing was compared" in done.stderr) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("quote", "script", "ends", "told"),
     [
@@ -208,9 +226,10 @@ touch "$2/0001/pair.json"
         ("'", "exit 1", 1, "this tree trains worse, or otherwise, than commit 0123456789ab: see"),
         ("", "exit 2", 2, ""),
         ("", "exit 3", 0, "the accepted commit cannot be compared with, which is no failure"),
+        ("", f"{NOTHING_COMPARED}exit 3", 0, "too busy to compare anything"),
         ("", f"{MADE_A_PAIR}exit 3", 3, "a fact differs between this tree and commit 0123456789ab: see"),
     ],
-    ids=["green", "red", "no verdict", "incomparable", "another fact"],
+    ids=["green", "red", "no verdict", "incomparable", "nothing compared", "another fact"],
 )
 def test_the_canary_ends_with_what_the_comparison_says_and_leaves_the_clone_its_history(
     canary: Callable[[str, str], subprocess.CompletedProcess[str]],

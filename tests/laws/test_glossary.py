@@ -29,7 +29,11 @@ ALLOWED = {
         "strategies/saving",
     ),
     "slot": ("Slot is stored in a launch", "harness", "results", "strategies/collectives"),
-    "snapshot": ("what is copied while training goes on", "harness/worker/measure", "strategies/snapshot.py"),
+    "snapshot": (
+        "a copy that is saved while training continues",
+        "harness/worker/measure",
+        "strategies/snapshot.py",
+    ),
     "trial": ("a first packet over a link", "harness/launch/preflight.py"),
     "turn": (
         "the protocol of turns.py, which old commits speak",

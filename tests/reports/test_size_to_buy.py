@@ -155,6 +155,24 @@ def test_runs_that_are_left_out_do_not_count_towards_the_confidence(gpus) -> Non
     assert "--repeats 10" in next_run(study).command
 
 
+def test_an_open_size_with_disturbed_runs_gets_as_many_others(gpus) -> None:
+    steps = {1: 10.0, 2: 10.5, 4: 14.0}
+    planted = gpus(steps, spread=0.03)
+    for cell in planted.study.plans()[-1].cells:
+        planted.runs(cell, [1.4 * steps[cell.gpus]] * 6, foreign_cpu_cores=1.0)
+    # Six undisturbed runs are to be twelve, in addition to six disturbed ones.
+    found = next_run(analysed(planted))
+    assert (found.gpus, "--repeats 18 " in found.command) == ((2, 4), True)
+
+
+def test_sizes_that_cannot_be_compared_are_not_grown_beyond(gpus, new_environment) -> None:
+    planted = gpus({1: 10.0, 2: 10.1, 4: 10.2})
+    [cell] = planted.series("weak", "ddp", [8], batch=8)
+    planted.plan(repeats=6)
+    planted.runs(cell, [10.3] * 6, environment=new_environment(device_name="another"))
+    assert next_run(analysed(planted)) is None
+
+
 def test_what_is_open_beyond_the_knee_leaves_the_choice_as_sure_as_it_was(gpus) -> None:
     # From 2 to 4 nothing is gained; that of 4 to 8, 2 (20.2 / 27) - 1 = 0.496, has 0.5 in its range.
     found = bought(gpus({1: 10.0, 2: 10.1, 4: 20.2, 8: 27.0}, spread=0.03))
