@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests for parallel processes: a group runs in one process.
 
     A file is a group, so that its shared fixtures are made once, unless a test is marked with another group
-    (which spreads a long file). Each group of Slurm starts a cluster: the tests of its faults are one group, its
+    (which spreads a long file). Each group of Slurm starts a cluster: its fault tests are one group, its
     other tests another. The tests that read the small study are one group. These come first, then the groups
     with slow tests, longest folders first: only short groups are left at the end of the run, when a long one
     would keep a single process busy. In their file slow tests come first, because a process takes its next
