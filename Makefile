@@ -13,14 +13,18 @@ WORKERS ?= 4
 # PERF_BRIEF: benchmarks are to run, here; `make perf` measures.
 PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test quick compat planted knee gallery soak resume lint types contracts perf perf-gate gpu \
+.PHONY: demo test coverage quick compat planted knee gallery soak resume lint types contracts perf perf-gate gpu \
   reference docs format constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
 
 test: lint types contracts
-	$(PYTEST) $(if $(SLOW),--cov --cov-report=term:skip-covered,-m "not slow")
+	$(PYTEST) $(if $(SLOW),,-m "not slow")
+
+# Branch coverage of the tests' own processes, apart from `test` because tracing doubles the time of quick tests.
+coverage: $(VENV)/.installed-dev
+	$(PYTEST) -q $(if $(SLOW),,-m "not slow") --cov --cov-report=term:skip-covered
 
 # The tests alone, without the slow ones.
 quick: $(VENV)/.installed-dev
