@@ -105,6 +105,11 @@ class Matrix:
         ]
         if unused:
             self._console.warn(f"no effect with --launcher {self._launcher.name}: {', '.join(unused)}")
+        twice = [name for text in self._request.env if (name := text.partition("=")[0]) in os.environ]
+        if twice:
+            raise UsageError(
+                f"--env sets {twice[0]}, which the environment of bench sets too: unset {twice[0]}"
+            )
         self._check_hosts()
         if self._run_options.tensorboard and self._call.hosts.same_python:
             require_tensorboard()

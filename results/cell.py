@@ -131,6 +131,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     memory_limit_mb: int | None = None
     """MiB that a rank may take beyond the idle worker; None: what the device has."""
     steps: StepPolicy = StepPolicy()
+    env: tuple[str, ...] = ()
+    """Environment variables that its launches have in addition, as `NAME=VALUE`, by name."""
 
     def __post_init__(self) -> None:
         for name in ("gpus", "micro_batch", "accumulation", "model_parallel"):
@@ -196,6 +198,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
             parts.append(self.collective)
         if self.link_mbit_per_s is not None:
             parts.append(self.link)
+        parts += self.env
         prefix = "-".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.") for part in parts)[:60].strip("-.")
         return f"{prefix}-g{self.gpus:03d}-b{self.micro_batch}-{digest}"
 

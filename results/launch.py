@@ -77,6 +77,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each slot is run by a separate process, which is forked from the rank and ends with the run."""
     training: TrainOrder | None = None
     """How its cells are trained; None: they are measured."""
+    env: tuple[str, ...] = ()
+    """Environment variables of its cells (`Cell.env`)."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,6 +85,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compile: bool = False
     memory_format: MemoryFormat = "contiguous"
     seed: int = 0
+    env: tuple[str, ...] = ()
+    """Environment variables of the launches of its cells, as `NAME=VALUE`, by name."""
     memory_limit_mb: int | None = None
     """MiB that each rank may take beyond the idle worker; None: all memory of the device."""
     steps: StepPolicy = StepPolicy()

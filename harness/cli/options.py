@@ -104,9 +104,19 @@ def _flag(option: PlanOption) -> Callable[[Function], Function]:
     type_ = _Whole() if type_ is int else type_
     # click asks the type where no function is given.
     complete = _complete_names if kind.flag_type is str and kind.metavar else None
+    if kind.repeated:
+        return click.option(
+            flag, type=str, multiple=True, callback=_list_or_none, help=option.help, metavar=kind.metavar
+        )
     return click.option(
         flag, type=type_, default=None, help=option.help, metavar=kind.metavar, shell_complete=complete
     )
+
+
+def _list_or_none(
+    context: click.Context, parameter: click.Parameter, value: Sequence[str]
+) -> list[str] | None:
+    return list(value) or None
 
 
 def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

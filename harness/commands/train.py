@@ -226,6 +226,7 @@ def _plan_of(folder: Path) -> Plan:
         activation_checkpointing=cell.activation_checkpointing,
         compile=cell.compile,
         memory_format=cell.memory_format,
+        env=cell.env,
         memory_limit_mb=cell.memory_limit_mb,
     )
     return msgspec.structs.replace(plan, request=request)

@@ -315,6 +315,7 @@ class LaunchMaker:
             threads=self.machine.threads(planned.device) if threads is None else threads,
             pin=room and starter.pins,
             link_mbit_per_s=planned.link_mbit_per_s,
+            env=planned.env,
             source_folder=self.plan.request.source_folder,
             supervisor_pid=starter.supervisor_pid,
             warnings=self.warnings,

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.plan.options import OF_A_LAUNCHER
 from results.launch import Launch, torchrun_folder
 
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """A `reports/` folder where the user happens to stand must not shadow ours."""
-_OF_A_LAUNCHER = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|(MASTER|TORCHELASTIC|PET|OMPI|PMI[2X]?)_.*"
-)
-"""A launcher sets these variables to give a process its rank. torchrun obeys some of them, and values that
-another launcher or an operator left are wrong for the launch that torchrun starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +63,7 @@ def node_command(launch: Launch, path: Path, node_rank: int, endpoint: str) -> t
 
 def shell_line(launch: Launch, command: tuple[str, ...]) -> str:
     """The command as it is typed, with the variables that a launch by this program has as well."""
-    return f"{' '.join(f'{k}={v}' for k, v in _variables(launch).items())} {shlex.join(command)}"
+    return f"{' '.join(f'{k}={shlex.quote(v)}' for k, v in _variables(launch).items())} {shlex.join(command)}"
 
 
 def _variables(launch: Launch) -> dict[str, str]:
@@ -78,17 +73,18 @@ def _variables(launch: Launch) -> dict[str, str]:
         # numpy starts these threads when it is imported, and a rank with threads cannot be forked.
         **({"OPENBLAS_NUM_THREADS": "1"} if launch.forks else {}),
         **_SAFE_PATH,
+        **dict(text.split("=", 1) for text in launch.env),
     }
 
 
 def worker_environment(launch: Launch, checkout: Path) -> dict[str, str]:
-    """Return `code_environment` with the variables that limit the threads of a rank."""
+    """Return `code_environment` with the launch's own variables, such as the number of threads."""
     return {**code_environment(checkout), **_variables(launch)}
 
 
 def code_environment(checkout: Path) -> dict[str, str]:
     """Return this process's variables with the path to our code and without what other launchers set."""
-    kept = {name: value for name, value in os.environ.items() if not _OF_A_LAUNCHER.fullmatch(name)}
+    kept = {name: value for name, value in os.environ.items() if not OF_A_LAUNCHER.fullmatch(name)}
     inherited = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(checkout), *([inherited] if inherited else [])])
     return {**kept, **_SAFE_PATH, "PYTHONPATH": path}

@@ -17,7 +17,7 @@ from harness.plan.surroundings import MIB, SHARE
 from harness.plan.unfit import unchecked
 from harness.terminal.console import Console
 from harness.terminal.group_text import group_lines
-from reports.analysis.series import told_settings
+from reports.analysis.series import told_settings, value_text
 from reports.text import count, devices, devices_word, duration, listed
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.environment import CodeVersion
@@ -138,7 +138,7 @@ def plan_tables(
         ["cell", "workload", *axes, workers, "micro-batch", "accumulation", "global batch"],
         [
             [
-                *(cell.id, cell.workload, *(str(getattr(cell, axis)) for axis in axes)),
+                *(cell.id, cell.workload, *(value_text(getattr(cell, axis)) for axis in axes)),
                 *map(str, (cell.gpus, cell.micro_batch, cell.accumulation, cell.global_batch)),
             ]
             for cell in plan.cells
@@ -275,5 +275,6 @@ def _command(study: Study, planned: PlannedLaunch, line: Callable[[Launch, Path]
         code=CodeVersion(code_hash=""),
         threads=Machine.here().threads(planned.device),
         link_mbit_per_s=planned.link_mbit_per_s,
+        env=planned.env,
     )
     return line(launch, (study.launch_folder(_LAUNCH_ID) / "launch.json").resolve())

@@ -263,6 +263,7 @@ def _base(request: Request, workload: str) -> Cell:
         compile=request.compile,
         memory_format=request.memory_format,
         seed=request.seed,
+        env=request.env,
         memory_limit_mb=request.memory_limit_mb,
         steps=request.steps,
         source_hash=source_hash(known.builder, folder) if known.own_code else None,

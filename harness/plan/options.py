@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta
@@ -18,6 +19,15 @@ from results.value_types import Written, bounds, literal_texts, notes, takes, wi
 MOST = 1_000_000_000
 """Larger whole numbers are typing errors, and some readers of JSON could not represent them."""
 _BARE = re.compile(r"\s*\d+(\.\d+)?\s*", re.ASCII)
+OF_A_LAUNCHER = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|(MASTER|TORCHELASTIC|PET|OMPI|PMI[2X]?)_.*"
+)
+"""A launcher sets these variables to give a process its rank. torchrun obeys some of them, and values that
+another launcher or an operator left are wrong for the launch that torchrun starts."""
+_OF_BENCH = re.compile(
+    r"(OMP|MKL|OPENBLAS)_NUM_THREADS|PYTHON(PATH|SAFEPATH)|BENCH_.*|CUDA_VISIBLE_DEVICES|SLURM_.*"
+)
+_SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD"}
 _SWITCHES = {"true": True, "false": False}
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -99,6 +109,29 @@ def read_limits(value: float | str | list[float | str], where: str) -> tuple[flo
     return tuple(dict.fromkeys(found))
 
 
+def read_variables(value: str | list[str], where: str) -> tuple[tuple[str, ...], ...]:
+    """Return every combination of the values of environment variables; one is `NAME=VALUE` items by name.
+
+    A name that is given several times has several values; a value is not split. Raises UsageError for a text
+    without a name, for variables that bench or a launcher sets, and for names of secrets, which would be
+    stored with the study.
+    """
+    values: dict[str, dict[str, None]] = {}
+    for text in value if isinstance(value, list) else [value]:
+        name, equals, _ = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not text.isprintable():
+            raise UsageError(f"{where} takes {VARIABLES.words}, such as NCCL_ALGO=Ring, not {text!r}")
+        if OF_A_LAUNCHER.fullmatch(name) or _OF_BENCH.fullmatch(name):
+            raise UsageError(f"{where} cannot set {name}: bench or the launcher sets it for each rank")
+        if any(word in _SECRET_WORDS for word in name.upper().split("_")):
+            raise UsageError(
+                f"{where} {name}: a study stores its variables, and this name may be a secret's; set it "
+                f"in the environment of bench, which the ranks inherit"
+            )
+        values.setdefault(name, {})[text] = None
+    return tuple(product(*(values[name] for name in sorted(values))))
+
+
 def _texts(value: object) -> list[str]:
     """Split a value (a comma-separated string or a list) into words in lower case."""
     items = value if isinstance(value, list) else [value]
@@ -118,6 +151,8 @@ class Kind(Written):
     choices: tuple[str, ...] = ()
     bare: bool = False
     """Whether its flag without a value means true, and `--no-` before its name means false."""
+    repeated: bool = False
+    """Whether its flag may be given several times, each with one item."""
 
 
 NAMES = Kind("names joined by commas, or a list", "NAME,...", str, lambda value, where: read_names(value))
@@ -140,6 +175,7 @@ PRECISIONS = Kind("fp32, tf32, bf16 or fp16", "NAME,...", str, NAMES.items, get_
 MEMORY_FORMATS = Kind("contiguous or channels_last", "NAME,...", str, NAMES.items, get_args(MemoryFormat))
 SWITCHES = Kind("true or false", "BOOL,...", str, read_switches, bare=True)
 CHECKPOINTINGS = Kind("all (true), none (false) or selective", "BOOL,...", str, read_checkpointing, bare=True)
+VARIABLES = Kind("NAME=VALUE", "NAME=VALUE", str, read_variables, repeated=True)
 LIMITS = Kind("a number or none", "X,...", str, read_limits)
 SCALINGS = Kind("weak, strong or both", "NAME,...", str, NAMES.items, get_args(Scaling))
 
@@ -159,6 +195,7 @@ Switches = Annotated[bool | str | list[bool | str] | None, SWITCHES, _joined("tr
 Checkpointings = Annotated[
     bool | str | list[bool | str] | None, CHECKPOINTINGS, _joined("true", "false", "all", "none", "selective")
 ]
+Variables = Annotated[str | list[str] | None, VARIABLES]
 Limits = Annotated[float | str | list[float | str] | None, LIMITS]
 Scalings = Annotated[str | list[str] | None, SCALINGS]
 Duration = Annotated[float | str | None, DURATION]

@@ -112,6 +112,7 @@ def _request(options: StudyFile, machine_has_cuda: bool, source_folder: Path) ->
         activation_checkpointing=_checkpointing(options),
         optimizer=OPTIMIZERS.parse(str(options.optimizer)).text if options.optimizer else None,
         steps=_steps(options),
+        env=tuple(options.env or ()),
         # A float whatever was given: 1 and 1.0 are the same work and must have the same id.
         clip_norm=None if options.clip_norm is None else float(cast(float, options.clip_norm)),
         include=include,

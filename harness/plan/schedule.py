@@ -29,7 +29,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLaunch:
-    """One launch to come: its cells share placement, device, backend and link, and run in this order."""
+    """One launch to come: its cells share placement, device, backend, link and variables, and
+    run in this order."""
 
     placement: Placement
     repeat: int
@@ -50,6 +51,10 @@ class PlannedLaunch:
     @property
     def link_mbit_per_s(self) -> float | None:
         return self.cells[0].link_mbit_per_s
+
+    @property
+    def env(self) -> tuple[str, ...]:
+        return self.cells[0].env
 
     @property
     def virtual(self) -> bool:
@@ -110,7 +115,7 @@ def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
         placement = placement_of(cell, gpus_per_node)
         # A limit on memory changes how the process takes it, and not back.
         bound = (cell.device, cell.backend, cell.link_mbit_per_s or 0.0, cell.memory_limit_mb or 0)
-        words = (placement.nodes, placement.gpus_per_node, *bound)
+        words = (placement.nodes, placement.gpus_per_node, *bound, *cell.env)
         # Two revisions of the user's files, or two lengths of measuring, have one order.
         is_plain = cell.source_hash is None and cell.dataset_hash is None and cell.steps == steps
         work = cell if is_plain else with_fields(cell, source_hash=None, dataset_hash=None, steps=steps)

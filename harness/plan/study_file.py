@@ -25,6 +25,7 @@ from harness.plan.options import (
     Switch,
     Switches,
     Text,
+    Variables,
     Whole,
     option,
 )
@@ -76,6 +77,13 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     compile: Annotated[Switches, option("compile the model with torch.compile")] = None
     memory_format: Annotated[MemoryFormats, option("layout of images in memory")] = None
     seed: Annotated[Counts, option("seed of parameters, data and order", ge=0, le=2**32 - 1)] = None
+    env: Annotated[
+        Variables,
+        option(
+            "environment variable of the ranks, such as NCCL_ALGO=Ring; the same name again gives a further "
+            "value"
+        ),
+    ] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None, option("where it runs", heading="Where it runs")
     ] = None
@@ -189,6 +197,7 @@ SETTINGS = (
     "compile",
     "memory_format",
     "seed",
+    "env",
 )
 """Options of which several values make several settings: a plan for each combination of them."""
 BY_NAME = {known.name: known for known in OPTIONS}
@@ -209,7 +218,10 @@ def combinations(options: StudyFile) -> Iterator[StudyFile]:
     given = {name: getattr(options, name) for name in SETTINGS if getattr(options, name) is not None}
     each = [BY_NAME[name].kind.items(value, BY_NAME[name].flag) for name, value in given.items()]
     for values in product(*each):
-        yield msgspec.structs.replace(options, **dict(zip(given, values, strict=True)))
+        one = dict(zip(given, values, strict=True))
+        if "env" in one:
+            one["env"] = list(one["env"])
+        yield msgspec.structs.replace(options, **one)
 
 
 def merge(file: StudyFile, flags: StudyFile) -> StudyFile:

@@ -321,6 +321,8 @@ def _settings(request: Request) -> Iterator[object]:
         yield f"--{kind}-checkpointing"
     if request.compile:
         yield "--compile"
+    for variable in request.env:
+        yield from ("--env", variable)
     yield from _steps(request.steps)
 
 

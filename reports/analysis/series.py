@@ -18,7 +18,15 @@ _AXES = ("workloads", "gpus", "strategies", "compressions", "collectives", "link
 _ASKED = (*_AXES, "batch_sizes", "global_batch_sizes")
 """Fields of a request that only say which points there are."""
 
-_TOLD = ("accumulation", "optimizer", "clip_norm", "activation_checkpointing", "compile", "memory_format")
+_TOLD = (
+    "accumulation",
+    "optimizer",
+    "clip_norm",
+    "activation_checkpointing",
+    "compile",
+    "memory_format",
+    "env",
+)
 """Settings of a study that a summary names where they are not the default."""
 _DEFAULTS = Request(workloads=(), gpus=(), strategies=())
 
@@ -138,12 +146,15 @@ def setting_labels(cells: Iterable[Cell]) -> Mapping[SeriesSetting, str]:
     for cell in cells:
         setting = setting_of(cell)
         by_workload.setdefault(setting[0], set()).add(setting)
-    return {
-        setting: ", ".join(f"{name}={value}" for name, value in setting if (name, value) not in shared)
-        for settings in by_workload.values()
-        for shared in [set.intersection(*(set(setting) for setting in settings))]
-        for setting in settings
-    }
+    labels = {}
+    for settings in by_workload.values():
+        names = dict.fromkeys(name for setting in settings for name, _ in setting)
+        # Only environment variables are in some settings and not in others.
+        full = {setting: {**dict.fromkeys(names, "unset"), **dict(setting)} for setting in settings}
+        for setting, values in full.items():
+            unlike = [name for name in names if any(other[name] != values[name] for other in full.values())]
+            labels[setting] = ", ".join(f"{name}={values[name]}" for name in unlike)
+    return labels
 
 
 def told_settings(plans: Iterable[Plan]) -> list[str]:
@@ -154,23 +165,28 @@ def told_settings(plans: Iterable[Plan]) -> list[str]:
         values = dict.fromkeys(getattr(cell, name) for plan in known for cell in plan.cells)
         default = getattr(_DEFAULTS, name)
         asked = any(getattr(plan.request, name) != default for plan in known)
-        if asked or (name != "optimizer" and set(values) - {default}):
+        if name == "env":
+            told += [text for text in dict.fromkeys(text for texts in values for text in texts)]
+        elif asked or (name != "optimizer" and set(values) - {default}):
             told.append(f"{name}={','.join(value_text(value) for value in values)}")
     return told if any(plan.cells for plan in known) else []
 
 
 def setting_of(cell: Cell) -> SeriesSetting:
     """The workload, and the fields of a cell that all cells of its series share, as strings."""
-    names = [name for name in cell.__struct_fields__ if name not in _SIZED]
+    names = [name for name in cell.__struct_fields__ if name not in (*_SIZED, "env")]
     values = [(name, value_text(getattr(cell, name))) for name in names]
     policy = [(name, value_text(getattr(cell.steps, name))) for name in StepPolicy.__struct_fields__]
-    return (("workload", cell.workload), *values, *policy)
+    variables = [(name, value) for name, _, value in (text.partition("=") for text in cell.env)]
+    return (("workload", cell.workload), *values, *policy, *variables)
 
 
 def value_text(value: object) -> str:
     """A setting's value as labels have it: `bf16`, `yes`, `none`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " ".join(value) or "none"
     return "none" if value is None else str(value)
 
 

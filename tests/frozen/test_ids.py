@@ -52,6 +52,7 @@ FIELDS: dict[str, Any] = {
     "source_hash": "0123456789abcdef",
     "dataset_hash": "0123456789abcdef",
     "model_parallel": 2,
+    "env": ("NCCL_ALGO=Ring",),
 }
 POSITIONAL = {
     "local-sgd": "4",

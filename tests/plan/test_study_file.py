@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.cli.matrix import matrix_command as command
 from harness.commands.reference import reference
-from harness.plan.options import COUNTS, DURATION, GPUS, JOB_TIME, LIMITS, NAMES, PlanOption
+from harness.plan.options import COUNTS, DURATION, GPUS, JOB_TIME, LIMITS, NAMES, VARIABLES, PlanOption
 from harness.plan.study_file import (
     BY_NAME,
     OPTIONS,
@@ -89,6 +89,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path) -> None:
     compile: yes
     memory_format: contiguous
     seed: 7
+    env: [NCCL_ALGO=Ring]
     gpus_per_node: 2
     node_size: 1
     budget: 30s
@@ -340,7 +341,8 @@ def values(option: PlanOption) -> st.SearchStrategy[Any]:
         return number.map(float) | st.floats(least, int(limits["maximum"]), exclude_min=True)
     # Texts that YAML would take for something else, and what flags and lists split at left out.
     text = st.text("abcNO019:=._-/ ~#'\"{[&*!|>%@", min_size=1).filter(str.strip)
-    return text | st.lists(text, min_size=1) if kind is NAMES else text
+    listed = {NAMES: text, VARIABLES: st.builds("{}={}".format, st.sampled_from(["A", "B"]), text)}
+    return listed[kind] | st.lists(listed[kind], min_size=1) if kind in listed else text
 
 
 STUDIES = st.fixed_dictionaries({}, optional={option.name: values(option) for option in OPTIONS}).map(
@@ -368,6 +370,8 @@ def test_a_study_survives_the_command_line(study) -> None:
         flag = BY_NAME[name].flag
         if isinstance(value, bool):
             arguments.append(flag if value else f"--no-{flag[2:]}")
+        elif name == "env" and isinstance(value, list):
+            arguments += [f"{flag}={text}" for text in value]
         else:
             arguments.append(f"{flag}={','.join(map(str, value)) if isinstance(value, list) else value}")
     context = command.make_context("matrix", arguments)

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness.launch.command import code_environment, node_command
+from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import out_of_memory_kills, print_kills, print_torchrun_killed
 from harness.launch.guarded import Guarded
 from harness.launch.nodes import GRACE_S, PATIENCE_S, POLL_S, shell_code
@@ -28,9 +28,10 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: stops.append(number))
     node_rank, kills = int(os.environ["SLURM_NODEID"]), out_of_memory_kills()
-    command = node_command(LAUNCH.read(path), path, node_rank, endpoint)
-    # srun adds variables of its own, such as those of PMI.
-    torchrun = Guarded(command, environment=code_environment(checkout()), grace_s=GRACE_S)
+    launch = LAUNCH.read(path)
+    command = node_command(launch, path, node_rank, endpoint)
+    # srun adds variables of its own, such as those of PMI; a container keeps only some.
+    torchrun = Guarded(command, environment=worker_environment(launch, checkout()), grace_s=GRACE_S)
     while torchrun.poll() is None and not stops:
         time.sleep(POLL_S)
     code = torchrun.end()

@@ -97,8 +97,9 @@ class RankContext:
             nodes=launch.placement.nodes,
             gpus_per_node=launch.placement.gpus_per_node,
             pinned_cores=self.pinned,
-            nccl_settings=nccl_settings(),
-            settings=SETTINGS,
+            # The cell has the variables that it asks for, so they are no condition of the run.
+            nccl_settings=without_own(nccl_settings(), cell),
+            settings=without_own(SETTINGS, cell),
             transports=tuple(transports),
             # The kernels of `scaled_dot_product_attention` that are switched on, the preferred one first. For
             # each call torch takes the first that can do it: by device, data type, head size and mask.
@@ -109,6 +110,12 @@ class RankContext:
             process_group=self.exchange.class_name,
             program=program,
         )
+
+
+def without_own(settings: Mapping[str, str], cell: Cell) -> dict[str, str]:
+    """Return the settings without the variables that the cell itself sets."""
+    own = {text.partition("=")[0] for text in cell.env}
+    return {name: value for name, value in settings.items() if name not in own}
 
 
 class Run:
