@@ -28,7 +28,8 @@ def parallelize(
 ) -> ParallelModel:
     """Lay `module`, already on `device`, out over the ranks of the exchange's group as `strategy` says.
 
-    `layout` names the parts of the model that a strategy cuts it at (None: its like blocks, `found_layout`).
+    `layout` names the parts of the model that a strategy cuts it at (None: its repeated blocks, as
+    `found_layout` finds them).
 
     Collective: all ranks of the group call it. Raises SpecError for an unknown strategy, compressor or
     collective, and, with the message of a plan, for a combination that is refused or does not fit the number

@@ -52,7 +52,7 @@ class Proposal:
 
 
 class StrategyFacts(CatalogFacts):
-    """The facts of one strategy with its options; by default, of replicas that average gradients."""
+    """The facts of one strategy with its options; the defaults describe replicas that average gradients."""
 
     model: ClassVar[str]
     """The `ParallelModel`, as `package.module:Class`; imported only on a rank."""

@@ -57,7 +57,7 @@ class AuditableExchange(Protocol):
         sent."""
 
     def rescale(self, factor: float) -> None:
-        """Multiply the residuals by `factor`, as a loss scaler does from now on with the gradients."""
+        """Multiply the residuals by `factor`, by which a loss scaler multiplies the gradients from now on."""
 
     def state_dict(self) -> State:
         """Return copies of all state that this rank keeps from step to step."""
@@ -79,7 +79,7 @@ class GradientExchange:
     """
 
     def __init__(self, settings: ExchangeSettings = PLAIN, *, device: torch.device) -> None:
-        """Collective, as groups of nodes may be made.
+        """Collective, because it may create process groups for the nodes.
 
         Raises SpecError for an unknown compressor or collective.
         """

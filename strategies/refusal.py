@@ -26,8 +26,8 @@ class Refusal:
     text: str
     """A sentence for the report."""
     predicate: str | None = None
-    """The sentence after the name of the strategy that is its subject, the same for all strategies that one
-    rule refuses; None where the sentence has another subject."""
+    """The rest of a sentence whose subject is the name of the strategy: the same for all strategies that one
+    rule refuses. None where the sentence has another subject."""
 
     def __str__(self) -> str:
         return self.text

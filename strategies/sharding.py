@@ -1,5 +1,4 @@
-"""The facts, without torch, that all strategies share that shard parameters, gradients and optimizer
-state."""
+"""The facts, without torch, of all strategies that shard parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ OFFLOAD = Option(
     kind="str", default="none", choices=("none", "cpu"), help="where shards lie while they are not used"
 )
 PARAMS = Option(
-    kind="str", default="fp32", choices=("fp32", "bf16"), help="what whole parameters are gathered in"
+    kind="str", default="fp32", choices=("fp32", "bf16"), help="data type in which parameters are gathered"
 )
 
 
 class ShardingFacts(StrategyFacts):
-    """Shards of 1/p, and the blocks that are gathered and averaged at the moment."""
+    """The memory is shards of 1/p, and the blocks that are gathered or averaged at a moment."""
 
-    fixed_exchange = "it averages gradients into shards by one collective itself"
+    fixed_exchange = "it averages gradients into shards by its own collective"
     contiguous = "it cuts shards from parameters row by row"
 
     @property

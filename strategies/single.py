@@ -11,7 +11,8 @@ from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
 
 class Single(StrategyFacts):
-    """The memory is P + k P, and the larger of A (backward begins) and P of gradients (backward ends)."""
+    """The memory is P + k P, and the larger of A (backward begins) and P of gradients (backward ends);
+    `strategies.predictions` defines P, k and A."""
 
     name = "single"
     help = "one device, no exchange: the baseline of every curve"

@@ -72,11 +72,12 @@ class Trainer:
         A part of `module` that is in evaluation mode, such as a BatchNorm with fixed statistics, stays in it.
         A module without any part in training mode, as `from_pretrained` returns it, is put into that mode.
 
-        `loss` is (outputs, targets) to the mean loss over a batch's samples, a `BatchLoss`, which is given
-        the model and the batch, or None where the model itself returns it (`strategies.training.loss`).
-        `layout` names the parts of the model, for strategies that cut it and for activation checkpointing
-        (None: its like blocks, as `found_layout` finds them); `group` exchanges the gradients (None: the
-        default group). Raises SpecError, with the message of a plan, for settings that cannot be combined.
+        `loss` is a function from (outputs, targets) to the mean loss over a batch's samples, a `BatchLoss`,
+        which gets the model and the batch, or None where the model itself returns it
+        (`strategies.training.loss`). `layout` names the parts of the model, for strategies that cut it and
+        for activation checkpointing (None: its repeated blocks, as `found_layout` finds them); `group`
+        exchanges the gradients (None: the default group). Raises SpecError, with the message of a plan, for
+        settings that cannot be combined.
         """
         exchange = ExchangeSettings(
             group=group,
@@ -171,7 +172,8 @@ class Trainer:
         if not math.isfinite(value.item()):
             self._warned_of_loss = True
             warnings.warn(
-                f"the loss of step {step} is not finite (NaN or infinity), and later ones hardly are again: "
+                f"the loss of step {step} is not finite (NaN or infinity), and later ones will hardly be "
+                f"finite again: "
                 f"resume from an earlier checkpoint with a lower rate, or clip (clip_norm=1)",
                 RuntimeWarning,
                 stacklevel=3,
@@ -194,7 +196,7 @@ class Trainer:
             who = "this process" if self.link is None else f"rank {self.link.rank} of {self.link.size}"
             raise BatchesEndedError(
                 f"the batches of {who} ended after {self.steps} steps, and a step takes "
-                f"{self.settings.accumulation}: give every rank equally many, or end the loop "
+                f"{self.settings.accumulation}: give every rank the same number of batches, or end the loop "
                 f"on every rank after the steps of the rank with the fewest"
             ) from error
         except CheckpointError as error:
@@ -274,10 +276,11 @@ class Trainer:
         one.
 
         Collective. On the same number of ranks with the same strategy and settings it continues bit for bit
-        on CPU; what differs is reported in a CheckpointWarning. On others parameters and the optimizer's
-        state are equal, and residuals and random states start anew; a trainer that has trained resumes only
-        from its own layout. What was attached when it was saved is to be attached before. Raises UsageError
-        for a checkpoint of another model or optimizer, StoreError where no checkpoint is complete.
+        on CPU; what differs is reported in a CheckpointWarning. On another number of ranks, or by another
+        strategy, parameters and the optimizer's state are equal, and residuals and random states start anew;
+        a trainer that has trained resumes only from its own layout. Before the call, attach what was attached
+        when the checkpoint was saved. Raises UsageError for a checkpoint of another model or optimizer,
+        StoreError where no checkpoint is complete.
         """
         return self._saved().resume(Path(folder), step)
 

@@ -125,7 +125,8 @@ class Workload:
     """The unit of throughput."""
     units_per_sample: int = 1
     layout: ModelLayout | None = None
-    """The layout of the module; None: strategies find its like blocks; `ModelLayout()`: it has no blocks."""
+    """The layout of the module; None: strategies find its repeated blocks; `ModelLayout()`: it has no
+    blocks."""
     input: ImageInput | TokenInput | None = None
     """The shape of real data for the module; None: the workload runs only on synthetic data."""
     initial: Callable[[Tensor, torch.device], None] | None = None

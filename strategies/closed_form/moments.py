@@ -23,7 +23,7 @@ class Footprint:
     gathered: int = 0
     """Gathered parameters of sharded units."""
     buckets: int = 0
-    """Copies to exchange, or received."""
+    """Copies of gradients or activations that are to be sent, or that have been received."""
     activations: int = 0
     estimated: int = 0
     """The part of all these, except activations, that can be smaller, such as temporaries of an update."""

@@ -106,13 +106,13 @@ class Units:
         parts = parts or sizes.parts
         around, blocks = full(parts.around), [full(block) for block in parts.blocks]
         self.full_around, self.full_block = around, max(blocks, default=0)
-        """In full precision, as gradients are averaged; the next ones are in the precision of gathered
-        parameters."""
+        """Bytes in full precision, in which gradients are averaged. `around`, `blocks` and `block` are bytes
+        in the precision of gathered parameters."""
         self.around = around // 2 if halved else around
         self.blocks = [block // 2 if halved else block for block in blocks]
         self.block = max(self.blocks, default=0)
         self.whole = around + sum(blocks)
-        """In full precision."""
+        """Bytes of all units in full precision."""
         self.shard = self.whole // sizes.groups.shard
         trained = parts.trained
         self.trained = self if trained is parts else Units(sizes, full=full, halved=halved, parts=trained)

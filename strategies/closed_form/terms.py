@@ -2,8 +2,8 @@
 
 The bytes on the wire follow from the standard algorithms (Thakur et al. 2005, IJHPCA 19(1), section 4). Each
 of p ranks sends: all-reduce 2 (p - 1) / p n, reduce-scatter and all-gather (p - 1) / p n of the whole of n
-bytes. Gloo runs torch's reduce-scatter as an all-reduce, and so twice that; ours moves it as an all-to-all,
-(p - 1) / p n.
+bytes. Gloo runs torch's reduce-scatter as an all-reduce, which sends twice that; our own exchange runs it as
+an all-to-all, which sends (p - 1) / p n.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Term:
     ranks: int
     """Ranks of such a group."""
     payload_bytes: float
-    """Bytes of the buffers that a rank hands over, over all operations; a mean where not every step has
-    it."""
+    """Bytes of the buffers that a rank hands over, over all operations; a mean over steps, if not every step
+    sends it."""
     operations: float
     wire_factor: float
-    """Bytes that a rank sends over its payload."""
+    """The ratio of the bytes that a rank sends to its payload."""
     overlap: Overlap
 
     @property
@@ -86,8 +86,8 @@ _FACTORS: dict[Collective, Callable[[int], float]] = {
 
 
 def runs(weights: list[int]) -> int:
-    """Count the buckets of up to `BUCKET_BYTES` that parameters of these sizes fill, a larger one by
-    itself."""
+    """Count the buckets of up to `BUCKET_BYTES` that parameters of these sizes fill; a larger parameter has
+    its own bucket."""
     count, held = 0, 0
     for values in weights:
         size = VALUE_BYTES * values

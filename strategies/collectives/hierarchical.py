@@ -60,7 +60,7 @@ def route(spec: Spec, link: Link, node_size: int) -> Route:
     """The route over nodes of `node_size` ranks in a row; the last may be smaller if `via` is leaders.
 
     Collective: all ranks create the same groups. With one rank a node, all ranks are summed at once. With one
-    node, they are too, and uncompressed.
+    node, all ranks are summed at once too, uncompressed.
     """
     if node_size >= link.size:
         return OneNode(link)
@@ -111,7 +111,7 @@ class Shards:
         padded = pad(bucket.values, (0, length * node_size - numel))
         shard = self._inside.reduce_scatter(padded.view(node_size, length))
         residual_of_shard = None if residual is None else torch.empty_like(shard)
-        # Without pieces, as a shard ends anywhere in a parameter.
+        # The bucket has no pieces, because a shard may end in the middle of a parameter.
         sharded = Bucket(index=bucket.index, values=shard, pieces=())
         compressor.sum_shares(sharded, residual_of_shard, self._across)
         if residual is not None and residual_of_shard is not None:

@@ -31,7 +31,7 @@ class Link:
                     "torch.distributed.init_process_group first"
                 )
             group = dist.group.WORLD
-        # The stubs know each method by a dozen overloads of C++ structs.
+        # torch's stubs declare a dozen overloads of each method, with C++ structs as arguments.
         self._group: Any = group
         self._rank: int = group.rank()
         self._size: int = group.size()
@@ -117,7 +117,7 @@ class Link:
         return received
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
-        """Return the sum (n,) over the ranks of the row for this rank, of (size, n), row r for rank r."""
+        """Sum row r of (size, n) over the ranks for rank r; return the sum of this rank's row, (n,)."""
         summed = values.new_empty(values.shape[1])
         self._group._reduce_scatter_base(summed, values.view(-1)).wait()
         return summed

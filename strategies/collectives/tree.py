@@ -25,7 +25,7 @@ class TreeFacts(CollectiveFacts):
     """Point-to-point messages between CPU ranks."""
 
     name = "tree"
-    help = "ours: up and down two binary trees, half of it each, in chunks that follow each other"
+    help = "ours: up and down two binary trees, each for half of the values, in chunks that follow each other"
     options = MappingProxyType({"chunk_mb": CHUNK_MB})
     sends = True
     route = "strategies.collectives.tree:route"

@@ -58,7 +58,8 @@ class Compressor(ABC):
         return residual
 
     def rescale(self, factor: float) -> None:  # noqa: B027  # most have no such state
-        """Multiply state that is in the units of shares by `factor`, as shares are from now on."""
+        """Multiply state that is in the units of shares by `factor`, by which shares are multiplied from now
+        on."""
 
     def state_dict(self) -> State:
         """Return all state, other than the residual, that decides later exchanges: counters, factors,

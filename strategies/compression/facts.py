@@ -25,7 +25,7 @@ SELECT = Option(
     help="how the largest are found: all of them, by a threshold from a sample, or one of each block",
 )
 FEEDBACK = Option(kind="bool", default=True, help="add the residual, what was not sent, to the next gradient")
-WARMUP = Option(kind="int", default=0, minimum=0, help="steps before it works as it will")
+WARMUP = Option(kind="int", default=0, minimum=0, help="first steps, which send more than later ones")
 
 
 def share_of(values: int, ratio: float) -> int:
@@ -74,8 +74,9 @@ class CompressorFacts(CatalogFacts):
     def largest_sent(self) -> CompressorPromise:
         """Return the promise of the option `select`: how large the selected values are.
 
-        `sampled` finds fewer than half of its aim with a probability below 1e-5: their number has a standard
-        deviation of 0.14 of the aim, 1.3 times what is sent, at most.
+        `sampled` aims at 1.3 times as many candidates as values are sent. It finds fewer than half of its aim
+        with a probability below 1e-5, because their number has a standard deviation of at most 0.14 of the
+        aim.
         """
         if self.spec.word("select") == "block":
             return LargestOfBlocks(count=self.count_sent)

@@ -37,8 +37,8 @@ def sampled(values: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """Return the k largest of the values over a threshold, which comes from a random sample.
 
     These are the k largest of all if at least k are over the threshold. If fewer are (by chance, or because
-    the others are zero), the lowest other indices fill up. If a sample saves no time it is `exact`. On CUDA
-    it waits for the device, as the next operation depends on the number of candidates.
+    the others are zero), the lowest other indices make up the number. If a sample saves no time, this calls
+    `exact`. On CUDA it waits for the device, as the next operation depends on the number of candidates.
     """
     n = values.numel()
     aim = _AIM * k
@@ -50,7 +50,7 @@ def sampled(values: Tensor, k: int, generator: torch.Generator) -> Tensor:
     sample = values.index_select(0, places).abs()
     candidates = _at_least(values, sample.kthvalue(sample_size - rank + 1).values)
     if candidates.numel() < k:
-        # The first of the k lowest indices that are not candidates fill up.
+        # The lowest indices that are not candidates make up the number.
         free = torch.ones(k, dtype=torch.bool, device=candidates.device)
         free[candidates[candidates < k]] = False
         return torch.cat([candidates, free.nonzero()[: k - candidates.numel(), 0]])
@@ -113,7 +113,7 @@ def _magnitudes(rows: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yield |rows| in groups of rows, with the index of the first row, in a buffer that each group
     overwrites.
 
-    On CPU the page faults of a new vector as long as the values cost more than the rest of the work.
+    On CPU a new vector for all magnitudes would cost more, by its page faults, than the rest of the work.
     """
     count, length = rows.shape
     step = max(1, _CACHED // length) if device_of(rows.device).kind == "cpu" else count

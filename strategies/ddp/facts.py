@@ -62,7 +62,8 @@ class BucketedFacts(StrategyFacts):
 
 
 class Ddp(BucketedFacts):
-    """The memory of `single` and P of buckets, which hold the gradients with `bucket_view`."""
+    """It needs the memory of `single` and P bytes of buckets (P: all parameters); with `bucket_view` the
+    gradients are in the buckets."""
 
     name = "ddp"
     help = "torch's DistributedDataParallel: replicas, bucketed all-reduce during backward"

@@ -79,7 +79,7 @@ class DdpModel(ParallelModel):
     def resumes_otherwise(self) -> str | None:
         what = "static_graph=true" if self._ddp.static_graph else "sparse gradients"
         if self._ddp.static_graph or sparse_parts(self.bare):
-            return f"ddp with {what} forms its buckets anew, and may round the first sums otherwise"
+            return f"ddp with {what} forms its buckets anew, and may round the first sums differently"
         return None
 
     def load_strategy_state(self, state: Mapping[str, object]) -> None:
@@ -100,7 +100,7 @@ class DdpModel(ParallelModel):
         # The buckets of the next step: torch forms them anew when the second step begins.
         self._ddp.reducer._rebuild_buckets()
         names = {id(value): name for name, value in self.bare.named_parameters()}
-        # These buckets have the parameters; their zeros are not needed.
+        # torch names the parameters of a bucket only in these buckets of zeros; the zeros are not needed.
         buckets = self._ddp.reducer._get_zeros_like_grad_buckets()
         return [[names[id(value)] for value in bucket.parameters()] for bucket in buckets]
 

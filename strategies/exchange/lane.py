@@ -30,7 +30,7 @@ class Lane(Protocol):
         """Run `job` after all jobs before it."""
 
     def memory(self) -> AbstractContextManager[None]:
-        """Between jobs: memory of a device that is allocated in this context is the lane's, as in a job."""
+        """Allocate device memory for the lane in this context, as a job does; not to be used during a job."""
 
 
 def open_lane(device: torch.device) -> Lane:

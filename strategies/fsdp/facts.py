@@ -26,7 +26,7 @@ _ALL_BLOCKS = {
 _OPTIONS = MappingProxyType(
     {
         "reshard": Option(
-            kind="bool", default=True, help="give whole parameters up between forward and backward: ZeRO-3"
+            kind="bool", default=True, help="free complete parameters between forward and backward: ZeRO-3"
         ),
         "offload": OFFLOAD,
         **_ALL_BLOCKS,
@@ -150,7 +150,7 @@ class Fsdp(Fsdp2Facts):
     aliases = (
         Entry(
             name="zero2",
-            help="ZeRO-2: fsdp that keeps whole parameters till after backward",
+            help="ZeRO-2: fsdp that keeps complete parameters until backward has ended",
             alias_of="fsdp:reshard=false",
         ),
         Entry(name="zero3", help="ZeRO-3: fsdp", alias_of="fsdp"),
@@ -184,7 +184,7 @@ class Hsdp(Fsdp2Facts):
         instead = f"or use {self.spec.text.replace('hsdp', 'fsdp', 1)}"
         if groups.replicate == 1:
             return (
-                f"hsdp shards inside of nodes and replicates across them, and here is one node of "
+                f"hsdp shards inside of nodes and replicates across them, and there is only one node, of "
                 f"{node_size}: give a smaller --node-size or --gpus-per-node, {instead}"
             )
         if groups.shard == 1:
@@ -233,8 +233,8 @@ class Manual(Fsdp2Facts):
         return read_choices(self._text)[block].checkpoint
 
     def moments(self, cell: Cell, parts: ModelParts) -> Iterator[Footprint]:
-        """Yield the moments. They include offloaded blocks, so that for a GPU with offloaded blocks all of a
-        moment but its activations counts as estimated."""
+        """Yield the moments. They count offloaded blocks as if these were on the device: if a GPU offloads
+        blocks, all bytes of a moment except the activations therefore count as estimated."""
         found = super().moments(cell, parts)
         if cell.device == "cuda" and any(choice.offload for choice in read_choices(self._text)):
             return (replace(each, estimated=each.total - each.activations) for each in found)
@@ -243,7 +243,7 @@ class Manual(Fsdp2Facts):
     def refusal(self, cell: Cell) -> str | None:
         if cell.activation_checkpointing:
             return (
-                "manual goes without --activation-checkpointing and --selective-checkpointing: write "
+                "manual does not take --activation-checkpointing and --selective-checkpointing: write "
                 ".checkpoint behind the blocks that are to be checkpointed"
             )
         return super().refusal(cell)
@@ -256,7 +256,7 @@ class Manual(Fsdp2Facts):
         given = self.spec.text.removeprefix(f"manual:{self._text}").split(":")[1:]
         options = sorted([*given, *filter(None, [same[choice]])])
         plain = ":".join(["fsdp", *options])
-        return f"{self.spec.text} chooses alike for all blocks: use {plain}, which is the same"
+        return f"{self.spec.text} makes the same choice for all blocks: use {plain}, which is the same"
 
     def unfit(self, cell: Cell, blocks: int) -> str | None:
         chosen = len(read_choices(self._text))

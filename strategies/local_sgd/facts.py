@@ -14,7 +14,8 @@ from strategies.promise import Promise
 
 
 class LocalSgd(StrategyFacts):
-    """The memory of `single` and 2 P: the parameters of the last average, and the buckets."""
+    """It needs the memory of `single` and 2 P bytes (P: all parameters), for the last average and the
+    buckets."""
 
     name = "local-sgd"
     help = "ranks train independently, and average their parameters every N steps"
@@ -25,7 +26,7 @@ class LocalSgd(StrategyFacts):
                 kind="int",
                 default=0,
                 minimum=0,
-                help="steps before that, which average gradients as they are",
+                help="first steps, which average gradients, uncompressed",
             )
         }
     )

@@ -1,14 +1,14 @@
 """Local SGD: ranks train independently, and after every H-th step the parameters become their mean.
 
 Stich 2019, arXiv:1805.09767. With `warmup=N` the first N steps exchange gradients as data parallelism does,
-which is post-local SGD (Lin et al. 2020, arXiv:1808.07217), uncompressed by the backend's own collective,
-whatever compression and collective the later differences have.
+which is post-local SGD (Lin et al. 2020, arXiv:1808.07217). These gradients are uncompressed and summed by
+the backend's own collective, whatever compression and collective the later differences have.
 
 What is exchanged. Let a be the parameters after the last average, the same on all p ranks, and x_r the
 present parameters of rank r. The next ones are a + sum over r of (x_r - a) / p. This is the mean of the x_r,
-but differences travel: they can be compressed, and the residual of one is added to the next (Basu et al.
-2019, arXiv:1906.02367). All ranks get the same sum and add it to the same a, so that they end with the same
-bits.
+but what ranks send are differences: these can be compressed, and the residual of one is added to the next
+(Basu et al. 2019, arXiv:1906.02367). All ranks get the same sum and add it to the same a, so that they end
+with the same bits.
 
 Rounding. Without compression a result y is within u |y| + gamma(p + 1) sum |x_r - a| / p of the mean, with
 u = 2^-24 in single precision and gamma(n) = n u / (1 - n u): hardly more than the rounding of y itself, as

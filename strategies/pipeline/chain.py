@@ -1,5 +1,5 @@
-"""Find the layout of a model without one: whether its forward pass is a chain of modules with a run of like
-blocks in it, by a forward pass without memory and arithmetic."""
+"""Find a layout for a model without one: a forward pass on the meta device (without memory and arithmetic)
+shows whether the model is a chain of modules that contains a run of repeated blocks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _layout(module: nn.Module, inputs: object) -> ModelLayout:
         raise _Broken(f"its inputs are a {given}, not a tensor of float or int64")
     blocks = found_layout(module).blocks
     if not blocks:
-        raise _Broken("no like blocks with submodules are in an nn.ModuleList or nn.Sequential of it")
+        raise _Broken("it has no repeated blocks with submodules in an nn.ModuleList or nn.Sequential")
     twin, units = Twin(module), list(_units(module, blocks))
     order = _order(twin, units, inputs, training=True)
     try:
@@ -80,8 +80,8 @@ def _order(twin: Twin, units: Sequence[str], inputs: Tensor, *, training: bool) 
     them."""
     try:
         calls, output = twin.calls(units, inputs, training=training)
-    except Exception as error:  # a user's model may fail without values in any way
-        raise _Broken(f"its forward pass fails without values: {error}") from error
+    except Exception as error:  # on the meta device a user's model may raise any exception
+        raise _Broken(f"its forward pass fails on the meta device: {error}") from error
     return _linked(calls, output)
 
 

@@ -246,8 +246,8 @@ class Pipeline(StrategyFacts):
         return max(_flops(parts, own) for own in self.stages(cell, parts)) / total
 
     def bubble(self, ranks: int) -> float:
-        """(p - 1) / m, and of v stages a rank a v-th of it (Narayanan et al. 2021, arXiv:2104.04473, sections
-        2.2.1 and 2.2.2); each micro-batch has one."""
+        """Return (p - 1) / m, and a v-th of that with v stages a rank (Narayanan et al. 2021,
+        arXiv:2104.04473, sections 2.2.1 and 2.2.2); each micro-batch has one bubble."""
         return (ranks // self.pipelines - 1) / (self.microbatches * self.chunks)
 
 

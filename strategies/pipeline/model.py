@@ -180,8 +180,8 @@ class PipelineModel(ParallelModel):
             take_from_first(self._copies, self._buffers.now())
 
     def _run(self, inputs: Tensor, targets: Tensor) -> None:
-        """Run forward and backward of one micro-batch by the schedule, whose stages have buffers for their
-        inputs; micro-batches of another form need another schedule."""
+        """Run forward and backward of one micro-batch by the schedule. The stages of a schedule have buffers
+        for inputs of one shape and type, so micro-batches of another shape or type get a new schedule."""
         wanted = inputs.shape, inputs.dtype, self._step.task.precision
         if self._schedule is None or self._made_for != wanted:
             self._schedule, self._made_for = self._new_schedule(inputs), wanted
@@ -212,7 +212,7 @@ class PipelineModel(ParallelModel):
                 f"({self._pieces})"
             )
         piece = self._twin.tensor((rows, *inputs.shape[1:]), inputs.dtype)
-        # Without them torch would run the model to learn the shapes, and send them.
+        # Without these shapes torch would run the model to learn them, and send them to the next stage.
         edges = self._twin.edges(self._cut, piece, self._step.context)
         stages = [
             _ObservedStage(

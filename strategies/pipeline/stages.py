@@ -186,7 +186,8 @@ def _hooks(root: nn.Module, name: str, inputs: Tensor, calls: list[Call]) -> Seq
 
 
 class Twin:
-    """A copy of a model without memory and arithmetic, for the shapes and FLOPs of its pieces.
+    """A copy of a model on the meta device (without memory and arithmetic): it gives the shapes and FLOPs of
+    the model's pieces.
 
     Shapes and FLOPs are taken in evaluation mode, in which BatchNorm accepts one sample as well.
     """
@@ -209,13 +210,13 @@ class Twin:
         Raises UsageError for a model whose computation depends on the values of its tensors.
         """
         counted = getattr(torch, layout.sample_type)
-        # A model in double precision takes such inputs.
+        # A model in double precision takes inputs in double precision.
         dtype = self._first.dtype if counted.is_floating_point else counted
         try:
             return self._counted(layout, self.tensor((1, *layout.sample), dtype))
-        except Exception as error:  # a user's model may fail without values in any way
+        except Exception as error:  # on the meta device a user's model may raise any exception
             raise UsageError(
-                f"pipeline is cut by FLOPs, which cannot be counted without values: {error}; {SPLIT}"
+                f"pipeline is cut by FLOPs, which cannot be counted on the meta device: {error}; {SPLIT}"
             ) from error
 
     def _counted(self, layout: ModelLayout, x: Tensor) -> list[int]:
@@ -236,7 +237,7 @@ class Twin:
         """Return the calls of these modules in a forward pass over two samples like `inputs` (BatchNorm needs
         two in training), and its result.
 
-        Raises any error of a forward pass without values.
+        Raises any error of a forward pass on the meta device.
         """
         calls: list[Call] = []
         with self._mode:

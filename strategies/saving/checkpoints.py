@@ -76,7 +76,7 @@ class Saving:
         return self._written.done()
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait until it is `done`, at most `seconds`, and return whether it is."""
+        """Wait at most `seconds` for the save to end, and return whether it has ended."""
         return bool(wait((self._written,), timeout=seconds).done)
 
     @property
@@ -86,7 +86,7 @@ class Saving:
         return None if error is None else str(error)
 
     def told(self, *, stacklevel: int) -> Path | None:
-        """Do as `wait`, for a caller `stacklevel` calls away from the user's line."""
+        """Do what `wait` does, for a caller `stacklevel` calls away from the user's line."""
         failure = self._written.exception()
         if failure is None:
             return self._written.result()
@@ -121,7 +121,8 @@ class Checkpoints:
         # A thread that runs in parallel with training may use it.
         self._ranks = Ranks(None if trainer.link is None else trainer.link.beside(), CPU)
         self._session = secrets.token_hex(8)
-        """Only the value on rank 0 counts, which reads the folder for all ranks; so for the next three."""
+        """Only the value on rank 0 counts, because rank 0 reads the folder for all ranks; the same holds for
+        the next three attributes."""
         self._known: set[tuple[int, str]] = set()
         """Step and session of the checkpoints that this trainer has written or resumed from."""
         self._earlier: set[tuple[int, str]] = set()
@@ -375,7 +376,7 @@ def _notes(trainer: Resumable, manifest: Checkpoint, now: dict[str, str], *, exa
     elif (otherwise := trainer.model.resumes_otherwise) is not None:
         notes.append(f"{otherwise}: {UNLIKE}")
     if trainer.settings.compile:
-        notes.append(f"a compiled model may be compiled otherwise: {UNLIKE}")
+        notes.append(f"a compiled model may be compiled differently: {UNLIKE}")
     return notes
 
 
@@ -434,7 +435,7 @@ class _Write:
         writer = FileSystemWriter(self._temporary, per_thread_copy_ahead=0)
         writer.set_up_storage_writer(rank == 0)
         plans = self._ranks.together(lambda: writer.prepare_local_plan(planner.create_local_plan()))
-        # Every rank makes the same global plan of the same local ones.
+        # Every rank makes the same global plan from the same local plans.
         everyone, metadata = planner.create_global_plan(plans)
         plan = planner.finish_plan(writer.prepare_global_plan(everyone)[rank])
         answers = self._ranks.together(lambda: self._write(writer, planner, plan))

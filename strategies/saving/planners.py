@@ -141,7 +141,7 @@ class CarefulReader(FileSystemReader):
             metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
         except SchemaError as error:
             raise SchemaError(f"{path} {error}") from error
-        except Exception as error:  # a damaged pickle fails in any way
+        except Exception as error:  # a damaged pickle may raise any exception
             raise SchemaError(f"{path} is damaged: {error}; resume from another checkpoint") from error
         if not isinstance(metadata, Metadata):
             raise SchemaError(f"{path} is not a list of a checkpoint's tensors")

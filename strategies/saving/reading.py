@@ -81,7 +81,7 @@ class Reading:
             name = key.removeprefix(prefix)
             if key.startswith(prefix) and name not in self._names:
                 raise UsageError(
-                    f"{self._kept.path} is of another model: it has {name}, which this one has not; build "
+                    f"{self._kept.path} is of another model: it has {name}, which this one lacks; build "
                     f"the model that was saved"
                 )
 
@@ -121,14 +121,14 @@ class Reading:
             self._reader.read_data(plan, planner).wait()
         except OSError:
             raise
-        except Exception as error:  # any error of pickle
+        except Exception as error:  # pickle may raise any exception
             raise self._foreign(error) from error
         return planner.blobs
 
     def _plain(self, data: bytes) -> Plain:
         try:
             plain: Plain = unpickled(data)
-        except Exception as error:  # whatever pickle says of it
+        except Exception as error:  # pickle may raise any exception
             raise self._foreign(error) from error
         return plain
 

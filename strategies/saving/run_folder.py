@@ -75,7 +75,7 @@ class RunFolder:
             )
         if self.place(step).exists():
             raise UsageError(
-                f"{self.place(step)} exists and is never written over: move it away, or save elsewhere"
+                f"{self.place(step)} exists and is never overwritten: move it away, or save elsewhere"
             )
         temporary = self.path / f".step-{step:09d}.{session}.{secrets.token_hex(4)}.tmp"
         try:

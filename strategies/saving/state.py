@@ -86,7 +86,7 @@ class RankState:
     optimizer: dict[str, dict[Box, Tensor]]
     """Tensors with the layout of the parameters, by the optimizer's key (`exp_avg`)."""
     shared: Plain = field(default_factory=dict)
-    """State that another number of ranks can use: counts of the optimizer by parameter, buffers."""
+    """State that a run on another number of ranks can use: counts of the optimizer by parameter, buffers."""
     own: Plain = field(default_factory=dict)
     """State that only this rank can use: residuals and buckets, random states."""
 
@@ -209,7 +209,7 @@ def _attached(name: str, each: Stateful) -> Any:
     state = each.state_dict()
     try:
         return unpickled(dumped(state))
-    except Exception as error:  # whatever pickle says of it
+    except Exception as error:  # pickle may raise any exception
         raise UsageError(
             f"the state of {name!r} cannot be saved, as loading it would run code: have its state_dict "
             f"return numbers, strings, tensors, and lists and dictionaries of them ({error})"
@@ -369,6 +369,6 @@ def require_alike(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Box
     for text in found:
         if text not in wanted:
             raise UsageError(
-                f"the state is of another model: it has {text}, which this one has not; build the "
+                f"the state is of another model: it has {text}, which this one lacks; build the "
                 f"model that was saved"
             )

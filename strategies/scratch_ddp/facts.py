@@ -11,10 +11,11 @@ from strategies.ddp.facts import BUCKET_MB, UNUSED, BucketedFacts
 
 
 class ScratchDdp(BucketedFacts):
-    """P of buckets in addition to `single`; they contain the gradients."""
+    """It needs the memory of `single` and P bytes of buckets (P: all parameters), which contain the
+    gradients."""
 
     name = "scratch-ddp"
-    help = "ours on raw collectives: the same, gradients as views of the buckets"
+    help = "ours on raw collectives: the step of ddp, gradients as views of the buckets"
     options = MappingProxyType(
         {
             "bucket_mb": BUCKET_MB,

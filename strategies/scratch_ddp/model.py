@@ -1,6 +1,6 @@
 """Data parallelism on raw collectives: every rank a replica, gradients averaged in buckets during backward.
 
-The same step as torch's DistributedDataParallel with its `gradient_as_bucket_view`, in Python.
+It does in Python what torch's DistributedDataParallel does with `gradient_as_bucket_view`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MIB = 2**20
 class ScratchDdpModel(ParallelModel):
     """A module whose replicas start alike and whose gradients are exchanged by a `GradientReducer`.
 
-    The module has no wrapper. At the begin of each step all ranks take the buffers of rank 0; within a step
-    each replica has its own buffers, such as BatchNorm statistics, and its own dropout.
+    The module has no wrapper. At the beginning of each step all ranks take the buffers of rank 0; within a
+    step each replica has its own buffers, such as BatchNorm statistics, and its own dropout.
     """
 
     def __init__(self, module: nn.Module, setting: Setting) -> None:

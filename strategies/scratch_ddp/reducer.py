@@ -211,7 +211,8 @@ class GradientReducer:
         return {} if self._observed is not None else {"order": [self._names[index] for index in self._order]}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Form the buckets of a `state_dict` for the next exchange; without an order it changes none."""
+        """Form the buckets of a `state_dict` for the next exchange; without an order it leaves them as they
+        are."""
         if "order" in state:
             order = [self._names.index(name) for name in cast("list[str]", state["order"])]
             self._stale |= order != self._order

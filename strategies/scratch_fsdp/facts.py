@@ -32,7 +32,7 @@ class ScratchFsdp(ShardingFacts):
                 default=3,
                 minimum=1,
                 maximum=3,
-                help="ZeRO stage: optimizer, and gradients, and parameters",
+                help="ZeRO stage: 1 shards the optimizer's state, 2 also gradients, 3 also parameters",
             ),
             "prefetch": Option(
                 kind="int", default=1, minimum=0, maximum=8, help="blocks that are gathered ahead"

@@ -2,8 +2,8 @@
 
 They remain the parameters of the module, and leaves of autograd: their data are views of the complete vector.
 Its memory is freed by shrinking its storage to 0 bytes, and allocated again before a gathering; a tensor that
-autograd has saved is a view of the same storage, so that the backward pass finds the values again. Between
-the two a parameter of the module is NaN in its shape.
+autograd has saved is a view of the same storage, so that the backward pass finds the values again. While the
+memory is freed, a parameter of the module has its shape, and NaN as its values.
 """
 
 from __future__ import annotations

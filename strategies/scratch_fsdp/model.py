@@ -9,11 +9,11 @@ same again for the blocks in backward; and (p - 1) / p P for the averages, alway
 accumulation stage 2 averages in every micro-batch, and stage 3 also gathers in every one.
 
 `params=bf16` gathers, and computes in, bfloat16. Gradients are in bfloat16 until they are averaged: at stage
-1, which averages once a step, micro-batches are added up in bfloat16. At stage 3 under autocast without it,
-the complete parameters that autocast has cast for the forward pass stay until backward. `offload=cpu` keeps
-shards, their gradients and the optimizer's state in host memory, and copies them during the computation; on
-CPU they are there anyway, and the path of a GPU (pinned memory, a stream of copies) has only been run on a
-simulated device.
+1, which averages once a step, micro-batches are added up in bfloat16. At stage 3, under autocast and without
+`params=bf16`, the complete parameters that autocast has cast for the forward pass stay until backward.
+`offload=cpu` keeps shards, their gradients and the optimizer's state in host memory, and copies them during
+the computation; on CPU they are there anyway, and the path of a GPU (pinned memory, a stream of copies) has
+only been run on a simulated device.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
 
 class TensorParallel(StrategyFacts):
-    """The memory of `single` with split layers divided by p; while layers are split one after another, also
-    the largest of them complete (for a model that is built complete: P, and a part of it)."""
+    """It needs the memory of `single`, with split layers divided by p. While layers are split one after
+    another, the largest complete layer is added. A model that is built complete then has P, and a part of
+    that layer."""
 
     name = "tp"
     help = "tensor parallelism: every rank computes a part of each layer"

@@ -169,7 +169,8 @@ class TensorParallelModel(ParallelModel):
 
 
 class _SumOfGradients(torch.autograd.Function):
-    """The input of layers that are split by outputs: unchanged, with the sum of the ranks' gradients."""
+    """The input of layers that are split by outputs: forward does not change it, backward sums its gradient
+    over the ranks."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, link: Link) -> Tensor:
@@ -182,7 +183,8 @@ class _SumOfGradients(torch.autograd.Function):
 
 
 class _SumOfValues(torch.autograd.Function):
-    """The output of layers that are split by inputs: the sum over the ranks, with the gradient unchanged."""
+    """The output of layers that are split by inputs: forward sums it over the ranks, backward does not change
+    its gradient."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, link: Link) -> Tensor:
@@ -201,7 +203,8 @@ def _sum(values: Tensor, link: Link) -> Tensor:
 
 
 class _Entrance:
-    """The entrance of an activation into parallel layers that are split by outputs."""
+    """Passes an activation to parallel layers that are split by outputs, which share one sum of its
+    gradient."""
 
     def __init__(self, link: Link, layers: int) -> None:
         self._link = link

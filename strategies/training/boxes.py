@@ -50,7 +50,7 @@ def whole(name: str, parameter: Tensor) -> Owned:
 
 
 def rows_of(name: str, shape: tuple[int, ...], rows: range) -> tuple[Box, View]:
-    """Return the place of the rows of a parameter that a rank has, as all of its tensor."""
+    """Return the place of a rank's tensor that is these rows of a parameter."""
     if not shape:
         return Box(name, (), (), ()), _same
     offsets, sizes = (rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:])
@@ -64,8 +64,8 @@ def _same(values: Tensor) -> Tensor:
 def rectangles(
     shape: Sequence[int], start: int, stop: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield offsets and sizes of rectangles that are, one after another, the elements `start` to `stop` of a
-    tensor of `shape`, counted row by row."""
+    """Cut the elements `start` to `stop` of a tensor of `shape`, counted row by row, into rectangles; yield
+    the offsets and sizes of these, in order."""
     if start >= stop:
         return
     if not shape:

@@ -27,8 +27,8 @@ def clip_shards(
     Returns the norm that they had, a scalar in double precision.
 
     `gradients` are this rank's, each with the number of ranks of `link` that have the same; `device` is one
-    that the link can send from. It does as `torch.nn.utils.clip_grad_norm_`, except that the sum has another
-    order, and is in double precision.
+    that the link can send from. It does what `torch.nn.utils.clip_grad_norm_` does, except that the sum has
+    another order, and is in double precision.
     """
     squares = torch.zeros(1, dtype=torch.float64, device=device)
     alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, int]]] = defaultdict(list)

@@ -37,7 +37,7 @@ def require_dense(module: nn.Module, what: str, instead: str) -> None:
     """Raise UsageError, with the advice `instead`, for a model with sparse gradients, which `what` does not
     take."""
     for name in sparse_parts(module):
-        raise UsageError(f"{what} has no sparse gradients, as {name} asks for: {instead}")
+        raise UsageError(f"{what} does not support sparse gradients, which {name} has: {instead}")
 
 
 def homes_of(module: nn.Module, layout: ModelLayout) -> dict[nn.Parameter, set[str]]:
@@ -52,7 +52,7 @@ def homes_of(module: nn.Module, layout: ModelLayout) -> dict[nn.Parameter, set[s
 
 
 def found_layout(module: nn.Module) -> ModelLayout:
-    """Return a layout of a model with only its blocks; without blocks if the model has no like modules.
+    """Return a layout of a model with only its blocks; without blocks if the model repeats no module.
 
     Blocks are at least two children of one class that contain modules and parameters, in an `nn.ModuleList`
     or an `nn.Sequential`, in the order in which they are registered. A block within a block does not count.

@@ -52,8 +52,8 @@ def loss_of(model: Model, batch: Batch, loss: Loss) -> Tensor:
 
 
 def seen(loss: Loss, see: Callable[[Tensor, Any], None]) -> Loss:
-    """Return `loss` with a call of `see` for each value, with its targets, or with the batch if the loss gets
-    that."""
+    """Wrap `loss`: it calls `see` with each value and the targets, or the batch if the loss gets the
+    batch."""
     if loss is None or isinstance(loss, BatchLoss):
 
         def step(model: Model, batch: Batch) -> Tensor:

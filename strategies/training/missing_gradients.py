@@ -19,8 +19,8 @@ class MissingGradients:
     """A check of all ranks at the end of a step, before its gradients are exchanged or applied."""
 
     def __init__(self, link: Link, device: torch.device, *, reason: str) -> None:
-        """`link` is to all ranks, `device` one that it can send from; `reason` is why none can be left
-        out."""
+        """`link` connects all ranks, `device` is one that it can send from; `reason` says why no parameter
+        can be left out."""
         self._link = link
         self._device = device
         self._reason = reason
@@ -54,7 +54,7 @@ class UnlikeGradients:
     """
 
     def __init__(self, link: Link, device: torch.device, places: Sequence[str]) -> None:
-        """`link` is to all ranks, `device` one that it can send from; `places` describe the kinds of
+        """`link` connects all ranks, `device` is one that it can send from; `places` describe the kinds of
         operations."""
         self._link = link
         self._device = device

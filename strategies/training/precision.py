@@ -101,7 +101,7 @@ class AgreedScaler(torch.amp.GradScaler):
         alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             if parameter.grad is not None:
-                # Of a DTensor its shard: torch would agree over the mesh of each DTensor on its own, in
+                # Take the shard of a DTensor: torch would agree over the mesh of each DTensor on its own, in
                 # collectives that do not reach shards that are offloaded.
                 gradient = parameter.grad
                 shard: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient

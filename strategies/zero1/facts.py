@@ -20,7 +20,7 @@ class Zero1(BucketedFacts):
     dealt."""
 
     name = "zero1"
-    help = "torch's ZeroRedundancyOptimizer: ddp, whose update each rank makes for a part"
+    help = "torch's ZeroRedundancyOptimizer: ddp, where each rank updates a part of the parameters"
     options = MappingProxyType({"bucket_mb": BUCKET_MB})
     model = "strategies.zero1.model:Zero1Model"
     fixed_exchange = "torch's ZeroRedundancyOptimizer exchanges by all-reduce and broadcast"
@@ -49,8 +49,9 @@ class Zero1(BucketedFacts):
 
 
 def deal(values: Sequence[int], ranks: int) -> list[int]:
-    """Return the values of each rank, in no order, as torch's ZeroRedundancyOptimizer deals parameters: each
-    to the rank with the fewest values. `values` are the sizes of the parameters, the largest first."""
+    """Return how many values each rank gets, in no order, as torch's ZeroRedundancyOptimizer deals
+    parameters: each to the rank with the fewest values. `values` are the sizes of the parameters, the largest
+    first."""
     # The first parameters go to one rank each.
     dealt = [*values[:ranks], *[0] * (ranks - len(values))]
     heapify(dealt)

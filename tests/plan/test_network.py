@@ -37,7 +37,7 @@ def test_hierarchical_goes_by_nodes(options) -> None:
 
 
 ONE_NODE = (
-    "hsdp shards inside of nodes and replicates across them, and here is one node of {}: "
+    "hsdp shards inside of nodes and replicates across them, and there is only one node, of {}: "
     "give a smaller --node-size or --gpus-per-node, or use {}"
 )
 UNEVEN = "{2} on nodes of {0} needs a multiple of 2 ranks, not {0}"

@@ -60,7 +60,7 @@ def notes_of_a_resumed_run(rank: int, strategy: str, folder: Path) -> tuple[str,
 
 def test_a_resumed_run_says_that_static_graph_may_round_otherwise(ranks, tmp_path) -> None:
     found = ranks(2, notes_of_a_resumed_run, "ddp:static_graph=true", tmp_path)
-    told = "ddp with static_graph=true forms its buckets anew, and may round the first sums otherwise: what"
+    told = "ddp with static_graph=true forms its buckets anew, and may round the first sums differently: what"
     assert all(len(notes) == 1 and notes[0].startswith(told) for notes in found)
 
 

@@ -73,7 +73,7 @@ def complaint(rank: int, model: str) -> str:
             "UsageError: fsdp shards trained parameters of one data type together, and what is around the "
             "blocks has float32, float64: use ddp or scratch-ddp",
         ),
-        ("sparse", "UsageError: fsdp has no sparse gradients, as 0 asks for: use ddp or scratch-ddp"),
+        ("sparse", "UsageError: fsdp does not support sparse gradients, which 0 has: use ddp or scratch-ddp"),
     ],
 )
 def test_a_model_that_cannot_be_sharded_is_refused_with_the_way_out(ranks, model, told) -> None:

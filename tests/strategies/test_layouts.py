@@ -156,9 +156,9 @@ def test_a_chain_with_batch_norm_is_found_and_its_statistics_stay() -> None:
         (ShortInEvaluation(), TOKENS, "calls other modules in evaluation mode than in training"),
         (Skipping(), TOKENS, "computes something between body.3 and norm"),
         (Again(), TOKENS, "the block body.0 is called more than once"),
-        (nn.Linear(6, 6), torch.zeros(2, 6), "no like blocks"),
+        (nn.Linear(6, 6), torch.zeros(2, 6), "no repeated blocks"),
         (Chain(), {"tokens": TOKENS}, "its inputs are a dict, not a tensor"),
-        (Layers(), torch.zeros(2, 5, 7), "its forward pass fails without values"),
+        (Layers(), torch.zeros(2, 5, 7), "its forward pass fails on the meta device"),
     ],
 )
 def test_a_model_that_is_not_a_chain_is_refused_with_the_obstacle(module, inputs, reason) -> None:

@@ -83,7 +83,7 @@ def test_a_value_that_no_cell_may_have_is_refused(settings, sentence) -> None:
 )
 def test_sparse_gradients_that_nothing_could_take_are_refused_by_name(settings) -> None:
     module, group = nn.Sequential(nn.Embedding(4, 2, sparse=True)), RecordingGroup(0, 2)
-    with pytest.raises(UsageError, match=r"no sparse gradients, as 0 asks for: use .*scratch-ddp"):
+    with pytest.raises(UsageError, match=r"not support sparse gradients, which 0 has: use .*scratch-ddp"):
         a_trainer(module, group=group, optimizer=PLAIN_SGD, **settings).step(
             iter([(torch.tensor([1, 1]), torch.zeros(2, 2))])
         )

@@ -29,7 +29,7 @@ class PowerSGD(Compressor):
 
     The residual of a rank is M - P Q^T with its own Q. With the mean Q instead, as in torch's hook, it would
     also contain all that the rank has beyond the mean of the ranks: over the ranks that cancels out, so no
-    step ever sends it, and it adds up without bound. Here the residual has no part of it along P.
+    step ever sends it, and it adds up without bound. Here the residual has no component along P.
 
     Factors are held as rows, P^T (r, n) and Q^T (r, m): BLAS multiplies a few rows by a matrix several times
     faster than a matrix by a few columns.
