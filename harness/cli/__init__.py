@@ -22,7 +22,7 @@ COMMANDS = {
     "site": "Write an index of many studies, with their pages, as a static folder.",
     "export": "Write a study as Markdown, CSV, JSON or Parquet.",
     "compare": "Compare a study, a run or a baseline with another.",
-    "baseline": "Keep what was accepted, to compare later studies with it.",
+    "baseline": "Keep accepted figures as baselines, to compare later studies with them.",
     "history": "Keep nights of a study, and find the night on which a figure changed.",
     "prune": "Remove old studies that no baseline and no night was made from.",
     "collect": "Derive the results of a study anew from its rank records.",
@@ -225,7 +225,7 @@ def reading(error: Exception) -> tuple[str, int]:
             return f"there is no option {name}{_home(name, path) or near}; see {path} --help", 2
         return f"{error.format_message()} See {path} --help", 2
     if isinstance(error, UnicodeEncodeError):
-        # Of output the streams escape such characters; files are UTF-8.
+        # The streams escape such characters in output, and files are UTF-8.
         where = f"text of this environment, whose encoding is {sys.getfilesystemencoding()}"
         return f"{shortened(error.object)} is not {where}: set LC_ALL=C.UTF-8, or give it another name", 2
     if (of_package := blamed(error)) is not None:

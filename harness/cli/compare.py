@@ -35,7 +35,11 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.option("--new-options", metavar="TEXT", default="", help="with --ab: matrix options of NEW only")
 @click.option("--base-python", metavar="PATH", help="with --ab: interpreter of BASE, instead of this one")
 @click.option("--new-python", metavar="PATH", help="with --ab: interpreter of NEW, instead of this one")
-@click.option("--looks", type=click.IntRange(1, 4), help="with --ab: most looks, 6 pairs each; 4 if left out")
+@click.option(
+    "--looks",
+    type=click.IntRange(1, 4),
+    help="with --ab: maximum number of looks, of 6 pairs each; 4 if left out",
+)
 @click.option(
     "--alternate",
     type=click.Choice(("blocks", "launches")),
@@ -44,7 +48,7 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
 @click.option(
     "--others-above",
     metavar="PERCENT",
-    help="with --ab: leave out quads in which others took more of the cores; 25% if left out",
+    help="with --ab: leave out quads in which other processes took more of the cores; 25% if left out",
 )
 @click.option("--max-time", metavar="TIME", help="with --ab: begin no further pair after this, such as 3m")
 @click.option(
@@ -64,7 +68,10 @@ FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benc
     help="the smallest change that matters, such as step_time=5%; may be repeated",
 )
 @click.option(
-    "--across", metavar="FACTS", default="", help="facts that may differ, such as torch,python: the subject"
+    "--across",
+    metavar="FACTS",
+    default="",
+    help="facts that may differ because they are what is compared, such as torch,python",
 )
 @click.option("--strict", is_flag=True, help="exit with 1 where something is inconclusive, too")
 @click.option("--all", "every", is_flag=True, help="list what is unchanged, too")

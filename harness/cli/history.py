@@ -25,9 +25,10 @@ def history_command() -> None:
 )
 @_FOLDER
 def _add(side: str, folder: Path, *, on_regression: str | None) -> int:
-    """Add STUDY (or files of pytest-benchmark) as a night, and say which changes it shows first.
+    """Add STUDY (or files of pytest-benchmark) as a night, and print the changes that this night is the first
+    to show.
 
-    Without STUDY, the newest study of bench matrix --fresh. Nothing that was added is ever changed.
+    Without STUDY, the newest study of bench matrix --fresh. A night is never changed after it was added.
     """
     from harness.gate.baselines import LATEST, latest, read_side, warn_of_edits
     from harness.gate.nights import require_ended, set_off

@@ -75,7 +75,7 @@ def _last_words(study: Study, result: RunResult) -> list[str]:
 
 POLL_S = 0.5
 NEXT_S = 10.0
-"""How long the next launch may take to begin, when one is followed and has ended."""
+"""How long the next launch may take to begin after the launch that is followed has ended."""
 LINE_CHARACTERS = 2000
 """Length up to which a line is printed in full; of a longer line, the beginning and the end are printed."""
 

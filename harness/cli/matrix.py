@@ -73,7 +73,7 @@ _ORDER = (
         metavar="METRIC",
         help=f"keep the best checkpoint by {', '.join(METRICS)} or one of the workload's metrics",
     ),
-    click.option("--patience", type=int, help="validations without a better value after which it ends"),
+    click.option("--patience", type=int, help="end after this number of validations without a better value"),
     click.option("--target", help="end when a validation reaches it: 'val_accuracy>=0.97'"),
     click.option("--validate-every", type=int, help="steps [default: each epoch, else each checkpoint]"),
     click.option(
@@ -81,11 +81,15 @@ _ORDER = (
         type=click.Choice(get_args(Schedule)),
         default="none",
         show_default=True,
-        help="of the rate, over the ordered steps",
+        help="schedule of the learning rate, over the ordered steps",
     ),
     click.option("--warmup-steps", type=int, default=0, help="steps in which the schedule raises the rate"),
     click.option(
-        "--restarts", type=int, default=RESTARTS, show_default=True, help="launches that follow failed ones"
+        "--restarts",
+        type=int,
+        default=RESTARTS,
+        show_default=True,
+        help="maximum number of launches that follow failed ones",
     ),
     click.option(
         "--elastic", metavar="MIN:MAX", help="continue on fewer nodes, at least MIN, after one was lost"

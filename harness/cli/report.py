@@ -26,7 +26,9 @@ _OPTIONS = (
     click.option(
         "--epoch-samples", metavar="N", help="samples of one epoch; of several workloads WORKLOAD=N,..."
     ),
-    click.option("--within", metavar="TIME", help="the cheapest cell that finishes an epoch in it, like 4h"),
+    click.option(
+        "--within", metavar="TIME", help="show the cheapest cell that finishes an epoch in this time, like 4h"
+    ),
     click.option(
         "--goal",
         metavar="GOAL",
@@ -82,7 +84,7 @@ compare_over = click.option(
 )
 @click.option("--figures", metavar="FORM,...", help="also drawings as files: svg, pdf, png")
 @click.option(
-    "--style", type=click.Choice(("paper", "screen")), help="of --figures; paper: a column of 84 mm"
+    "--style", type=click.Choice(("paper", "screen")), help="style of --figures; paper is a column of 84 mm"
 )
 @compare_over
 @cost_options

@@ -40,9 +40,9 @@ CELL_HEADS = ("cell", "state", "ok", "planned", "others")
 def status_command(study: str, *, watch: bool, as_json: bool) -> int:
     """Show the state of the cells of STUDY, and of its jobs, if a scheduler has some.
 
-    The scheduler is asked once for all jobs. Runs of other code or versions than the present ones are
-    counted apart: they are not pooled with new ones. Exit code 1 if a cell is without one of its runs.
-    STUDY may be a folder of studies, such as runs/: a line for each, or with --json a list.
+    The scheduler is asked once for all jobs. Runs of other code or versions than the present ones are counted
+    apart: they are not pooled with new ones. Exit code 1 if a cell lacks one of its runs. STUDY may be a
+    folder of studies, such as runs/: a line for each, or with --json a list.
     """
     console = Console()
     below = [Study(path) for path in sorted(Path(study).glob("[!.]*")) if Study(path).plan_paths()]
@@ -130,7 +130,7 @@ def _conditions(study: Study) -> Conditions:
 def collect_command(study: str) -> int:
     """Delete what was derived in STUDY and derive it anew from the rank records, which are never touched.
 
-    Jobs that have ended without a word are closed first, in the scheduler's words.
+    First, jobs that ended without recording it are closed, for the reason that the scheduler gives.
     """
     folder, console = Study.existing(Path(study)), Console()
     with study_lock(folder.root):

@@ -65,7 +65,7 @@ class Train(Matrix):
                 f"and no CELL"
             )
         if study_file is not None and options.name is None and options.out is None:
-            # The study of the same file that is measured has its name.
+            # The plain name is for the study that measures the cells of the same file.
             options = msgspec.structs.replace(options, name=f"{plain_name(study_file.stem)}-train")
         super().__init__(options, study_file=study_file, arguments=arguments)
 
@@ -100,7 +100,8 @@ class Train(Matrix):
         assert self.order is not None
         texts = {text for request in self._requests for text in workloads_of(request)}
         if all(facts(WORKLOADS.parse(text)).builder.startswith("workloads.") for text in texts):
-            # Those of this program have no metrics of their own; others are built on ranks alone.
+            # bench's workloads have no own metrics. Other workloads are built only on ranks, which check the
+            # metrics.
             self.order.require_metrics(())
         for dataset in dict.fromkeys(request.dataset for request in self._requests):
             if DATASETS.facts(dataset).takes is not None:
@@ -138,11 +139,11 @@ class Train(Matrix):
 
 
 def _require_launcher(order: TrainOrder, options: StudyFile) -> None:
-    """Raise UsageError for a launcher that does not train, or not as the order has it."""
+    """Raise UsageError for a launcher that does not train, or does not train as the order requires."""
     chosen = launcher(options.launcher or DEFAULT)
     if order.elastic is not None and chosen.several_hosts:
         raise UsageError(
-            f"--elastic is for virtual nodes of this host so far: leave --launcher {chosen.name} or "
+            f"--elastic works only with virtual nodes of this host so far: leave --launcher {chosen.name} or "
             f"--elastic out"
         )
     if not chosen.trains:

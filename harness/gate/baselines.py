@@ -72,7 +72,7 @@ def latest(text: str) -> Path:
 
 
 def _of_folder(path: Path, console: Console | None, kept: Path) -> Baseline:
-    """`kept` is where a baseline of that name would be."""
+    """Read the figures in a folder; `kept` is where a baseline of that name would be."""
     if list(path.glob("plan-[0-9]*.json")):
         study = Study(path)
         results = read_results(study)
@@ -203,10 +203,10 @@ _LABEL = re.compile(r"(?P<workload>[^,]+), (?P<exchange>.+), (?P<size>\d+ x \d+)
 
 
 def _names(subject: Subject) -> set[str]:
-    """The names by which a user may mean a subject: its id, its label, and what its label consists of.
+    """The names by which a user may mean a subject: its id, its label, and the parts of its label.
 
-    These are a workload, a strategy with its compression and collective, a size with its batch, and settings;
-    of a benchmark, its function.
+    The parts of a cell's label are the workload, the strategy with its compression and collective, the size
+    with its batch, and the settings. The part of a benchmark's label is its function.
     """
     parts = _LABEL.fullmatch(subject.label)
     found = parts.groupdict().values() if parts else (subject.label.rpartition("::")[2],)
@@ -279,6 +279,6 @@ def _path(name: str, folder: Path) -> Path:
 
 
 def _write(path: Path, baseline: Baseline) -> None:
-    """Indented, so that a reviewer's diff shows single figures."""
+    """Write the file indented, so that a reviewer's diff shows single figures."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files.replace(path, msgspec.json.format(schemas.BASELINE.encode(baseline)) + b"\n")

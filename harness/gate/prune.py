@@ -28,7 +28,7 @@ class Origins:
     runs: frozenset[str]
     """Ids of runs: a study that has one is named, whatever its folder is called by now."""
     studies: frozenset[str]
-    """Folders' names in files that state no run."""
+    """Names of study folders, from files that state no run."""
 
     def has(self, study: Study) -> bool:
         runs = {path.name for path in study.root.glob("cells/*/*/")}
@@ -41,7 +41,7 @@ class PruneCandidate:
 
     root: Path
     age_s: float
-    """Since a launch or a plan was last written."""
+    """Seconds since a launch or a plan was last written."""
     size_bytes: int
     kept: str | None
     """Why it stays; None: it may go."""

@@ -1,7 +1,7 @@
 """The work of a job after its scheduler has started it, and the environment that the scheduler has given it.
 
 It runs the cells of the job that are left, as `bench matrix` does on one machine, and writes how it ended.
-SIGUSR1 says that the job's end is near: the scheduler is asked when it is. SIGTERM says that it is now.
+SIGUSR1 says that the job ends soon: the program asks the scheduler when. SIGTERM says that it ends now.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class JobEnvironment:
     """0 for the first start; one more each time that the scheduler requeues the job."""
     nodes: tuple[str, ...]
     notice_s: float | None = None
-    """Between SIGUSR1 and the end of the job's time, at least; None: SIGUSR1 does not come."""
+    """Minimum number of seconds between SIGUSR1 and the end of the job's time; None: SIGUSR1 does not
+    come."""
     starter: Starter
 
     def left_s(self) -> float | None:
@@ -66,7 +67,8 @@ class JobEnvironment:
 
 
 def stranger_to(submission: Submission | None, environment: JobEnvironment) -> str | None:
-    """Why this allocation is of another job, whose script was submitted by hand; None if it may be ours."""
+    """Why this allocation belongs to another job, whose script was submitted by hand; None if it may be
+    ours."""
     if submission is None or environment.scheduler_id in (None, submission.scheduler_id):
         return None
     return (

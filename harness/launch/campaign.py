@@ -113,7 +113,7 @@ class Campaign:
         launches = [*context.first, *launches]
         found: tuple[str, ...] = ()
         if context.machine is None:
-            # The state of this host is no news of others.
+            # The state of this host says nothing about other hosts.
             require_devices(self._plan.request.device)
             found = warnings(self._plan.request.device)
         for warning in found:
@@ -248,7 +248,7 @@ class Campaign:
             said = log_end(folder)
             how = "without a word" if said is None else f"with {said}"
             if attempt.stopped_by is not None:
-                # The last line is then what its processes said of their being ended.
+                # The last line of its log is then what its processes printed because they were ended.
                 how = f"because {attempt.stopped_by}"
             raise MachineError(
                 f"{self._never_ready} launches in a row ended before their first cell began, the last one "

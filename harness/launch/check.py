@@ -112,7 +112,8 @@ def _run(folder: Path, *, held: int, ranks: int, longest_s: float) -> tuple[int 
                 stdout=output,
                 stderr=output,
                 pass_fds=(held,),
-                # Not by the rank itself: importing torch takes seconds, in which this process may end.
+                # The rank cannot do this itself in time: it imports torch for seconds, in which this process
+                # may end.
                 preexec_fn=die_with_parent,
             )
             for rank in range(ranks)

@@ -12,7 +12,7 @@ from harness.plan.options import OF_A_LAUNCHER
 from results.launch import Launch, torchrun_folder
 
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""A `reports/` folder where the user happens to stand must not shadow ours."""
+"""A `reports/` folder in the user's working folder must not shadow ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

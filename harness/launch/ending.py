@@ -220,7 +220,7 @@ class Signs:
     exit_code: int | None = None
     """The exit code of the process that was started, negative for a signal. None: the supervisor ended it."""
     asked_to_end: bool = False
-    """Whether its torchruns say so."""
+    """Whether its torchruns printed that a signal asked them to end."""
     killed_on_a_node: tuple[str, str] | None = None
     """Who was killed on one node of several, and by which signal, if that is known."""
     left: str | None = None
@@ -271,7 +271,7 @@ def inferred_ending(exits: Sequence[RankExit], stopped: Ending | None, signs: Si
 
 
 def _failed(culprits: Sequence[RankExit], signs: Signs) -> Ending:
-    """The ending by ranks that were killed, or else by the first that left a message."""
+    """Infer the ending from the ranks that were killed, or else from the first rank that left a message."""
     killed = [rank for rank in culprits if rank.signal is not None]
     by_kernel = [rank for rank in killed if rank.signal == "SIGKILL"]
     if by_kernel and signs.out_of_memory_kills:
@@ -287,7 +287,8 @@ def _failed(culprits: Sequence[RankExit], signs: Signs) -> Ending:
 
 
 def _without_ranks(signs: Signs) -> Ending:
-    """The ending where no rank was reported as failed: by the end of the process that started them."""
+    """Infer the ending, if no rank was reported as failed, from the end of the process that started the
+    ranks."""
     code = signs.exit_code
     if signs.recorded and (code is None or code >= 0):
         reason = "some ranks recorded that others went away, and no record says how those ended"

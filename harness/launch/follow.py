@@ -36,7 +36,7 @@ QUIET_S = 20.0
 
 
 class LogTail:
-    """New whole lines of one growing file, each time it is asked."""
+    """Reads the new complete lines of one growing file, each time it is asked."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -88,7 +88,7 @@ class LaunchState:
         return state
 
     def take(self, event: dict[str, object]) -> None:
-        """Learn from one event."""
+        """Update the state by one event."""
         name = event["event"]
         if name == "ready":
             self.ready = True
@@ -153,7 +153,7 @@ def _ranks(which: Sequence[int], ranks: int) -> str:
 
 
 def _standing(path: Path) -> tuple[int, int] | None:
-    """Size and modification time; None if it is not there yet."""
+    """Size and modification time of a log; None if it is not there yet."""
     try:
         found = path.stat()
     except FileNotFoundError:

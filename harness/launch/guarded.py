@@ -12,17 +12,17 @@ from typing import IO
 from harness.launch import guardian
 
 GRACE_S = 10.0
-"""Between asking a command to end and killing it."""
+"""Seconds between asking a command to end and killing it."""
 PATIENCE_S = guardian.STRAYS_S + guardian.KILL_S + 5.0
-"""For a guardian to end everything after that, before it is taken for one that cannot."""
+"""Seconds for a guardian to end everything after that; then it is taken for a guardian that cannot."""
 _GUARDIAN = (sys.executable, "-I", "-S", str(Path(guardian.__file__)))
 
 
 class Guarded:
     """One running command below a guardian (`harness.launch.guardian`).
 
-    The guardian ends as the command did, when no process of it is left. A guardian that is killed takes the
-    command along, and torchrun its ranks; what a rank has forked is then left.
+    The guardian ends as the command did, when no process of it is left. If the guardian is killed, the kernel
+    kills the command, and when torchrun ends, its ranks. Processes that a rank has forked are then left.
     """
 
     def __init__(

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STRAYS_S = 1.0
-"""For processes that have outlived the command to end by themselves, as Python's resource tracker does."""
+"""Seconds for processes that outlive the command to end by themselves, as Python's resource tracker does."""
 KILL_S = 10.0
-"""For killed processes to end; one that waits in the kernel for a disk or a device may not."""
+"""Seconds for killed processes to end; one that waits in the kernel for a disk or a device may not."""
 POLL_S = 0.05
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -50,11 +50,11 @@ class Guardian:
         for end in (woken, wakes):
             os.set_blocking(end, False)
         self._woken = woken
-        # What comes before the command is started waits until there is one to end.
+        # A signal that arrives before the command is started stays pending until the command can be ended.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         self._command = _start(command)
         for number in _SIGNALS:
-            # What nohup has had ignored stays so, for the command as well.
+            # A signal that nohup has set to be ignored stays ignored, by the command as well.
             if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
         signal.set_wakeup_fd(wakes)
@@ -87,7 +87,7 @@ class Guardian:
         return signal.SIGKILL if self.status is None else self.status
 
     def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
-        """Until the condition holds, but not longer than that; children that have ended are reaped."""
+        """Wait until the condition holds, for at most `seconds`; reap the children that have ended."""
         end = None if seconds is None else time.monotonic() + seconds
         self._reap()
         while not condition():
@@ -98,7 +98,7 @@ class Guardian:
                 if descriptor == self._woken:
                     os.read(self._woken, 4096)
                 else:
-                    # It carries no data: it has been closed.
+                    # The pipe carries no data: this event means that its other end was closed.
                     self._events.unregister(self._pipe)
                     self.asked = self.asked or "its starter has ended"
             self._reap()
@@ -128,7 +128,7 @@ def _start(command: list[str]) -> int:
         return pid
     try:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The guardian may have been killed before the kernel was told.
+        # The guardian may have been killed before the call of prctl.
         if os.getppid() == guardian:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
                 # Python ignores them.
@@ -163,7 +163,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _tell(words: str) -> None:
-    """Into the log of the launch."""
+    """Print into the log of the launch."""
     print(f"guardian: {words}", flush=True)
 
 

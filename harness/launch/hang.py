@@ -65,7 +65,7 @@ def hang_reason(folder: Path, silence_s: Mapping[int, float]) -> str:
     state = LaunchState.of(rank_log_path(folder, rank))
     parts = [
         f"no rank said anything for {min(silence_s.values()):.0f} s",
-        f"rank {rank} was heard of longest ago, {longest:.0f} s (phase: {state.phase})",
+        f"rank {rank} has been silent for longest, {longest:.0f} s (phase: {state.phase})",
     ]
     behind = laggard(issues(folder))
     return "; ".join(parts if behind is None else [*parts, behind])

@@ -30,7 +30,7 @@ PORT = 29500
 PATIENCE_S = 5.0
 """Time for the other nodes to find out by themselves, and to report it, when one has ended badly."""
 GRACE_S = 5.0
-"""Between asking a torchrun to end and killing it; less than the supervisor gives this process."""
+"""Seconds between asking a torchrun to end and killing it; less than the supervisor gives this process."""
 POLL_S = 0.05
 
 _Agents = Sequence[subprocess.Popen[bytes]]
@@ -114,7 +114,7 @@ def shell_code(code: int) -> int:
 
 
 def _wait(agents: _Agents, *, until: Callable[[], bool] = lambda: False, seconds: float = inf) -> None:
-    """Until all agents have ended, but not past that moment nor that time."""
+    """Wait until all agents have ended, but no longer than `until` says or than `seconds`."""
     end = time.monotonic() + seconds
     # Every agent is asked, so that each has its return code.
     while None in [agent.poll() for agent in agents]:

@@ -26,7 +26,7 @@ from results.training_log import (
 )
 
 LOOK_S = 1.0
-"""Between two looks at the log of a training run."""
+"""Seconds between two looks at the log of a training run."""
 RECENT = 20
 """Number of rows from which throughput and time left are computed."""
 
@@ -113,7 +113,8 @@ class Pace:
         self._ended = self._clock()
 
     def left_s(self, done: int) -> float:
-        """Seconds left when `done` runs are: the estimates, at the ratio that finished launches had."""
+        """Seconds left when `done` runs have ended: the estimates, times the ratio of the time that the
+        finished launches took to their estimates."""
         estimated = sum(self._seconds[: self._launch])
         ratio = (self._ended - self._began) / estimated if estimated else 1.0
         share = 1 - (done - self._done_before) / max(1, self._runs[self._launch])

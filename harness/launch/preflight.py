@@ -47,7 +47,7 @@ def require_torch() -> None:
 def require_devices(device: Device) -> None:
     """Raises MachineError if torch cannot use the GPUs that NVML shows.
 
-    Torch is only asked on a machine with GPUs, about them.
+    Torch is asked about its GPUs only on a machine that has some.
     """
     shown = len(visible_gpus()) if device == "cuda" else 0
     if not shown:

@@ -57,7 +57,7 @@ def rank_output(folder: Path, launch: Launch) -> list[OutputFile]:
         found.append(OutputFile(path=path, rank=rank, stream=path.stem))
 
     def place(file: OutputFile) -> tuple[int, Path, bool]:
-        # stderr after stdout: a failure is told there.
+        # stderr comes after stdout, because it reports a failure.
         rank = launch.placement.gpus if file.rank is None else file.rank
         return rank, file.path.parent, file.stream == "stderr"
 
@@ -65,7 +65,7 @@ def rank_output(folder: Path, launch: Launch) -> list[OutputFile]:
 
 
 class OutputTail:
-    """The new whole lines of one file, each time it is asked."""
+    """Reads the new complete lines of one file, each time it is asked."""
 
     def __init__(self, file: OutputFile, run_id: str | None = None) -> None:
         """With `run_id`, only the lines that a rank printed during this run."""

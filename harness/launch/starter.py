@@ -26,7 +26,7 @@ class LogWords:
     scheduler_away: re.Pattern[str] | None = None
     """A launch could not be started because the scheduler did not answer; the group `words` says how."""
     allocation_over: re.Pattern[str] | None = None
-    """It could not because the scheduler has ended the job; the group `words` says how."""
+    """A launch could not be started because the scheduler has ended the job; the group `words` says how."""
     start_delayed: re.Pattern[str] | None = None
     """The pattern matches the message that a launch waits; the group `words` says why."""
     agent_logs: str | None = None

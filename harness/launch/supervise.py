@@ -39,7 +39,7 @@ from results.store import Study, utc_now
 
 POLL_S = 0.1
 LOOK_S = 1.0
-"""Between two looks at every rank's log, which may be hundreds on a shared file system."""
+"""Seconds between two looks at the logs of all ranks, which may be hundreds on a shared file system."""
 PATIENCE_S = 10.0
 """After a node has left: the time in which the other ranks may notice, write their records, and end."""
 NOTICE_S = 30.0
@@ -165,7 +165,7 @@ class Supervisor:
             if time.monotonic() > look_at:
                 look_at = time.monotonic() + LOOK_S
                 if waits and never_started(self._folder, self._starter.log_words) is None:
-                    # The time that the scheduler took is no silence of the ranks.
+                    # The time that the scheduler took does not count as silence of the ranks.
                     waits, pulse = False, Pulse(self._folder, self._launch.placement)
                 hung = self._hung(pulse)
                 self._state.waits_for = pulse.waits_for()
@@ -227,7 +227,7 @@ class Supervisor:
     ) -> Attempt:
         # A run may have begun between the last look and the end.
         self._read_log()
-        # Another rank may have begun one that rank 0 had not come to.
+        # Another rank may have begun a run that rank 0 had not reached.
         begun = {*self._state.started, *(slot.run_id for slot in self._study.begun_slots(self._launch))}
         self._state.started = [slot.run_id for slot in self._launch.slots if slot.run_id in begun]
         words, exits = self._starter.log_words, rank_exits(self._folder)

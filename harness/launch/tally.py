@@ -151,7 +151,7 @@ class Tally:
         return "; ".join(self.conditions.changes(result, virtual=result.cell_id in self._virtual))
 
     def take(self, result: RunResult) -> None:
-        """Learn from one run; one that could not be pooled with new ones counts for nothing."""
+        """Count one run; a run that could not be pooled with new ones counts for nothing."""
         if result.outcome is not Outcome.OK or not self.allows(result):
             return
         cell = result.cell_id

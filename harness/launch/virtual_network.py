@@ -1,6 +1,7 @@
 """Virtual nodes on this machine: network namespaces on one switch, each behind a link of a given rate.
 
-`python -m harness.launch.virtual_network MBIT_PER_S` makes two and takes them away again: whether it can.
+`python -m harness.launch.virtual_network MBIT_PER_S` makes two nodes and removes them again, which shows
+whether this machine can.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from results.errors import MachineError
 INTERFACE = "eth0"
 """The name of a node's end of its cable."""
 _ADDRESSES = IPv4Network("10.77.0.0/16")
-"""Nobody else's: the switch has no way out."""
+"""No other network has these addresses, because the switch has no uplink."""
 _FRAME_BYTES = 1514
 """Ethernet header and 1500 bytes of IP: what the kernel counts of a full frame."""
 _LARGEST_SEGMENT_BYTES = 65536
@@ -114,7 +115,8 @@ def shaped(interface: str, mbit_per_s: float) -> str:
 def burst_bytes(mbit_per_s: float) -> int:
     """The bytes that an idle link sends at once: 1 ms of its rate, and never less than three frames.
 
-    Less, and a timer that comes late on a busy machine loses rate; more, and small messages travel free.
+    With a smaller burst, a timer that comes late on a busy machine loses rate; with a larger one, the rate
+    does not limit small messages.
     """
     return max(round(0.001 * mbit_per_s * 125_000), 3 * _FRAME_BYTES)
 
@@ -144,7 +146,8 @@ def _batch(tool: str, lines: Sequence[str], *, on: VirtualNode | None = None) ->
 
 
 def _answer_for(nodes: Sequence[VirtualNode]) -> None:
-    """Names and addresses are answered from a file: a question to a DNS that can't be reached takes 30 s."""
+    """Have names and addresses looked up in a file: a query to a DNS server that can't be reached takes 30
+    s."""
     hosts = ["127.0.0.1 localhost", "::1 localhost"]
     for node in nodes:
         # TCPStore listens on IPv6, and sees its clients by mapped addresses.

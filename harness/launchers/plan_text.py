@@ -31,7 +31,7 @@ from results.train_order import TrainOrder, larger_is_better
 _LAUNCH_ID = "LAUNCH_ID"
 """Stands in printed commands for a name that is only given when a launch starts."""
 _DEFAULTS = {"compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE, "link": NO_LINK}
-"""Axes that a table has a column for where something else than this is in it."""
+"""Axes by their default; a table has a column for such an axis only if it has other values."""
 CHOICE_COLUMNS = (
     *("candidate", "parameters", "gradients", "optimizer", "gathered", "buckets", "activations", "MiB"),
     *("sent MiB", "compute s", "update s", "bubble s", "exposed s", "ms a sample", "fullest when", "verdict"),
@@ -249,7 +249,7 @@ def _seeds(plan: Plan) -> list[str]:
 
 
 def _told_axes(rows: Sequence[Cell] | Sequence[Skip]) -> list[str]:
-    """The strategy, and what else says how gradients travel in some row."""
+    """The strategy, and the axes of the exchange that are not at their default in every row."""
     told = [axis for axis, default in _DEFAULTS.items() if any(getattr(row, axis) != default for row in rows)]
     return ["strategy", *told]
 

@@ -76,8 +76,8 @@ def visible_gpus() -> list[Gpu]:
 def lost_gpus() -> list[LostGpu]:
     """The NVIDIA devices that do not answer, whatever `CUDA_VISIBLE_DEVICES` leaves.
 
-    A device that this process may not open is another job's, as schedulers confine jobs, and none of these;
-    unless `CUDA_VISIBLE_DEVICES` names a device that is not found, or none can be opened.
+    A device that this process may not open belongs to another job, because schedulers confine jobs, and is
+    not lost; unless `CUDA_VISIBLE_DEVICES` names a device that is not found, or none can be opened.
     """
     with _nvml() as ready:
         devices = list(_devices()) if ready else []
@@ -281,7 +281,7 @@ def gpu_faults(uuid: str) -> Iterator[GpuFaults | None]:
 
 
 def _pcie_bytes_per_s(handle: Any, counter: int) -> float:
-    # NVML looks on for 20 ms, and answers in KB/s.
+    # NVML measures for 20 ms, and answers in KB/s.
     return 1e3 * float(pynvml.nvmlDeviceGetPcieThroughput(handle, counter))
 
 
@@ -334,19 +334,18 @@ _OTHER_SETTINGS = re.compile(
 """Variables of other libraries that do the same. Numbers of threads have a field of the record, and paths
 differ from job to job."""
 LOGGING_OF_NCCL = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,NET"}
-"""NCCL then writes how it connects, and nothing while it exchanges."""
+"""With these variables NCCL logs how it connects, and nothing while it exchanges."""
 _SET_IN_RANKS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **LOGGING_OF_NCCL}
 """Variables that torchrun and the worker set if the user did not; planning does not see them."""
 GLOO_INTERFACE, NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 """Both are set by the worker where the user set nothing (`harness.worker.rank.network`)."""
 _NO_CONDITION = "NCCL_DEBUG_FILE"
-"""A path, which differs in every launch."""
+"""A variable that is not a condition of a run: its path differs in every launch."""
 
 
 def nccl_settings() -> dict[str, str]:
-    """Variables that are set and change what a step costs: of NCCL, torch, its allocator and CUDA.
-
-    Without any that may hold a secret.
+    """The variables of NCCL, torch, its allocator and CUDA that are set and change what a step costs, except
+    variables that may hold a secret.
     """
     set_here = _SET_IN_RANKS | {NCCL_INTERFACE: f"={os.environ.get(GLOO_INTERFACE)}"}
     return {
@@ -357,8 +356,8 @@ def nccl_settings() -> dict[str, str]:
 
 
 def other_settings() -> dict[str, str]:
-    """Variables of other libraries that are set and change what a step costs: of libfabric, UCX, MPS, OpenMP,
-    the libraries of linear algebra, allocators and torch's compiler. Without any that may hold a secret."""
+    """The variables of libfabric, UCX, MPS, OpenMP, the libraries of linear algebra, allocators and torch's
+    compiler that are set and change what a step costs, except variables that may hold a secret."""
     return _set_as(_OTHER_SETTINGS)
 
 

@@ -59,7 +59,8 @@ class TorchDevices(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def ask_torch() -> TorchDevices:
-    """Takes some seconds, and once a process. A torch that cannot be imported is an error in the answer."""
+    """Ask torch, once in the life of this process: it takes some seconds. If torch cannot be imported, the
+    answer has an `error`."""
     command = [sys.executable, "-P", "-W", "ignore", "-c", _QUESTION]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LONGEST_S)

@@ -128,7 +128,7 @@ class Choice:
         return f"because it fits, and {second.strategy} is predicted to take {ratio:.2f} times as long"
 
     def _missed(self, chosen: StrategyCandidate) -> StrategyCandidate | None:
-        """The best candidate that does not fit and would change the choice if it alone fitted."""
+        """The best of the candidates that do not fit, and that would change the choice if they fitted."""
 
         def with_it(missed: StrategyCandidate) -> list[StrategyCandidate]:
             return [candidate for candidate in self.candidates if candidate.fits or candidate is missed]

@@ -2,8 +2,8 @@
 
 The time of one run is the sum of its parts, by name as in `RankRecord.spent_ns`. Costs follow from the time
 of a step and from the number of parameters, which is built, hashed, copied and simulated anew in addition to
-the steps. Where a strategy is not yet in its stride (a warm-up of a compressor), the proof takes more steps
-than is counted here.
+the steps. Where a strategy works differently at first (a warm-up of a compressor), the proof takes more steps
+than are counted here.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Earlier:
     """The longest time of each part of a run, by the names of `RankRecord.spent_ns`; empty: not recorded."""
 
     def and_then(self, later: Earlier) -> Earlier:
-        """Join both, with the step time of the later one."""
+        """Join the times of two runs: the longest time of each part, and the step time of the later run."""
         longest = {part: max(seconds, self.spent_s.get(part, 0.0)) for part, seconds in later.spent_s.items()}
         return Earlier(step_ns=later.step_ns, spent_s={**self.spent_s, **longest})
 
@@ -203,7 +203,7 @@ VALUES_PER_S = 100e6
 HASHED_BYTES_PER_S = 1.1e9
 """BLAKE2b on one core: 1.10 to 1.26 GB/s on the same machine."""
 COPIED_BYTES_PER_S = 2.5e9
-"""Into new host memory: 2.6 to 5.5 GB/s on the same machine. Assumed from a GPU too."""
+"""Copies into new host memory: 2.6 to 5.5 GB/s on the same machine. Assumed from a GPU too."""
 QUAD_BLOCKS = 4
 
 

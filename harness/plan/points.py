@@ -24,7 +24,8 @@ class Reason:
     rule: Rule
     text: str
     predicate: str | None = None
-    """The text after the name of the strategy that is its subject, where one rule refuses several."""
+    """The rest of a sentence whose subject is the name of the strategy, where one rule refuses several
+    strategies."""
 
 
 MOST_POINTS = 200_000

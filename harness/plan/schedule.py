@@ -75,9 +75,10 @@ def schedule(
 
     Every odd repeat visits placements, and cells within them, in an order drawn from `seed`; the even repeat
     after it goes through the same order backwards, so that a steady drift of the machine cancels. The order
-    of two cells depends neither on what is done, so an interrupted study continues in the same order, nor on
-    the others: two revisions of a study have it, too. A cell with k runs that ended well is in the repeats
-    after k. Raises UsageError if a cell's workers do not fill whole nodes.
+    of two cells does not depend on what is done, so that an interrupted study continues in the same order.
+    Nor does it depend on the other cells, so that two revisions of a study have the same order. A cell with k
+    runs that ended well is in the repeats after k. Raises UsageError if a cell's workers do not fill whole
+    nodes.
     """
     progress = progress or Progress()
     launches: list[PlannedLaunch] = []

@@ -26,8 +26,8 @@ MIB = 2**20
 SHARE = 0.95
 """Share of the memory that a prediction may take."""
 RESERVE_BYTES: Mapping[Device, int] = {"cpu": 64 * MIB, "cuda": 1024 * MIB}
-"""Memory that is not counted: stacks of threads, buffers of libraries and of the backend, a CUDA context is
-before it. On CPU 6 to 28 MiB were measured (docs/memory.md)."""
+"""Memory that a prediction does not count: stacks of threads, buffers of libraries and of the backend, the
+CUDA context. On CPU 6 to 28 MiB were measured (docs/memory.md)."""
 ASSUMED_GPU = "A100-SXM4-80GB"
 LINK_SHARE = 0.75
 """Share of the peak of links between GPUs: 227 of 300 GB/s were seen on an A100 node."""
@@ -40,10 +40,10 @@ ACROSS_BYTES_PER_S: Mapping[Device, float] = {"cpu": 1.25e9, "cuda": NETWORK_SHA
 LATENCY_S: Mapping[Device, float] = {"cpu": 200e-6, "cuda": 30e-6}
 """Latency of one operation."""
 CORE_BYTES_PER_S = 10e9
-"""An update on one core: assumed."""
+"""Rate of an update on one core: assumed."""
 GPU_MEMORY_SHARE = 0.8
 HOST_LINK_BYTES_PER_S = 20e9
-"""Between a GPU and its host: assumed."""
+"""Rate between a GPU and its host: assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Surroundings:
     node_size: int
     """Ranks of a node, virtual or real, by which groups of ranks are laid out."""
     host_size: int
-    """Ranks of a real host, which share its cores, its memory and its way out."""
+    """Ranks of a real host, which share its cores, its memory and its connection to other hosts."""
     devices: Devices
     notes: tuple[str, ...]
 
@@ -101,7 +101,7 @@ class Surroundings:
         if cell.device == "cuda" and (
             devices.gpu_name is None or peak_flops_per_s(devices.gpu_name, cell.precision) is None
         ):
-            # A host without GPUs is not the one that has them.
+            # A host without GPUs is not the host that the cell runs on: its memory says nothing.
             memory = devices.host_bytes if devices.gpu_name else None
             known = replace(devices, gpu_name=ASSUMED_GPU, host_bytes=memory)
             why = "which GPU it is, is not known"
@@ -111,7 +111,7 @@ class Surroundings:
         return cls(cell=cell, node_size=size, host_size=host, devices=known, notes=tuple(notes))
 
     def placed(self, cell: Cell) -> Cell:
-        """A stand-in of a cell whose groups lie on these nodes, also where they are real."""
+        """A copy of a cell whose groups are laid out over these nodes, also if the nodes are real."""
         return msgspec.structs.replace(cell, node_size=self.node_size)
 
     @property
@@ -143,12 +143,13 @@ class Surroundings:
 
     @property
     def outlet(self) -> int:
-        """Ranks that share a way to others: of a host, or under a link of a virtual node."""
+        """The number of ranks that share one connection to other nodes: the ranks of a host, or, under a
+        link, of a virtual node."""
         return self.host_size if self.cell.link_mbit_per_s is None else self.node_size
 
     @cached_property
     def across(self) -> float:
-        """Bytes that an outlet sends in a second."""
+        """Bytes that the ranks of one `outlet` send to other nodes in a second, together."""
         if self.cell.link_mbit_per_s is not None:
             return self.cell.link_mbit_per_s * 1e6 / 8
         known = self.devices.network_gbit_per_s
@@ -170,8 +171,8 @@ class Surroundings:
         )
 
     def seconds(self, term: Term, groups: GroupLayout) -> float:
-        """Seconds of one kind of message: a rank sends no faster than inside, and its node than it can
-        across."""
+        """Seconds of one kind of message: a rank sends at most `inside` bytes a second, and the ranks of an
+        outlet at most `across`."""
         leaving = leaving_bytes(term, groups, self.outlet)
         moving = max(term.wire_bytes / self.inside, leaving / self.across)
         return moving + term.operations * LATENCY_S[self.cell.device]

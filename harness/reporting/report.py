@@ -23,7 +23,7 @@ from results.store import Study
 
 FIGURE_FORMS = ("svg", "pdf", "png")
 VERDICT_LINES = 6
-"""On a terminal, of one workload."""
+"""Maximum number of lines on a terminal of the verdict on one workload."""
 
 
 def write_report(study: Study, figures: StudyFigures, console: Console, *, path: Path | None = None) -> Path:
@@ -37,7 +37,7 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
         print_headline(figures, console)
         print_verdict(figures, console)
     if figures.compare_over is not None:
-        # The rows of a section: drawing is imported for the page anyway.
+        # Imported here: it imports the drawing, which the page has needed already.
         from reports.page.sections.over import over_table
 
         table = over_table(figures)
@@ -76,8 +76,8 @@ def figure_forms(text: str) -> tuple[str, ...]:
 def write_figures(
     studies: Sequence[StudyFigures], console: Console, *, page: Path, forms: Sequence[Any], style: Any
 ) -> Path:
-    """Write the drawings as files into `figures` next to a study's own page, or into `PAGE.figures`; each of
-    several studies has a folder there."""
+    """Write the drawings as files: into the folder `figures` next to a study's own page, or for another page
+    into `PAGE.figures`. Each of several studies has its own folder in it."""
     from reports.page.paper import figure_files, shared_figure_files
 
     folder = page.with_name("figures" if page.name == "report.html" else f"{page.stem}.figures")

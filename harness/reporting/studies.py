@@ -252,7 +252,7 @@ def warn_of_lost_plans(study: Study, console: Console) -> None:
     if lost:
         console.warn(
             f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json that can be read, and "
-            f"no plan has them: the bench matrix command that planned them brings them back"
+            f"are in no plan: repeat the bench matrix command that planned them to restore them"
         )
 
 

@@ -222,7 +222,7 @@ class RunProof:
             self._run.warnings.append(warning)
 
     def add_losses_to_a_weaker_one(self) -> None:
-        """Add to a proof without a simulation whether the loss fell."""
+        """If the proof is not by a simulation, add the first and the last loss to it."""
         found = self._run.found
         proof = found.get("proof")
         if proof is None or proof.method not in ("replica-agreement", "sampled-gradients"):

@@ -294,7 +294,8 @@ class SlowLink:
 
 
 def slow_links(cells: Sequence[CellFigures], peaks: LinkPeaks | None = None) -> list[SlowLink]:
-    """The networks with a size whose peak is below `SLOW_BELOW` of the best one at a smaller size.
+    """The networks that are slow at some size: the peak is below `SLOW_BELOW` of the best peak at a smaller
+    size.
 
     The network inside of a node and the network between nodes are compared separately, because the second is
     expected to be slower. Bus bandwidth is defined so that it does not depend on the number of ranks.

@@ -97,7 +97,7 @@ def why_no_energy(figures: CellFigures) -> str | None:
 
 
 def frontiers(costs: Sequence[CellCost]) -> list[Frontier]:
-    """For each piece of equal work that has costs, its frontier."""
+    """The frontier of each piece of equal work that has costs."""
     groups: dict[tuple[str, ...], list[CellCost]] = {}
     for cost in costs:
         if cost.usd_per_million_samples is not None:

@@ -47,7 +47,8 @@ class LossGuard:
     steps: int
     """Steps from the first of the training, with proof and warm-up."""
     loss: float
-    """The mean over ranks and runs of that step's own batch, or of the steps that were kept as one."""
+    """The mean loss, over ranks and runs, of the batch of that step, or of the steps that were recorded as
+    one."""
     dense: float
 
     def __str__(self) -> str:
@@ -169,7 +170,8 @@ class ExchangeRow:
 
     figures: CellFigures
     dense: CellFigures | None
-    """The dense exchange that it is compared with; None for that exchange itself and without one."""
+    """The dense exchange that it is compared with; None for that exchange itself, or if there is no dense
+    one."""
     speed_up: Metric | None
     """Step time of the dense exchange over its own: above 1 it is faster."""
     reason: str | None
@@ -303,7 +305,8 @@ def _row(figures: CellFigures, dense: Mapping[str, CellFigures]) -> ExchangeRow:
 
 
 def _against(cell: Cell, dense: Mapping[str, CellFigures]) -> CellFigures | None:
-    """The dense exchange of the same strategy; the one of ddp for that exchange itself and without one."""
+    """The dense exchange of the same strategy. For that exchange itself, and for a strategy without one, it
+    is the dense exchange of ddp."""
     own = dense.get(cell.strategy)
     if own is not None and not cell.dense:
         return own

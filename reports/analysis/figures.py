@@ -113,7 +113,8 @@ def cell_figures(pool: Pool) -> CellFigures | None:
 
 
 def throughput(step_ns: Metric, *, work: float, unit: str) -> Metric:
-    """Work of one step over the mean step time; the ends of the interval change places.
+    """Work of one step over the mean step time; the low end of its interval follows from the high end of the
+    step time, and the reverse.
 
     This is total work over total time. A mean of rates would overstate it.
     """

@@ -1,1 +1,1 @@
-"""The gate: is a study slower, larger or otherwise than another? Verdicts, and the faces that CI reads."""
+"""The gate: is a study slower, larger or different from another? Verdicts, and the formats that CI reads."""

@@ -48,14 +48,14 @@ def test_the_reason_names_the_rank_its_phase_and_what_it_did_not_issue(tmp_path:
     _recording(tmp_path, 0, ("0", 41, "gloo:all_reduce"), ("0", 42, "gloo:barrier"))
     _recording(tmp_path, 1, ("0", 40, "gloo:all_reduce"), ("0", 41, "gloo:all_reduce"))
     assert hang_reason(tmp_path, {0: 15.2, 1: 18.4}) == (
-        "no rank said anything for 15 s; rank 1 was heard of longest ago, 18 s (phase: warm-up); "
+        "no rank said anything for 15 s; rank 1 has been silent for longest, 18 s (phase: warm-up); "
         "rank 1 is behind: it issued 41 collectives, rank 0 42, the last of them gloo:barrier"
     )
 
 
 def test_without_recorders_and_logs_the_reason_says_what_is_known(tmp_path: Path) -> None:
     assert hang_reason(tmp_path, {0: 3.0, 1: 3.0}) == (
-        "no rank said anything for 3 s; rank 0 was heard of longest ago, 3 s (phase: starting)"
+        "no rank said anything for 3 s; rank 0 has been silent for longest, 3 s (phase: starting)"
     )
 
 

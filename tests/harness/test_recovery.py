@@ -150,7 +150,8 @@ def test_a_death_or_a_hang_in_start_up_costs_the_first_cell_and_the_campaign_goe
     reasons = [str(run.reason) for run in runs]
     assert reasons[0] == "before any cell began: rank 1 was killed by SIGSEGV"
     assert re.match(
-        r"before any cell began: no rank said anything for \d+ s; rank 1 was heard of longest ago", reasons[1]
+        r"before any cell began: no rank said anything for \d+ s; rank 1 has been silent for longest",
+        reasons[1],
     )
     status = scene.bench("status", "study")
     shown = scene.bench("show", "study", runs[1].cell_id)

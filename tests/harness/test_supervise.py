@@ -158,7 +158,7 @@ def test_a_rank_that_speaks_while_its_last_words_are_awaited_has_not_hung(
     assert now[0] == 10.0
     now[0] = 10.5
     stopped = supervisor._hung(pulse)
-    reason = "no rank said anything for 12 s; rank 0 was heard of longest ago, 12 s (phase: starting)"
+    reason = "no rank said anything for 12 s; rank 0 has been silent for longest, 12 s (phase: starting)"
     assert stopped == (None if speaks else Ending(Outcome.HUNG, reason))
 
 

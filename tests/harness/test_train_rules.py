@@ -331,7 +331,7 @@ CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
         *(
             (
                 (*CALL, "--steps", "9", "--elastic", "1:2", "--launcher", name),
-                "--elastic is for virtual nodes of this host so far: leave --launcher "
+                "--elastic works only with virtual nodes of this host so far: leave --launcher "
                 f"{name} or --elastic out",
             )
             for name in ("slurm", "kubernetes", "manual")

@@ -166,7 +166,7 @@ class PairedComparison:
                 over = self._is_over(found, pairs)
                 late = limit_s is not None and time.monotonic() - began > limit_s
                 if late and not over:
-                    self._console.note(f"--max-time was over after {count(len(pairs), 'pair')}")
+                    self._console.note(f"--max-time was reached after {count(len(pairs), 'pair')}")
                 if over or late:
                     # The start-up of a launch is on record when the launch has ended.
                     source.close()
@@ -200,7 +200,7 @@ class PairedComparison:
                 )
 
     def _is_over(self, found: Comparison, pairs: Sequence[Pair]) -> bool:
-        # Step times are judged at looks alone; what fails between them is a counter, or a run.
+        # Step times are judged only at looks; between two looks only a counter or a run can fail.
         certain = (*FAILING, Verdict.INCOMPARABLE)
         if any(finding.effect is None and finding.verdict in certain for finding in found.findings):
             return True
@@ -212,7 +212,7 @@ class PairedComparison:
         if counted % PAIRS_A_LOOK or not counted:
             return False
         if counted == _counted(paired_samples(self.folder, pairs[:-1], spoiled_above).values()):
-            # Another cell had a pair more; this number was looked at.
+            # The last pair added none to this cell: there was a look at this number of pairs already.
             return False
         open_ = any(finding.is_open for finding in found.findings)
         return not open_ or counted >= self._request.looks * PAIRS_A_LOOK
@@ -382,7 +382,7 @@ def _counted(samples: Iterable[PairedSample]) -> int:
 
 
 def _renamed(folder: Path, pairs: Sequence[Pair]) -> dict[str, str]:
-    """BASE's key by NEW's: they differ where the sides have other options.
+    """Map NEW's keys to BASE's keys, which differ if the two sides have different options.
 
     Raises MachineError if one cell was paired with two, because the sides run their cells in different
     orders.

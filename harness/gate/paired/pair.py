@@ -36,12 +36,12 @@ BLOCK_S = 0.05
 """About the length of a block, and one step at least. The speed of a machine stays alike for about 0.1 s, and
 what two blocks share of it cancels if one follows the other at once (docs/gate.md has other lengths)."""
 QUADS_S = 8.0
-"""After which a pair begins no further quad of a cell, beyond the fewest."""
+"""Seconds after which a pair that has the minimum number of quads of a cell begins no further one."""
 ENOUGH = 0.008
 """The standard error of a pair's quads at which further quads add little: about the deviation between process
 groups of identical code (0.9 %, docs/gate.md), which quads cannot lower."""
 GRACE_S = 30.0
-"""For a side that is asked to end: its `bench` ends its workers first."""
+"""Seconds for a side to end after it was asked to: its `bench` ends its workers first."""
 POLL_S = 0.1
 
 
@@ -53,9 +53,9 @@ class PairContext:
     folder: Path
     """The folder of the comparison: a pair's studies are in `0001/base` and `0001/new`."""
     temporary: Path
-    """Short enough for the path of a socket."""
+    """A folder whose path is short enough for the path of a socket."""
     held: int
-    """Descriptor that every process inherits which works in `temporary`."""
+    """Descriptor that every process that works in `temporary` inherits."""
     spoiled_above: float
     """The share of the cores that others may take in a quad that counts."""
     repeats: int
@@ -239,7 +239,8 @@ class Session:
         quads: list[list[PairedBlock]] = []
         began = time.monotonic()
         while not _are_enough(quads, self._context.spoiled_above, time.monotonic() - began):
-            # What others used of the cores is known for A B B A: one block is a few of the kernel's ticks.
+            # The others' share of the cores is measured over a whole quad: a block lasts a few of the
+            # kernel's ticks.
             foreign = ForeignCpu(cores, psutil.Process())
             reports = [(side, self._seats[side].go(steps)) for side in (*order, *order[::-1])]
             share = foreign.cores_used() / len(cores)
@@ -278,7 +279,7 @@ def without_counterpart(counterparts: Mapping[str, str], base: str, new: str) ->
 
 
 def _are_enough(quads: Sequence[Sequence[PairedBlock]], spoiled_above: float, spent_s: float) -> bool:
-    """Whether the pair begins no further quad: of a steady cell after a few, of another one after a while."""
+    """Whether the pair has enough quads of a cell: the cell is steady, or `QUADS_S` are over."""
     if len(quads) < FEWEST_QUADS:
         return False
     logs = [quad_log(quad) for quad in quads if all((block.foreign or 0) <= spoiled_above for block in quad)]
@@ -365,7 +366,7 @@ def _launched(
         *("--repeats", str(repeats)),
         *(["--isolation", "fork"] if repeats > 1 else []),
         *("--out", str(study.root.resolve()), "--no-report"),
-        # A study file may name another one, whose jobs nobody would wait for.
+        # A study file may name another launcher, for whose jobs nobody would wait.
         *("--launcher", "local"),
     ]
     with _log_path(context, number, side).open("wb") as log:
@@ -406,9 +407,9 @@ def _require_runs(context: PairContext, number: int, side: Side, exit_code: int)
 def counterparts(base: Sequence[Cell], new: Sequence[Cell], *, same_options: bool) -> dict[str, str]:
     """Map cell ids of BASE to cell ids of NEW, for the cells that both sides plan.
 
-    Cells with the same subject key correspond. Where the sides have other options, so do, of the rest, those
-    that agree in every field whose values are the same on both sides. A cell that is left has no counterpart:
-    it is missing in NEW, or new there.
+    Cells with the same subject key correspond. If the sides have different options, two of the remaining
+    cells also correspond if they agree in every field that has the same values on both sides. A cell that is
+    then left has no counterpart: it is missing in NEW, or new there.
 
     Raises UsageError if two of the remaining cells of a side are equal in these fields.
     """

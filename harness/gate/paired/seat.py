@@ -12,7 +12,7 @@ from typing import Any
 from results.errors import MachineError, UsageError
 
 POLL_S = 0.5
-"""Between two looks at whether the side's processes still live."""
+"""Seconds between two looks at whether the side's processes still live."""
 MOST_RANKS = 1024
 BLOCK_ALONE = 5
 """Steps of the block of a run that lacks a counterpart."""

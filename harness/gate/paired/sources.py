@@ -4,7 +4,7 @@ A revision is checked out in a repository that borrows the objects of the user's
 gitrepository-layout(5)). Unlike `git worktree`, this writes nothing in the user's repository, so nothing can
 be left behind in it. It also works in a shallow clone, as long as the commit itself is there.
 
-BASE may be a tracked file that names the last accepted commit, and the changes since then that are meant.
+BASE may be a tracked file that names the last accepted commit, and the intended changes since then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from results.strict_yaml import FileKind, Where
 WORKING_TREE = "."
 """The word for the working tree as it is, instead of a revision."""
 IMPORT_S = 120.0
-"""For the import of a side's `bench`."""
+"""Time limit for the import of a side's `bench`."""
 # `harness.worker.turns` and `harness.matrix` are at these places in all revisions.
 _PROBE = (
     "from harness.worker import turns; import harness.matrix; "

@@ -75,7 +75,8 @@ def apply(text: str, *, timeout_s: float = TIMEOUT_S) -> tuple[str, ...]:
         ) from error
     except FileNotFoundError as error:
         raise KubectlError(
-            "kubectl is not installed here: leave out --apply, and apply the manifest on a machine with one"
+            "kubectl is not installed here: leave out --apply, and apply the manifest on a machine that has "
+            "kubectl"
         ) from error
     except OSError as error:
         raise KubectlError(f"cannot run kubectl: {error.strerror}") from error
@@ -117,7 +118,7 @@ class KubernetesCall(JobCall):
             gpus_per_node=profile.gpus_per_node,
             gpu_model=profile.gpu_model,
             network_gbit_per_s=profile.network_gbit_per_s,
-            # They run with the image's.
+            # Ranks run with the Python of the image.
             same_python=False,
         )
 

@@ -36,7 +36,8 @@ from results.store import Study
 
 POLL_S = 0.5
 PATIENCE_S = 10.0
-"""For a torchrun to end by itself, and its ranks to write what they know, once its launch is over."""
+"""Seconds for a torchrun to end by itself, and for its ranks to write what they know, once its launch is
+over."""
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a pod that was asked to end; Kubernetes would count 0 as work that is done."""
 
@@ -146,7 +147,7 @@ class _Follower:
         try:
             log = (folder / f"agent-{self._rank}.log").open("xb")
         except FileExistsError:
-            # Who meets there has met its predecessor, and cannot meet it.
+            # The other pods have met the predecessor of this pod there, and cannot meet this pod.
             write_left(folder, self._rank, "its pod was started again")
             return
         path, endpoint = (folder / "launch.json").resolve(), self._meeting.endpoint(launch.launch_id)
@@ -180,7 +181,7 @@ class PodEnvironment(JobEnvironment):
     """The first pod of a job on Kubernetes; the others follow it."""
 
     def __init__(self, job: Job, store: JobStore) -> None:
-        # A pod does not know how many it replaces; each of them has left a word, or its launches open.
+        # A pod does not know how many pods it replaces; each of these has left a record, or open launches.
         self.start = len(store.starts(job.job_id))
         self.nodes = (platform.node(),)
         self.starter = PodStarter(meeting_of(job))

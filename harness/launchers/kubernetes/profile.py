@@ -178,7 +178,8 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """One cluster, or one way to use it. What is left out is left to the cluster's defaults."""
 
     image: str
-    """A reference with a tag or a digest; the same code of bench is in it as submits."""
+    """A reference with a tag or a digest; the image contains the same code of bench as the machine that
+    submits."""
     python: str = "python3"
     """Python inside the image."""
     code_path: str | None = None

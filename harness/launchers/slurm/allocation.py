@@ -42,7 +42,7 @@ LOG = "agent"
 NOTICE_S = 1.0
 """Time that Slurm's notice may take to reach the log after its signal."""
 ANSWER_S = 10.0
-"""Time that Slurm may take to say when the job ends: less than it has by its own notice."""
+"""Time that Slurm may take to say when the job ends: less than the notice before the end of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from slurm.script import ScriptJob, job_script
 from slurm.site import SITE_FILE, SiteProfile
 
 FEEDING = 3
-"""Jobs at once where one submits the others."""
+"""Number of jobs in the queue at a time, if a job submits the next ones."""
 _FOLLOW_UP_S = 900.0
 """Time limit of a job that submits other jobs, or writes a report."""
 
@@ -166,7 +166,7 @@ class SlurmCall(JobCall):
     def summary(self, documents: Sequence[Document]) -> list[str]:
         if documents and self.hosts.has_gpus and self._site.cpus_per_gpu is None and not self._site.exclusive:
             self._console.warn(
-                "Slurm may give all ranks of a node one CPU: say --cpus-per-gpu, or cpus_per_gpu or "
+                "Slurm may give all ranks of a node one CPU: give --cpus-per-gpu, or cpus_per_gpu or "
                 "exclusive in the profile"
             )
         return super().summary(documents)

@@ -90,7 +90,8 @@ class Submitter:
         return self._hand_over(document, after, done) and done.refused == refused
 
     def _room(self, *, patient: bool) -> float:
-        """Jobs that the queue still takes; none, for now, where one can wait and nobody answers."""
+        """The number of jobs that the queue still takes; 0 if the scheduler does not answer and the call can
+        wait."""
         if self._site.submit_limit is None:
             return float("inf")
         try:

@@ -8,8 +8,8 @@ when it is freed (mallopt(3), M_MMAP_THRESHOLD), else its heap would hide what i
 under a limit pay for fresh pages. On CUDA it is the fraction of the device that torch's allocator may
 reserve.
 
-Only the strategy is limited. What the proof adds, complete replicas and gathered states, is not of the
-cell: `lifted` lets it be taken, and leaves the strategy as much room as it had before.
+Only the strategy is limited. What the proof adds, complete replicas and gathered states, does not belong to
+the cell: `lifted` lets it be taken, and leaves the strategy as much room as it had before.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class Gauge(Protocol):
 
 
 class MemoryLimit:
-    """`limit_mb` MiB beyond what this rank has taken when this is made; None: no limit, and no cost.
+    """A limit of `limit_mb` MiB beyond what this rank has taken when the limit is made (None: no limit, and
+    no cost).
 
-    Made where the worker is idle. Raises UsageError where this machine enforces no limit.
+    Make it when the worker is idle. Raises UsageError where this machine enforces no limit.
     """
 
     def __init__(self, limit_mb: int | None = None, device: torch.device | None = None) -> None:
@@ -97,7 +98,7 @@ class MemoryLimit:
     def _switch(self, gauge: Gauge, *, holds: bool) -> None:
         now = gauge.taken()
         if not self._holds:
-            # Others may free what is the strategy's; that is no debt of it.
+            # Others may free memory of the strategy, which does not lower the strategy's limit.
             self._others = max(0, self._others + now - self._mark)
         self._mark, self._holds = now, holds
         gauge.cap(self._most + self._others if holds else None)
@@ -165,7 +166,7 @@ def _gauge(device: torch.device) -> Gauge:
 
 
 class MemoryUse:
-    """Made before a model is built, when the worker is idle."""
+    """The memory that a run uses on this rank; make it when the worker is idle, before a model is built."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device_of(device)

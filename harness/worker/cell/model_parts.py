@@ -228,7 +228,8 @@ def count_flops(
     """Count FLOPs of convolutions and matrix products, uncompiled, without recomputation, attention in full.
 
     `own` counts batches of the workload's own data, where it has synthetic samples as well. Raises BenchError
-    if the model cannot run on the device: on meta not one that reads values of its tensors, as a user's may.
+    if the model cannot run on the device: the meta device does not run a model that reads values of its
+    tensors, as a user's model may.
     """
     with _counting(f"the FLOPs of {text} cannot be counted", device):
         with torch.device(device):

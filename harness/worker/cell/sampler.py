@@ -146,7 +146,7 @@ class Sampler:
     def obstacle(self) -> str | None:
         """Why a late micro-batch cannot be drawn by its number; None if it can."""
         if self.reads_own and not is_dataset(self._workload.data):
-            return "data that are read in a row are not read again up to there"
+            return "the data are read from the beginning, and are not read again up to that step"
         return None
 
     def _placed(self, batch: Batch) -> Batch:

@@ -1,12 +1,12 @@
 """Count the buckets that begin to be exchanged before the last gradient is computed, without a clock.
 
-In which order a backward pass makes gradients follows from its graph, and so does the place at which a
+The order in which a backward pass computes gradients follows from its graph, and so does the place at which a
 strategy begins to exchange: the counts are equal in every repetition of the same code. A strategy that has
 lost its overlap begins all buckets after the last gradient, even where a rank's only core hides that in time.
 
 A bucket is what a strategy announces (`Link.announce_bucket`) as it begins to exchange it. What torch
 exchanges by itself (DistributedDataParallel, FSDP2) announces nothing: there each sum that is issued in the
-backward pass is one.
+backward pass counts as a bucket.
 """
 
 from __future__ import annotations

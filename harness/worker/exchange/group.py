@@ -45,9 +45,9 @@ class Traffic:
 
     enabled: bool = True
     fills: bool = True
-    """Whether a gather that is switched off writes all that it would have gathered, each time. Where not, it
-    does so the first time for a buffer of floating-point numbers, which then keeps what it has: on a device
-    the writing takes a part of the gather's own time, and would count as computation."""
+    """Whether a gather that is switched off writes all that it would have gathered, each time. If not, it
+    writes a buffer of floating-point numbers only the first time, and the buffer then keeps its values: on a
+    device the writing takes a part of the gather's own time, and would count as computation."""
     filled: set[tuple[int, int, torch.dtype]] = field(default_factory=set)
     """Addresses, lengths and types of these buffers."""
     payload_bytes: int = 0
@@ -74,7 +74,7 @@ class ExchangeGroup(dist.ProcessGroup):
         members: Sequence[int] | None = None,
         staged_for: StreamedDevice | None = None,
     ) -> None:
-        """Over `backend` (None: the default group), counted in `traffic`.
+        """Exchange over `backend` (None: the default group), and count the exchange in `traffic`.
 
         `members` are the ranks of the launch that are in it (None: the first `size`). `staged_for` is a
         device whose tensors the backend cannot move: they go through host memory (`StagedGroup`).
@@ -93,7 +93,7 @@ class ExchangeGroup(dist.ProcessGroup):
         self._name = ""
         self._parts: list[ExchangeGroup] = []
         self.timeout: timedelta | None = None
-        """How long a rank waits in a group that is split from this one; None: as long as torch has it."""
+        """How long a rank waits in a group that is split from this one; None: torch's default."""
         self.traffic = Traffic() if traffic is None else traffic
 
     def reset(self) -> None:
@@ -240,7 +240,7 @@ class ExchangeGroup(dist.ProcessGroup):
         return self._run("send", tensors, tensors, (tensors, to, tag), None, transport)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MaybeWork:
-        # The sender counts.
+        # The sender counts the bytes.
         if not self.traffic.enabled:
             if self._duplex:
                 # From torch 2.15 on a pipeline receives each message in new memory, which may hold NaN.
@@ -339,9 +339,9 @@ def open_exchange(
 ) -> ExchangeGroup:
     """Open a new exchange over all ranks of the default group; collective.
 
-    `backend` is the name of what moves the data (None: the default group's, or the default group itself if
-    it has this one). `timeout` is how long a collective waits for its ranks (None: as long as torch has it);
-    what goes over the default group waits as that does. `staged_for` is as `ExchangeGroup` has it.
+    `backend` is the name of what moves the data (None: the default group's, or the default group itself if it
+    has this one). `timeout` is how long a collective waits for its ranks (None: torch's default); what goes
+    over the default group waits as that does. `staged_for` is as `ExchangeGroup` has it.
     """
     transport = dist.group.WORLD
     if backend not in (None, dist.get_backend()):

@@ -7,8 +7,8 @@ costs some microseconds more of the thread that issues it.
 The end of an operation on CPU. Gloo completes a work on a separate thread and calls the work's future from
 there, whether or not anybody waits: the moment is read in that call. Python lets one thread run at a time, so
 the call comes about 0.1 ms late while the training thread computes in torch, and up to 5 ms (the
-interpreter's switch interval) while it runs nothing but Python; while the training thread waits, which
-is where communication is exposed, nothing delays it. Of torch 2.13's Gloo, sends, receives and
+interpreter's switch interval) while it runs nothing but Python; while the training thread waits, which is
+where communication is exposed, nothing delays it. In torch 2.13, Gloo's sends, receives and
 `_reduce_scatter_base` have no future: they count as done when the wait for them returns, which is late where
 others were waited for first.
 
@@ -16,9 +16,9 @@ The end on CUDA (not run on a device so far). The callback of a future runs on a
 collective, so that an event recorded there is its end. NCCL has no work for a synchronous operation, as FSDP2
 asks for: it runs on the current stream, and an event recorded after the call is its end.
 
-A pipeline's stage idles where the thread that trains waits for a neighbour: for what it is to receive, and
-for what it sends to be taken, as Gloo sends to who receives already. One rank's clock cannot show
-what part of it is transfer. On CUDA the thread does not wait, and no idle time is recorded.
+A pipeline's stage idles where the thread that trains waits for a neighbour: until it has received a message,
+or until the neighbour takes one, because Gloo sends only to a rank that already receives. One rank's clock
+cannot show what part of it is transfer. On CUDA the thread does not wait, and no idle time is recorded.
 
 The beginning. A collective can begin at its issue, or when the one before it on the same group has ended: on
 CUDA a group has one stream, and Gloo's two threads share the network.
@@ -115,7 +115,7 @@ class _Blocked:
         self._wall_ns = self._cpu_ns = self._blocked_ns = 0
 
     def begins(self, phase: Phase | None) -> None:
-        """The phase before has ended; None: and so has the step."""
+        """Note that the phase before has ended; with None, so has the step."""
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         if self._phase is not None and self._phase is not Phase.DATA:
             self._blocked_ns += (wall_ns - self._wall_ns) - (cpu_ns - self._cpu_ns)

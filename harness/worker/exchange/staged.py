@@ -5,8 +5,9 @@ with the streams and events of the device; what they measure is emulated.
 
 An operation copies what it sends to pinned host memory, on the current stream. When the stream has come
 there, a thread issues the operation of Gloo, and another waits for its end and copies the result back on a
-separate stream. The work's future knows the device, so that who waits for it has his stream wait for the
-copy. One thread issues all operations of a group, in the order of the calls: Gloo matches them by it.
+separate stream. The work's future knows the device, so that whoever waits for it makes the current stream
+wait for the copy. One thread issues all operations of a group, in the order of the calls: Gloo matches
+operations by their order.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ Call = Callable[[list[Tensor], list[Tensor]], dist.Work]
 
 
 class _StagedWork(dist.Work):
-    """An operation under way. In Python: a wait in C++ does not raise what a future of Python failed by."""
+    """An operation under way. It is written in Python, because a wait in C++ does not raise the error of a
+    Python future."""
 
     def __init__(self, future: Future[Any]) -> None:
         super().__init__()
         self._future = future
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """The current stream waits for the result. Raises what the operation failed by."""
+        """Make the current stream wait for the result. Raises the error of the operation."""
         self._future.wait()
         return True
 
@@ -62,7 +64,7 @@ class StagedGroup:
         return self._device.new_stream()
 
     def close(self) -> None:
-        """After the last operation: its threads end."""
+        """End the threads, after the last operation."""
         self._issuing.shutdown()
         self._ending.shutdown()
 
@@ -116,7 +118,8 @@ class StagedGroup:
     def _stage(
         self, sends: Sequence[Tensor], receives: Sequence[Tensor], call: Call, *, averages: bool = False
     ) -> dist.Work:
-        """Queue `call(what is sent, where what comes lies)`, both in host memory."""
+        """Queue `call(sent, received)`: the tensors to send, and the tensors to receive into, both in host
+        memory."""
         device = self._device
         sent = [device.begin_copy_to_host(tensor.detach()) for tensor in sends]
         there = sent if receives is sends else [device.room_on_host(tensor) for tensor in receives]
@@ -127,11 +130,12 @@ class StagedGroup:
             try:
                 work.wait()
                 self._land(receives, there, back, averages)
-                # With the stream of the copies as the current one: it is what the future has others wait for.
+                # The stream of the copies is the current one here, because the future makes others wait for
+                # that.
                 with device.on_stream(back):
                     future.set_result(list(receives or sends))
             except Exception as error:
-                # The border of the thread: who waits for the work raises it.
+                # This is the outermost frame of the thread: whoever waits for the work raises the error.
                 future.set_exception(error)
 
         def issue() -> None:
@@ -139,7 +143,7 @@ class StagedGroup:
                 copied.synchronize()
                 self._ending.submit(end, call(sent, there))
             except Exception as error:
-                # The border of the thread, likewise.
+                # This is the outermost frame of the thread, too.
                 future.set_exception(error)
 
         self._issuing.submit(issue)
@@ -151,7 +155,7 @@ class StagedGroup:
         """Copy received values to the device.
 
         All that was queued before the operation is done by now: nothing else of the caller's reads or writes
-        these tensors until he has waited.
+        these tensors until it has waited.
         """
         with self._device.on_stream(back):
             for tensor, come in zip(receives, there, strict=True):
@@ -161,7 +165,7 @@ class StagedGroup:
 
 
 def _summed(options: Any) -> bool:
-    """Whether an average was asked for, which Gloo lacks: replace it in the options by a sum."""
+    """Return whether an average was asked for. Gloo has no average: in the options a sum replaces it."""
     operation = getattr(options, "reduceOp", None)
     if operation is None or operation != dist.ReduceOp.AVG:
         return False

@@ -87,11 +87,12 @@ class Stopwatch:
     def warm_up(
         self, policy: StepPolicy, clock_mhz: Callable[[], Sequence[float]] = list
     ) -> tuple[StepColumns, bool]:
-        """Steps until the step time is steady, or the policy's limit. Returns them, and whether it is steady.
+        """Take steps until the step time is steady, or up to the policy's limit. Returns the steps, and
+        whether the time is steady.
 
         On a device the limits are of time, and its clock must be flat as well: `clock_mhz` gives the latest
-        readings of this rank's, none where it cannot be read.
-        What a strategy begins with differently has been done before (`proof.first_steps`).
+        readings of this rank's, none where it cannot be read. The first steps, in which a strategy works
+        differently, have been taken before (`proof.first_steps`).
         """
         columns, warmed_s, before_s = StepColumns(), 0.0, math.inf
         steady, timed = False, self._device.asynchronous and policy.warmup_max_steps > 0
@@ -122,7 +123,7 @@ class Stopwatch:
         return self._control.largest([change])[0] <= FLAT_WITHIN
 
     def measure(self, policy: StepPolicy) -> Measured:
-        """Blocks until the within-run interval is narrow enough, or the budget or the blocks run out."""
+        """Time blocks until the within-run interval is narrow enough, or the budget or the blocks run out."""
         columns = StepColumns()
         steps = self._block_steps(policy)
         own: list[int] = []
@@ -138,7 +139,8 @@ class Stopwatch:
         return Measured(columns=columns, blocks_ns=own, block_steps=steps, stop=stop)
 
     def measure_in_turns(self, wait: Wait, warmup: StepColumns) -> Measured:
-        """Blocks whenever `wait` gives a number of steps, until it gives 0: it decides when and how many.
+        """Time a block whenever `wait` gives a number of steps, until it gives 0: `wait` decides when, and
+        how many.
 
         All ranks wait by themselves, outside of every collective, and are given the same numbers.
         """
@@ -157,7 +159,7 @@ class Stopwatch:
         return Measured(columns=columns, blocks_ns=own, block_steps=steps, stop="blocks")
 
     def measure_exposed(self, exchange: ExchangeGroup, policy: StepPolicy) -> Quads:
-        """Interleaved blocks with the exchange on, off, off, on; what the off blocks did is undone.
+        """Time interleaved blocks with the exchange on, off, off, on; what the off blocks did is undone.
 
         Batches are drawn beforehand and shared by an on block and the off block next to it, so that the
         data phase is on neither side and the training data go on as if the off blocks had not been.
@@ -195,7 +197,7 @@ class Stopwatch:
         batches = self._draw(fewest)
         after = self._device.memory()
         assert after is not None
-        # Of data that are given again and again nothing is added.
+        # Data that are given again and again take no further memory.
         each = (after.allocated - before.allocated) / fewest
         fit = after.free / 2 / each if each > 0 else math.inf
         [negated] = self._control.largest([-min(steps, fit)])
@@ -203,7 +205,7 @@ class Stopwatch:
         return max(fewest, int(-negated) // period * period)
 
     def record(self, exchange: ExchangeGroup, device: torch.device) -> Recorded:
-        """A block of about 20 steps with the recorder on; collective.
+        """Take a block of about 20 steps with the recorder on; collective.
 
         One period goes before it and is not kept: it shows how many operations there are, and which threads
         issue them, and its buckets are counted. Raises TooManyOperationsError on all ranks if a record could
@@ -244,7 +246,7 @@ class Stopwatch:
         return list(itertools.islice(self._batches, steps * self._trainer.settings.accumulation))
 
     def _off_block(self, batches: list[Batch], each_ns: list[int]) -> int:
-        """A block that is undone; adds the times of its steps to `each_ns`, whose sum is the block's.
+        """Take a block and undo it; add the times of its steps to `each_ns`, whose sum is the block's.
 
         The time between steps is in the on blocks, too: each step has an equal share of it.
         """
@@ -262,7 +264,8 @@ class Stopwatch:
     def _block(
         self, steps: int, batches: Iterator[Batch], *, undone: bool = False, devices: bool = True
     ) -> tuple[int, float, StepColumns]:
-        """One block: this rank's wall time, the longest of all ranks, and the steps. Collective.
+        """Time one block. Returns this rank's wall time, the longest wall time of all ranks, and the steps.
+        Collective.
 
         `devices`: whether the ranks' devices meet before it, as their hosts do.
         Raises DivergedError on all ranks if one had a loss that is not finite, unless the block is undone.

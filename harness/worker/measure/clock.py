@@ -69,7 +69,8 @@ class StepClock:
 
 
 class FirstStep:
-    """The host time of a trainer's very first step, with the device's; a proof takes its halves apart."""
+    """The host time of a trainer's very first step, with the device's; a proof times its two halves
+    separately."""
 
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         """`synchronize` waits for this rank's own device."""

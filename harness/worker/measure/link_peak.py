@@ -13,7 +13,8 @@ from strategies.devices import device_of
 
 LARGEST_BYTES = 16 * 2**20
 DEVICE_LARGEST_BYTES = 2**30
-"""Between GPUs, whose links are at their peak with hundreds of MiB (nccl-tests goes to 8 GiB)."""
+"""The largest payload between GPUs, whose links reach their peak with hundreds of MiB (nccl-tests goes to 8
+GiB)."""
 DEVICE_SHARE = 0.25
 """The share of a device's free memory that a payload may take."""
 GROWTH = 4
@@ -22,7 +23,7 @@ TIMED = 3
 
 
 def peak_payload_bytes(ranks: int, link_mbit_per_s: float | None) -> int:
-    """16 MiB, or the largest power of two that a shaped link carries in about a second.
+    """Return 16 MiB, or the largest power of two that a shaped link carries in about a second.
 
     Each rank sends 2 (p - 1) / p of the payload (Patarasuk & Yuan 2009, Bandwidth optimal all-reduce
     algorithms for clusters of workstations, section 3), and one rank of a virtual node sends over its link.
@@ -38,9 +39,9 @@ def measure_link_peak(
 ) -> LinkPeak:
     """Three all-reduces of the backend after one that warms it up, each after a barrier; collective.
 
-    On CUDA of several payloads, the one with the most bytes a second, each all-reduce as long as on the rank
-    that had it shortest. They go around the exchange, so that no traffic of the cell is counted. Two ranks
-    or more.
+    On CUDA several payloads are tried, and the one with the most bytes a second counts; an all-reduce takes
+    the time of the rank on which it was shortest. The all-reduces bypass the exchange group, which would
+    count them as traffic of the cell. Two ranks or more.
     """
     smallest = peak_payload_bytes(ranks, link_mbit_per_s)
     largest = max(smallest, _device_largest_bytes(control, device))

@@ -51,7 +51,8 @@ class Kernel:
 
 
 def kernel_times(kernels: Iterable[Kernel], steps: int) -> KernelTimes:
-    """Unions of the intervals of both kinds, and of what they have in common."""
+    """Return the time in which kernels compute, the time in which they communicate, and the time in which
+    both happen."""
     compute: list[Span] = []
     communication: list[Span] = []
     for kernel in kernels:
@@ -90,7 +91,7 @@ def kernels_on(device: torch.device, events: Iterable[FunctionEvent]) -> Iterato
     for event in events:
         # Not `is`: torch makes a new object for the same device type at each call.
         on_device = event.device_type == DeviceType.CUDA and event.device_index == device.index
-        # A range that somebody has named is no kernel, though it stands among them.
+        # A range that somebody has named is listed among the kernels, and is not a kernel.
         if on_device and not event.is_user_annotation:
             span = event.time_range
             yield Kernel(event.name, round(span.start * 1e3), round(span.end * 1e3))

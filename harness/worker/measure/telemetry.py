@@ -52,9 +52,9 @@ from results.record import Telemetry
 
 INTERVAL_S = 0.5
 PATIENCE_S = 10.0
-"""For a reading that is under way when measuring ends."""
+"""Seconds to wait for a reading that is under way when measuring ends."""
 MOST_SAMPLES = 120
-"""When more are kept, every second is dropped and the interval doubles."""
+"""When more samples are kept, every other one is dropped and the interval doubles."""
 RATES = MappingProxyType(
     {
         "cpu_s": "cpu_cores",
@@ -66,7 +66,7 @@ RATES = MappingProxyType(
 )
 """The series that a counter becomes; any other reading is a series as it is."""
 DECIMALS = MappingProxyType({"cpu_cores": 3, "power_w": 1})
-"""Values are kept in whole units but for these."""
+"""Decimals that are kept in these series; values of all others are rounded to whole units."""
 
 Column = list[float | None]
 Read = Callable[[], float]
@@ -249,7 +249,7 @@ def sampler(device: torch.device, rank: Rank) -> Iterator[TelemetrySampler]:
 
 
 def process_readings() -> dict[str, Read]:
-    # The CPU time that psutil tells is in ticks of 10 ms, and a sample may be over 500.
+    # The CPU time that psutil returns is in ticks of 10 ms, and a sample may be over 500.
     return {"cpu_s": time.process_time, "rss_bytes": rss_bytes}
 
 

@@ -51,7 +51,8 @@ ROUNDING: dict[Precision, float] = {"fp32": 2.0**-20, "tf32": 2.0**-11, "bf16": 
 """Difference that every parameter is allowed if each has its own bound, relative to the L2 norm of all
 gradients. One unit roundoff; in fp32, where even 16 are little, 16."""
 UPDATE_TOLERANCE = 1e-3
-"""The same of the update by the same gradients, which is elementwise and in single precision."""
+"""The allowed relative L2 difference of two updates by the same gradients: an update is elementwise and in
+single precision."""
 
 MORE_THAN_ROUNDING = 3.0
 """Factor of the change by one rounding of every parameter: a larger difference is a defect."""
@@ -167,9 +168,10 @@ def relative_each(ours: Tensors, reference: Tensors, bound: float, least: float)
 
 
 def compare_precision(cell: Cell, ours: Tensors, reference: Tensors, in_fp32: Tensors) -> list[ProofFinding]:
-    """Compare how far gradients in half precision are from gradients in fp32 with how far the reference is.
+    """Compare two distances from gradients in fp32: the distance of a cell's gradients in half precision, and
+    the distance of the reference.
 
-    Returns no finding if some of the three are not known or not finite.
+    Returns no finding if one of the three sets of gradients is not known or not finite.
     """
     names = sorted(set(ours) & set(reference) & set(in_fp32))
     if not names or not all(map(finite, (ours, reference, in_fp32))):
@@ -201,8 +203,8 @@ def compare_history(cell: Cell, history: History, replayed: History) -> list[Pro
     """Compare the optimizer's state before an update with what the replay of the update before it left.
 
     Every value of every parameter must have the same bits, or nearly. Both are made of the same gradients
-    element by element, so that the own norm is the size of what is summed; among the smallest numbers
-    (squares of a gradient that is only rounding) rounding is absolute.
+    element by element, so that the norm of a value is the size of what is summed in it; among the smallest
+    numbers (squares of a gradient that is only rounding) rounding is absolute.
     """
     tolerance = 0.0 if exact_update(cell) else UPDATE_TOLERANCE
     findings = []
@@ -231,7 +233,8 @@ def _between(ours: object, replayed: object, tolerance: float) -> tuple[float, f
 
 
 def compare_update(cell: Cell, updated: Tensors, expected: Tensors, start: Tensors) -> ProofFinding:
-    """Compare the trainer's update with the replayed one: equal bits, or nearly the same way from `start`."""
+    """Compare the trainer's update with the replayed one: equal bits, or nearly the same change from
+    `start`."""
     names = sorted(expected)
     difference = distance([(updated[name], expected[name]) for name in names])
     if exact_update(cell) and difference == 0:
@@ -243,7 +246,7 @@ def compare_update(cell: Cell, updated: Tensors, expected: Tensors, start: Tenso
         # A replayed update that overflowed would allow everything.
         passed=math.isfinite(bound) and difference <= bound,
         of="update",
-        what=f"update differs from the serial simulation by {difference:.3g}, of a way of {way:.3g}",
+        what=f"update differs from the serial simulation by {difference:.3g}, of a change of {way:.3g}",
         difference=difference,
         bound=bound,
     )
@@ -260,8 +263,8 @@ def same_values(first: Tensor, second: Tensor) -> bool:
 
 
 def distance(pairs: list[tuple[Tensor, Tensor | None]]) -> float:
-    """Return the L2 norm of the differences, or of first values without a second; equal infinities do not
-    differ."""
+    """Return the L2 norm of the differences of all pairs. A first value without a second one counts as its
+    own difference, and equal infinities do not differ."""
     squares = 0.0
     for first, second in pairs:
         if second is not None and same_values(first, second):

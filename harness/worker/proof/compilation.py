@@ -35,7 +35,7 @@ class Compilation:
 
     @contextmanager
     def reproducible(self, model: nn.Module) -> Iterator[None]:
-        """Have the model draw the random numbers of an uncompiled one meanwhile."""
+        """Have the model draw the random numbers of an uncompiled one in this context."""
         if not self._compiles:
             yield
             return
@@ -49,7 +49,7 @@ class Compilation:
 
     @contextmanager
     def watched(self, model: nn.Module) -> Iterator[None]:
-        """Find out whether the model draws random numbers in the steps that are taken meanwhile."""
+        """Find out whether the model draws random numbers in the steps that are taken in this context."""
         if not self._compiles:
             yield
             return

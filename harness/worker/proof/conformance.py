@@ -115,7 +115,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.in_flight = 0
-        """Largest number of microbatches that were forward and not yet backward."""
+        """Largest number of microbatches between their forward and their backward pass."""
         self.recomputed: bool | None = None
         """Whether a part of a trained block was called in a backward pass; None without such blocks."""
         self._phase: Phase | None = None
@@ -137,7 +137,8 @@ class Watched:
 
     @contextmanager
     def watching(self, trainer: Trainer, blocks: Iterable[str]) -> Iterator[None]:
-        """Observe the steps that are taken meanwhile; `blocks` are names of modules of the bare model."""
+        """Observe the steps that are taken in this context; `blocks` are names of modules of the bare
+        model."""
         modules = dict(trainer.model.bare.named_modules())
         # A repeated forward pass calls the modules within a block that trains a parameter.
         inside = [modules[name] for name in blocks if name in modules]

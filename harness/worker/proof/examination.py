@@ -68,7 +68,7 @@ class Examined:
     findings: list[ProofFinding]
     """Findings of this rank."""
     agreed: bool
-    """Whether those replicas are equal that must be."""
+    """Whether the replicas that must be equal are equal."""
     failed: bool
     """Whether a rank found a difference."""
     stale: bool
@@ -431,7 +431,7 @@ class Examination:
         return ((name, dense(value) / scale) for name, value in named)
 
     def _beating(self, values: Iterable[T]) -> Iterator[T]:
-        """The values of a long walk over a model, with a beat before each."""
+        """Yield the values of a long iteration over a model, with a beat before each."""
         for value in values:
             self.beat()
             yield value

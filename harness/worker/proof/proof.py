@@ -52,13 +52,15 @@ from workloads.batch import Batch
 
 DIVERGED = "the loss was not finite"
 AFTER_RAMP = 2
-"""Steps that are checked once a strategy works as it will: the second meets what the first has kept."""
+"""Number of steps that are checked after the steps in which a strategy works differently at first: the second
+one adds the residual that the first one kept."""
 
 
 def first_steps(model: ParallelModel) -> list[bool]:
-    """Return for each step that a run of a cell begins with whether a proof checks it.
+    """Return, for each of the first steps of a run, whether a proof checks it.
 
-    They hold whole periods of a strategy, and go beyond the steps that it begins with differently.
+    They contain only complete periods of a strategy, and continue beyond the steps in which it works
+    differently at first.
     """
     period, ramp = model.period, model.ramp_steps
     wanted = max(STEPS, AFTER_RAMP) if not ramp else AFTER_RAMP
@@ -88,8 +90,8 @@ def prove(
 ) -> Proof:
     """Take the cell's first steps and compare them with the reference; collective.
 
-    `beat` is called often, also while a step is simulated: a long check is not silence. `first` times what is
-    training of the first one.
+    `beat` is called often, also while a step is simulated: a long check is not silence. `first` times the
+    training part of the first step.
 
     All ranks learn whether it passed; rank 0 says what was compared. If the reference takes more than a
     minute or more memory than there is, the steps that are left are sampled, or, if that says nothing, the
@@ -119,7 +121,8 @@ def prove(
             if obstacle is None and step_checked:
                 obstacle = examination.check()
             elif step_checked and examination.step and not cannot_sample(setup.cell):
-                # Not the very first one: what it takes is on the record, and no projection is of it.
+                # The very first step is not sampled: the record has its time and memory, without those of
+                # projections.
                 examination.sample()
             else:
                 seed_step(setup.cell.seed, examination.step, setup.replica)

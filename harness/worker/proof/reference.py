@@ -130,7 +130,7 @@ class ReferenceModel:
     def __init__(self, setup: CellSetup) -> None:
         """Build the model; this rank's random state stays as it is."""
         before = torch.get_rng_state()
-        # Not by `setup`, which builds the model that is trained: its initial values are held to these.
+        # Not by `setup`, which builds the model that is trained: its initial values are compared with these.
         torch.manual_seed(setup.cell.seed)
         self.workload = build_workload(setup.cell.workload, source_folder=setup.source_folder)
         torch.set_rng_state(before)

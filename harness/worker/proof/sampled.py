@@ -1,11 +1,11 @@
 """The sampled proof: projections and elements of gradients, before their exchange and after it.
 
 Where a step cannot be simulated, a mean over all replicas cannot be checked from some of them. But it is
-linear: for a vector r that all ranks draw alike, the mean of the replicas' <r, gradient> is <r, mean>. Each
-rank projects the gradients of its backward passes as autograd makes them, before any code of a strategy gets
-them, and those that the exchange left, parameter by parameter; a group of Gloo's in host memory adds up
-the former. So a wrong divisor, a replica left out, a bucket skipped, a stale buffer or a shard at a wrong
-place are seen whatever collectives the strategy has, and no rank has more than its own model.
+linear: for a vector r that all ranks draw alike, the mean of the replicas' <r, gradient> is <r, mean>.
+Parameter by parameter, each rank projects the gradients of its backward passes, before any code of a strategy
+gets them, and the gradients that the exchange left. A Gloo group in host memory adds up the projections of
+the former over the ranks. So a wrong divisor, a replica left out, a bucket skipped, a stale buffer or a shard
+at a wrong place are seen whatever collectives the strategy has, and no rank has more than its own model.
 
 The bound. r has independent normal elements, drawn from a seed that rank 0 takes from the operating system
 in each step, so that they are independent of all rounding. Of a difference e, <r, e> is normal with the
@@ -99,7 +99,7 @@ class Sampling:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Project each gradient of a parameter that a backward pass makes meanwhile.
+        """Project each gradient of a parameter that a backward pass computes in this context.
 
         With FSDP2 the model holds shards, and the parameters only while they are used.
         """

@@ -159,8 +159,9 @@ class Simulator:
     def all_replicas(self, step: TrainedStep) -> tuple[Recomputed | None, str]:
         """Simulate all replicas; return the step on rank 0, or the obstacle to a simulation; collective.
 
-        Rank 0 simulates all of them. If it takes too long, or would by what the step itself took, the ranks
-        simulate one replica each. They do so too if the model calls collectives, which need all their ranks.
+        Rank 0 simulates all of them. If that takes too long, or would take too long by an estimate from the
+        step itself, the ranks simulate one replica each. They do so too if the model calls collectives, which
+        need all their ranks.
         """
         first, replicas = self._setup.rank.rank == 0, self._setup.cell.replicas
         found, obstacle = None, ""

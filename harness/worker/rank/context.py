@@ -134,9 +134,9 @@ class Run:
         self.transports: Sequence[str] = ()
         """The transports that NCCL uses, on any rank."""
         self.program: Program | None = None
-        """The model that was built; None before that."""
+        """The description of the model that was built; None before that."""
         self.model: weakref.ref[torch.nn.Module] | None = None
-        """The same, by which one sees whether it has been freed."""
+        """A weak reference to the model, which shows whether it has been freed."""
         self._started_at = utc_now()
         self._part: tuple[str, int] | None = None
         """The part of the run that is under way, and the clock when it began."""

@@ -69,7 +69,7 @@ class Control:
         dist.reduce(values, dst=0)
 
     def union(self, names: Iterable[str]) -> list[str]:
-        """The names that any rank has, in their order."""
+        """The names that at least one rank has, sorted."""
         every: list[list[str]] = [[]] * dist.get_world_size()
         dist.all_gather_object(every, sorted(names))
         return sorted({name for own in every for name in own})

@@ -66,15 +66,15 @@ class RankLog:
 
 
 MARGIN_S = 10.0
-"""Before the supervisor ends a silent launch, its ranks have this long to say where they stand."""
+"""Seconds in which the ranks of a silent launch print where they are stuck, before the supervisor ends it."""
 
 
 class Watchdog:
     """Prints where a rank is stuck when nothing has happened for too long.
 
-    Every thread's stack goes to stderr. That wait is in C, outside of Python, so that a rank prints whatever
-    it is stuck in. `record` is called by a thread that sleeps until then, so that a measured step pays for
-    neither; it is called again with every further silence of that length, and must not raise.
+    Every thread's stack goes to stderr. The watchdog waits in C, outside of Python, so that a rank prints its
+    stacks whatever it is stuck in. `record` is called by a thread that sleeps until then, so that a measured
+    step pays for neither; it is called again with every further silence of that length, and must not raise.
     """
 
     def __init__(self, silence_s: float, record: Callable[[], None] | None = None) -> None:
@@ -174,7 +174,8 @@ class _Output:
         """The last run mark among the lines that were left out: it names the run of the next line."""
         self._noted = 0
         """Bytes of the note after the beginning, which says how much was left out."""
-        # Whoever writes goes on at the new end when the file gets shorter; torchrun opens it otherwise.
+        # In append mode, writing continues at the new end when the file gets shorter; torchrun opens it in
+        # another.
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
 

@@ -135,7 +135,7 @@ def interface_towards(host: str) -> str | None:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Of datagrams this sends none: the kernel looks up the route.
+            # This sends no datagram: the kernel only looks up the route.
             probe.connect(address)
             own = probe.getsockname()[0]
     except OSError:
@@ -154,7 +154,7 @@ def flight_recording(backend: Backend) -> bytes | None:
     """The backend's recording as JSON; None if this torch keeps none."""
     dump: Callable[[bool, bool], bytes] | None
     dump = getattr(torch._C._distributed_c10d, _DUMPS[backend], None)
-    # With finished collectives and not active ones alone: how many there were is what ranks differ in.
+    # With finished collectives too, not only active ones: ranks differ in the number of their collectives.
     return None if dump is None else dump(True, False)
 
 

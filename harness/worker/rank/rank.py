@@ -46,7 +46,8 @@ def leave_after(work: Callable[[], int | None]) -> NoReturn:
     try:
         code = work() or 0
     except BaseException:
-        # Also what would end the interpreter in silence: nothing may get past this and to its farewell.
+        # This catches also what ends the interpreter silently: nothing may reach the interpreter's own
+        # shutdown.
         traceback.print_exc()
         code = 1
     with suppress(OSError):

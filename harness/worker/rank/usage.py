@@ -82,7 +82,8 @@ def _text(path: Path) -> str:
 
 
 def host_number() -> float:
-    """The same for all processes that share a host's memory, in containers too: 48 bits."""
+    """Return a number of 48 bits that is the same for all processes that share a host's memory, also in
+    containers."""
     boot = _text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
     return float(int.from_bytes(hashlib.blake2b(boot.encode(), digest_size=6).digest()))
 

@@ -166,7 +166,7 @@ class TrainingLoop:
         self._total = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=self._around.device)
         self._row_began = self._next_row = 0
-        """Steps."""
+        """Step after which the row under way began, and step at which it ends."""
         self._mark = 0.0
         self._learning_rate = 0.0
         self._pending: tuple[Saving, SavedCheckpoint] | None = None
@@ -373,7 +373,7 @@ class TrainingLoop:
             self._records.add(msgspec.structs.replace(row, at=utc_now(), failed=failed, best=best))
 
     def _end(self, why: EndReason) -> None:
-        """The last checkpoint counts before training is said to have ended; collective.
+        """Wait for the last checkpoint before recording that training has ended; collective.
 
         Raises StoreError on all ranks if it could not be written.
         """
