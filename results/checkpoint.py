@@ -16,7 +16,7 @@ class LaidOut(msgspec.Struct, frozen=True, kw_only=True):
     """How a model was distributed: state of single ranks is only loaded where all of this is equal."""
 
     strategy: str
-    """Its canonical text; so are the two below."""
+    """The canonical text of the strategy, like those of the compression and the collective."""
     compression: str
     collective: str
     ranks: int

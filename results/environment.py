@@ -110,8 +110,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Environment variables that were set and change the cost of a step: NCCL's, torch's for NCCL and for its
     allocator, and some of CUDA (`harness.machine.device.nccl_settings`)."""
     settings: dict[str, str] | None = None
-    """The same of other libraries (`harness.machine.device.other_settings`); None in records from before the
-    field existed."""
+    """The variables of other libraries that do the same (`harness.machine.device.other_settings`); None in
+    records from before the field existed."""
     process_group: str = ""
     """torch's class that moved the exchange, such as ProcessGroupNCCL; empty in records that lack it."""
     transports: tuple[str, ...] = ()
@@ -151,10 +151,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def network(self) -> str:
-        """The transports between nodes; empty: not known, or none.
+        """The transports between nodes; empty if there are none, or they are not known.
 
-        A run's measurement of the link connects all nodes. Transports inside a node may be added by later
-        cells of a launch, whose groups differ.
+        These are complete in each run, because its measurement of the link connects all nodes. Transports
+        inside a node are left out: later cells of a launch have other groups, and may add some.
         """
         return ", ".join(name for name in self.transports if "(NET/" in name)
 

@@ -148,7 +148,7 @@ def remove_left(paths: Iterable[Path]) -> None:
     for path in paths:
         named = _TEMPORARY.fullmatch(path.name)
         if named is not None:
-            # Another process may be at the same, and some folders may not be written.
+            # Another process may be removing the same files, and some folders may not be written.
             with suppress(OSError):
                 here = named["where"] == _among_which_processes()
                 left = not _runs(int(named["pid"])) if here else time.time() - path.stat().st_mtime > DAY_S
@@ -232,7 +232,7 @@ def _errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, FileExistsError) and path.exists():
-            raise StoreError(f"{path} exists and is never written over") from error
+            raise StoreError(f"{path} exists and is never overwritten") from error
         raise StoreError(f"cannot write {path}: {error.strerror}; {_advice(error)}") from error
 
 

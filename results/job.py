@@ -63,7 +63,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduler has accepted a job."""
+    """The record that a scheduler has accepted a job."""
 
     job_id: str
     scheduler_id: str

@@ -91,7 +91,9 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
         lists = ("blocked_ns", "dispatch_ns", "exchange_cpu_ns", "bubble_ns")
         lengths = {name: len(values) for name in lists if (values := getattr(self, name)) is not None}
         if any(length != len(self.step_ns) for length in lengths.values()):
-            raise ValueError(f"of {len(self.step_ns)} recorded steps there are {lengths}")
+            raise ValueError(
+                f"`step_ns` has {len(self.step_ns)} steps, and other columns have other lengths: {lengths}"
+            )
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +109,7 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.early is not None and len(self.early) != len(self.started):
-            raise ValueError(f"of {len(self.started)} steps with buckets {len(self.early)} have early ones")
+            raise ValueError(f"`started` has {len(self.started)} steps, and `early` has {len(self.early)}")
 
 
 class LinkPeak(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +135,9 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         lengths = {name: len(values) for name, values in self.series.items()}
         if any(length != len(self.at_ms) for length in lengths.values()):
-            raise ValueError(f"of {len(self.at_ms)} samples there are {lengths}")
+            raise ValueError(
+                f"`at_ms` has {len(self.at_ms)} samples, and series have other lengths: {lengths}"
+            )
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +260,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     max_difference: float | None = None
     """Largest difference of a gradient element from the reference."""
     max_bound: float | None = None
-    """The bound of the element that used most of it (0: equality was asked)."""
+    """The bound of the element whose difference is the largest share of its bound (0: equality was
+    required)."""
     late_first: int | None = None
     """The first step that was checked after the timed blocks, counted from 0; None: none was."""
     late_steps: int = 0

@@ -171,7 +171,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Mean over ranks of the first step's loss."""
     loss_last: float | None = None
     losses: tuple[float, ...] = ()
-    """Mean over ranks and each `losses_every` steps, from the first of the warm-up while they are finite."""
+    """The mean loss over ranks and over each `losses_every` steps in a row, from the first step of the
+    warm-up until a loss is not finite."""
     losses_every: int = 1
     first_steps: int | None = None
     """Steps before the first of `losses`."""

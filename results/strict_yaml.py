@@ -44,7 +44,7 @@ class FileKind(Generic[T]):
     name: str
     """The name in errors, such as `site profile`."""
     example: str
-    """A line of one."""
+    """An example of a line of such a file."""
     advice: str
     """Advice where the file is missing."""
     check: Callable[[T, Where], None] = lambda value, where: None

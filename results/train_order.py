@@ -61,7 +61,7 @@ def read_target(text: str) -> Target:
     wanted = ">=" if larger_is_better(metric) else "<="
     if match["sign"] != wanted:
         raise UsageError(
-            f"--target {text!r}: {metric} is to become {wanted} a value; write {metric}{wanted}{value:g}"
+            f"--target {text!r}: a target for {metric} needs {wanted}; write {metric}{wanted}{value:g}"
         )
     return Target(metric, value)
 
@@ -93,9 +93,9 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     validate_every: int | None = None
     """Steps between validations; None: an epoch, or `checkpoint_every` for data without epochs."""
     schedule: Schedule = "none"
-    """The schedule of the rate, over the ordered steps."""
+    """The schedule of the learning rate, over the ordered steps."""
     warmup_steps: int = 0
-    """Steps in which a schedule raises the rate linearly from 0."""
+    """Steps in which a schedule raises the learning rate linearly from 0."""
     restarts: int = RESTARTS
     """How many failed launches one call may restart."""
     elastic: tuple[int, int] | None = None

@@ -275,11 +275,13 @@ def _signal(site: SiteProfile, cluster: Cluster) -> ClusterCheck:
         given = f"{site.time.signal}, but a job of time.{key} {_written(shortest_s)}"
         most = _written(shortest_s / 2)
         return ClusterCheck(
-            "doubtful", "time.signal", f"{given} is told {told_s} s before its limit; write at most {most}"
+            "doubtful",
+            "time.signal",
+            f"{given} gets its signal {told_s} s before its limit; write at most {most}",
         )
     wait_s = cluster.kill_wait_s
     end = "KillWait is not known" if wait_s is None else f"it is killed {wait_s} s after it (KillWait)"
-    return ClusterCheck("fine", "time.signal", f"a job is told {told_s} s before its limit; {end}")
+    return ClusterCheck("fine", "time.signal", f"a job gets its signal {told_s} s before its limit; {end}")
 
 
 def _accounting(site: SiteProfile, cluster: Cluster) -> Iterator[ClusterCheck]:

@@ -184,7 +184,9 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensor, *rest = args
             others = dict(kwargs or {})
             if others.pop("generator", None) is not None:
-                raise BenchError(f"a model that is built unit by unit has its own generator for {func}")
+                raise BenchError(
+                    f"a model that is built unit by unit must draw from the default generator, and passes another one to {func}"
+                )
             self._keep(func, tensor, lambda values: func(values, *rest, **others), drawn=func in _DRAWN)
             # `func` is not called: on the meta device it writes nothing, and torch would import its compiler.
             return tensor
@@ -201,7 +203,7 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if not tensor.is_meta or not _is_whole(tensor):
             raise BenchError(
-                f"a model that is built unit by unit writes complete tensors on the meta device, and "
+                f"a model that is built unit by unit must write complete tensors on the meta device, and "
                 f"{func} writes {tuple(tensor.shape)} on {tensor.device}"
             )
         state = torch.default_generator.get_state() if drawn else None

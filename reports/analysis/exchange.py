@@ -170,8 +170,7 @@ class ExchangeRow:
 
     figures: CellFigures
     dense: CellFigures | None
-    """The dense exchange that it is compared with; None for that exchange itself, or if there is no dense
-    one."""
+    """The dense exchange that it is compared with; None for the dense exchange itself, or without one."""
     speed_up: Metric | None
     """Step time of the dense exchange over its own: above 1 it is faster."""
     reason: str | None

@@ -81,7 +81,7 @@ class Knee:
     unclaimed: tuple[int, ...] = ()
     """Sizes with figures that no claim is made of."""
     reason: str | None = None
-    """Why no claim is made of the first of these sizes; None if there is none."""
+    """Why no claim is made of the first of these sizes; None without such sizes."""
 
     @property
     def beyond(self) -> Growth | None:

@@ -170,7 +170,7 @@ def curves(
 
 
 def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: str) -> Efficiency:
-    """X(n) n0 / (X(n0) n) from the run step times; `without` is the reason to give if there is no baseline.
+    """X(n) n0 / (X(n0) n) from the run step times; `without` is the reason that is given without a baseline.
 
     With T the step time and W the samples of a step: (W(n) / W(n0)) (n0 / n) (T(n0) / T(n)).
     """

@@ -41,7 +41,7 @@ class Rows:
     group: Ints
     """Index into `groups`."""
     collective: Flags
-    """Whether it is matched over the ranks of its group; not so point-to-point operations."""
+    """Whether it is matched over the ranks of its group; point-to-point operations are not matched."""
     payload_bytes: Ints
     issued_ns: Ints
     duration_ns: Ints

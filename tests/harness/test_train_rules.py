@@ -270,7 +270,7 @@ def test_a_schedule_that_goes_by_a_metric_is_refused_and_so_is_an_unknown_metric
     order.require_metrics(["f1", "word_error"])
     with pytest.raises(UsageError, match="unknown metric 'f1'; metrics are val_loss, val_accuracy, loss"):
         TrainOrder(steps=5, best="f1").require_metrics(())
-    with pytest.raises(UsageError, match="word_error is to become <= a value"):
+    with pytest.raises(UsageError, match="a target for word_error needs <="):
         TrainOrder(steps=5, target="word_error>=0.1")
 
 

@@ -71,7 +71,7 @@ def test_an_existing_file_is_never_replaced_and_nothing_is_left_beside_it(tmp_pa
     files.write_once(path, b"old")
     with pytest.raises(StoreError) as error:
         files.write_once(path, b"new")
-    assert str(error.value) == f"{path} exists and is never written over"
+    assert str(error.value) == f"{path} exists and is never overwritten"
     assert path.read_bytes() == b"old"
     assert _names(tmp_path) == ["plan-0001.json"]
 

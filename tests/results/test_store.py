@@ -79,7 +79,7 @@ def test_two_planners_that_meet_lose_no_plan(tmp_path, cell_of, monkeypatch) -> 
     study.add_plan(_plan(cell_of()))
     # The other process counted the plans before this one was there.
     monkeypatch.setattr(study, "plan_paths", list)
-    with pytest.raises(StoreError, match=r"plan-0001.json exists and is never written over"):
+    with pytest.raises(StoreError, match=r"plan-0001.json exists and is never overwritten"):
         study.add_plan(_plan(cell_of(gpus=4)))
     assert Study(tmp_path).plans() == [_plan(cell_of())]
 
@@ -107,7 +107,7 @@ def test_a_plan_that_is_there_has_all_its_cells(tmp_path, cell_of, monkeypatch) 
 
 def test_a_rank_record_is_written_once(study, cell_of, record_of) -> None:
     before = _bytes(study.root)
-    with pytest.raises(StoreError, match=r"rank-00001.json exists and is never written over"):
+    with pytest.raises(StoreError, match=r"rank-00001.json exists and is never overwritten"):
         study.add_rank_record(record_of(cell_of(), 1, setup_ns=99))
     assert _bytes(study.root) == before
 
@@ -207,7 +207,7 @@ def test_an_attempt_is_found_by_each_of_its_runs(study, cell_of, record_of) -> N
     assert (study.launches(), study.attempts()) == ([launch], {})
     study.add_attempt(_attempt())
     assert study.attempts() == {"run-1": _attempt(), "run-2": _attempt()}
-    with pytest.raises(StoreError, match=r"attempt.json exists and is never written over"):
+    with pytest.raises(StoreError, match=r"attempt.json exists and is never overwritten"):
         study.add_attempt(_attempt(run_1=Outcome.HUNG))
 
 

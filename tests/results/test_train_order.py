@@ -17,7 +17,7 @@ from results.train_order import Target, TrainOrder, read_target
         ({"epochs": 1, "keep": 0}, "--keep is at least 1, not 0"),
         ({"epochs": 1, "restarts": -1}, "--restarts is at least 0, not -1"),
         ({"epochs": 1, "target": "val_accuracy=0.9"}, "write METRIC>=VALUE or METRIC<=VALUE"),
-        ({"epochs": 1, "target": "val_loss>=2"}, "val_loss is to become <= a value; write val_loss<=2"),
+        ({"epochs": 1, "target": "val_loss>=2"}, "a target for val_loss needs <=; write val_loss<=2"),
         ({"epochs": 1, "target": "loss<=nan"}, "'nan' is not a finite number"),
         ({"epochs": 1, "warmup_steps": 5}, "add --schedule cosine"),
         ({"steps": 5, "warmup_steps": 5, "schedule": "cosine"}, "leaves nothing of 5 steps"),

@@ -100,7 +100,7 @@ def test_a_trace_that_cannot_be_written_is_a_reason_not_an_error(tmp_path: Path)
     assert write_trace(profiler, path) == {}
     assert gzip.decompress(path.read_bytes()) == b"{}"
     why = write_trace(profiler, path)["trace"]
-    assert why == f"StoreError: {path} exists and is never written over"
+    assert why == f"StoreError: {path} exists and is never overwritten"
 
 
 def test_an_error_of_a_step_is_an_error() -> None:

@@ -129,7 +129,7 @@ def halves() -> Tensor:
 
 
 REFUSED = {
-    "its own generator for aten.normal_": lambda: torch.empty(4).normal_(generator=torch.Generator()),
+    "passes another one to aten.normal_": lambda: torch.empty(4).normal_(generator=torch.Generator()),
     "gives weight no separate values": lambda: torch.empty(4),
     "weight no separate values": lambda: torch.empty(2, 3).normal_().t(),
     "by aten.mul_": lambda: torch.ones(4).mul_(2),
