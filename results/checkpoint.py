@@ -16,7 +16,7 @@ class LaidOut(msgspec.Struct, frozen=True, kw_only=True):
     """How a model was distributed: state of single ranks is only loaded where all of this is equal."""
 
     strategy: str
-    """The canonical text of the strategy, like those of the compression and the collective."""
+    """The canonical spec of the strategy; the next two fields are canonical specs, too."""
     compression: str
     collective: str
     ranks: int

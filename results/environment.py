@@ -151,7 +151,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def network(self) -> str:
-        """The transports between nodes; empty if there are none, or they are not known.
+        """The transports between nodes; empty if they are not known, or the run has one node.
 
         These are complete in each run, because its measurement of the link connects all nodes. Transports
         inside a node are left out: later cells of a launch have other groups, and may add some.

@@ -185,7 +185,8 @@ class DrawRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             others = dict(kwargs or {})
             if others.pop("generator", None) is not None:
                 raise BenchError(
-                    f"a model that is built unit by unit must draw from the default generator, and passes another one to {func}"
+                    f"a model that is built unit by unit must draw from the default "
+                    f"generator, and passes another one to {func}"
                 )
             self._keep(func, tensor, lambda values: func(values, *rest, **others), drawn=func in _DRAWN)
             # `func` is not called: on the meta device it writes nothing, and torch would import its compiler.

@@ -103,7 +103,7 @@ def accuracy(compression: str, rate: float, momentum: float, seed: int, *, steps
 
 def table() -> Iterator[str]:
     """The rows, each computed when it is asked for; collective."""
-    titles = [f"lr {rate}, momentum {momentum} | less than none, points" for rate, momentum in OPTIMIZERS]
+    titles = [f"lr {rate}, momentum {momentum} | points below `none`" for rate, momentum in OPTIMIZERS]
     yield f"| compression | {' | '.join(titles)} |"
     yield "|---" * (1 + 2 * len(OPTIMIZERS)) + "|"
     dense: dict[tuple[float, float], list[float]] = {}

@@ -30,7 +30,7 @@ TIMES = 5
 KINDS = {
     "worker": "a worker killed (SIGKILL to one of the two ranks)",
     "bench": "bench killed, the same command at once",
-    "node": "a node killed (its agent and its rank); on with one less",
+    "node": "a node killed (its agent and its rank); training continues on one node less",
     "back": "the node is back: bench interrupted, the same command",
 }
 PATIENCE_S = 120.0

@@ -15,7 +15,7 @@ class ScratchDdp(BucketedFacts):
     gradients."""
 
     name = "scratch-ddp"
-    help = "ours on raw collectives: the step of ddp, gradients as views of the buckets"
+    help = "ours on raw collectives: the step of torch's DDP, gradients as views of the buckets"
     options = MappingProxyType(
         {
             "bucket_mb": BUCKET_MB,

@@ -67,7 +67,7 @@ def cell_of(text: str, **others: object) -> Cell:
         ("strategy=scratch-fsdp compile=true", "torch.compile cannot trace; use fsdp"),
         ("strategy=fsdp compression=fp16", "not fp16 and default"),
         ("strategy=hsdp collective=tree", "not none and tree"),
-        ("strategy=scratch-fsdp collective=ring", "averages gradients into shards by one collective"),
+        ("strategy=scratch-fsdp collective=ring", "averages gradients into shards by its own collective"),
         ("strategy=fsdp:params=bf16", "--precision bf16"),
         ("strategy=scratch-fsdp:params=bf16 precision=fp16", "--precision bf16"),
         ("strategy=fsdp memory_format=channels_last", "--memory-format contiguous"),

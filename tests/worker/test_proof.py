@@ -143,7 +143,7 @@ def test_a_run_whose_batches_are_dictionaries_of_texts_is_measured_as_any_other(
 def test_data_of_a_users_own_are_proven_where_they_can_be_read_again(whole_runs: Runs) -> None:
     in_a_row = whole_runs(2, OWN | {"workload": "py:proof_models:of_a_loader"})[0]
     assert (in_a_row["outcome"], in_a_row["reason"]) == ("ok", None)
-    assert "read in a row are not read again" in in_a_row["proof"].detail
+    assert "are not read again up to that step" in in_a_row["proof"].detail
     assert min(in_a_row["steps"].data_ns) > 0
     noise = whole_runs(2, OWN | {"workload": "py:proof_models:of_noise"})[0]
     assert noise["outcome"] != "ok"
