@@ -16,6 +16,7 @@ from results.plan import Placement
 
 _PHASES = {
     "waiting": "waiting for its turn",
+    "build": "building",
     "proof": "proof",
     "first steps": "first steps",
     "warm-up": "warm-up",

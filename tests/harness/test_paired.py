@@ -53,7 +53,7 @@ from reports.gate.effect import (
     Verdict,
 )
 from results import files, schemas
-from results.errors import UsageError
+from results.errors import MachineError, UsageError
 from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedBlock, PairedCell, Side
 from results.run import RunResult
@@ -353,15 +353,59 @@ def test_a_side_that_leaves_out_what_cannot_fit_either_comes_to_no_other_order(
     assert outcomes["base"] == [Outcome.OK] * 6
 
 
+HANGING = """
+import pathlib
+import signal
+
+
+def hang_in(part):
+    logs = pathlib.Path(OUT).glob("0001/new/launches/*/*.jsonl")
+    if any(f'"event": "{part}"' in log.read_text() for log in logs):
+        print("reads weights", flush=True)
+        pathlib.Path(OUT, "hangs").touch()
+        signal.pause()
+
+
+def loss(outputs, targets):
+    hang_in("measure")
+    return nn.functional.mse_loss(outputs, targets)
+
+"""
+
+
 @pytest.mark.slow
-def test_a_pair_that_never_ends_is_ended_after_twice_the_time(bench: Bench, repository: Path) -> None:
+@pytest.mark.parametrize("part", ["building", "measuring"])
+def test_a_pair_that_never_ends_names_the_silent_side_its_part_and_its_last_lines(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """The alarm rings when the side hangs: no time is long enough on a busy machine."""
+    folder = tmp_path / "ab"
     hanging = MODEL.format(layers=ONE).replace(
-        "    return Work", "    import signal; signal.pause()\n    return Work"
+        "\ndef build", HANGING.replace("OUT", repr(str(folder))) + "\ndef build"
     )
-    commit(repository, {"model.py": hanging})
-    done = bench("compare", "--ab", "main~1", "main", "--max-time", "4s", "--", *CELL, *QUICK, cwd=repository)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "twice --max-time" in done.stderr
+    if part == "building":
+        hanging = hanging.replace("    return Work", "    hang_in('build')\n    return Work")
+    hanging = hanging.replace("loss=nn.functional.mse_loss", "loss=loss")
+    head = commit(repository, {"model.py": hanging})
+    monkeypatch.chdir(repository)
+    sides = {
+        side: SideRequest(revision=name, options=(*CELL, *QUICK))
+        for side, name in zip(SIDES, ("main~1", "main"), strict=True)
+    }
+    request = PairedRequest(**sides, max_time_s=300, out=folder)
+
+    def ring() -> None:
+        until((folder / "hangs").exists, "NEW does not hang", 120)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    threading.Thread(target=ring, daemon=True).start()
+    with pytest.raises(MachineError) as raised:
+        PairedComparison(request, Rules(margins={}), Console()).run()
+    told = str(raised.value)
+    assert f"the pair waited for NEW (main, {head[:12]}): {part} (rank" in told
+    assert "stdout" in told
+    assert "reads weights" in told
+    assert "BASE" not in told
 
 
 @pytest.mark.parametrize(

@@ -177,12 +177,12 @@ class PairedComparison:
                 with _alarm(None if limit_s is None else began + 2 * limit_s - time.monotonic()):
                     self._add_pair(source)
             except _AlarmError:
+                # Before the side is ended, which changes what it printed last.
+                stopped = f"twice --max-time was over while the pair waited for {source.waits_for}"
                 source.close()
                 if not pairs:
-                    raise MachineError(
-                        f"the first pair had not ended after twice --max-time and was stopped: see the logs "
-                        f"in {self.folder}, or give it more time"
-                    ) from None
+                    raise MachineError(f"{stopped}; mend that side, or give it more time") from None
+                self._console.warn(stopped)
 
     def _warn_of_stale(self, found: Comparison) -> None:
         """Warn of accepted changes that no longer show, as they would hide the next change of their

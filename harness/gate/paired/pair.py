@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +20,18 @@ import psutil
 
 from harness.gate.paired.seat import LostError, Seat, Told
 from harness.gate.paired.sources import Source
+from harness.launch.follow import LaunchState
 from harness.launch.guarded import Guarded
+from harness.launch.rank_output import OutputFile, last_lines, launcher_output, rank_output
 from harness.worker.rank.usage import ForeignCpu
 from harness.worker.turns import VARIABLE
 from reports.gate.effect import FEWEST_QUADS, quad_log
 from reports.gate.reduce import subject_key
+from reports.text import listed
 from results.cell import Cell
 from results.errors import BenchError, MachineError, UsageError
+from results.foreign_text import shortened
+from results.launch import rank_log_paths
 from results.outcome import Outcome
 from results.paired import Alternation, Pair, PairedBlock, PairedCell, Side
 from results.run import RunResult
@@ -43,6 +48,8 @@ groups of identical code (0.9 %, docs/gate.md), which quads cannot lower."""
 GRACE_S = 30.0
 """Seconds for a side to end after it was asked to: its `bench` ends its workers first."""
 POLL_S = 0.1
+LAST_LINES = 3
+"""The number of lines that are shown of what a side that does not end has printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +71,26 @@ class PairContext:
     """Whether every pair records its exchange and ends with a proof, not only the first one of a launch."""
 
 
+Awaits = Callable[[int, Side], None]
+"""Takes the side that a pair waits for, and the number of the pair that the side's launch began with."""
+
+
 class Pairs:
     """Runs pairs, and keeps launches alive from which the next ones can be forked."""
 
     def __init__(self, context: PairContext) -> None:
         self._context = context
         self._session: Session | None = None
+        self._awaited: tuple[int, Side] | None = None
+        """The side that the pair waits for, with the number of the pair that its launch began with."""
+
+    def _await(self, number: int, side: Side) -> None:
+        self._awaited = number, side
+
+    @property
+    def waits_for(self) -> str:
+        """The side that the pair waits for, its part, and its last lines; a clause."""
+        return _standing(self._context, *self._awaited) if self._awaited else "no side"
 
     def run(self, number: int, alternation: Alternation) -> Pair:
         """Run one pair. A run that fails leaves its outcome in its study, and no blocks.
@@ -82,11 +103,16 @@ class Pairs:
         started = utc_now()
         if alternation == "launches":
             self.close()
-            cells, repeat, forked, since = _by_launches(self._context, number, order), 1, False, number
+            cells, repeat, forked, since = (
+                _by_launches(self._context, number, order, self._await),
+                1,
+                False,
+                number,
+            )
         else:
             if self._session is None or not self._session.goes_on:
                 self.close()
-                self._session = Session(self._context, number, order)
+                self._session = Session(self._context, number, order, self._await)
             cells, repeat, forked = self._session.run(order)
             since = self._session.number
         for source in self._context.sides.values():
@@ -135,10 +161,12 @@ class Session:
     sides can fork.
     """
 
-    def __init__(self, context: PairContext, number: int, order: tuple[Side, Side]) -> None:
+    def __init__(self, context: PairContext, number: int, order: tuple[Side, Side], awaits: Awaits) -> None:
+        """`awaits` is called before each wait for a side."""
         self.number = number
         """The number of its first pair."""
         self._context = context
+        self._awaits = awaits
         self._repeat = 0
         self._lost = False
         with ExitStack() as stack:
@@ -202,6 +230,7 @@ class Session:
             self._end(tuple(begun))
         for side in order:
             if self._next[side] is None:
+                self._awaits(self.number, side)
                 exit_code = self._launches[side].process.wait()
                 _require_runs(self._context, self.number, side, exit_code)
         return cells, self._repeat, bool(forked) and all(forked)
@@ -211,7 +240,7 @@ class Session:
         run belongs to the current repeat."""
         for side in order:
             if side not in self._next:
-                self._next[side] = self._seats[side].next_run(self._launches[side].poll)
+                self._next[side] = self._seat(side).next_run(self._launches[side].poll)
         here = {side: told for side, told in self._next.items() if told is not None}
         return {side: told for side, told in here.items() if told.get("repeat", 1) == self._repeat}
 
@@ -234,7 +263,7 @@ class Session:
         self, order: tuple[Side, Side], cores: Sequence[int], *, only_timed: bool
     ) -> tuple[PairedBlock, ...]:
         """Time the blocks of two runs. Raises LostError if one of them was lost."""
-        ready = [told for side in order for told in self._seats[side].go(only_timed=only_timed)]
+        ready = [told for side in order for told in self._seat(side).go(only_timed=only_timed)]
         steps = max(1, math.ceil(BLOCK_S * 1e9 / max(1.0, *(told["step_ns"] for told in ready))))
         quads: list[list[PairedBlock]] = []
         began = time.monotonic()
@@ -242,7 +271,7 @@ class Session:
             # The others' share of the cores is measured over a whole quad: a block lasts a few of the
             # kernel's ticks.
             foreign = ForeignCpu(cores, psutil.Process())
-            reports = [(side, self._seats[side].go(steps)) for side in (*order, *order[::-1])]
+            reports = [(side, self._seat(side).go(steps)) for side in (*order, *order[::-1])]
             share = foreign.cores_used() / len(cores)
             quads.append(
                 [
@@ -256,8 +285,13 @@ class Session:
 
     def _end(self, sides: Sequence[Side]) -> None:
         for side in sides:
-            self._seats[side].end()
+            self._seat(side).end()
             del self._next[side]
+
+    def _seat(self, side: Side) -> Seat:
+        """The seat of a side that the pair waits for from now on."""
+        self._awaits(self.number, side)
+        return self._seats[side]
 
 
 def both_can_be_only_timed(begun: Mapping[Side, Told]) -> bool:
@@ -287,9 +321,12 @@ def _are_enough(quads: Sequence[Sequence[PairedBlock]], spoiled_above: float, sp
     return steady or spent_s > QUADS_S
 
 
-def _by_launches(context: PairContext, number: int, order: tuple[Side, Side]) -> list[PairedCell]:
+def _by_launches(
+    context: PairContext, number: int, order: tuple[Side, Side], awaits: Awaits
+) -> list[PairedCell]:
     """One side after the other: a block is a run's step time."""
     for side in order:
+        awaits(number, side)
         with _launched(context, number, side, takes_turns=False) as launched:
             while launched.poll() is None:
                 time.sleep(POLL_S)
@@ -402,6 +439,30 @@ def _require_runs(context: PairContext, number: int, side: Side, exit_code: int)
     said = (errors or lines or ["it said nothing"])[-1]
     kind: type[BenchError] = UsageError if exit_code == 2 else MachineError
     raise kind(f"bench matrix of {context.sides[side]} has no run: {said} ({path})")
+
+
+def _standing(context: PairContext, number: int, side: Side) -> str:
+    """The side with its commit, the part of its run that its ranks are in, and its last lines; a clause."""
+    study, log = _study(context.folder, number, side), _log_path(context, number, side)
+    files, run_id = [OutputFile(path=log, rank=None, stream="log")], ""
+    phases: dict[str, list[str]] = {}
+    if launches := study.launches():
+        folder = study.launch_folder(launches[-1].launch_id)
+        states = {rank: LaunchState.of(path) for rank, path in sorted(rank_log_paths(folder).items())}
+        for rank, state in states.items():
+            phases.setdefault(state.phase, []).append(str(rank))
+        run_id = next((state.started[-1] for state in states.values() if state.started), "")
+        printed = rank_output(folder, launches[-1])
+        # What a rank says of a failure is on stderr.
+        printed.sort(key=lambda file: file.stream != "stderr")
+        files = [*printed, *launcher_output(folder), *files]
+    ranks = [f"{phase} (rank{'s' if len(of) > 1 else ''} {listed(of)})" for phase, of in phases.items()]
+    part = f"{context.sides[side]}: {listed(ranks) if ranks else 'starting'}"
+    found = last_lines(files, run_id, LAST_LINES)
+    if found is None:
+        return f"{part}; it has printed nothing ({log})"
+    file, lines = found
+    return f"{part}; last lines of {file.words} ({file.path}): {' | '.join(map(shortened, lines))}"
 
 
 def counterparts(base: Sequence[Cell], new: Sequence[Cell], *, same_options: bool) -> dict[str, str]:
