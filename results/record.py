@@ -106,10 +106,15 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     early: list[int] | None = None
     """The number of `started` that began while gradients of their backward pass were still to come, and may
     hide behind computation. None where it is unknown."""
+    left: list[list[float]] | None = None
+    """The share of the nodes of their backward pass that had not begun when each of `started` began. None
+    where it is unknown."""
 
     def __post_init__(self) -> None:
         if self.early is not None and len(self.early) != len(self.started):
             raise ValueError(f"`started` has {len(self.started)} steps, and `early` has {len(self.early)}")
+        if self.left is not None and [len(step) for step in self.left] != self.started:
+            raise ValueError(f"the shares that are left are not of the {sum(self.started)} buckets")
 
 
 class LinkPeak(msgspec.Struct, frozen=True, kw_only=True):

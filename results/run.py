@@ -154,6 +154,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """Buckets of a step, of the rank that has most."""
     exchange_buckets_early: float | None = None
     """The number of buckets that began before the last gradient was ready, of the rank with the fewest."""
+    exchange_backward_left: float | None = None
+    """The share of the backward pass, by its nodes, that is left when a bucket begins: the mean over the
+    buckets, of the rank with the least."""
     parameters: int | None = None
     flops_per_step: int | None = None
     """FLOPs of a step of all ranks."""

@@ -175,8 +175,7 @@ class Measurement:
         self._record_operations()
         assert self._watch.buckets is not None
         run.found["buckets"], unknown = self._watch.buckets.counted(self._built.setup.groups)
-        if unknown is not None:
-            run.absent["buckets"] = unknown
+        run.absent |= unknown
         run.found["link_peak"] = measure_link_peak(
             around.control,
             around.device,

@@ -140,6 +140,16 @@ EXACT: Mapping[str, ExactMetric] = MappingProxyType(
                 "exchange hides behind the backward pass",
             ),
             ExactMetric(
+                name="backward_left",
+                title="share of the backward pass that is left when a bucket starts",
+                read=lambda run, _: run.exchange_backward_left,
+                better="higher",
+                worse="buckets start later in the backward pass, so less of it is left to hide their "
+                "exchange",
+                # Another torch may make other nodes for the same model.
+                same=("torch",),
+            ),
+            ExactMetric(
                 name="first_hash",
                 title="parameters after the first steps (hash)",
                 read=lambda run, _: run.first_hash,

@@ -370,7 +370,11 @@ _COMMUNICATION = (
     *("total_ns", "blocked_ns", "transfer_ns", "wait_ns", "exchange_cpu_ns", "dispatch_ns", "bubble_ns"),
     *("bus_bytes_per_s", "peak_bus_bytes_per_s"),
 )
-_BUCKETS = {"exchange_buckets": "buckets", "exchange_buckets_early": "early buckets"}
+_BUCKETS = {
+    "exchange_buckets": "buckets",
+    "exchange_buckets_early": "early buckets",
+    "exchange_backward_left": "backward left",
+}
 
 CELLS = (
     *_CELL,
@@ -574,8 +578,8 @@ PRESETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "network": (
             *("part_transfer", "budget_method", "part_wait", "exposed_share", "overlap"),
             *("exchange_payload_bytes", "exchange_operations", "exchange_buckets"),
-            *("exchange_buckets_early", "bus", "peak", "bus_share", "speed_up", "speed_up_verdict"),
-            *("break_even", "exchange_cpu"),
+            *("exchange_buckets_early", "exchange_backward_left", "bus", "peak", "bus_share", "speed_up"),
+            *("speed_up_verdict", "break_even", "exchange_cpu"),
         ),
         "memory": (
             *("device_allocated_peak_bytes", "device_bytes", "rss_peak_bytes", "rss_over_idle_bytes"),

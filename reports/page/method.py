@@ -89,10 +89,12 @@ _SHARED = (
     ),
     Definition(
         "method-buckets",
-        "Buckets, and early ones",
+        "Buckets, early ones, and the backward pass that is left",
         "Vectors of gradients that a rank begins to exchange in a step, in the cell's newest run: of the "
         "rank with the most. Early ones begin before the last gradient of the same backward pass is ready: "
-        "of the rank with the fewest.",
+        "of the rank with the fewest. What is left of the backward pass when a bucket begins can hide its "
+        "exchange: the share of the nodes of the graph that have not begun, a mean over the buckets, of the "
+        "rank with the least. It is counted, so it is equal in each run; nodes differ in the time they take.",
     ),
     Definition(
         "method-cost",

@@ -22,6 +22,7 @@ class Counters(TypedDict):
 
     exchange_buckets: float | None
     exchange_buckets_early: float | None
+    exchange_backward_left: float | None
     first_hash: str | None
     loss_fixed: float | None
 
@@ -30,12 +31,14 @@ def counters(ranks: Sequence[RankRecord]) -> Counters:
     """The counters of a run whose ranks are given in their order; None unless all ranks have them."""
     counted = [rank.buckets for rank in ranks if rank.buckets is not None and rank.buckets.started]
     early = [own.early for own in counted if own.early is not None]
+    left = [[share for step in own.left for share in step] for own in counted if own.left is not None]
     return Counters(
         exchange_buckets=max(map(_mean, (own.started for own in counted)))
         if len(counted) == len(ranks)
         else None,
         # The rank that overlaps least is the one that the others wait for.
         exchange_buckets_early=min(map(_mean, early)) if len(early) == len(ranks) else None,
+        exchange_backward_left=min(map(_mean, left)) if len(left) == len(ranks) and all(left) else None,
         first_hash=_first_hash(ranks),
         loss_fixed=_loss_fixed(ranks),
     )

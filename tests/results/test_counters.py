@@ -15,6 +15,15 @@ def test_buckets_are_the_busiest_ranks_and_early_ones_those_of_the_rank_that_ove
     assert (run.exchange_buckets, run.exchange_buckets_early) == (2.5, 0.5)
 
 
+def test_what_is_left_of_backward_is_a_mean_over_buckets_of_the_rank_with_least(two) -> None:
+    more = Buckets(started=[0, 3], early=[0, 2], left=[[], [0.75, 0.5, 0.25]])
+    less = Buckets(started=[1, 1], early=[0, 1], left=[[0.0], [0.5]])
+    assert two(buckets=(more, less)).exchange_backward_left == 0.25
+    unknown = Buckets(started=[1, 1], early=[0, 1])
+    assert two(buckets=(more, unknown)).exchange_backward_left is None
+    assert two(buckets=(more, None)).exchange_backward_left is None
+
+
 @pytest.mark.parametrize(
     ("second", "buckets"), [(None, None), (Buckets(started=[]), None), (Buckets(started=[4]), 4)]
 )

@@ -626,12 +626,19 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "rank-record-3": (schemas.RANK_RECORD, RANK_RECORD_3),
     "rank-record-4": (
         schemas.RANK_RECORD,
-        msgspec.structs.replace(RANK_RECORD_3, outcome=Outcome.PROOF_FAILED),
+        msgspec.structs.replace(
+            RANK_RECORD_3,
+            outcome=Outcome.PROOF_FAILED,
+            buckets=Buckets(started=[0, 3], early=[0, 2], left=[[], [0.75, 0.5, 0.0]]),
+        ),
     ),
     "run-result-1": (schemas.RUN_RESULT, RUN_RESULT),
     "run-result-2": (schemas.RUN_RESULT, RUN_RESULT_2),
     "run-result-3": (schemas.RUN_RESULT, RUN_RESULT_3),
-    "run-result-4": (schemas.RUN_RESULT, msgspec.structs.replace(RUN_RESULT_3, outcome=Outcome.PROOF_FAILED)),
+    "run-result-4": (
+        schemas.RUN_RESULT,
+        msgspec.structs.replace(RUN_RESULT_3, outcome=Outcome.PROOF_FAILED, exchange_backward_left=0.375),
+    ),
     "job-1": (schemas.JOB, JOB),
     "job-2": (schemas.JOB, JOB_2),
     "submission-1": (schemas.SUBMISSION, SUBMISSION),

@@ -13,6 +13,7 @@ import torch
 from rank_builders import CPU, Ranks
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from harness.worker.exchange.buckets import BucketCounter
 from harness.worker.exchange.group import open_exchange
@@ -49,14 +50,24 @@ def no_overlap(self: GradientReducer, index: int) -> None:
     """In the place of `ready`: all buckets are left to the end of the exchange."""
 
 
-def count(rank: int, fields: dict[str, Any], lost: bool) -> list[tuple[Any, Any, str | None]]:
+class Penalised(nn.Sequential):
+    """The layers with a penalty over all parameters, which a forward pass begins with."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        penalty = 0.01 * sum(parameter.square().sum() for parameter in self.parameters())
+        return super().forward(inputs) + penalty
+
+
+def count(
+    rank: int, fields: dict[str, Any], lost: bool = False, model: type[nn.Sequential] = nn.Sequential
+) -> list[tuple[Any, Any, Any, dict[str, str]]]:
     """On a rank: what is counted in three periods of a model of four blocks, the last two under load."""
     torch.manual_seed(0)
     exchange = open_exchange()
     ready = no_overlap if lost else GradientReducer.ready
     with patch.object(GradientReducer, "ready", ready):
         trainer = Trainer(
-            nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))),
+            model(*(nn.Linear(64, 64) for _ in range(4))),
             F.mse_loss,
             device=CPU,
             settings=TrainSettings(**fields),
@@ -74,7 +85,8 @@ def count(rank: int, fields: dict[str, Any], lost: bool) -> list[tuple[Any, Any,
                     trainer.step(batches)
             exchange.traffic.recorder = exchange.traffic.buckets = None
             buckets, unknown = counter.counted(group_layout(fields["strategy"], 2))
-            found.append((buckets and buckets.started, buckets and buckets.early, unknown))
+            assert buckets is not None
+            found.append((buckets.started, buckets.early, buckets.left, unknown))
     # In the first period a strategy learns in which order gradients come.
     return found[1:]
 
@@ -106,13 +118,68 @@ def test_the_same_buckets_begin_early_in_every_repetition(
     ranks: Ranks, fields: dict[str, Any], started: list[int], early: list[int]
 ) -> None:
     for found in ranks(2, count, fields, False):
-        assert found == [(started, early, None)] * 3
+        assert [(each[0], each[1], each[3]) for each in found] == [(started, early, {})] * 3
+        assert found[0][2] == found[1][2] == found[2][2]
 
 
 def test_an_exchange_that_has_lost_its_overlap_begins_no_bucket_early(ranks: Ranks) -> None:
     fields = {"strategy": "scratch-ddp:first_bucket_mb=0.01:bucket_mb=0.01"}
     for found in ranks(2, count, fields, True):
-        assert found == [([4], [0], None)] * 3
+        assert found == [([4], [0], [[0.0] * 4], {})] * 3
+
+
+SCRATCH = {"strategy": "scratch-ddp:first_bucket_mb=0.01:bucket_mb=0.01"}
+PLAIN_LEFT = [12 / 17, 8 / 17, 4 / 17, 0.0]
+"""One node is the loss. A layer is four: the product with its bias, the transposed weight, two gradients."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "left"),
+    [
+        (SCRATCH, nn.Sequential, PLAIN_LEFT),
+        ({"strategy": "ddp:bucket_mb=0.01"}, nn.Sequential, PLAIN_LEFT),
+        ({"strategy": "ddp:bucket_mb=0.01", "compression": "topk:0.1"}, nn.Sequential, PLAIN_LEFT),
+        # Of the micro-batch in whose backward pass they begin.
+        ({**SCRATCH, "accumulation": 2}, nn.Sequential, PLAIN_LEFT),
+        # The forward passes that are repeated are no nodes of the graph.
+        ({**SCRATCH, "activation_checkpointing": True}, nn.Sequential, PLAIN_LEFT),
+        # The penalty adds three nodes for each of 8 parameters (square, sum, added up), its factor, and its
+        # sum with the outputs. Loss, that sum, 8 nodes of layers and the factor come before any gradient, as
+        # what a forward pass begins with is last in backward; then each gradient comes after its three.
+        (SCRATCH, Penalised, [24 / 43, 16 / 43, 8 / 43, 0.0]),
+        ({"strategy": "ddp:bucket_mb=0.01"}, Penalised, [24 / 43, 16 / 43, 8 / 43, 0.0]),
+    ],
+)
+def test_what_is_left_of_backward_is_counted_by_nodes(
+    ranks: Ranks, fields: dict[str, Any], model: type[nn.Sequential], left: list[float]
+) -> None:
+    """The order alone is blind to the penalty: as many buckets begin early."""
+    for found in ranks(2, count, fields, False, model):
+        assert found == [([4], [3], [left], {})] * 3
+
+
+class Reentrant(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, inputs.requires_grad_(), use_reentrant=True)
+
+
+class Compiled(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.compile(super().forward, backend="aot_eager")(inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Reentrant, "reentrant checkpointing runs backward passes inside of a node"),
+        pytest.param(Compiled, "a compiled backward pass is a single node", marks=pytest.mark.slow),
+    ],
+)
+def test_nodes_that_hide_backward_leave_its_rest_unknown(
+    ranks: Ranks, model: type[nn.Sequential], reason: str
+) -> None:
+    for found in ranks(2, count, SCRATCH, False, model):
+        assert [(left, unknown) for _, _, left, unknown in found] == [(None, {"backward_left": reason})] * 3
 
 
 @pytest.mark.parametrize(
@@ -128,4 +195,4 @@ def test_what_is_not_known_has_a_reason(groups: GroupLayout, buckets: list[int] 
     counter.begins(Phase.BACKWARD)
     counter.step_done(torch.zeros(()))
     expected = None if buckets is None else Buckets(started=buckets)
-    assert counter.counted(groups) == (expected, unknown)
+    assert counter.counted(groups) == (expected, {"buckets": unknown})

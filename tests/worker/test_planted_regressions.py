@@ -91,7 +91,7 @@ def test_what_is_planted_in_the_exchange_is_named(
     before = study("before")
     assert compared(before, study("same"), capsys) == (0, {})
     code, lost = compared(before, study("lost", overlap_lost), capsys)
-    assert (code, lost.keys()) == (1, {"early_buckets"})
+    assert (code, lost.keys()) == (1, {"early_buckets", "backward_left"})
     found = lost["early_buckets"]
     assert found["verdict"] == "regressed"
     assert found["base"][0] > 0

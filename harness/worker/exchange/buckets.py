@@ -1,8 +1,10 @@
-"""Count the buckets that begin to be exchanged before the last gradient is computed, without a clock.
+"""Count the buckets of a step, and how much of the backward pass is left when each begins, without a clock.
 
 The order in which a backward pass computes gradients follows from its graph, and so does the place at which a
 strategy begins to exchange: the counts are equal in every repetition of the same code. A strategy that has
 lost its overlap begins all buckets after the last gradient, even where a rank's only core hides that in time.
+The order does not say how much of the backward pass is left to hide an exchange behind: for that, the counter
+counts the nodes of its graph that have not begun yet as each bucket begins.
 
 A bucket is what a strategy announces (`Link.announce_bucket`) as it begins to exchange it. What torch
 exchanges by itself (DistributedDataParallel, FSDP2) announces nothing: there each sum that is issued in the
@@ -27,24 +29,47 @@ from strategies.training.observer import Phase, StepObserver
 _SUMS = ("allreduce", "reduce", "_reduce_scatter_base")
 
 
-class _GradientsToCome:
-    """Counts the gradients of the backward pass under way that have not been computed yet."""
+_OPAQUE = {
+    "CompiledFunctionBackward": "a compiled backward pass is a single node",
+    "CheckpointFunctionBackward": "reentrant checkpointing runs backward passes inside of a node",
+}
+"""Nodes whose work is not in the graph, with the reason why the share that is left is then unknown."""
+
+
+class _BackwardPass:
+    """Counts the gradients and the nodes of the backward pass under way that are still to come."""
 
     def __init__(self) -> None:
-        self.number: int | None = None
+        self.gradients: int | None = None
         """None before the first loss."""
+        self.opaque: str | None = None
+        """Why the nodes of a backward pass so far do not show its work; None if they do."""
+        self._nodes = self._all = 0
         self._handles: list[RemovableHandle] = []
 
+    @property
+    def left(self) -> float:
+        """The share of the nodes that have not begun yet."""
+        return self._nodes / self._all if self._all else 0.0
+
     def watch(self, loss: Tensor) -> None:
-        """Count down as the gradients of `loss` come, each before any hook of a strategy sees it."""
+        """Count down as the nodes of `loss` begin, each before any hook of a strategy sees its gradient."""
         self.forget()
-        leaves = _leaves(loss)
-        self.number = len(leaves)
-        self._handles = [leaf.register_prehook(self._came) for leaf in leaves]
+        nodes = {node: type(node).__name__ for node in _nodes(loss)}
+        leaves = [node for node, name in nodes.items() if name == "AccumulateGrad"]
+        self.gradients, self._nodes, self._all = len(leaves), len(nodes), len(nodes)
+        self.opaque = next((_OPAQUE[name] for name in nodes.values() if name in _OPAQUE), self.opaque)
+        self._handles = [
+            *(node.register_prehook(self._begins) for node in nodes),
+            *(leaf.register_prehook(self._came) for leaf in leaves),
+        ]
+
+    def _begins(self, _: tuple[Tensor, ...]) -> None:
+        self._nodes -= 1
 
     def _came(self, _: tuple[Tensor, ...]) -> None:
-        assert self.number is not None
-        self.number -= 1
+        assert self.gradients is not None
+        self.gradients -= 1
 
     def forget(self) -> None:
         for handle in self._handles:
@@ -52,8 +77,8 @@ class _GradientsToCome:
         self._handles = []
 
 
-def _leaves(loss: Tensor) -> list[Node]:
-    """The nodes of the graph of `loss` at which gradients are added up."""
+def _nodes(loss: Tensor) -> set[Node]:
+    """The nodes of the graph of `loss`."""
     found: set[Node] = set()
     ahead = [] if loss.grad_fn is None else [loss.grad_fn]
     while ahead:
@@ -61,23 +86,23 @@ def _leaves(loss: Tensor) -> list[Node]:
         if node not in found:
             found.add(node)
             ahead += [before for before, _ in node.next_functions if before is not None]
-    return [node for node in found if type(node).__name__ == "AccumulateGrad"]
+    return found
 
 
 class _Tally:
-    """Counts for each step how many buckets began, and how many of them early."""
+    """Keeps for each step how many buckets began early, and the share of backward that was left at each."""
 
     def __init__(self) -> None:
-        self.started = [0]
         self.early = [0]
+        self.left: list[list[float]] = [[]]
 
-    def add(self, *, early: bool) -> None:
-        self.started[-1] += 1
-        self.early[-1] += early
+    def add(self, backward: _BackwardPass) -> None:
+        self.early[-1] += bool(backward.gradients)
+        self.left[-1].append(backward.left)
 
     def step_done(self) -> None:
-        self.started.append(0)
         self.early.append(0)
+        self.left.append([])
 
 
 class BucketCounter:
@@ -86,19 +111,19 @@ class BucketCounter:
     def __init__(self, observer: StepObserver) -> None:
         self._observer = observer
         self._phase: Phase | None = None
-        self._to_come = _GradientsToCome()
+        self._backward = _BackwardPass()
         self._announced, self._sums = _Tally(), _Tally()
 
     @contextmanager
     def counting(self, trainer: Trainer) -> Iterator[None]:
         """Count the steps that `trainer` takes in this context."""
         before, loss = trainer.observer, trainer.loss
-        trainer.observer, trainer.loss = self, seen(loss, lambda value, _: self._to_come.watch(value))
+        trainer.observer, trainer.loss = self, seen(loss, lambda value, _: self._backward.watch(value))
         try:
             yield
         finally:
             trainer.observer, trainer.loss = before, loss
-            self._to_come.forget()
+            self._backward.forget()
 
     def begins(self, phase: Phase) -> None:
         self._phase = phase
@@ -112,22 +137,26 @@ class BucketCounter:
 
     def announced(self) -> None:
         """Count a bucket that a strategy begins to exchange."""
-        self._announced.add(early=bool(self._to_come.number))
+        self._announced.add(self._backward)
 
     def issued(self, name: str) -> None:
         """Count an operation of the exchange, by its name."""
         if self._phase is Phase.BACKWARD and name in _SUMS:
-            self._sums.add(early=bool(self._to_come.number))
+            self._sums.add(self._backward)
 
-    def counted(self, groups: GroupLayout) -> tuple[Buckets | None, str | None]:
-        """Return the buckets of the steps so far, and the reason where something is not known."""
-        announces = any(self._announced.started)
+    def counted(self, groups: GroupLayout) -> tuple[Buckets | None, dict[str, str]]:
+        """Return the buckets of the steps so far, and the reasons for what is not known, by name."""
+        announces = any(self._announced.left)
         if groups.tensor > 1 and not announces:
-            return None, "tensor parallelism sums activations in the backward pass too"
+            return None, {"buckets": "tensor parallelism sums activations in the backward pass too"}
         tally = self._announced if announces else self._sums
-        started, early = tally.started[:-1], tally.early[:-1]
+        early, left = tally.early[:-1], tally.left[:-1]
+        started = [len(step) for step in left]
         if groups.pipeline > 1:
-            return Buckets(started=started), "a pipeline's stages have several backward passes at once"
-        if self._to_come.number is None:
-            return Buckets(started=started), "the strategy computes its loss by itself"
-        return Buckets(started=started, early=early), None
+            reason = "a pipeline's stages have several backward passes at once"
+            return Buckets(started=started), {"buckets": reason}
+        if self._backward.gradients is None:
+            return Buckets(started=started), {"buckets": "the strategy computes its loss by itself"}
+        if self._backward.opaque is not None:
+            return Buckets(started=started, early=early), {"backward_left": self._backward.opaque}
+        return Buckets(started=started, early=early, left=left), {}

@@ -111,6 +111,7 @@ def test_a_baseline_of_another_machine_is_told_once_and_not_for_each_cell() -> N
         ("buckets", (4.0,), (3.0,), Verdict.CHANGED),
         ("early_buckets", (3.0,), (0.0,), Verdict.REGRESSED),
         ("early_buckets", (0.0,), (3.0,), Verdict.IMPROVED),
+        ("backward_left", (0.375,), (0.374,), Verdict.REGRESSED),
         ("first_hash", ("aa",), ("ab",), Verdict.CHANGED),
         ("first_hash", ("aa", "ab"), ("aa",), Verdict.INCONCLUSIVE),
         ("device_peak_bytes", (1000,), (1001,), Verdict.REGRESSED),
@@ -138,7 +139,7 @@ def test_another_exchange_names_the_first_collective_that_differs() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["buckets", "early_buckets", "first_hash"])
+@pytest.mark.parametrize("name", ["buckets", "early_buckets", "backward_left", "first_hash"])
 def test_a_counter_that_base_was_too_old_to_have_is_said_and_never_red(name) -> None:
     value = "aa" if name == "first_hash" else 3.0
     found = held(subject(), subject(exact={name: (value,)}))
