@@ -16,6 +16,7 @@ from results.checkpoint import Checkpoint, FileSum, LaidOut
 from results.environment import CodeVersion, Environment, Program
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
+from results.network import Measurement, NetworkFacts, NetworkTable
 from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedBlock, PairedCall, PairedCell, PairedSide
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
@@ -594,6 +595,32 @@ PAIRED_CALL = PairedCall(
     looks=2,
     others_above=0.5,
 )
+NETWORK = NetworkTable(
+    source="bench",
+    measured_at="2026-01-02T03:04:05.000Z",
+    facts=NetworkFacts(
+        backend="nccl",
+        device_name="NVIDIA H200",
+        library="NCCL 2.27.3",
+        link_mbit_per_s=2500.0,
+        network="P2P/IPC, GDRDMA (NET/IB)",
+        settings={"NCCL_ALGO": "Ring"},
+    ),
+    evidence=Evidence.MEASURED,
+    measurements=(
+        Measurement(
+            collective="all-gather",
+            payload_bytes=65536,
+            ranks=16,
+            nodes=2,
+            median_s=0.001,
+            low_s=0.0009,
+            high_s=0.0012,
+            runs=30,
+        ),
+    ),
+    absent={"send": "not asked for"},
+)
 CHECKPOINT = Checkpoint(
     step=200,
     session="0a1b2c3d4e5f6071",
@@ -648,6 +675,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "pair-1": (schemas.PAIR, PAIR),
     "paired-call-1": (schemas.PAIRED_CALL, PAIRED_CALL),
     "checkpoint-1": (schemas.CHECKPOINT, CHECKPOINT),
+    "network-1": (schemas.NETWORK, NETWORK),
 }
 NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
 
