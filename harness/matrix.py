@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,13 @@ from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.plan.surroundings import MIB, Devices, Limit, devices_here
 from harness.reporting.report import write_report
-from harness.reporting.studies import CostFlags, place_words, read_assumptions, warn_of_lost_plans
+from harness.reporting.studies import (
+    CostFlags,
+    place_words,
+    read_assumptions,
+    read_network,
+    warn_of_lost_plans,
+)
 from harness.terminal.console import Console
 from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse
@@ -38,15 +44,21 @@ from results.cell import BASELINE_STRATEGY
 from results.errors import MachineError, UsageError, bench_call
 from results.files import study_lock
 from results.job import RETRIES, SILENCE_S, RunOptions
-from results.plan import Plan, Request
+from results.plan import Plan, PlanKind, Request
 from results.run import RunResult
 from results.store import Study, utc_now
 from results.train_order import TrainOrder
 from workloads.catalog import WORKLOADS, facts
 
 RUNS = Path("runs")
-_WORK = ("request", "cells", "series", "skips", "training")
+_WORK = ("request", "cells", "series", "skips", "training", "network")
 """Fields of a plan that define its work."""
+_KINDS: Mapping[PlanKind, str] = {
+    "measured": "measured",
+    "trained": "trained",
+    "network": "places to measure the network",
+}
+"""What the cells of a kind of plan are, in a sentence."""
 
 
 class Matrix:
@@ -54,6 +66,8 @@ class Matrix:
 
     order: TrainOrder | None = None
     """How the cells are trained; None if they are measured."""
+    kind: PlanKind = "measured"
+    """What is done with the cells."""
 
     def __init__(
         self, options: StudyFile, *, study_file: Path | None, arguments: tuple[str, ...] = ()
@@ -278,12 +292,12 @@ class Matrix:
             )
 
     def _require_one_kind(self, study: Study) -> None:
-        """Raise UsageError if the study measures and this call trains, or the reverse."""
-        if any((plan.training is None) != (self.order is None) for plan in study.plans()):
-            what, other = ("measured", "trained") if self.order else ("trained", "measured")
+        """Raise UsageError if the study's plans are of another kind than this call."""
+        kinds = {plan.kind for plan in study.plans()} - {self.kind}
+        if kinds:
             raise UsageError(
-                f"the cells in {study.root} are {what}, and a study cannot also have cells that are {other}: "
-                f"give another folder with --name or --out"
+                f"the cells in {study.root} are {_KINDS[kinds.pop()]}, and a study cannot also have cells "
+                f"that are {_KINDS[self.kind]}: give another folder with --name or --out"
             )
 
     def _count_own_models(self) -> None:
@@ -369,6 +383,7 @@ class Matrix:
             analyse(study.name, study.told_plans(), results, assumptions),
             placed=place_words(study),
             steps=study.steps,
+            network=read_network(study, self._console),
         )
         if report:
             write_report(study, figures, self._console)

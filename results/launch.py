@@ -13,6 +13,7 @@ import msgspec
 from results.cell import Backend, Device
 from results.environment import CodeVersion
 from results.job import SILENCE_S
+from results.network import NetworkOrder
 from results.outcome import Evidence, Outcome
 from results.plan import Placement
 from results.train_order import TrainOrder
@@ -79,6 +80,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """How its cells are trained; None: they are measured."""
     env: tuple[str, ...] = ()
     """Environment variables of its cells (`Cell.env`)."""
+    network: NetworkOrder | None = None
+    """What is measured of the network in place of its cells; None: nothing."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -24,6 +24,7 @@ from results.outcome import Evidence
 
 Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "send"]
 """`strategies.closed_form.terms.Collective`."""
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 Basis = Literal["measured", "extrapolated"]
 NETWORK_FILE = "network.json"
 """Its name in the folder of a study that it belongs to."""
@@ -35,6 +36,44 @@ def busbw_factor(collective: Collective, ranks: int) -> float:
     if collective in ("broadcast", "send"):
         return 1.0
     return (2 if collective == "all-reduce" else 1) * (ranks - 1) / ranks
+
+
+class NetworkOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launch measures of its network instead of steps."""
+
+    collectives: tuple[Collective, ...] = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
+    largest_bytes: int | None = None
+    """The largest array; None: what time and memory allow."""
+
+
+class NetworkTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The times of one rank in one collective of one size over one group that it is in."""
+
+    collective: Collective
+    payload_bytes: int
+    ranks: int
+    nodes: int
+    duration_ns: list[float] = []
+    """Samples: means of operations in a row, from when all ranks are ready to when this rank is done."""
+
+
+def measured_groups(nodes: int, per_node: int) -> list[tuple[tuple[int, ...], int]]:
+    """The groups of ranks that are measured on `nodes` of `per_node` ranks each, and the nodes of each.
+
+    Inside a node these are all sizes up to 8, then powers of two: no law tells 3 ranks of a node from 2 and
+    4. Across nodes they are 2, 3, then powers of two and all of them, with one rank and with all ranks of
+    each.
+    """
+    inside = [(tuple(range(size)), 1) for size in _sizes(per_node, dense=8)]
+    counts = _sizes(nodes, dense=3)
+    alone = [(tuple(range(0, on * per_node, per_node)), on) for on in counts]
+    full = [(tuple(range(on * per_node)), on) for on in counts if per_node > 1]
+    return [*inside, *alone, *full]
+
+
+def _sizes(most: int, *, dense: int) -> list[int]:
+    powers = {1 << bit for bit in range(1, most.bit_length())}
+    return sorted({*range(2, min(most, dense) + 1), *powers, most} - {0, 1})
 
 
 class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True):

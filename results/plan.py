@@ -19,6 +19,7 @@ from results.cell import (
     StepPolicy,
 )
 from results.errors import UsageError
+from results.network import NetworkOrder
 from results.notation import NO_LINK
 from results.train_order import TrainOrder
 
@@ -213,6 +214,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return self.nodes * self.gpus_per_node
 
 
+PlanKind = Literal["measured", "trained", "network"]
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One expanded matrix of a study."""
 
@@ -232,6 +236,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Why the memory of a workload's cells is not predicted; empty in plans from before reasons were kept."""
     training: TrainOrder | None = None
     """How its cells are trained; None: they are measured."""
+    network: NetworkOrder | None = None
+    """What is measured of the network in place of its cells; None: nothing."""
+
+    @property
+    def kind(self) -> PlanKind:
+        """What is done with its cells; a study has plans of one kind."""
+        return "trained" if self.training else "network" if self.network else "measured"
 
     def __post_init__(self) -> None:
         known = {cell.id for cell in self.cells}

@@ -50,6 +50,7 @@ def rebuilt_plan(study: str, cells: Sequence[Cell], launches: Sequence[Launch]) 
         series=series,
         skips=(),
         training=mine[-1].training if mine else None,
+        network=mine[-1].network if mine else None,
     )
 
 

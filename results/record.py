@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from results.environment import Environment
+from results.network import NetworkTimes
 from results.outcome import Evidence, Outcome
 from results.spec import split
 from results.value_types import require_times
@@ -309,6 +310,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How the strategy trains; None in records from before it was recorded."""
     trained_steps: int | None = None
     """Updates of a training run so far, over all its launches; None: the run was measured."""
+    network: list[NetworkTimes] | None = None
+    """Times of collectives, of a run of `bench network`; None: of any other run."""
     warmup: StepColumns = StepColumns()
     warmup_steady: bool | None = None
     """Whether warm-up ended because the step time (on a GPU its clock too) was steady; None if it did not
@@ -337,6 +340,11 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] = []
     absent: dict[str, str] = {}
     """Why a value is None."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether its run measured steps, rather than trained or measured the network."""
+        return self.trained_steps is None and self.network is None
 
     def __post_init__(self) -> None:
         require_times(self.started_at, self.ended_at)

@@ -104,6 +104,18 @@ def over_runs(run_values: Sequence[float], unit: str) -> Metric:
     )
 
 
+def median_of(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median of independent values, and the ends of its 95 % interval by order statistics, or of the
+    range of fewer than six (David & Nagaraja, Order Statistics, section 7.1)."""
+    ordered = sorted(values)
+    count, tail, inner = len(ordered), 1.0, 0
+    # Of `count` values, `inner` or fewer lie below the median with probability `tail` / 2**count.
+    while count >= FEWEST_FOR_INTERVAL and 2 * (tail + math.comb(count, inner + 1)) <= 0.05 * 2.0**count:
+        inner += 1
+        tail += math.comb(count, inner)
+    return float(np.median(ordered)), ordered[inner], ordered[count - 1 - inner]
+
+
 def differences(
     values: Sequence[float], unit: str, *, of: Literal["t95-runs", "t95-quads"] = "t95-runs"
 ) -> Metric:

@@ -82,6 +82,9 @@ compare_over = click.option(
     metavar="FOLDER",
     help="nights of bench history add; ./history if that is there and this is left out",
 )
+@click.option(
+    "--network", metavar="FILE", help="network table of bench network; STUDY/network.json if left out"
+)
 @click.option("--figures", metavar="FORM,...", help="also drawings as files: svg, pdf, png")
 @click.option(
     "--style", type=click.Choice(("paper", "screen")), help="style of --figures; paper is a column of 84 mm"
@@ -114,7 +117,7 @@ def report_command(
     from results.files import is_stream
     from results.store import Study
 
-    over = others.pop("compare_over")
+    over, network = others.pop("compare_over"), others.pop("network")
     if len(studies) > 1 and output is None:
         raise UsageError("a report of several studies is in none of their folders: give --output FILE.html")
     if style is not None and figures is None:
@@ -125,7 +128,7 @@ def report_command(
     console = Console()
     nights = Path(history or "history")
     given = nights if history is not None or any(nights.glob("*/*.json")) else None
-    read = read_figures(studies, CostFlags(**others), console, redact=redact, history=given)
+    read = read_figures(studies, CostFlags(**others), console, redact=redact, history=given, network=network)
     read = compared_over(read, over)
     if len(studies) > 1 and output is not None:
         page = Path(output)

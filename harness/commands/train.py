@@ -41,6 +41,8 @@ OF_THE_CALL = (
 class Train(Matrix):
     """One `bench train` call."""
 
+    kind = "trained"
+
     def __init__(
         self,
         options: StudyFile,

@@ -77,7 +77,7 @@ def planned_jobs(
         for share in shares:
             key = (launch.placement, share.cells[0].id if per_cell else "")
             groups.setdefault(key, []).append(share)
-    baseline = baseline_of(plan.cells) if plan.training is None else None
+    baseline = baseline_of(plan.cells) if plan.kind == "measured" else None
     jobs = []
     for key in sorted(groups):
         own = {cell.id for launch in groups[key] for cell in launch.cells}

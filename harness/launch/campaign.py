@@ -134,6 +134,8 @@ class Campaign:
         if self._plan.training is not None:
             left = {cell.id: names[cell.id] for launch in launches for cell in launch.cells}
             return TrainingPace(line, self._study, left, deadline=self._deadline)
+        if self._plan.network is not None:
+            names = dict.fromkeys(names, "network")
         costs = estimate(launches, earlier=tally.earlier, hardware=machine.hardware)
         runs = [len(launch.cells) for launch in launches]
         return Pace(line, costs.launches, runs, deadline=self._deadline, names=names)
@@ -325,4 +327,5 @@ class LaunchMaker:
             tensorboard=self.options.tensorboard,
             job_variables=job_variables(),
             training=self.plan.training,
+            network=self.plan.network,
         )

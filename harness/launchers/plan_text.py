@@ -51,7 +51,7 @@ def plan_summary(study: Study, plan: Plan, launches: Sequence[PlannedLaunch], co
             f"about {duration(costs.seconds * 1e9)} in {len(launches)} {launch}, "
             f"{costs.device_hours:.2f} device-hours, if every run takes its whole measuring budget"
         )
-        lines += [f"  {note}" for note in costs.notes]
+        lines += [f"  {note}" for note in costs.notes if plan.network is None]
     return lines
 
 
@@ -84,6 +84,13 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     settings = [_all_of(plan, "dataset") + " data", *told_settings([plan])]
     if seeds not in ([], [0]):
         settings.append(f"seed={','.join(map(str, seeds))}")
+    if plan.network is not None:
+        return [
+            f"study {plan.study} in {study.root}",
+            f"{', '.join(plan.network.collectives)} over groups of up to "
+            f"{devices(max(request.gpus), request.device)}, {request.backend}, {left} of "
+            f"{count(total, 'run')} to do",
+        ]
     lines = [
         f"study {plan.study} in {study.root}",
         f"{_axes(request)} on {devices(2, request.device).replace('2', sizes, 1)}, "

@@ -33,7 +33,7 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
     """
     target = path or study.root / "report.html"
     written = _write([figures], target, f"{path.stem}." if path else "", in_study=path is None)
-    if figures.cells or not figures.training:
+    if figures.cells or not (figures.training or figures.only_network):
         print_headline(figures, console)
         print_verdict(figures, console)
     if figures.compare_over is not None:

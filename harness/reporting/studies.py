@@ -29,11 +29,13 @@ from reports.redaction import Told, redactor
 from reports.text import count
 from results.baseline import Baseline
 from results.catalogue.prices import Price, checked_usd, read_prices
-from results.errors import SchemaError, UsageError
+from results.errors import SchemaError, StoreError, UsageError
 from results.history import read_nights
 from results.job_store import JobStore
+from results.network import NETWORK_FILE, NetworkTable
 from results.outcome import Outcome
 from results.run import RunResult
+from results.schemas import NETWORK
 from results.store import Study, study_names
 from workloads.datasets.facts import DATASETS
 
@@ -146,8 +148,10 @@ def read_figures(
     *,
     redact: bool = False,
     history: Path | None = None,
+    network: str | None = None,
 ) -> list[StudyFigures]:
-    """The figures of the studies at `paths`, each under a distinct name, with the nights of `history`.
+    """The figures of the studies at `paths`, each under a distinct name, with the nights of `history`, and
+    with the network table `network` (None: the one in a study's folder).
 
     Writes only derived files, and only where the study may be written. Nights name commits and settings that
     a redaction of the studies does not know, so `redact` leaves them out.
@@ -178,6 +182,7 @@ def read_figures(
             figure,
             nights=nights,
             steps=one.study.steps,
+            network=read_network(one.study, console, network),
             placed=() if redact else place_words(one.study),
             training=_trained(one.study, figure, redact=redact),
         )
@@ -204,6 +209,21 @@ def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, 
         )
         for cell_id, log in found.items()
     }
+
+
+def read_network(study: Study, console: Console, given: str | None = None) -> NetworkTable | None:
+    """The network table at `given`, else in the folder of a study; None if there is none, or a damaged one.
+
+    Raises SchemaError and StoreError for one that was given.
+    """
+    path = study.root / NETWORK_FILE
+    if given is not None:
+        return NETWORK.read(given)
+    try:
+        return NETWORK.read(path) if path.exists() else None
+    except (SchemaError, StoreError) as error:
+        console.warn(f"no network table: {error}")
+    return None
 
 
 def place_words(study: Study) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from harness.machine.code import checkout, code_hash, require_planned_packages
 from harness.machine.device import gpu_faults, gpu_warnings, visible_gpus
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.measure.network import measure_network
 from harness.worker.rank.context import RankContext, Run, device_uuid, nccl_version
 from harness.worker.rank.control import Control
 from harness.worker.rank.log import RankLog, Watchdog, bound_output, mark_run, output_files
@@ -194,8 +195,13 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     mark_run(slot.run_id)
     around.log.event("run", run=slot.run_id, cell=slot.cell_id, repeat=slot.repeat)
     study.start_run(slot.cell_id, slot.run_id)
-    run, order = Run(around, slot, study.cell(slot.cell_id)), around.launch.training
-    record = run.execute(measure_cell if order is None else partial(train_cell, order=order))
+    run, launch = Run(around, slot, study.cell(slot.cell_id)), around.launch
+    work: Callable[[Run], None] = measure_cell
+    if launch.training is not None:
+        work = partial(train_cell, order=launch.training)
+    elif launch.network is not None:
+        work = partial(measure_network, order=launch.network)
+    record = run.execute(work)
     study.add_rank_record(record)
     around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)
     if record.outcome in STARTS_AFRESH:

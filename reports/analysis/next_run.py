@@ -74,10 +74,10 @@ class NextRun:
 def next_run(study: StudyFigures) -> NextRun | None:
     """The run that the study needs next.
 
-    None if every planned cell has a figure and no size is open. Also None for a study of trainings: the call
-    that ordered them continues them.
+    None if every planned cell has a figure and no size is open. Also None for a study of trainings or of the
+    network: the call that ordered them continues them.
     """
-    if any(plan.training is not None for plan in study.plans):
+    if any(plan.kind != "measured" for plan in study.plans):
         return None
     return _without_figure(study) or _left_open(study)
 

@@ -55,10 +55,12 @@ class SkippedSizes:
 def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
     """The cells that have no figure."""
     runs = [run for pool in pools for run in (*pool.runs, *pool.lost)]
+    plans = list(plans)
     inferred = pruned(plans, runs)
+    of_network = {cell.id for plan in plans if plan.kind == "network" for cell in plan.cells}
     found = []
     for pool in pools:
-        if pool.runs:
+        if pool.runs or (pool.cell.id in of_network and any(run.outcome is Outcome.OK for run in pool.lost)):
             continue
         outcome: str = NOT_RUN
         reason = "the study ended before it; run the same command again to continue"

@@ -27,6 +27,7 @@ from reports.analysis.trained import TrainedCell
 from reports.text import count, devices_word, moment
 from results.baseline import Baseline
 from results.errors import bench_call
+from results.network import NetworkTable
 from results.outcome import Outcome
 from results.plan import Plan, Scaling
 from results.record import StepColumns
@@ -132,12 +133,19 @@ class StudyFigures:
     """The nights of a history, by machine, in the order of time."""
     training: Mapping[str, TrainedCell] = field(default_factory=dict)
     """The cells that were trained, by id, in the order of the plans."""
+    network: NetworkTable | None = None
+    """The network table in its folder, or one that the reader gave; None: there is none."""
     placed: tuple[str, ...] = ()
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
     steps: Callable[[RunResult], Mapping[int, StepColumns]] = lambda run: {}
     """Reads the single steps of a run, by rank, from the files of its study; by default it finds no steps."""
     compare_over: str | None = None
     """The setting over which the reader compares cells, although their work differs."""
+
+    @property
+    def only_network(self) -> bool:
+        """Whether it measured the network in place of steps."""
+        return any(plan.kind == "network" for plan in self.plans)
 
     @property
     def devices_word(self) -> str:

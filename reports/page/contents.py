@@ -16,6 +16,7 @@ from reports.page.sections.cost import cost_section
 from reports.page.sections.environment import environment_section
 from reports.page.sections.history import history_section
 from reports.page.sections.memory import memory_section
+from reports.page.sections.network import network_section
 from reports.page.sections.outcomes import outcomes_section
 from reports.page.sections.over import over_section
 from reports.page.sections.ranks import ranks_section
@@ -35,6 +36,7 @@ SECTIONS: Mapping[str, Maker] = MappingProxyType(
         "curves": curves_section,
         "anatomy": anatomy_section,
         "communication": communication_section,
+        "network": network_section,
         "memory": memory_section,
         "cost": cost_section,
         "outcomes": outcomes_section,
@@ -58,6 +60,10 @@ TRAINED: Mapping[str, Maker] = MappingProxyType(
     }
 )
 """The sections of a study that was trained and not measured."""
+NETWORK: Mapping[str, Maker] = MappingProxyType(
+    {"network": network_section, "outcomes": outcomes_section, "environment": environment_section}
+)
+"""The sections of a study that measured the network in place of steps."""
 TAKEN = frozenset({*SECTIONS, *TRAINED, *APPENDIX, "method"})
 """Anchors of the page's own sections, and of the definitions."""
 
@@ -68,7 +74,7 @@ def contents(study: StudyFigures) -> tuple[Section, ...]:
 
     Raises ExtensionError if two have one name.
     """
-    made = [*_made(TRAINED if _only_trained(study) else SECTIONS, study)]
+    made = [*_made(_sections(study), study)]
     for name, extension in extensions(GROUP, TAKEN).items():
         try:
             make = extension.load()
@@ -87,11 +93,13 @@ def contents(study: StudyFigures) -> tuple[Section, ...]:
 
 def appendix(study: StudyFigures) -> tuple[Section, ...]:
     """Make the sections after the definitions."""
-    return () if _only_trained(study) else _made(APPENDIX, study)
+    return _made(APPENDIX, study) if _sections(study) is SECTIONS else ()
 
 
-def _only_trained(study: StudyFigures) -> bool:
-    return bool(study.training) and not study.cells
+def _sections(study: StudyFigures) -> Mapping[str, Maker]:
+    if study.only_network:
+        return NETWORK
+    return TRAINED if study.training and not study.cells else SECTIONS
 
 
 def _made(makers: Mapping[str, Maker], study: StudyFigures) -> tuple[Section, ...]:

@@ -105,7 +105,7 @@ def derive(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt: Atte
     """
     ranks = sorted(records, key=lambda record: record.rank)
     facts = _facts(cell, run_id, ranks, attempt)
-    if facts["outcome"] is not Outcome.OK or ranks[0].trained_steps is not None:
+    if facts["outcome"] is not Outcome.OK or not ranks[0].has_steps:
         return RunResult(**facts, warnings=_warnings(ranks))
     return _measured(facts, cell, ranks, startup_ns=attempt.startup_ns if attempt else None)
 
@@ -117,7 +117,7 @@ def run_outcome(cell: Cell, run_id: str, records: Sequence[RankRecord], attempt:
     """
     ranks = sorted(records, key=lambda record: record.rank)
     facts = _facts(cell, run_id, ranks, attempt)
-    if facts["outcome"] is not Outcome.OK or ranks[0].trained_steps is not None:
+    if facts["outcome"] is not Outcome.OK or not ranks[0].has_steps:
         return RunResult(**facts)
     matched = match(ranks)
     quads_of(ranks)
@@ -133,7 +133,7 @@ def _facts(cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | 
     """
     _check_ranks(cell, run_id, ranks)
     outcome, reason = _outcome(cell, run_id, ranks, attempt)
-    if outcome is Outcome.OK and ranks[0].trained_steps is None:
+    if outcome is Outcome.OK and ranks[0].has_steps:
         _check_shapes(cell, run_id, ranks)
         for rank in ranks:
             if (contradiction := _contradiction(rank)) is not None:

@@ -156,7 +156,8 @@ class KubernetesCall(JobCall):
             self._console.note(line)
         require_within_budget(documents, self._options.max_gpu_hours)
         if documents:
-            study.add_cell(baseline_of(plan.cells))
+            if plan.kind == "measured":
+                study.add_cell(baseline_of(plan.cells))
             self._console.table(COST_HEADS, cost_rows(documents), numeric=COST_NUMERIC)
         store = JobStore(study.root)
         for document in documents:

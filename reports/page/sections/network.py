@@ -1,0 +1,152 @@
+"""The network: how long collectives take over groups of ranks with nothing else running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from markupsafe import Markup
+
+from reports import fields
+from reports.analysis.network import GroupRows, groups_of, stranger
+from reports.analysis.study import StudyFigures
+from reports.fields import Field
+from reports.page.chart import Chart, Line, Point, drawn
+from reports.page.looks import COLOURS
+from reports.page.section import Block, Definition, Drawing, Drawings, Paragraph, Section, Table
+from reports.table import TextTable, figures, table, words
+from reports.text import capital, count, duration, moment, si, size
+from results.network import NETWORK_FILE, Measurement, NetworkTable
+from results.notation import link_text
+from results.outcome import Evidence
+
+DEFINITION = Definition(
+    "method-network",
+    "Bandwidth of a collective",
+    Markup(
+        "As in nccl-tests: <code>algbw = array / time</code>, and <code>busbw = algbw &times; 2 (p - 1) / p"
+        "</code> for an all-reduce over p ranks, <code>(p - 1) / p</code> for all-gather, reduce-scatter and "
+        "all-to-all, and 1 for broadcast and send. The time is that of the slowest rank, a median with its "
+        "95 % interval; the array of an all-gather is what a rank ends with."
+    ),
+)
+_MIB = 2**20
+
+
+def network_section(study: StudyFigures) -> Section | None:
+    """Make the section; None if the study has no network table."""
+    known = study.network
+    if known is None:
+        return None
+    foreign = stranger(known, study)
+    wrong = f"This table is of another network than the runs ({foreign}): measure theirs by bench network."
+    return Section(
+        anchor="network",
+        title="Network",
+        blocks=(
+            Paragraph(_about(known)),
+            *([Paragraph(wrong, "none")] if foreign else []),
+            Drawings(tuple(_drawings(known))),
+            *_remarks(known),
+            Table(_table(known), f"Collectives by group and array ({NETWORK_FILE})", tools=True),
+        ),
+        definitions=(DEFINITION,),
+    )
+
+
+def _about(known: NetworkTable) -> str:
+    facts, rows = known.facts, known.measurements
+    where = [facts.device_name, facts.library or facts.backend, facts.network]
+    if facts.link_mbit_per_s is not None:
+        where.append(f"links of {link_text(facts.link_mbit_per_s)}")
+    source = "Measured by bench network" if known.source == "bench" else "Read from nccl-tests"
+    emulated = (
+        "; emulated, as ranks share cores or nodes a host" if known.evidence is Evidence.EMULATED else ""
+    )
+    return (
+        f"{source}, {moment(known.measured_at)}: {', '.join(word for word in where if word)}{emulated}. "
+        f"{count(len(rows), 'time')} of collectives over groups of 2 to {max(row.ranks for row in rows)} "
+        f"ranks with nothing else running."
+    )
+
+
+def _remarks(known: NetworkTable) -> Iterator[Block]:
+    """What a reader of bandwidths must know of this table."""
+    most = max(row.nodes for row in known.measurements)
+    if most == 2:
+        yield Paragraph(
+            "A busbw over 2 nodes is not the bandwidth between nodes: two may reduce over a tree, at half "
+            "the traffic of the ring over more.",
+            "plain",
+        )
+    if known.facts.backend == "gloo" and any(
+        row.collective == "reduce-scatter" for row in known.measurements
+    ):
+        yield Paragraph(
+            "Gloo runs torch's reduce-scatter as an all-reduce: its busbw is at most half of what the wire "
+            "carries.",
+            "plain",
+        )
+
+
+def _drawings(known: NetworkTable) -> Iterator[Drawing]:
+    by_collective: dict[str, list[GroupRows]] = {}
+    for group in groups_of(known):
+        by_collective.setdefault(group.first.collective, []).append(group)
+    for name, groups in by_collective.items():
+        lines = tuple(
+            Line(name=group.place, colour=colour, points=tuple(_point(row) for row in group.rows))
+            for group, colour in zip(_drawn(groups), COLOURS, strict=False)
+        )
+        yield drawn(
+            Chart(
+                name=f"network-{name}",
+                title=f"{capital(name)}: bus bandwidth by array",
+                y_title="busbw, GB/s",
+                x_title="array, MiB",
+                lines=lines,
+                y_axis="log",
+                sizes=False,
+                switchable=False,
+            )
+        )
+
+
+def _drawn(groups: Sequence[GroupRows]) -> Sequence[GroupRows]:
+    """At most as many groups as there are colours, evenly from the smallest to the largest."""
+    most = len(COLOURS)
+    if len(groups) <= most:
+        return groups
+    return [groups[round(place * (len(groups) - 1) / (most - 1))] for place in range(most)]
+
+
+def _point(row: Measurement) -> Point:
+    took = f"{size(row.array_bytes)} in {duration(row.median_s * 1e9)}"
+    moved = row.busbw * row.median_s / 1e9
+    return Point(
+        x=row.array_bytes / _MIB,
+        y=moved / row.median_s,
+        low=moved / row.high_s,
+        high=moved / row.low_s,
+        label=f"{took}, busbw {si(row.busbw, 'B/s')}, {count(row.runs, 'sample')}",
+    )
+
+
+def _table(known: NetworkTable) -> TextTable:
+    rows = [(group, row) for group in groups_of(known) for row in group.rows]
+    return table(
+        rows,
+        [
+            words("collective", lambda one: one[1].collective),
+            words("group", lambda one: one[0].place),
+            figures("array", lambda one: fields.size(one[1].array_bytes)),
+            figures("time", lambda one: fields.duration(one[1].median_s * 1e9), anchor=DEFINITION.anchor),
+            figures("95 % interval", lambda one: _ends(one[1])),
+            figures("algbw", lambda one: fields.si(one[1].algbw, "B/s"), anchor=DEFINITION.anchor),
+            figures("busbw", lambda one: fields.si(one[1].busbw, "B/s"), anchor=DEFINITION.anchor),
+            figures("samples", lambda one: fields.whole(one[1].runs)),
+        ],
+    )
+
+
+def _ends(row: Measurement) -> Field:
+    return Field(f"{duration(row.low_s * 1e9)} to {duration(row.high_s * 1e9)}")

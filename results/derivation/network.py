@@ -1,0 +1,69 @@
+"""From the rank records of `bench network` to the network table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from results.cell import Cell
+from results.errors import SchemaError
+from results.network import Collective, Measurement, NetworkFacts, NetworkTable
+from results.outcome import Evidence
+from results.record import RankRecord
+from results.statistics import median_of
+
+_Key = tuple[Collective, int, int, int]
+
+
+def network_table(cell: Cell, runs: Sequence[Sequence[RankRecord]]) -> NetworkTable:
+    """The table of a cell's runs, each with the records of all of its ranks; at least one run.
+
+    A sample lasts as long as on the slowest rank of its group. The samples of all runs are pooled; where
+    there are several runs, the interval includes the median of each. Raises SchemaError if the ranks of a run
+    did not take the same samples.
+    """
+    pooled: dict[_Key, list[list[float]]] = {}
+    for records in runs:
+        for key, samples in _slowest(records).items():
+            pooled.setdefault(key, []).append(samples)
+    first = runs[0][0]
+    emulated = any(record.evidence is Evidence.EMULATED for records in runs for record in records)
+    return NetworkTable(
+        source="bench",
+        measured_at=max(record.ended_at for records in runs for record in records),
+        facts=NetworkFacts.of(first.environment, cell.backend, cell.link_mbit_per_s),
+        evidence=Evidence.EMULATED if emulated else Evidence.MEASURED,
+        measurements=tuple(_measurement(key, samples) for key, samples in pooled.items()),
+    )
+
+
+def _slowest(records: Sequence[RankRecord]) -> dict[_Key, list[float]]:
+    """Nanoseconds of each sample on the slowest rank."""
+    found: dict[_Key, list[list[float]]] = {}
+    for record in records:
+        for row in record.network or ():
+            key = (row.collective, row.payload_bytes, row.ranks, row.nodes)
+            found.setdefault(key, []).append(row.duration_ns)
+    for key, rows in found.items():
+        if len(rows) != key[2] or len({len(row) for row in rows}) > 1 or not rows[0]:
+            raise SchemaError(
+                f"the ranks of run {records[0].run_id} did not take the same samples of {key[0]} over "
+                f"{key[2]} ranks: their records were edited, move the run away"
+            )
+    return {key: [max(times) for times in zip(*rows, strict=True)] for key, rows in found.items()}
+
+
+def _measurement(key: _Key, runs: Sequence[Sequence[float]]) -> Measurement:
+    samples = [sample / 1e9 for run in runs for sample in run]
+    median, low, high = median_of(samples)
+    middles = [median_of(run)[0] / 1e9 for run in runs]
+    collective, payload, ranks, nodes = key
+    return Measurement(
+        collective=collective,
+        payload_bytes=payload,
+        ranks=ranks,
+        nodes=nodes,
+        median_s=median,
+        low_s=min(low, *middles) if len(runs) > 1 else low,
+        high_s=max(high, *middles) if len(runs) > 1 else high,
+        runs=len(samples),
+    )

@@ -1,0 +1,216 @@
+"""The text output of nccl-tests as a network table.
+
+Its lines, of versions 2.0 to 2.17; a launcher may put a rank's number in front of each:
+
+    # Collective test starting: all_reduce_perf
+    #  Rank  0 Group  0 Pid  4711 on   node-a device  0 [0000:07:00] NVIDIA A100-SXM4-80GB
+    #       size   count  type  redop  root   time  algbw  busbw  #wrong   time  algbw  busbw  #wrong
+        33554432 8388608 float    sum    -1  386.4  86.84  162.8       0  387.1  86.68  162.5       0
+
+The out-of-place columns, the first ones, are read: times in us, bandwidths in GB/s. A row whose figures
+contradict each other, as in a torn line, is left out with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from results import files
+from results.errors import StoreError, UsageError
+from results.network import Collective, Measurement, NetworkFacts, NetworkTable, busbw_factor
+from results.outcome import Evidence
+from results.store import utc_text
+
+_NAMES: Mapping[str, Collective] = {
+    "all_reduce": "all-reduce",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "broadcast": "broadcast",
+    "alltoall": "all-to-all",
+    "sendrecv": "send",
+}
+_PREFIX = re.compile(r"^(\[\d+,\d+\]<std\w+>:|\s*\d+: )")
+_STARTING = re.compile(r"Collective test starting: (\w+?)(_perf)?\s*$")
+_BEGINS = re.compile(r"#\s*(nThread |Collective test starting)")
+_RANK = re.compile(
+    r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[.*?\]\s+(.+)"
+)
+_LIBRARY = re.compile(r"nccl-library=(\d{5})\b|NCCL version (\d+\.\d+\.\d+)")
+_WORST = 0.05
+"""Largest relative difference of figures that say the same; printed ones have 2 to 4 digits."""
+_LEAST = 0.011
+"""The same in GB/s, where bandwidths are small."""
+_DISAGREE = 2.0
+"""Times of one size that differ by a larger factor are not pooled."""
+
+_Key = tuple[Collective, int, int, int]
+
+
+@dataclass
+class _Part:
+    """The output of one call of a test so far."""
+
+    collective: Collective | None
+    hosts: list[str] = field(default_factory=list)
+    head: list[str] = field(default_factory=list)
+
+    def row(self, line: str) -> tuple[_Key, float] | None:
+        """The key and the seconds of a row; None for no bytes. Raises ValueError for one that is damaged."""
+        words, ranks = line.split(), len(self.hosts)
+        if not self.head or len(words) != len(self.head):
+            raise ValueError(f"it has {len(words)} columns, and the head {len(self.head)}")
+        assert self.collective is not None
+        place = self.head.index("time")
+        size = int(words[0])
+        time_us, algbw, busbw = (float(word) for word in words[place : place + 3])
+        if size == 0:
+            return None
+        if self.head[place + 3 : place + 4] in (["#wrong"], ["error"]) and words[place + 3] not in _RIGHT:
+            raise ValueError(f"the test found wrong results ({words[place + 3]})")
+        if ranks < 2:
+            raise ValueError(f"the output names {ranks} ranks before it")
+        if not time_us > 0 or not _near(algbw, size / time_us / 1e3):
+            raise ValueError(f"{size} bytes in {time_us} us are not {algbw} GB/s")
+        if not _near(busbw, algbw * busbw_factor(self.collective, ranks)):
+            raise ValueError(f"busbw {busbw} is not that of {self.collective} over the {ranks} ranks named")
+        if self.collective == "send" and ranks > 2:
+            raise ValueError("sendrecv over more than 2 ranks is a ring: run it with 2")
+        payload = size // ranks if self.collective == "all-gather" else size
+        if payload == 0:
+            return None
+        return (self.collective, payload, ranks, len(set(self.hosts))), time_us / 1e6
+
+
+_RIGHT = ("0", "N/A", "0e+00")
+
+
+def read_nccl_tests(paths: Sequence[Path]) -> NetworkTable:
+    """The table of outputs of nccl-tests on one cluster.
+
+    Raises UsageError for files without a usable row, of several environments, or whose times of one size
+    differ by more than a factor of 2, and StoreError for a file that cannot be read.
+    """
+    reader = _Reader()
+    for path in paths:
+        reader.read(path)
+    return reader.table(max(path.stat().st_mtime for path in paths))
+
+
+class _Reader:
+    """What the files say so far."""
+
+    def __init__(self) -> None:
+        self._times: dict[_Key, list[tuple[float, str]]] = {}
+        """Seconds, and the place of the line."""
+        self._absent: dict[str, str] = {}
+        self._devices: dict[str, str] = {}
+        self._libraries: dict[str, str] = {}
+        """Names found, each with the place of the first line that has it."""
+
+    def read(self, path: Path) -> None:
+        try:
+            text = files.read(path).decode(errors="replace")
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        by_name = next((_NAMES[name] for name in _NAMES if name in path.name.replace("-", "_")), None)
+        part, rows = _Part(by_name), 0
+        for number, line in enumerate(text.splitlines(), 1):
+            line, place = _PREFIX.sub("", line), f"line {number} of {path}"
+            if _BEGINS.match(line) and (part.head or not part.hosts):
+                part = _Part(part.collective if not part.head else by_name)
+            if not line.lstrip().startswith("#") and not re.match(r"\s*\d+\s+\d+\s+\w+\s", line):
+                self._note(line, place)
+                continue
+            if line.lstrip().startswith("#"):
+                self._comment(line, part, place)
+                continue
+            rows += 1
+            self._row(line, part, place)
+        if not rows:
+            raise UsageError(f"{path} has no row of nccl-tests: give the text that all_reduce_perf prints")
+
+    def _note(self, line: str, place: str) -> None:
+        if match := _LIBRARY.search(line):
+            code = match[1]
+            version = match[2] or f"{int(code[:-4])}.{int(code[-4:-2])}.{int(code[-2:])}"
+            self._libraries.setdefault(f"NCCL {version}", place)
+
+    def _comment(self, line: str, part: _Part, place: str) -> None:
+        self._note(line, place)
+        if match := _STARTING.search(line):
+            part.collective = _NAMES.get(match[1])
+        elif match := _RANK.match(line):
+            if match[1] not in (None, "0"):
+                raise UsageError(
+                    f"{place}: several groups were tested at once, which share their links: test one"
+                )
+            part.hosts.append(match[2])
+            self._devices.setdefault(match[3].strip(), place)
+        elif "algbw" in line and "busbw" in line:
+            part.head = line.lstrip().removeprefix("#").split()
+
+    def _row(self, line: str, part: _Part, place: str) -> None:
+        if part.collective is None:
+            raise UsageError(
+                f"{place}: which collective it is of is not said before it: name the file after its test, "
+                f"such as all_reduce.txt ({', '.join(_NAMES)})"
+            )
+        try:
+            found = part.row(line)
+        except ValueError as error:
+            self._absent[place] = str(error)
+            return
+        if found is not None:
+            self._times.setdefault(found[0], []).append((found[1], place))
+
+    def table(self, moment: float) -> NetworkTable:
+        for kind, names in (("devices", self._devices), ("versions of NCCL", self._libraries)):
+            if len(names) > 1:
+                told = ", ".join(f"{name} ({place})" for name, place in names.items())
+                raise UsageError(f"the files are of several {kind}: {told}; give those of one cluster")
+        if not self._times:
+            place, why = next(iter(self._absent.items()), ("the files", "no row has bytes"))
+            raise UsageError(f"no row can be used; {place}: {why}")
+        facts = NetworkFacts(
+            backend="nccl",
+            device_name=next(iter(self._devices), None),
+            library=next(iter(self._libraries), None),
+        )
+        return NetworkTable(
+            source="nccl-tests",
+            measured_at=utc_text(datetime.fromtimestamp(moment, UTC)),
+            facts=facts,
+            evidence=Evidence.MEASURED,
+            measurements=tuple(_measurement(key, times) for key, times in self._times.items()),
+            absent=self._absent,
+        )
+
+
+def _measurement(key: _Key, times: Sequence[tuple[float, str]]) -> Measurement:
+    """Raises UsageError for times that disagree."""
+    (low, first), (high, last) = min(times), max(times)
+    collective, payload, ranks, nodes = key
+    if high > _DISAGREE * low:
+        raise UsageError(
+            f"{collective} of {payload} bytes over {ranks} ranks took {low * 1e6:.4g} us in {first} and "
+            f"{high * 1e6:.4g} us in {last}: leave out the file of the disturbed or other environment"
+        )
+    return Measurement(
+        collective=collective,
+        payload_bytes=payload,
+        ranks=ranks,
+        nodes=nodes,
+        median_s=median(time for time, _ in times),
+        low_s=low,
+        high_s=high,
+        runs=len(times),
+    )
+
+
+def _near(told: float, computed: float) -> bool:
+    return abs(told - computed) <= max(_LEAST, _WORST * computed)
