@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from results.groups import Dimension
 from results.parts import VALUE_BYTES
@@ -25,6 +25,14 @@ Receivers = tuple[Dimension, int]
 MIB = 2**20
 BUCKET_BYTES = 25 * MIB
 """The size of a bucket of tensors that are exchanged at once, as in `strategies.exchange.buckets`."""
+
+
+class Piece(NamedTuple):
+    """One operation of a term."""
+
+    payload_bytes: float
+    share: float
+    """The share of its pass after which a sum is ready, or before which a gathering is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,9 @@ class Term:
     wire_factor: float
     """The ratio of the bytes that a rank sends to its payload."""
     overlap: Overlap
+    pieces: tuple[Piece, ...] = ()
+    """The operations of one round of the passes that it overlaps with, in their order; empty: they are taken
+    to be equal, and spread evenly over the passes."""
 
     @property
     def wire_bytes(self) -> float:
@@ -68,9 +79,14 @@ def term(
         ranks=ranks,
         payload_bytes=payload,
         operations=operations,
-        wire_factor=_FACTORS[collective](ranks),
+        wire_factor=wire_factor(collective, ranks),
         overlap=overlap,
     )
+
+
+def wire_factor(collective: Collective, ranks: int) -> float:
+    """Return the bytes that one of `ranks` sends over its payload."""
+    return _FACTORS[collective](ranks)
 
 
 _FACTORS: dict[Collective, Callable[[int], float]] = {
