@@ -193,7 +193,14 @@ def operations_of(terms: Iterable[Term], work: Work, groups: GroupLayout, node_s
             needed_s=work.compute_s,
             count=term.operations,
         )
-        found += [like] if term.overlap == "none" else _beside(term, work, like)
+        if term.overlap != "none":
+            found += _beside(term, work, like)
+        elif term.pieces:
+            sizes = Counter(piece.payload_bytes for piece in term.pieces)
+            each = term.operations / len(term.pieces)
+            found += [replace(like, payload_bytes=size, count=each * many) for size, many in sizes.items()]
+        else:
+            found.append(like)
     return found
 
 

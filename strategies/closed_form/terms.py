@@ -8,12 +8,14 @@ an all-to-all, which sends (p - 1) / p n.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
+from results.cell import Cell
 from results.groups import Dimension
-from results.parts import VALUE_BYTES
+from results.parts import VALUE_BYTES, ModelParts
 
 Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send"]
 Overlap = Literal["first forward", "forward", "last backward", "backward", "compute", "none"]
@@ -99,6 +101,60 @@ _FACTORS: dict[Collective, Callable[[int], float]] = {
     "broadcast": lambda p: (p - 1) / p,
     "send": lambda p: 1.0,
 }
+
+
+def gradients_ready(parts: ModelParts) -> Iterator[tuple[int, float]]:
+    """Yield the bytes of each gradient, and the share of a backward pass after which it is ready: last layer
+    first.
+
+    The share is of FLOPs. Inside of a part it follows the parameters; a part without FLOPs (an embedding) has
+    its gradients when the pass is over.
+    """
+    total, done = parts.flops, 0.0
+    for part in reversed(parts.parts):
+        held = 0
+        for weight in reversed(part.weights):
+            held += weight.values
+            share = (done + part.flops * held / part.values) / total if total else 1.0
+            yield VALUE_BYTES * weight.values, min(1.0, share)
+        done += part.flops
+
+
+def shares_before_blocks(parts: ModelParts) -> list[float]:
+    """Return the share of a forward pass before each block, by FLOPs."""
+    before = accumulate((block.flops for block in parts.blocks[:-1]), initial=parts.stem.flops)
+    return [flops / parts.flops if parts.flops else 0.0 for flops in before] if parts.blocks else []
+
+
+def sums_of_units(units: tuple[int, list[int]], parts: ModelParts) -> tuple[Piece, ...]:
+    """Return the sums of a sharded model in a backward pass: the last block first, last what is around the
+    blocks; `units` are the bytes of that and of each block. A unit without trained parameters has none."""
+    around, blocks = units
+    shares = [1.0 - share for share in shares_before_blocks(parts)]
+    sums = [Piece(size, share) for size, share in zip(reversed(blocks), reversed(shares), strict=True)]
+    return tuple(piece for piece in (*sums, Piece(around, 1.0)) if piece.payload_bytes)
+
+
+def gatherings_of_units(
+    units: tuple[float, list[float]], parts: ModelParts, again: Sequence[bool], cell: Cell
+) -> tuple[Piece, ...]:
+    """Return the gatherings of a sharded model in a micro-batch: what is around the blocks, then each block;
+    `units` are the bytes of both, and `again` says which blocks are gathered for backward as well. Shares are
+    of forward where none is, else of both passes."""
+    around, blocks = units
+    before = shares_before_blocks(parts)
+    if not any(again):
+        return (Piece(around, 0.0), *map(Piece, blocks, before))
+    # Backward takes twice as long as forward, and repeats it with activation checkpointing.
+    forward = 1 / 4 if cell.activation_checkpointing is True else 1 / 3
+    ends = [*before[1:], before[-1] + parts.blocks[-1].flops / (parts.flops or 1)]
+    twice = [
+        Piece(size, forward + (1 - forward) * (1 - end))
+        for size, end, repeated in zip(blocks, ends, again, strict=True)
+        if repeated
+    ]
+    once = (Piece(size, forward * share) for size, share in zip(blocks, before, strict=True))
+    return (Piece(around, 0.0), *once, *reversed(twice))
 
 
 def runs(weights: list[int]) -> int:

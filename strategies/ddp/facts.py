@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import MappingProxyType
 
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
@@ -10,7 +11,7 @@ from results.parts import VALUE_BYTES, ModelParts
 from results.spec import Option
 from strategies.advice import WITH_UNUSED
 from strategies.closed_form.moments import Footprint, step_moments
-from strategies.closed_form.terms import MIB, Term, term
+from strategies.closed_form.terms import MIB, Piece, Term, gradients_ready, term
 from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
 BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one exchange")
@@ -39,26 +40,27 @@ class BucketedFacts(StrategyFacts):
         return step_moments(*self.whole_model(cell, parts), in_buckets=self.in_buckets)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
-        trained = parts.trained
-        weights = [weight.values for part in trained.parts for weight in part.weights]
-        yield term(
+        buckets = tuple(self._buckets(parts.trained))
+        gradients = term(
             "gradients",
             "all-reduce",
             ("replicate", cell.gpus),
-            payload=VALUE_BYTES * trained.values,
-            operations=self._buckets(weights),
+            payload=VALUE_BYTES * parts.trained.values,
+            operations=len(buckets),
             overlap="last backward",
         )
+        yield replace(gradients, pieces=buckets)
 
-    def _buckets(self, weights: list[int]) -> int:
-        """Count the buckets that gradients fill, in the reverse order of registration."""
-        first, others = self.first_bucket_mb * MIB, self.spec.number("bucket_mb") * MIB
-        count, held, limit = 0, 0, first
-        for values in reversed(weights):
-            held += VALUE_BYTES * values
+    def _buckets(self, trained: ModelParts) -> Iterator[Piece]:
+        """Yield the buckets that gradients fill, in the reverse order of registration."""
+        limit, held = self.first_bucket_mb * MIB, 0
+        for size, share in gradients_ready(trained):
+            held += size
             if held >= limit:
-                count, held, limit = count + 1, 0, others
-        return count + (held > 0)
+                yield Piece(held, share)
+                limit, held = self.spec.number("bucket_mb") * MIB, 0
+        if held:
+            yield Piece(held, 1.0)
 
 
 class Ddp(BucketedFacts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,7 +12,14 @@ from results.parts import VALUE_BYTES, ModelParts, Part
 from results.spec import Entry, Option
 from strategies.closed_form.moments import AveragingBytes, Footprint, Gathered
 from strategies.closed_form.sizes import Sizes, Units
-from strategies.closed_form.terms import Overlap, Term, term
+from strategies.closed_form.terms import (
+    Overlap,
+    Piece,
+    Term,
+    gatherings_of_units,
+    sums_of_units,
+    term,
+)
 from strategies.facts import AutoPoint, Proposal, quotient
 from strategies.fsdp.block_choices import BlockChoice, canonical, read_choices
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
@@ -99,46 +106,53 @@ class Fsdp2Facts(ShardingFacts):
         def padded(unit: Part) -> int:
             return VALUE_BYTES * unit.padded_values(groups.shard, groups.tensor)
 
-        around, blocks = padded(parts.around), [padded(block) for block in parts.blocks]
-        averaged = [size for unit in (parts.trained.around, *parts.trained.blocks) if (size := padded(unit))]
+        trained = parts.trained
+        sums = sums_of_units((padded(trained.around), [padded(block) for block in trained.blocks]), parts)
+        averaged = sum(piece.payload_bytes for piece in sums)
         after: Overlap = "last backward" if cell.device == "cuda" else "none"
         if groups.shard > 1:
-            yield self._gatherings(cell, groups.shard, around, blocks)
-            yield term(
+            yield self._gatherings(cell, parts, groups.shard, padded)
+            gradients = term(
                 "gradients",
                 "reduce-scatter" if cell.backend == "nccl" else "all-reduce",
                 ("shard", groups.shard),
-                payload=sum(averaged),
-                operations=len(averaged),
+                payload=averaged,
+                operations=len(sums),
                 overlap=after,
             )
+            yield replace(gradients, pieces=sums)
         if groups.replicate > 1:
-            yield term(
+            gradients = term(
                 "shards of gradients",
                 "all-reduce",
                 ("replicate", groups.replicate),
-                payload=sum(averaged) / groups.shard,
-                operations=len(averaged),
+                payload=averaged / groups.shard,
+                operations=len(sums),
                 overlap=after,
             )
+            pieces = tuple(Piece(size / groups.shard, share) for size, share in sums)
+            yield replace(gradients, pieces=pieces)
         if groups.tensor > 1:
             yield activation_sums(cell, parts, groups.tensor)
 
-    def _gatherings(self, cell: Cell, shards: int, around: int, blocks: list[int]) -> Term:
+    def _gatherings(self, cell: Cell, parts: ModelParts, shards: int, padded: Callable[[Part], int]) -> Term:
         """Return the gatherings of a micro-batch: a block that was freed is gathered again for backward."""
-        times = [1 + choice.reshard for choice in self.choices(len(blocks))]
-        ahead: Overlap = "compute" if any(count > 1 for count in times) else "forward"
+        again = [choice.reshard for choice in self.choices(len(parts.blocks))]
+        ahead: Overlap = "compute" if any(again) else "forward"
         if cell.device == "cpu" and not self.spec.integer("prefetch"):
             ahead = "none"
-        gathered = around + sum(count * block for count, block in zip(times, blocks, strict=True))
-        return term(
+        each = shards * (2 if self.gathers_bf16 else 1)
+        blocks = [padded(block) / each for block in parts.blocks]
+        pieces = gatherings_of_units((padded(parts.around) / each, blocks), parts, again, cell)
+        gathered = term(
             "parameters",
             "all-gather",
             ("shard", shards),
-            payload=cell.accumulation * gathered / shards / (2 if self.gathers_bf16 else 1),
-            operations=cell.accumulation * (1 + sum(times)),
+            payload=cell.accumulation * sum(piece.payload_bytes for piece in pieces),
+            operations=cell.accumulation * len(pieces),
             overlap=ahead,
         )
+        return replace(gathered, pieces=pieces)
 
 
 class Fsdp(Fsdp2Facts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import MappingProxyType
 
 from results.cell import Cell
@@ -12,7 +13,7 @@ from results.spec import Option
 from strategies.advice import SPLIT
 from strategies.closed_form.moments import AveragingBytes, Gathered
 from strategies.closed_form.sizes import HALF_BYTES, Sizes, Units
-from strategies.closed_form.terms import Term, term
+from strategies.closed_form.terms import Term, gatherings_of_units, sums_of_units, term
 from strategies.facts import AutoPoint, Proposal
 from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
 
@@ -93,24 +94,29 @@ class ScratchFsdp(ShardingFacts):
         def whole(part: Part) -> int:
             return VALUE_BYTES * part.flat_values(ranks, VALUE_BYTES // half)
 
-        blocks = sum(whole(block) for block in parts.blocks)
-        units, count = whole(parts.around) + blocks, 1 + len(parts.blocks)
-        averaged = [size for unit in (parts.trained.around, *parts.trained.blocks) if (size := whole(unit))]
-        at_each_use = self.stage == 3
-        yield term(
+        each = ranks * half
+        blocks, at_each_use = [whole(block) / each for block in parts.blocks], self.stage == 3
+        around = whole(parts.around) / each
+        pieces = gatherings_of_units((around, blocks), parts, [at_each_use] * len(blocks), cell)
+        gatherings = rounds if at_each_use else 1
+        gathered = term(
             "parameters",
             "all-gather",
             ("shard", ranks),
-            payload=(rounds * (units + blocks) if at_each_use else units) / ranks / half,
-            operations=rounds * (2 * count - 1) if at_each_use else count,
+            payload=gatherings * sum(piece.payload_bytes for piece in pieces),
+            operations=gatherings * len(pieces),
             overlap="compute" if at_each_use else "first forward",
         )
+        yield replace(gathered, pieces=pieces)
+        trained = parts.trained
+        sums = sums_of_units((whole(trained.around), [whole(block) for block in trained.blocks]), parts)
         averages = rounds if self.sums_micro_batches else 1
-        yield term(
+        averaged = term(
             "gradients",
             "all-to-all" if cell.device == "cpu" else "reduce-scatter",
             ("shard", ranks),
-            payload=averages * sum(averaged),
-            operations=averages * len(averaged),
+            payload=averages * sum(piece.payload_bytes for piece in sums),
+            operations=averages * len(sums),
             overlap="backward" if self.sums_micro_batches else "last backward",
         )
+        yield replace(averaged, pieces=sums)

@@ -354,10 +354,12 @@ def test_the_closed_form_holds_at_every_size(size, strategy, settings) -> None:
     layers = 22 if strategy == "zero1" and size > 8 else 2
     shape = GPTShape(layers=layers, context=8, vocabulary=37, seq=8, **sizes)
     expected: Counter[tuple[str, int, str]] = Counter()
+    order: dict[tuple[str, int], list[list[float]]] = {}
     for term in terms_of(strategy, size, shape.parts(), **{"micro_batch": 4} | settings):
         collective = BY_OPERATION.get(term.collective, term.collective.replace("-", "_"))
         expected[collective, term.ranks, "bytes"] += term.payload_bytes
         expected[collective, term.ranks, "operations"] += term.operations
+        order.setdefault((collective, term.ranks), []).append([piece.payload_bytes for piece in term.pieces])
     for rank in {0, size - 1} if size > 8 else {0}:
         found: Counter[tuple[str, int, str]] = Counter()
         with recorded_world.opened(rank, size) as (group, calls):
@@ -368,3 +370,12 @@ def test_the_closed_form_holds_at_every_size(size, strategy, settings) -> None:
                 found[collective, call.ranks, "operations"] += 1
             group.reset()
         assert found == expected
+        # The sizes of single operations, in their order, where the operations of two terms are not mixed.
+        for (collective, members), [pieces, *others] in order.items():
+            if pieces and not others:
+                of_term = [
+                    call.payload_bytes
+                    for call in calls
+                    if (BY_OPERATION.get(call.operation, call.operation), call.ranks) == (collective, members)
+                ]
+                assert of_term == pieces * (len(of_term) // len(pieces))
