@@ -153,7 +153,7 @@ class Size:
 
 def knee(curve: Curve) -> Knee:
     """The knee of a curve, from the single device that it is measured against, if that is smaller."""
-    cells = _cells(curve)
+    cells = cells_of(curve)
     unclaimed = {
         one.cell.gpus: "emulated sizes make no claim" for one in cells if one.evidence is Evidence.EMULATED
     }
@@ -218,7 +218,7 @@ def _odds(sizes: Sequence[Size]) -> dict[int, float] | None:
     return {one.gpus: float(share) for one, share in zip(sizes, shares, strict=True)}
 
 
-def _cells(curve: Curve) -> Sequence[CellFigures]:
+def cells_of(curve: Curve) -> Sequence[CellFigures]:
     """The curve's cells by size, with the single device in front."""
     cells = [point.figures for point in curve.points]
     if curve.single is not None and cells and curve.single.gpus < cells[0].cell.gpus:

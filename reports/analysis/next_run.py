@@ -189,8 +189,8 @@ def _run(
     what = f"{curve.key.label} on {listed([f'{size:,}' for size in own])}"
     if alone is not None:
         points, what = [alone, *points], f"{alone.cell.strategy} on 1 and {what}"
-    hours = _gpu_hours(curve, gpus, repeats or _request(study, curve.key).repeats)
-    prices = [cost.usd_per_hour / cost.cell.gpus for cost in cell_costs(study) if cost.usd_per_hour]
+    hours = gpu_hours(curve, gpus, repeats or _request(study, curve.key).repeats)
+    price = highest_price(study)
     return NextRun(
         kind=kind,
         workload=curve.key.workload,
@@ -208,11 +208,17 @@ def _run(
             alone=alone.cell.strategy if alone else None,
         ),
         gpu_hours=hours,
-        usd=hours * max(prices) if hours is not None and prices else None,
+        usd=hours * price if hours is not None and price is not None else None,
     )
 
 
-def _gpu_hours(curve: Curve, gpus: Sequence[int], repeats: int) -> float | None:
+def highest_price(study: StudyFigures) -> float | None:
+    """The highest price of a device and hour among the study's cells; None if no price is known."""
+    prices = [cost.usd_per_hour / cost.cell.gpus for cost in cell_costs(study) if cost.usd_per_hour]
+    return max(prices, default=None)
+
+
+def gpu_hours(curve: Curve, gpus: Sequence[int], repeats: int) -> float | None:
     """The hours of all GPUs in the runs that are missing of `repeats` on each size; None on CPU."""
     measured = [one for one in curve.figures if one.cell.device == "cuda"]
     if not measured:

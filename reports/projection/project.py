@@ -1,0 +1,248 @@
+"""The projection of a study: every series, its measured sizes, and its larger sizes with bands or refusals.
+
+What only strategies know (memory, a replay) is injected as an `Outside`, since reports do not import them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from reports.analysis.budget import budget, lost
+from reports.analysis.cost import HOUR_NS, CellCost, cell_costs
+from reports.analysis.figures import CellFigures
+from reports.analysis.knee import PAYS_FROM
+from reports.analysis.next_run import matrix_call
+from reports.analysis.scaling import Curve
+from reports.analysis.study import StudyFigures
+from reports.analysis.verdict.sentences import PART_WORDS
+from reports.projection.bands import band
+from reports.projection.refusals import Asked, refusal
+from reports.projection.series import Answer, Measured, Replays, answer, measured
+from reports.text import devices, percent
+from results.cell import BASELINE_STRATEGY, Cell
+from results.errors import UsageError
+from results.projection import ProjectedSeries, ProjectedSize, Span
+from results.statistics import Metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What is known of cells elsewhere; by default nothing is."""
+
+    replay: Callable[[Measured], Replays] = lambda of: "no network table was given (--network)"
+    memory: Callable[[Cell], int | None] = lambda cell: None
+    """Bytes of the fullest rank in closed form."""
+    fits: Callable[[Cell], str | None] = lambda cell: None
+    """Why a cell does not fit into its device, and what would; None if it fits, or nothing is known."""
+    network_call: Callable[[int], str] | None = None
+    """The command that measures the network of a number of devices."""
+
+
+def projected_series(study: StudyFigures, to: int, outside: Outside) -> tuple[ProjectedSeries, ...]:
+    """Every series of the study with its sizes up to `to`. Raises UsageError if there is none to project."""
+    if not study.cells:
+        raise UsageError(f"{study.name} has no size with a figure to project from: `bench report` says why")
+    per_node = _per_node(study)
+    found = [
+        of
+        for curve in _curves(study)
+        if (of := measured(curve, to=to, per_node=per_node.get(_device(curve), 1))) is not None
+    ]
+    if not any(of.targets for of in found):
+        most = max((of.largest for of in found), default=0)
+        raise UsageError(f"--to {to} is not above what was measured ({most:,}): give a larger size")
+    costs = {cost.cell.id: cost for cost in cell_costs(study)}
+    weak: dict[tuple[object, ...], ProjectedSize] = {}
+    made = {}
+    # Weak series first: the sizes of a strong series are sizes of weak ones with smaller batches.
+    for of in sorted(found, key=lambda of: not of.weak):
+        one = _Projector(study=study, of=of, costs=costs, weak=weak, outside=outside)
+        made[id(of)] = one.series()
+    return tuple(made[id(of)] for of in found)
+
+
+def _curves(study: StudyFigures) -> Iterator[Curve]:
+    """The curves with a figure, without single devices that are the baseline of another curve."""
+    others = {
+        curve.key.work for curve in study.curves if curve.key.strategy != BASELINE_STRATEGY and curve.points
+    }
+    for curve in study.curves:
+        if curve.points and (curve.key.strategy != BASELINE_STRATEGY or curve.key.work not in others):
+            yield curve
+
+
+def _device(curve: Curve) -> str:
+    environment = curve.points[-1].figures.newest.environment
+    return environment.device_name if environment else ""
+
+
+def _per_node(study: StudyFigures) -> Mapping[str, int]:
+    """The most devices of one node that the study used, by device."""
+    found: dict[str, int] = {}
+    for one in study.cells.values():
+        environment = one.newest.environment
+        if environment is not None:
+            name = environment.device_name
+            found[name] = max(found.get(name, 1), environment.gpus_per_node)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Projector:
+    """One series of the study."""
+
+    study: StudyFigures
+    of: Measured
+    costs: Mapping[str, CellCost]
+    weak: dict[tuple[object, ...], ProjectedSize]
+    """Projected sizes of weak series, by `_way`, batch of a replica and size."""
+    outside: Outside
+
+    def series(self) -> ProjectedSeries:
+        of, key = self.of, self.of.curve.key
+        why = "the batch of a replica changes under strong scaling"
+        replays = self.outside.replay(of) if of.weak and of.targets else why
+        found = answer(of, replays)
+        asked = Asked(
+            study=self.study,
+            of=of,
+            answer=found,
+            fits=self.outside.fits,
+            network_call=self.outside.network_call,
+        )
+        sizes = [*map(self._measured, of.cells), *(self._target(asked, gpus) for gpus in of.targets)]
+        answered = any(size.basis == "projected" for size in sizes)
+        against = of.curve.points[-1].efficiency.baseline
+        return ProjectedSeries(
+            workload=key.workload,
+            label=key.label,
+            kind=key.kind,
+            batch=key.constant_batch,
+            setting=self.study.settings[key.setting],
+            law=found.law if answered and of.weak else None,
+            skill=found.skill if answered and of.weak else None,
+            against=against.short if against else None,
+            sizes=tuple(sizes),
+            advice=self._advice(sizes),
+        )
+
+    def _measured(self, one: CellFigures) -> ProjectedSize:
+        gpus, environment = one.cell.gpus, self.of.curve
+        claims = {point.gpus: point.efficiency.metric for point in environment.points}
+        single = environment.single is not None and environment.single.gpus == gpus
+        efficiency = Span(value=1.0) if single and gpus not in claims else _span(claims.get(gpus))
+        step = _span(one.step_ns)
+        assert step is not None
+        memory = [run.device_allocated_peak_bytes or run.rss_over_idle_bytes for run in one.runs]
+        return msgspec.structs.replace(
+            self._row(gpus, step, efficiency),
+            basis="measured",
+            memory_bytes=max((peak for peak in memory if peak is not None), default=None),
+            loss=_loss(self.of.curve, one),
+        )
+
+    def _target(self, asked: Asked, gpus: int) -> ProjectedSize:
+        of = self.of
+        same = None if of.weak else self.weak.get((*self._way, of.batch(gpus), gpus))
+        if same is not None and same.step_ns is not None:
+            row = self._row(gpus, same.step_ns, self._efficiency(gpus, same.step_ns))
+            return msgspec.structs.replace(row, loss=same.loss, memory_bytes=same.memory_bytes)
+        why = refusal(asked, gpus)
+        if why is not None:
+            return ProjectedSize(gpus=gpus, basis="refused", refusal=why)
+        step, loss = self._step(asked.answer, gpus)
+        row = msgspec.structs.replace(
+            self._row(gpus, step, self._efficiency(gpus, step)),
+            memory_bytes=self.outside.memory(of.cell(gpus)),
+            loss=loss,
+        )
+        self.weak[(*self._way, of.batch(gpus), gpus)] = row
+        return row
+
+    @property
+    def _way(self) -> tuple[object, ...]:
+        key = self.of.curve.key
+        return key.workload, key.setting, key.strategy, key.link
+
+    def _step(self, by: Answer, gpus: int) -> tuple[Span, str | None]:
+        """The step time, its band, which contains the interval of the largest size, and what costs most."""
+        of, loss, levels = self.of, _loss(self.of.curve, self.of.last), 0
+        if not isinstance(by.replays, str):
+            loss, levels = by.replays[gpus].loss, by.replays[gpus].levels
+        about = band(by.law, math.log2(gpus / of.largest) + levels, of.steps.roughness)
+        value, known = by.step_ns(gpus), of.last.step_ns
+        low, high = ((end or known.value) / known.value for end in (known.low, known.high))
+        return Span(value=value, low=value * about.low * low, high=value * about.high * high), loss
+
+    def _row(self, gpus: int, step: Span, efficiency: Span | None) -> ProjectedSize:
+        """A size with what follows from its step time."""
+        of, cost = self.of, self.costs[self.of.last.cell.id]
+        samples = of.samples(gpus)
+        epoch = step.times(cost.epoch_samples / samples) if cost.epoch_samples else None
+        usd = cost.usd_per_hour / of.largest * gpus / HOUR_NS if cost.usd_per_hour else None
+        return ProjectedSize(
+            gpus=gpus,
+            basis="projected",
+            step_ns=step,
+            efficiency=efficiency,
+            samples_per_s=step.over(samples * 1e9),
+            epoch_ns=epoch,
+            usd_per_epoch=epoch.times(usd) if epoch and usd else None,
+        )
+
+    def _efficiency(self, gpus: int, step: Span) -> Span | None:
+        """E(m) (X(n) / n) / (X(m) / m), with X the throughput and m the largest measured size."""
+        of = self.of
+        claim = of.curve.points[-1].efficiency.metric
+        if claim is None:
+            return None
+        each = of.last.cell.global_batch / of.last.step_ns.value / of.largest
+        return step.over(claim.value * of.samples(gpus) / gpus / each)
+
+    def _advice(self, sizes: Sequence[ProjectedSize]) -> str | None:
+        """How far growing pays: as measured, and as projected even at the slow end of the bands."""
+        of = self.of
+        known = [size for size in sizes if size.basis == "measured"]
+        more = [size for size in sizes if size.basis == "projected"]
+        if not more or (len(known) > 1 and not _pays(known[-2], known[-1])):
+            return None
+        paying = [size for size in more if _pays(known[-1], size)]
+        device = of.last.cell.device
+        if not paying:
+            return (
+                f"{devices(of.largest, device)} measured; no projected size pays at the slow end of its band"
+            )
+        far = paying[-1].gpus
+        call = matrix_call(self.study, of.curve.key, [far])
+        return f"{devices(of.largest, device)} measured; {far:,} projected, verify by: {call}"
+
+
+def _pays(smaller: ProjectedSize, larger: ProjectedSize) -> bool:
+    """Whether an added device brings at least `PAYS_FROM` of what each brought before, at the slow end."""
+    assert smaller.samples_per_s is not None
+    assert larger.samples_per_s is not None
+    slow = larger.samples_per_s.value
+    if larger.basis == "projected" and larger.samples_per_s.low is not None:
+        slow = larger.samples_per_s.low
+    speed_up = slow / smaller.samples_per_s.value
+    return (speed_up - 1) / (larger.gpus / smaller.gpus - 1) >= PAYS_FROM
+
+
+def _span(metric: Metric | None) -> Span | None:
+    return None if metric is None else Span(value=metric.value, low=metric.low, high=metric.high)
+
+
+def _loss(curve: Curve, one: CellFigures) -> str | None:
+    """The part that a step loses most by against the smallest size: `exposed transfer, 7.1 %`."""
+    own, base = budget(one), budget(curve.figures[0])
+    if own is None or base is None or one.cell.gpus == curve.figures[0].cell.gpus:
+        return None
+    found = lost(own, base)
+    part = found.largest
+    if found.part_ns[part] <= 0:
+        return None
+    return f"{PART_WORDS[part].partition(':')[0]}, {percent(found.part_ns[part] / own.step_ns)} of a step"

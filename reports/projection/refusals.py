@@ -1,0 +1,225 @@
+"""The rules by which a size is not projected, each with the cheapest measurement that lifts it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from reports.analysis.knee import size_of
+from reports.analysis.next_run import gpu_hours, highest_price, matrix_call
+from reports.analysis.scaling import unlike_conditions
+from reports.analysis.series import SeriesKey
+from reports.analysis.study import StudyFigures
+from reports.projection.laws import FARTHEST, refused
+from reports.projection.series import REPLAY, Answer, Measured
+from reports.text import count, device_word, percent
+from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY, Cell
+from results.outcome import Evidence
+from results.projection import Lift, Refusal
+
+PROJECTED = ("single", "ddp", "scratch-ddp", "zero1", "fsdp", "scratch-fsdp", "hsdp")
+"""Strategies whose sizes are projected."""
+NETWORK_HOURS = 1 / 12
+"""Assumed time of a sweep of the network in hours, all devices together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A series of a study whose sizes are asked for."""
+
+    study: StudyFigures
+    of: Measured
+    answer: Answer
+    fits: Callable[[Cell], str | None]
+    """Why a cell does not fit into its device, and what would; None if it fits, or nothing is known."""
+    network_call: Callable[[int], str] | None
+    """The command that measures the network of a number of devices."""
+
+    @property
+    def key(self) -> SeriesKey:
+        return self.of.curve.key
+
+    @property
+    def projects(self) -> bool:
+        """Whether the strategy is among those that are projected, with the exchange as it is."""
+        return self.key.strategy.partition(":")[0] in PROJECTED and self.of.last.cell.dense
+
+    def runs(
+        self, what: str, sizes: Sequence[int], key: SeriesKey | None = None, repeats: int | None = None
+    ) -> Lift:
+        """A lift by runs of a series on `sizes`; `repeats` is the final number of runs (None: as planned)."""
+        key = key or self.key
+        if key.strategy == BASELINE_STRATEGY and sizes[-1] > 1:
+            key = replace(key, strategy=REFERENCE_STRATEGY)
+        hours = gpu_hours(self.of.curve, sizes, repeats or self.of.last.pool.planned)
+        command = matrix_call(self.study, key, sizes, repeats=repeats)
+        return self._priced(command, what, hours)
+
+    def itself(self, gpus: int) -> Lift:
+        """A lift by runs of the size that was asked for."""
+        return self.runs(f"{gpus:,} itself", [gpus])
+
+    def network(self, gpus: int) -> Lift | None:
+        """A lift by a network table of so many devices; None where no replay would use it."""
+        if self.network_call is None or not self.projects or not self.of.weak:
+            return None
+        hours = gpus * NETWORK_HOURS if self.of.last.cell.device == "cuda" else None
+        return self._priced(self.network_call(gpus), f"the network of {gpus:,} devices", hours)
+
+    def _priced(self, command: str, what: str, hours: float | None) -> Lift:
+        price = highest_price(self.study)
+        usd = None if hours is None or price is None else hours * price
+        return Lift(command=command, what=what, gpu_hours=hours, usd=usd)
+
+
+def refusal(asked: Asked, gpus: int) -> Refusal | None:
+    """Why a size is not projected; None if it is. Reasons that no other size lifts are first."""
+    return next((found for rule in _RULES if (found := rule(asked, gpus)) is not None), None)
+
+
+def _strategy(asked: Asked, gpus: int) -> Refusal | None:
+    if asked.projects:
+        return None
+    reason = f"{asked.key.label} is not projected; projected are {', '.join(PROJECTED)}, without a compressor"
+    return Refusal(kind="strategy", reason=reason, lift=asked.itself(gpus))
+
+
+def _emulated(asked: Asked, gpus: int) -> Refusal | None:
+    emulated = [point.gpus for point in asked.of.curve.points if point.figures.evidence is Evidence.EMULATED]
+    if not emulated:
+        return None
+    named = ", ".join(f"{one:,}" for one in emulated)
+    word = device_word(asked.of.last.cell.device)
+    reason = (
+        f"{named} was emulated: ranks shared cores, or a virtual network, and say nothing of a larger size"
+    )
+    needs = f"needs other hardware: a separate device for each {word}, on the sizes {named}"
+    return Refusal(kind="emulated", reason=reason, lift=Lift(command=None, what=needs))
+
+
+def _cores(asked: Asked, gpus: int) -> Refusal | None:
+    last, environment = asked.of.last, asked.of.last.newest.environment
+    if last.cell.device != "cpu" or environment is None or environment.nodes > 1:
+        return None
+    if gpus <= environment.cores:
+        return None
+    cores = count(environment.cores, "core")
+    reason = f"ranks on CPU share the {cores} of their host, which are fewer than {gpus:,}"
+    needs = f"needs other hardware, a host with {count(gpus, 'core')}: {gpus:,} itself"
+    return Refusal(kind="cores", reason=reason, lift=asked.runs(needs, [gpus]))
+
+
+def _mixed(asked: Asked, gpus: int) -> Refusal | None:
+    last = asked.of.last
+    for smaller in asked.of.cells[:-1]:
+        unlike = unlike_conditions(smaller, last)
+        if unlike is not None:
+            size, why = smaller.cell.gpus, unlike.detail or unlike
+            reason = f"{size:,} and {last.cell.gpus:,} were measured in two environments: {why}"
+            key = replace(asked.key, strategy=smaller.cell.strategy)
+            return Refusal(kind="mixed runs", reason=reason, lift=asked.runs(f"{size:,} again", [size], key))
+    return None
+
+
+def _disturbed(asked: Asked, gpus: int) -> Refusal | None:
+    for one in asked.of.cells[-2:]:
+        disturbed = sum(run.disturbed for run in one.runs)
+        if disturbed > size_of(one).left_out:
+            at, key = one.cell.gpus, replace(asked.key, strategy=one.cell.strategy)
+            reason = f"{count(disturbed, 'disturbed run')} of {len(one.runs):,} on {at:,} decide"
+            more = asked.runs(f"more runs of {at:,}", [at], key, repeats=len(one.runs) + 2)
+            return Refusal(kind="disturbed", reason=reason, lift=more)
+    return None
+
+
+def _batch(asked: Asked, gpus: int) -> Refusal | None:
+    if asked.of.weak:
+        return None
+    batch = asked.of.batch(gpus)
+    if batch < 1 or batch != int(batch):
+        whole = f"a global batch of {asked.key.constant_batch:,} has no whole batch for a replica on {gpus:,}"
+        return Refusal(kind="local batch", reason=whole, lift=Lift(command=None, what="another global batch"))
+    reason = (
+        f"a batch of {batch:,.0f} a replica, which {gpus:,} would have, is not projected from any weak series"
+    )
+    sizes = sorted({max(1, asked.of.largest // 2), asked.of.largest})
+    weak = replace(asked.key, kind="weak", constant_batch=int(batch))
+    sized = asked.runs(f"this batch on {' and '.join(f'{size:,}' for size in sizes)}", sizes, weak)
+    return Refusal(kind="local batch", reason=reason, lift=sized)
+
+
+def _memory(asked: Asked, gpus: int) -> Refusal | None:
+    if not asked.of.weak or (why := asked.fits(asked.of.cell(gpus))) is None:
+        return None
+    return Refusal(kind="memory", reason=why, lift=Lift(command=None, what="another setting"))
+
+
+def _law(asked: Asked, gpus: int) -> Refusal | None:
+    """The rules that depend on the law: a replay may answer where the step times alone cannot."""
+    of = asked.of
+    if asked.answer.law == REPLAY:
+        return _far(asked, gpus) if gpus > FARTHEST * of.largest else None
+    kind = refused(of.steps, gpus, of.per_node)
+    return None if kind is None else _LAW_REFUSALS[kind](asked, gpus)
+
+
+def _one_size(asked: Asked, gpus: int) -> Refusal:
+    largest, replay = asked.of.largest, asked.answer.replays
+    reason = f"one size was measured, and there is no replay: {replay}"
+    half = largest // 2
+    if half >= 2:
+        lift = asked.runs(f"{half:,} as well", [half])
+    elif largest == 2:
+        alone = replace(asked.key, strategy=BASELINE_STRATEGY)
+        lift = asked.runs("the same work on 1 device as well", [1], alone)
+    else:
+        lift = asked.runs("2 as well", [2])
+    return Refusal(kind="one size", reason=reason, lift=lift)
+
+
+def _boundary(asked: Asked, gpus: int) -> Refusal:
+    of, two = asked.of, 2 * asked.of.per_node
+    reason = (
+        f"no size was measured over nodes of {of.per_node:,}, and there is no replay: {asked.answer.replays}"
+    )
+    return Refusal(kind="node boundary", reason=reason, lift=asked.runs(f"two nodes, {two:,}", [two]))
+
+
+def _irregular(asked: Asked, gpus: int) -> Refusal:
+    of = asked.of
+    changes = list(zip(of.steps.gpus[1:], of.steps.changes, strict=True))
+    at, change = max(changes, key=lambda one: abs(one[1]))
+    word = "lost" if change > 0 else "gained"
+    reason = (
+        f"efficiency {word} {percent(abs(math.expm1(-change)))} a doubling up to {at:,}, more than 10 %, and "
+        f"there is no replay: {asked.answer.replays}"
+    )
+    table = asked.network(max(of.largest, 2 * of.per_node)) if isinstance(asked.answer.replays, str) else None
+    return Refusal(kind="irregular", reason=reason, lift=table or asked.itself(gpus))
+
+
+def _far(asked: Asked, gpus: int) -> Refusal:
+    near = asked.of.largest
+    while FARTHEST * near < gpus:
+        near *= 2
+    reason = f"more than {FARTHEST} times the largest measured size, {asked.of.largest:,}"
+    return Refusal(kind="too far", reason=reason, lift=asked.runs(f"{near:,} as well", [near]))
+
+
+_LAW_REFUSALS: dict[str, Callable[[Asked, int], Refusal]] = {
+    "one size": _one_size,
+    "node boundary": _boundary,
+    "irregular": _irregular,
+    "too far": _far,
+}
+_RULES: tuple[Callable[[Asked, int], Refusal | None], ...] = (
+    _strategy,
+    _emulated,
+    _cores,
+    _mixed,
+    _disturbed,
+    _batch,
+    _memory,
+    _law,
+)
