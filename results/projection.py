@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import Literal
 
 import msgspec
@@ -109,6 +110,12 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
     what_if: tuple[str, ...]
     series: tuple[ProjectedSeries, ...]
     notes: tuple[str, ...] = ()
+
+
+def ahead(sizes: Iterable[ProjectedSize]) -> Iterator[ProjectedSize]:
+    """The projected sizes up to the first that is refused."""
+    targets = (size for size in sizes if size.basis != "measured")
+    return takewhile(lambda size: size.basis == "projected", targets)
 
 
 def digest(runs: Iterable[RunResult]) -> str:

@@ -10,12 +10,13 @@ from results.launch import Attempt, Launch
 from results.network import NetworkTable
 from results.paired import Pair, PairedCall
 from results.plan import Plan
+from results.projection import Projection
 from results.record import RankRecord
 from results.run import RunResult
 from results.schema import Schema
 
 # History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline,
-# thresholds, pair, paired-call, checkpoint and network are unreleased.
+# thresholds, pair, paired-call, checkpoint, network and projection are unreleased.
 # A line with `-` has optional fields that came without a new number: results/schema.py says when.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
@@ -65,3 +66,4 @@ CHECKPOINT = Schema("checkpoint", 1, Checkpoint)
 NETWORK = Schema(
     "network", 1, NetworkTable, advice="measure it again by bench network, or leave --network out"
 )
+PROJECTION = Schema("projection", 1, Projection, advice="write it again by bench project")

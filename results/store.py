@@ -12,6 +12,7 @@
                                      tensorboard/rank-00000/<cell-id>/ if it was asked for
       jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
       index.jsonl                    one RunResult a line (derived)
+      projection.json                of `bench project`: its larger sizes
       report.html, cells.csv, runs.csv   (derived)
 """
 
@@ -37,6 +38,7 @@ from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Outcome
 from results.plan import Plan
+from results.projection import Projection
 from results.rebuild import rebuilt_plan
 from results.record import RankRecord, StepColumns
 from results.run import RunResult
@@ -392,6 +394,14 @@ class Study:
         if keep:
             files.replace(path, schemas.RUN_RESULT.encode(result), in_study=True)
         return result
+
+    @property
+    def projection_path(self) -> Path:
+        return self.root / "projection.json"
+
+    def projection(self) -> Projection | None:
+        """The study's projection to larger sizes; None without one. Raises SchemaError if it is damaged."""
+        return schemas.PROJECTION.read(self.projection_path) if self.projection_path.exists() else None
 
     def forget_derived(self) -> None:
         """Delete what can be rebuilt, so that the next `collect` derives all of it anew."""

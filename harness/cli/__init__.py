@@ -20,6 +20,7 @@ COMMANDS = {
     "network": "Measure collectives over groups of ranks: the network table of a machine or cluster.",
     "check": "Check a workload before a study plans with it: a step, a proof, every strategy.",
     "report": "Write the report of a study again, or of several side by side.",
+    "project": "Project a study to sizes that were not measured, or say what to measure first.",
     "site": "Write an index of many studies, with their pages, as a static folder.",
     "export": "Write a study as Markdown, CSV, JSON or Parquet.",
     "compare": "Compare a study, a run or a baseline with another.",

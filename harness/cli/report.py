@@ -49,6 +49,13 @@ def cost_options(function: Function) -> Function:
     return function
 
 
+def price_options(function: Function) -> Function:
+    """Decorate a command with those of the flags that say what a device and an epoch are."""
+    for option in reversed(_OPTIONS[:3]):
+        function = option(function)
+    return function
+
+
 def _settings() -> click.Choice[str]:
     # Loaded where a name is given or completed, since the help of a command is to load nothing heavy.
     from harness.plan.study_file import SETTINGS

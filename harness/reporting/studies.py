@@ -34,6 +34,7 @@ from results.history import read_nights
 from results.job_store import JobStore
 from results.network import NETWORK_FILE, NetworkTable
 from results.outcome import Outcome
+from results.projection import Projection
 from results.run import RunResult
 from results.schemas import NETWORK
 from results.store import Study, study_names
@@ -185,6 +186,7 @@ def read_figures(
             network=read_network(one.study, console, network),
             placed=() if redact else place_words(one.study),
             training=_trained(one.study, figure, redact=redact),
+            projection=None if redact else _projection(one.study, console),
         )
         for one, figure in zip(read, figures, strict=True)
     ]
@@ -224,6 +226,15 @@ def read_network(study: Study, console: Console, given: str | None = None) -> Ne
     except (SchemaError, StoreError) as error:
         console.warn(f"no network table: {error}")
     return None
+
+
+def _projection(study: Study, console: Console) -> Projection | None:
+    """The study's projection. A redaction leaves it out: it has commands with folders."""
+    try:
+        return study.projection()
+    except SchemaError as error:
+        console.warn(f"the report has no projection: {error}")
+        return None
 
 
 def place_words(study: Study) -> tuple[str, ...]:

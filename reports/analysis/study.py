@@ -30,6 +30,7 @@ from results.errors import bench_call
 from results.network import NetworkTable
 from results.outcome import Outcome
 from results.plan import Plan, Scaling
+from results.projection import Projection, digest
 from results.record import StepColumns
 from results.run import RunResult
 
@@ -141,6 +142,8 @@ class StudyFigures:
     """Reads the single steps of a run, by rank, from the files of its study; by default it finds no steps."""
     compare_over: str | None = None
     """The setting over which the reader compares cells, although their work differs."""
+    projection: Projection | None = None
+    """Its larger sizes, as they were last projected."""
 
     @property
     def only_network(self) -> bool:
@@ -151,6 +154,14 @@ class StudyFigures:
     def devices_word(self) -> str:
         """The unit of a size in this study: `GPUs` or `ranks (CPU)`."""
         return devices_word({pool.cell.device for pool in self.pools.values()} or {"cuda"})
+
+    @property
+    def digest(self) -> str:
+        """A hash of all its runs, by which its projection is known to be of them."""
+        every = (
+            [*pool.runs, *pool.lost, *(left.run for left in pool.left_out)] for pool in self.pools.values()
+        )
+        return digest(run for runs in every for run in runs)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

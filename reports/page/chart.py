@@ -66,6 +66,12 @@ class Line:
     """Whether it has no marks: its many points do not represent cells."""
     pale: bool = False
     """Whether it is behind the others and without a name."""
+    ahead: tuple[Point, ...] = ()
+    """Projected points, which follow the others: hollow, on a dashed line in a band."""
+
+    @property
+    def every(self) -> tuple[Point, ...]:
+        return (*self.points, *self.ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +197,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def _scales(chart: Chart) -> tuple[_Scale, _Scale]:
-    points = [point for line in chart.lines for point in line.points]
+    points = [point for line in chart.lines for point in line.every]
     starts = [line.start for line in chart.lines if line.start is not None]
     xs = sorted({point.x for point in points} | {x for x, _ in (*chart.missing, *starts)})
     ends = [end for point in points for end in (point.y, point.low, point.high) if end is not None]
@@ -240,7 +246,7 @@ def _ticks(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
 def _x_ticks(chart: Chart, x: _Scale) -> set[float]:
     if not chart.sizes:
         return set(log_ticks(x.low, x.high) if x.axis == "log" else nice_ticks(x.low, x.high))
-    points = {point.x for line in chart.lines for point in line.points}
+    points = {point.x for line in chart.lines for point in line.every}
     starts = {line.start[0] for line in chart.lines if line.start is not None}
     return points | starts | {x for x, _ in chart.missing}
 
@@ -272,13 +278,13 @@ def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
 
 def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
     named = [line for line in chart.lines if not line.pale]
-    names = _label_places([(line.name, y.at(line.points[-1].y)) for line in named], chart)
+    names = _label_places([(line.name, y.at(line.every[-1].y)) for line in named], chart)
     for line in chart.lines:
         if line.pale:
             points = " ".join(f"{x.at(point.x):.1f},{y.at(point.y):.1f}" for point in line.points)
             yield f'<polyline class="pale" style="--c: var(--{line.colour})" points="{points}"/>\n'
     for line in named:
-        last = line.points[-1]
+        last = line.every[-1]
         way = [*([line.start] if line.start else []), *((point.x, point.y) for point in line.points)]
         points = " ".join(f"{x.at(right):.1f},{y.at(up):.1f}" for right, up in way)
         start = f' data-start="{line.start[0]:.6g} {line.start[1]:.6g}"' if line.start else ""
@@ -289,11 +295,26 @@ def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
         leader = f'<path class="leader" d="M{at + 5:.1f} {y.at(last.y):.1f}L{x.end + 6:.1f} {place:.1f}"/>'
         yield (
             f'<g class="series" data-series="{safe(line.name)}"{start} style="--c: var(--{line.colour})">'
-            f'<polyline points="{points}"{dash}/>{leader}'
+            f'{_ahead(line, x, y)}<polyline points="{points}"{dash}/>{leader}'
             f"{'' if line.plain else ''.join(_marks(line, x, y))}"
             f'<text class="name" x="{x.end + 8:.1f}" y="{place + 3.5:.1f}">{safe(name)}</text>'
             f"</g>\n"
         )
+
+
+def _ahead(line: Line, x: _Scale, y: _Scale) -> str:
+    """The band of projected points and the dashed line to them, from the last measured point."""
+    if not line.ahead:
+        return ""
+    way = (line.points[-1], *line.ahead)
+    ends = [(point.x, point.y if point.low is None else point.low) for point in way]
+    ends += [(point.x, point.y if point.high is None else point.high) for point in reversed(way)]
+    band = " ".join(f"{x.at(right):.1f},{y.at(up):.1f}" for right, up in ends)
+    dashed = " ".join(f"{x.at(point.x):.1f},{y.at(point.y):.1f}" for point in way)
+    return (
+        f'<polygon class="band" points="{band}"/>'
+        f'<polyline class="ahead" points="{dashed}" stroke-dasharray="5 4"/>'
+    )
 
 
 def _held(y: _Scale, value: float) -> float:
@@ -309,7 +330,7 @@ def _marks(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
                 f'<circle class="run" data-x="{point.x:.6g}" data-y="{run:.4g}" r="1.6" '
                 f'transform="translate({x.at(point.x):.1f} {_held(y, run):.1f})"/>'
             )
-    for point in line.points:
+    for point in line.every:
         at = y.at(point.y)
         ends, bar = "", ""
         if point.low is not None and point.high is not None:

@@ -19,6 +19,7 @@ from reports.page.sections.memory import memory_section
 from reports.page.sections.network import network_section
 from reports.page.sections.outcomes import outcomes_section
 from reports.page.sections.over import over_section
+from reports.page.sections.projection import projection_section
 from reports.page.sections.ranks import ranks_section
 from reports.page.sections.scaling import curves_section
 from reports.page.sections.summary import summary_section
@@ -34,6 +35,7 @@ SECTIONS: Mapping[str, Maker] = MappingProxyType(
         "over": over_section,
         "best": best_section,
         "curves": curves_section,
+        "projection": projection_section,
         "anatomy": anatomy_section,
         "communication": communication_section,
         "network": network_section,

@@ -25,7 +25,7 @@ from reports.projection.series import Answer, Measured, Replays, answer, measure
 from reports.text import devices, percent
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import UsageError
-from results.projection import ProjectedSeries, ProjectedSize, Span
+from results.projection import ProjectedSeries, ProjectedSize, Span, ahead
 from results.statistics import Metric
 
 
@@ -34,10 +34,10 @@ class Outside:
     """What is known of cells elsewhere; by default nothing is."""
 
     replay: Callable[[Measured], Replays] = lambda of: "no network table was given (--network)"
-    memory: Callable[[Cell], int | None] = lambda cell: None
-    """Bytes of the fullest rank in closed form."""
-    fits: Callable[[Cell], str | None] = lambda cell: None
-    """Why a cell does not fit into its device, and what would; None if it fits, or nothing is known."""
+    memory: Callable[[Cell, int], int | None] = lambda cell, per_node: None
+    """Bytes of the fullest rank in closed form, on nodes of a number of devices; None if not known."""
+    fitting: Callable[[Cell, float], str | None] = lambda cell, share: None
+    """A setting by which a cell takes at most a share of its memory; None without one."""
     network_call: Callable[[int], str] | None = None
     """The command that measures the network of a number of devices."""
 
@@ -111,7 +111,8 @@ class _Projector:
             study=self.study,
             of=of,
             answer=found,
-            fits=self.outside.fits,
+            memory=self._memory,
+            fitting=self.outside.fitting,
             network_call=self.outside.network_call,
         )
         sizes = [*map(self._measured, of.cells), *(self._target(asked, gpus) for gpus in of.targets)]
@@ -137,11 +138,10 @@ class _Projector:
         efficiency = Span(value=1.0) if single and gpus not in claims else _span(claims.get(gpus))
         step = _span(one.step_ns)
         assert step is not None
-        memory = [run.device_allocated_peak_bytes or run.rss_over_idle_bytes for run in one.runs]
         return msgspec.structs.replace(
             self._row(gpus, step, efficiency),
             basis="measured",
-            memory_bytes=max((peak for peak in memory if peak is not None), default=None),
+            memory_bytes=_peak(one),
             loss=_loss(self.of.curve, one),
         )
 
@@ -157,7 +157,7 @@ class _Projector:
         step, loss = self._step(asked.answer, gpus)
         row = msgspec.structs.replace(
             self._row(gpus, step, self._efficiency(gpus, step)),
-            memory_bytes=self.outside.memory(of.cell(gpus)),
+            memory_bytes=self._memory(gpus),
             loss=loss,
         )
         self.weak[(*self._way, of.batch(gpus), gpus)] = row
@@ -166,7 +166,7 @@ class _Projector:
     @property
     def _way(self) -> tuple[object, ...]:
         key = self.of.curve.key
-        return key.workload, key.setting, key.strategy, key.link
+        return key.workload, key.setting, key.strategy, key.compression, key.collective, key.link
 
     def _step(self, by: Answer, gpus: int) -> tuple[Span, str | None]:
         """The step time, its band, which contains the interval of the largest size, and what costs most."""
@@ -203,11 +203,18 @@ class _Projector:
         each = of.last.cell.global_batch / of.last.step_ns.value / of.largest
         return step.over(claim.value * of.samples(gpus) / gpus / each)
 
+    def _memory(self, gpus: int) -> int | None:
+        """The measured peak of the largest size, times what the closed form says that it changes."""
+        of, outside = self.of, self.outside
+        here, there = (outside.memory(of.cell(size), of.per_node) for size in (of.largest, gpus))
+        peak = _peak(of.last)
+        return there if not peak or not here or there is None else round(peak * there / here)
+
     def _advice(self, sizes: Sequence[ProjectedSize]) -> str | None:
         """How far growing pays: as measured, and as projected even at the slow end of the bands."""
         of = self.of
         known = [size for size in sizes if size.basis == "measured"]
-        more = [size for size in sizes if size.basis == "projected"]
+        more = [*ahead(sizes)]
         if not more or (len(known) > 1 and not _pays(known[-2], known[-1])):
             return None
         paying = [size for size in more if _pays(known[-1], size)]
@@ -230,6 +237,12 @@ def _pays(smaller: ProjectedSize, larger: ProjectedSize) -> bool:
         slow = larger.samples_per_s.low
     speed_up = slow / smaller.samples_per_s.value
     return (speed_up - 1) / (larger.gpus / smaller.gpus - 1) >= PAYS_FROM
+
+
+def _peak(one: CellFigures) -> int | None:
+    """The largest memory of a rank: on a GPU by the allocator, on a CPU over idle."""
+    peaks = [run.device_allocated_peak_bytes or run.rss_over_idle_bytes for run in one.runs]
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def _span(metric: Metric | None) -> Span | None:

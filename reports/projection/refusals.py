@@ -13,9 +13,9 @@ from reports.analysis.series import SeriesKey
 from reports.analysis.study import StudyFigures
 from reports.projection.laws import FARTHEST, refused
 from reports.projection.series import REPLAY, Answer, Measured
-from reports.text import count, device_word, percent
+from reports.text import count, device_word, percent, size
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY, Cell
-from results.outcome import Evidence
+from results.outcome import Evidence, Outcome
 from results.projection import Lift, Refusal
 
 PROJECTED = ("single", "ddp", "scratch-ddp", "zero1", "fsdp", "scratch-fsdp", "hsdp")
@@ -31,8 +31,10 @@ class Asked:
     study: StudyFigures
     of: Measured
     answer: Answer
-    fits: Callable[[Cell], str | None]
-    """Why a cell does not fit into its device, and what would; None if it fits, or nothing is known."""
+    memory: Callable[[int], int | None]
+    """Bytes of the fullest rank on a size; None if not known."""
+    fitting: Callable[[Cell, float], str | None]
+    """A setting by which a cell takes at most a share of its memory; None without one."""
     network_call: Callable[[int], str] | None
     """The command that measures the network of a number of devices."""
 
@@ -115,10 +117,10 @@ def _mixed(asked: Asked, gpus: int) -> Refusal | None:
     for smaller in asked.of.cells[:-1]:
         unlike = unlike_conditions(smaller, last)
         if unlike is not None:
-            size, why = smaller.cell.gpus, unlike.detail or unlike
-            reason = f"{size:,} and {last.cell.gpus:,} were measured in two environments: {why}"
+            gpus, why = smaller.cell.gpus, unlike.detail or unlike
+            reason = f"{gpus:,} and {last.cell.gpus:,} were measured in two environments: {why}"
             key = replace(asked.key, strategy=smaller.cell.strategy)
-            return Refusal(kind="mixed runs", reason=reason, lift=asked.runs(f"{size:,} again", [size], key))
+            return Refusal(kind="mixed runs", reason=reason, lift=asked.runs(f"{gpus:,} again", [gpus], key))
     return None
 
 
@@ -145,14 +147,24 @@ def _batch(asked: Asked, gpus: int) -> Refusal | None:
     )
     sizes = sorted({max(1, asked.of.largest // 2), asked.of.largest})
     weak = replace(asked.key, kind="weak", constant_batch=int(batch))
-    sized = asked.runs(f"this batch on {' and '.join(f'{size:,}' for size in sizes)}", sizes, weak)
+    sized = asked.runs(f"this batch on {' and '.join(f'{one:,}' for one in sizes)}", sizes, weak)
     return Refusal(kind="local batch", reason=reason, lift=sized)
 
 
 def _memory(asked: Asked, gpus: int) -> Refusal | None:
-    if not asked.of.weak or (why := asked.fits(asked.of.cell(gpus))) is None:
+    of = asked.of
+    if any((gap.gpus, gap.outcome) == (gpus, Outcome.OUT_OF_MEMORY) for gap in of.curve.gaps):
+        return Refusal(kind="memory", reason="it was run, and memory ran out", lift=asked.itself(gpus))
+    environment, needed = of.last.newest.environment, asked.memory(gpus) if of.weak else None
+    room = environment.device_memory_bytes if environment and of.last.cell.device == "cuda" else None
+    if room is None or needed is None or needed <= room:
         return None
-    return Refusal(kind="memory", reason=why, lift=Lift(command=None, what="another setting"))
+    reason = (
+        f"its fullest rank takes {size(needed)}, {size(needed - room)} more than the {size(room)} of a GPU"
+    )
+    fitting = asked.fitting(of.cell(gpus), room / needed)
+    fits = Lift(command=None, what=f"another setting: {fitting or 'a smaller batch of a replica'}")
+    return Refusal(kind="memory", reason=reason, lift=fits)
 
 
 def _law(asked: Asked, gpus: int) -> Refusal | None:

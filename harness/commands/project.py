@@ -1,0 +1,106 @@
+"""`bench project`: project a study by its records and a network table, and write and print the projection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.plan.predict import predicted_bytes
+from harness.reporting.report import command_lines
+from harness.reporting.studies import CostFlags, read_figures
+from harness.terminal.console import Console
+from reports.projection.project import Outside, projected_series
+from results import files, schemas
+from results.cell import Cell
+from results.errors import bench_call
+from results.projection import Projection
+from results.store import Study
+
+FITTING: Mapping[str, Mapping[str, Any]] = {
+    "--activation-checkpointing": {"activation_checkpointing": True},
+    "--strategy fsdp": {"strategy": "fsdp"},
+    "--strategy fsdp --activation-checkpointing": {"strategy": "fsdp", "activation_checkpointing": True},
+}
+"""Settings that take less memory, with the fields of a cell that they change."""
+
+
+def project(
+    path: str,
+    to: int,
+    prices: CostFlags,
+    console: Console,
+    *,
+    network: str | None = None,
+    what_if: Sequence[str] = (),
+) -> Projection:
+    """Project the study at `path` up to `to` devices.
+
+    Raises UsageError, and SchemaError for a damaged table.
+    """
+    study = Study.existing(Path(path))
+    [figures] = read_figures([path], prices, console)
+    outside = Outside(memory=_memory, fitting=_fitting, network_call=lambda gpus: _network_call(study, gpus))
+    given = [
+        (f"--{field.name.replace('_', '-')}", value)
+        for field in fields(prices)
+        if (value := getattr(prices, field.name)) is not None
+    ]
+    words = [
+        *(("--network", network) if network else ()),
+        *(word for one in what_if for word in ("--what-if", one)),
+    ]
+    found = Projection(
+        digest=figures.digest,
+        to=to,
+        command=bench_call("project", path, "--to", to, *words, *(word for pair in given for word in pair)),
+        network=None,
+        what_if=tuple(what_if),
+        series=projected_series(figures, to, outside),
+    )
+    files.replace(study.projection_path, schemas.PROJECTION.encode(found), in_study=True)
+    show(found, console)
+    console.result(f"projection: {study.projection_path} ({bench_call('report', path)} draws it)")
+    return found
+
+
+def show(found: Projection, console: Console) -> None:
+    """Print the table, the refusals with what lifts them, and how far each series pays."""
+    from reports.page.sections import projection as section
+
+    table = section.projection_table(found)
+    console.table(table.titles, table.texts, numeric=table.numeric)
+    for one in section.refusals(found):
+        console.result()
+        console.sentence(one.text)
+        for line in command_lines(one.command, console.width) if one.command else ():
+            console.result(line)
+    console.result()
+    for series in found.series:
+        if series.advice is not None:
+            console.sentence(f"{section.named(series)}: {series.advice}")
+    for remark in section.remarks(found):
+        console.sentence(remark)
+
+
+def _memory(cell: Cell, per_node: int) -> int | None:
+    whole = per_node if cell.gpus % per_node == 0 else None
+    return predicted_bytes([cell], whole).get(cell.id)
+
+
+def _fitting(cell: Cell, share: float) -> str | None:
+    needed = predicted_bytes([cell], None).get(cell.id)
+    if needed is None:
+        return None
+    for words, changes in FITTING.items():
+        other = msgspec.structs.replace(cell, **changes)
+        if other != cell and predicted_bytes([other], None)[other.id] <= share * needed:
+            return words
+    return None
+
+
+def _network_call(study: Study, gpus: int) -> str:
+    return bench_call("network", study.root, "--gpus", gpus)

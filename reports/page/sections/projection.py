@@ -1,0 +1,213 @@
+"""Projection: the larger sizes that `bench project` projects or refuses, and the measurements that decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from reports import fields
+from reports.analysis.study import StudyFigures
+from reports.fields import NONE, Field
+from reports.page.chart import Chart, Line, Point, drawn
+from reports.page.looks import Looks, looks
+from reports.page.section import (
+    Block,
+    Bullets,
+    Command,
+    Definition,
+    Drawing,
+    Drawings,
+    Paragraph,
+    Section,
+    Table,
+)
+from reports.projection.bands import covered
+from reports.table import Column, TextTable, figures, table, words
+from reports.text import listed, metric, number, percent
+from results.projection import ProjectedSeries, ProjectedSize, Projection, Refusal, Span, ahead
+from results.statistics import Metric
+
+DEFINITION = Definition(
+    "method-projection",
+    "Projected",
+    "Not measured: a law continues the step time from the largest measured size. A replay of the step "
+    "answers if it is within 5 % of that size; otherwise constant efficiency, a ring law, a logarithm or "
+    "a pooled slope, the simplest that is not worse on the study's own earlier sizes. The band is to contain "
+    "the truth in 80 % of cases: its ends are errors of the same law on published tables "
+    "(docs/projection.md). Refused: no law is known to be right there.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    series: ProjectedSeries
+    size: ProjectedSize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Sizes that one reason refuses."""
+
+    series: ProjectedSeries
+    gpus: tuple[int, ...]
+    refusal: Refusal
+
+    @property
+    def command(self) -> str | None:
+        return self.refusal.lift.command if self.refusal.lift else None
+
+    @property
+    def text(self) -> str:
+        """The sizes, the reason and what lifts it, in two sentences."""
+        sizes = listed([f"{size:,}" for size in self.gpus])
+        told = f"{named(self.series)}, {sizes}: {self.refusal.reason}."
+        lift = self.refusal.lift
+        if lift is None:
+            return told
+        hours = "" if lift.gpu_hours is None else f"about {number(lift.gpu_hours)} GPU-hours"
+        price = "" if lift.usd is None else f", {lift.usd:,.2f} USD"
+        return f"{told} To lift it: {lift.what}{f' ({hours}{price})' if hours else ''}."
+
+
+def projection_section(study: StudyFigures) -> Section | None:
+    """Make the section; None for a study that was not projected."""
+    found = study.projection
+    if found is None:
+        return None
+    blocks: list[Block] = [Paragraph(text, "finding") for text in findings(study, found)]
+    drawings = tuple(_drawings(found, looks(study.curves)))
+    if drawings:
+        blocks.append(Drawings(drawings))
+    blocks.append(Table(projection_table(found), f"Sizes up to {found.to:,}"))
+    for one in refusals(found):
+        blocks.append(Paragraph(one.text, "plain") if one.command is None else Command(one.text, one.command))
+    blocks.append(Bullets(tuple(remarks(found)), "plain"))
+    title = f"Projection to {found.to:,}"
+    return Section(anchor="projection", title=title, blocks=tuple(blocks), definitions=(DEFINITION,))
+
+
+def findings(study: StudyFigures, found: Projection) -> Iterator[str]:
+    """Whether it is of the study as it is now, and how far each series pays."""
+    if found.digest != study.digest:
+        yield f"This projection is stale, because the study has changed since it was made: {found.command}"
+    for series in found.series:
+        if series.advice is not None:
+            yield f"{named(series)}: {series.advice}"
+
+
+def refusals(found: Projection) -> list[Refused]:
+    """The refusals, each with all its sizes; what lifts it is of the smallest."""
+    groups: dict[tuple[int, str], list[ProjectedSize]] = {}
+    for place, series in enumerate(found.series):
+        for size in series.of("refused"):
+            if size.refusal is not None:
+                groups.setdefault((place, size.refusal.kind), []).append(size)
+    made = []
+    for (place, _), sizes in groups.items():
+        first = sizes[0].refusal
+        assert first is not None
+        gpus = tuple(size.gpus for size in sizes)
+        made.append(Refused(series=found.series[place], gpus=gpus, refusal=first))
+    return made
+
+
+def remarks(found: Projection) -> Iterator[str]:
+    """The laws that answer, with their skill and the coverage of their bands, and what was assumed."""
+    for series in found.series:
+        if series.law is not None:
+            skill = "not tested on own sizes"
+            if series.skill is not None:
+                skill = f"skill {series.skill:.2f} against constant efficiency on own sizes"
+            yield f"{named(series)}: {series.law}, {skill}."
+    if any(series.of("projected") for series in found.series):
+        yield (
+            "Bands of 80 %, mostly towards slower. Truths in them on published tables, each family of tables "
+            f"left out in turn: {'; '.join(one.text for one in covered())}. No public data are at 8x."
+        )
+    if found.network is not None:
+        yield f"Network: {found.network}."
+    yield from (f"What if {one}: not what was measured." for one in found.what_if)
+    yield from found.notes
+
+
+def named(series: ProjectedSeries) -> str:
+    """`gpt2-small, ddp, weak, batch 8`."""
+    parts = (series.workload, series.label, series.kind, f"batch {series.batch:,}", series.setting)
+    return ", ".join(part for part in parts if part)
+
+
+def projection_table(found: Projection) -> TextTable:
+    """One row for each size, measured ones first."""
+    rows = [_Row(series, size) for series in found.series for size in series.sizes]
+    columns: list[Column[_Row]] = [
+        words("series", lambda row: named(row.series)),
+        figures("size", lambda row: fields.whole(row.size.gpus)),
+        words("basis", _basis, anchor=DEFINITION.anchor),
+        figures("step time", lambda row: _field(row.size.step_ns, "ns")),
+        figures("efficiency", lambda row: _field(row.size.efficiency, "ratio")),
+        figures("throughput", lambda row: _field(row.size.samples_per_s, "samples/s")),
+        figures("epoch", lambda row: _field(row.size.epoch_ns, "ns")),
+        figures("USD an epoch", lambda row: _field(row.size.usd_per_epoch, "USD")),
+        figures("memory", lambda row: fields.size(row.size.memory_bytes)),
+        words("largest loss", lambda row: row.size.loss or ""),
+    ]
+    return table(rows, columns)
+
+
+def _basis(row: _Row) -> str:
+    if row.size.refusal is not None:
+        return f"refused: {row.size.refusal.kind}"
+    return row.series.law or row.size.basis if row.size.basis == "projected" else row.size.basis
+
+
+def _metric(span: Span, unit: str) -> Metric:
+    return Metric(value=span.value, unit=unit, low=span.low, high=span.high, samples=1, interval=None)
+
+
+def _field(span: Span | None, unit: str) -> Field:
+    if span is None:
+        return NONE
+    if unit == "ns":
+        text = metric(_metric(span, unit)).with_ends
+        return Field(text, span.value, unit)
+    return fields.figure(_metric(span, unit), ends=True)
+
+
+def _drawings(found: Projection, shown: Looks) -> Iterator[Drawing]:
+    """A drawing of efficiencies for each piece of work that has a projected size."""
+    works: dict[tuple[object, ...], list[ProjectedSeries]] = {}
+    for one in found.series:
+        works.setdefault((one.workload, one.kind, one.batch, one.setting), []).append(one)
+    for place, (work, series) in enumerate(works.items()):
+        lines = tuple(line for one in series if (line := _line(one, shown)) is not None)
+        if any(line.ahead for line in lines):
+            against = next((one.against for one in series if one.against), "the smallest size")
+            chart = Chart(
+                name=f"projection-{place}",
+                title=f"Efficiency against {against}: measured solid, projected dashed with its band",
+                y_title=f"efficiency, % of {against}",
+                x_title="devices",
+                lines=lines,
+                switchable=False,
+            )
+            yield drawn(chart).of(f"{work[0]}, {work[1]}, batch {work[2]:,}")
+
+
+def _line(series: ProjectedSeries, shown: Looks) -> Line | None:
+    measured = tuple(_points(series, series.of("measured")))
+    if not measured:
+        return None
+    colour = shown[series.label].colour if series.label in shown else "blue"
+    return Line(
+        name=series.label, colour=colour, points=measured, ahead=tuple(_points(series, ahead(series.sizes)))
+    )
+
+
+def _points(series: ProjectedSeries, sizes: Iterable[ProjectedSize]) -> Iterator[Point]:
+    for size in sizes:
+        span = size.efficiency
+        if span is not None:
+            low, high = (None if end is None else 100 * end for end in (span.low, span.high))
+            told = f"{series.label} on {size.gpus:,}, {size.basis}: {percent(span.value)}"
+            hollow = size.basis == "projected"
+            yield Point(x=size.gpus, y=100 * span.value, low=low, high=high, label=told, hollow=hollow)
