@@ -173,10 +173,10 @@ def _runs(cell: Cell, trouble: Trouble, rng: random.Random) -> Iterator[RunResul
     fails = (cell.gpus == 256 and "topk" in cell.compression) or rng.random() < trouble.failed
     for repeat in (1, 2, 3):
         disturbed = rng.random() < trouble.disturbed
-        yield _failed(cell, repeat, trouble) if fails else _measured(cell, repeat, rng, disturbed, trouble)
+        yield _failed(cell, repeat, trouble) if fails else measured(cell, repeat, rng, disturbed, trouble)
 
 
-def _base(cell: Cell, repeat: int, trouble: Trouble) -> dict[str, object]:
+def base_fields(cell: Cell, repeat: int, trouble: Trouble) -> dict[str, object]:
     """Fields of a run, however it ended."""
     minute = (cell.gpus * 7 + repeat * 13) % 600
     code = msgspec.structs.replace(GPU.code, dirty=trouble.dirty)
@@ -204,11 +204,11 @@ def _predicted_bytes(cell: Cell) -> int:
 def _failed(cell: Cell, repeat: int, trouble: Trouble) -> RunResult:
     reason = "rank 17: CUDA out of memory: tried to allocate 3.71 GiB"
     return RunResult(
-        **_base(cell, repeat, trouble), outcome=Outcome.OUT_OF_MEMORY, reason=reason, ranks_present=0
+        **base_fields(cell, repeat, trouble), outcome=Outcome.OUT_OF_MEMORY, reason=reason, ranks_present=0
     )
 
 
-def _measured(cell: Cell, repeat: int, rng: random.Random, disturbed: bool, trouble: Trouble) -> RunResult:
+def measured(cell: Cell, repeat: int, rng: random.Random, disturbed: bool, trouble: Trouble) -> RunResult:
     noise = rng.lognormvariate(0, _NOISE) * (1.05 if disturbed else 1.0)
     compute = cell.batch_per_replica * _SAMPLE_MS * _PACE[cell.strategy] + _ENCODING_MS[cell.compression]
     if cell.compression != "none":
@@ -223,7 +223,7 @@ def _measured(cell: Cell, repeat: int, rng: random.Random, disturbed: bool, trou
     exposed = (ns["transfer"] + ns["wait"]) * 1.02
     bytes_sent = _GRADIENTS * _SENT[cell.compression]
     return RunResult(
-        **_base(cell, repeat, trouble),
+        **base_fields(cell, repeat, trouble),
         outcome=Outcome.OK,
         reason=None,
         ranks_present=cell.gpus,

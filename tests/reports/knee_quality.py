@@ -12,6 +12,7 @@ from itertools import product
 
 import click
 import numpy as np
+import numpy.typing as npt
 
 from reports.analysis.knee import PAYS_FROM, Knee, Size, knee_of
 
@@ -22,10 +23,11 @@ Condition = tuple[float, int, int]
 """Noise, runs a size, slow runs."""
 
 
-def generated(
+def drawn_steps(
     random: np.random.Generator, condition: Condition, *, margin: float, marked: bool
-) -> tuple[int, Knee]:
-    """Return the true size and the knee of one generated study."""
+) -> tuple[int, npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return the true size of one generated study, the step time of each size and run, and which are marked
+    as disturbed; the true step time of one device is 1."""
     noise, runs, slow = condition
     yields = random.uniform(0, 1 - 2 * margin, len(GPUS) - 1)
     yields = np.where(yields < PAYS_FROM - margin, yields, yields + 2 * margin)
@@ -37,12 +39,20 @@ def generated(
         at = random.integers(len(GPUS)), random.integers(runs)
         steps[at] *= random.uniform(1.1, 1.3)
         disturbed[at] = marked
+    stops = [*(yields < PAYS_FROM), True]
+    return GPUS[stops.index(True)], steps, disturbed
+
+
+def generated(
+    random: np.random.Generator, condition: Condition, *, margin: float, marked: bool
+) -> tuple[int, Knee]:
+    """Return the true size and the knee of one generated study."""
+    size, steps, disturbed = drawn_steps(random, condition, margin=margin, marked=marked)
     sizes = [
         Size.of(gpus, 8 * gpus, times.tolist(), flags.tolist())
         for gpus, times, flags in zip(GPUS, steps, disturbed, strict=True)
     ]
-    stops = [*(yields < PAYS_FROM), True]
-    return GPUS[stops.index(True)], knee_of(sizes)
+    return size, knee_of(sizes)
 
 
 @click.command()
