@@ -20,12 +20,13 @@ from typing import Any
 import msgspec
 
 from results.plan import Plan
+from results.review import Review
 from results.run import RunResult
 
 KEPT_FIELDS = frozenset(
-    {"run_id", "launch_id", "fingerprint", "code_hash", "commit", "user_commit", "names_hash"}
+    {"run_id", "run_ids", "launch_id", "fingerprint", "code_hash", "commit", "user_commit", "names_hash"}
     | {"source_hash", "dataset_hash"}
-    | {"created_at", "started_at", "python", "torch", "driver", "cuda", "nccl"}
+    | {"created_at", "started_at", "at", "state", "python", "torch", "driver", "cuda", "nccl"}
 )
 """Hashes, times, versions and random ids: they do not identify anyone, and some look like addresses."""
 _NOBODY = frozenset({"root", "user", "bench", "localhost"})
@@ -71,6 +72,7 @@ class Told:
     name: str
     plans: Sequence[Plan]
     results: Sequence[RunResult]
+    review: Review = field(default_factory=Review)
 
 
 @dataclass(slots=True)
@@ -94,6 +96,7 @@ class Redactor:
                 )
                 for result in told.results
             ],
+            review=self.value(told.review),
         )
 
     def text(self, text: str) -> str:
@@ -156,7 +159,10 @@ def redactor(
     owners of home folders that some string names.
     """
     found = list(studies)
-    texts = [*paths, *(text for one in found for text in _texts([one.plans, one.results]))]
+    texts = [
+        *paths,
+        *(text for one in found for text in _texts([one.plans, one.results, one.review.entries])),
+    ]
     results = [result for one in found for result in one.results]
     known_hosts = {*hosts, *(host for result in results for host in result.hosts)}
     known_hosts |= {result.environment.host for result in results if result.environment}

@@ -112,6 +112,33 @@ def replace(path: Path, data: bytes, *, in_study: bool = False) -> None:
             temporary.replace(path)
 
 
+def append(path: Path, lines: bytes) -> None:
+    """Append whole lines to a file of a study, synced; one process at a time, while others wait.
+
+    If a killed writer has left a line without its end, the line gets one. Raises StoreError if the file
+    cannot be written, and leaves it as it was.
+    """
+    with _errors(path):
+        descriptor = no_follow(str(path), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            size = os.fstat(descriptor).st_size
+            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            left = b"\n" * torn + lines
+            try:
+                while left:
+                    left = left[os.write(descriptor, left) :]
+            except OSError:
+                os.ftruncate(descriptor, size)
+                raise
+            os.fsync(descriptor)
+            sync_folder(path.parent)
+        finally:
+            os.close(descriptor)
+
+
 def is_stream(path: Path) -> bool:
     """Whether a name that a user gives is a device, a pipe or an open file of this process, such as /dev/null
     or /dev/stdout: a rename would replace it by a file, for everyone on the machine."""

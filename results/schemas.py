@@ -12,11 +12,12 @@ from results.paired import Pair, PairedCall
 from results.plan import Plan
 from results.projection import Projection
 from results.record import RankRecord
+from results.review import ReviewEntry
 from results.run import RunResult
 from results.schema import Schema
 
 # History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline,
-# thresholds, pair, paired-call, checkpoint, network and projection are unreleased.
+# thresholds, pair, paired-call, checkpoint, network, projection and review are unreleased.
 # A line with `-` has optional fields that came without a new number: results/schema.py says when.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
@@ -67,3 +68,4 @@ NETWORK = Schema(
     "network", 1, NetworkTable, advice="measure it again by bench network, or leave --network out"
 )
 PROJECTION = Schema("projection", 1, Projection, advice="write it again by bench project")
+REVIEW = Schema("review", 1, ReviewEntry, advice="the other lines count; bench review adds it again")

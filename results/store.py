@@ -13,6 +13,7 @@
       jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
       index.jsonl                    one RunResult a line (derived)
       projection.json                of `bench project`: its larger sizes
+      review.jsonl                   one entry of a reviewer a line
       report.html, cells.csv, runs.csv   (derived)
 """
 
@@ -41,6 +42,7 @@ from results.plan import Plan
 from results.projection import Projection
 from results.rebuild import rebuilt_plan
 from results.record import RankRecord, StepColumns
+from results.review import Review, ReviewEntry
 from results.run import RunResult
 from results.schema import Schema
 from results.training_log import TrainingLog
@@ -238,6 +240,34 @@ class Study:
     def run_ids(self, cell_id: str) -> list[str]:
         folders = (path.name for path in self.cell_folder(cell_id).iterdir() if path.is_dir())
         return sorted(name for name in folders if name != TRAINING)
+
+    # Review
+
+    @property
+    def review_path(self) -> Path:
+        return self.root / "review.jsonl"
+
+    def review(self) -> Review:
+        """The entries of its reviewers; a study without them has an empty review."""
+        entries, damaged = [], []
+        try:
+            lines = files.read(self.review_path).split(b"\n")
+        except FileNotFoundError:
+            return Review()
+        except OSError as error:
+            raise StoreError(f"cannot read {self.review_path}: {error.strerror}") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                if line:
+                    entries.append(schemas.REVIEW.decode(line, f"line {number} of {self.review_path}"))
+            except NewerSchemaError:
+                raise
+            except SchemaError as error:
+                damaged.append(str(error))
+        return Review(tuple(entries), tuple(damaged))
+
+    def add_to_review(self, entries: Sequence[ReviewEntry]) -> None:
+        files.append(self.review_path, b"".join(map(schemas.REVIEW.encode, entries)))
 
     # Training
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "check": "Check a workload before a study plans with it: a step, a proof, every strategy.",
     "report": "Write the report of a study again, or of several side by side.",
     "project": "Project a study to sizes that were not measured, or say what to measure first.",
+    "review": "Exclude runs of a study with a reason, add notes, and approve it.",
     "site": "Write an index of many studies, with their pages, as a static folder.",
     "export": "Write a study as Markdown, CSV, JSON or Parquet.",
     "compare": "Compare a study, a run or a baseline with another.",

@@ -109,22 +109,25 @@ def _show(name: str, folder: Path) -> int:
     metavar="NAME",
     help="remove the baseline's cells of this name that STUDY does not have",
 )
+@click.option("--reviewed", is_flag=True, help="only if bench review has approved STUDY as it is")
 @_FOLDER
 def _promote(
-    name: str, side: str, folder: Path, *, reason: str, cells: tuple[str, ...], remove: tuple[str, ...]
+    name: str, side: str, folder: Path, *, reason: str, reviewed: bool, **names: tuple[str, ...]
 ) -> int:
     """Accept the figures of STUDY: they replace the figures of the baseline.
 
     Cells of the baseline that STUDY does not have stay, unless --remove names them.
     """
-    from harness.gate.baselines import promote, read_side, require_idle, warn_of_edits
+    from harness.gate.baselines import promote, read_side, require_approval, require_idle, warn_of_edits
     from harness.terminal.console import Console
     from reports.gate.text import accepted_sentence
 
     console = Console()
     require_idle(side)
+    if reviewed:
+        require_approval(side)
     figures = read_side(side, folder, console)
-    path, accepted = promote(name, figures, reason, cells, remove, folder)
+    path, accepted = promote(name, figures, reason, names["cells"], names["remove"], folder)
     console.result(str(path))
     for one in accepted:
         console.sentence(accepted_sentence(one))

@@ -27,7 +27,7 @@ from results.baseline import (
     machine_model,
     thresholds_path,
 )
-from results.errors import UsageError, nearest
+from results.errors import UsageError, bench_call, nearest
 from results.files import LOCK, study_lock
 from results.store import Study, utc_now
 
@@ -108,6 +108,18 @@ def require_idle(text: str) -> None:
     if lock.is_file() and os.access(lock, os.W_OK):
         with study_lock(Path(text)):
             pass
+
+
+def require_approval(text: str) -> None:
+    """Raise UsageError unless an argument names a study with an approval of its present records."""
+    study = Study(latest(text) if text.endswith(LATEST) else Path(text))
+    if not study.is_there:
+        raise UsageError(f"--reviewed needs a study that was approved, and {text} is not a study")
+    approval = study.review().approval(read_results(study))
+    if approval is None or approval.since:
+        found = f"was {approval.sentence}" if approval else "is not approved"
+        command = bench_call("review", study.root, "--approve")
+        raise UsageError(f"{study.root} {found}: look at its report, then call {command}")
 
 
 def warn_of_edits(side: Baseline, console: Console) -> None:

@@ -41,7 +41,7 @@ def progress(
     Runs that could not be pooled with new ones are counted apart. A cell is failed or skipped if the same
     `bench matrix` command would leave it out.
     """
-    results = study.results(figures=False)
+    results = study.review().counted(study.results(figures=False))
     found: dict[str, list[RunResult]] = {}
     for result in results:
         found.setdefault(result.cell_id, []).append(result)

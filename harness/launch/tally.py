@@ -212,9 +212,12 @@ def tally(
 def study_tally(
     study: Study, plan: Plan, results: Sequence[RunResult], conditions: Conditions, options: RunOptions
 ) -> Tally:
-    """Tally the study's runs so far for the next ones of `plan`, in a call with these options."""
+    """Tally the study's runs so far for the next ones of `plan`, in a call with these options.
+
+    A run that a reviewer excluded does not count as done.
+    """
     return tally(
-        results,
+        study.review().counted(results),
         plan,
         conditions,
         rerun_failed=options.rerun_failed,

@@ -147,6 +147,8 @@ def print_verdict(figures: StudyFigures, console: Console) -> None:
             *(command_lines(figures.logs_call(failed[0].cell.id), console.width) if failed else ()),
         ]:
             console.result(line)
+    for line in textwrap.wrap(figures.review_text, console.width):
+        console.result(line)
     if found.next_run is not None:
         told = f"next: {found.next_run.order}, since {found.next_run.why}:"
         for line in [

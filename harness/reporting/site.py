@@ -119,5 +119,10 @@ def _is_current(page: Path, root: Path) -> bool:
     """
     if not page.is_file() or not os.access(root, os.W_OK):
         return False
-    sources = [*Study(root).plan_paths(), *root.glob("cells/*/*/run.json"), *root.glob("projection.json")]
+    files = (root / name for name in ("projection.json", "review.jsonl"))
+    sources = [
+        *Study(root).plan_paths(),
+        *root.glob("cells/*/*/run.json"),
+        *(path for path in files if path.exists()),
+    ]
     return page.stat().st_mtime >= max((path.stat().st_mtime for path in sources), default=0.0)

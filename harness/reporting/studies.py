@@ -35,6 +35,7 @@ from results.job_store import JobStore
 from results.network import NETWORK_FILE, NetworkTable
 from results.outcome import Outcome
 from results.projection import Projection
+from results.review import Review
 from results.run import RunResult
 from results.schemas import NETWORK
 from results.store import Study, study_names
@@ -170,14 +171,17 @@ def read_figures(
     read = [
         _Read(
             study,
-            Told(name, study.told_plans(), read_results(study)),
+            Told(name, study.told_plans(), read_results(study), read_review(study, console)),
             read_assumptions(study, flags, console, epochs),
         )
         for study, name in zip(studies, names, strict=True)
     ]
     if redact:
         read = _redacted(read)
-    figures = [analyse(one.told.name, one.told.plans, one.told.results, one.assumptions) for one in read]
+    figures = [
+        analyse(one.told.name, one.told.plans, one.told.results, one.assumptions, one.told.review)
+        for one in read
+    ]
     return [
         replace(
             figure,
@@ -289,14 +293,23 @@ def warn_of_lost_plans(study: Study, console: Console) -> None:
 
 def warn_of_lost_runs(study: Study, results: Sequence[RunResult], console: Console) -> None:
     """Warn of runs that do not count although others of their cell do: an interval is wider than planned."""
+    excluded = read_review(study, console).reasons
     for cell_id in dict.fromkeys(result.cell_id for result in results):
         mine = [result for result in results if result.cell_id == cell_id]
-        pooled = pool(study.cell(cell_id), mine, planned=len(mine))
+        pooled = pool(study.cell(cell_id), mine, planned=len(mine), excluded=excluded)
         whys = [f"{outcome_words(run.outcome)}: {run.reason}" for run in pooled.lost]
         whys += [left.reason for left in pooled.left_out]
         if pooled.runs and whys:
             left_out = f"{len(whys)} of {count(len(mine), 'run')} of {cell_id} in {study.root}"
             console.warn(f"{left_out} left out ({whys[-1]})")
+
+
+def read_review(study: Study, console: Console) -> Review:
+    """Read the study's review, and warn of lines that cannot be read: one may exclude a run."""
+    review = study.review()
+    for sentence in review.damaged:
+        console.warn(sentence)
+    return review
 
 
 def read_results(study: Study) -> list[RunResult]:
@@ -325,7 +338,14 @@ def _redacted(read: Sequence[_Read]) -> list[_Read]:
     Folders of the same name are numbered.
     """
     roots = [one.study.root for one in read]
-    users: set[str] = set()
+    # A reason may name its author, or another reviewer, by a part of the name.
+    users = {
+        word
+        for one in read
+        for entry in one.told.review.entries
+        for word in (entry.author, *entry.author.split())
+        if len(word) > 2
+    }
     hosts = {platform.node()}
     for one in read:
         # A reason may name a node that left no record.

@@ -18,7 +18,7 @@ from typing import Literal
 from reports.analysis.assumptions import KNEE
 from reports.analysis.cost import HOUR_NS, cell_costs
 from reports.analysis.figures import CellFigures
-from reports.analysis.outcomes import NOT_RUN, outcome_words
+from reports.analysis.outcomes import EXCLUDED, NOT_RUN, outcome_words
 from reports.analysis.scaling import Curve, Piece, piece_of
 from reports.analysis.series import SeriesKey, setting_of
 from reports.analysis.size_to_buy import PICK, Picked, candidates_of, sizes_to_buy
@@ -88,8 +88,9 @@ def _without_figure(study: StudyFigures) -> NextRun | None:
     if not gaps:
         return None
     curve, gap = min(gaps, key=lambda pair: (pair[1].outcome != NOT_RUN, pair[1].gpus))
-    failed = gap.outcome != NOT_RUN
-    why = f"it failed ({outcome_words(gap.outcome or '')})" if failed else "it was planned and not run"
+    failed = gap.outcome not in (NOT_RUN, EXCLUDED)
+    unmeasured = "reviewers excluded its runs" if gap.outcome == EXCLUDED else "it was planned and not run"
+    why = f"it failed ({outcome_words(gap.outcome or '')})" if failed else unmeasured
     return _run(study, curve, (gap.gpus,), kind="failed" if failed else "first", why=why)
 
 

@@ -16,6 +16,8 @@ NOT_RUN = "not run"
 """The state of a cell that was planned and has no run."""
 UNUSABLE = "unusable"
 """The state of a cell whose newest run succeeded and still has no figure."""
+EXCLUDED = "excluded"
+"""The state of a cell of which reviewers have excluded all runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class Failure:
 
     cell: Cell
     outcome: str
-    """The newest run's outcome, or `not run`, or `skipped`, or `unusable`."""
+    """The newest run's outcome, or `not run`, or `skipped`, or `unusable`, or `excluded`."""
     reason: str
     runs: int
     """Runs that were tried."""
@@ -70,6 +72,8 @@ def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
             newest = pool.lost[-1]
             outcome = UNUSABLE if newest.outcome is Outcome.OK else newest.outcome
             reason = reason_of(newest)
+        elif pool.excluded:
+            outcome, reason = EXCLUDED, pool.excluded[-1].reason
         found.append(Failure(cell=pool.cell, outcome=outcome, reason=reason, runs=len(pool.lost)))
     return found
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from results.cell import Cell
@@ -15,17 +16,20 @@ from results.outcome import Evidence, Outcome
 from results.run import RunResult
 
 _UNKNOWN = "unknown"
+_NO_RUNS: Mapping[str, str] = MappingProxyType({})
 _NAMED = 3
 """Differences of two programs that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A successful run that is not in its cell's figure, and why."""
+    """A successful or excluded run that is not in its cell's figure, and why."""
 
     cell: Cell
     run: RunResult
     reason: str
+    excluded: bool = False
+    """Whether a reviewer excluded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +45,19 @@ class Pool:
     lost: tuple[RunResult, ...]
     """Runs that did not succeed, oldest first."""
 
+    @property
+    def excluded(self) -> tuple[LeftOut, ...]:
+        """The runs that reviewers excluded."""
+        return tuple(left for left in self.left_out if left.excluded)
 
-def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
-    """Sort one cell's results; `planned` is how many repeats were asked for."""
-    ordered = sorted(results, key=lambda result: (result.started_at or "", result.run_id))
+
+def pool(
+    cell: Cell, results: Sequence[RunResult], *, planned: int, excluded: Mapping[str, str] = _NO_RUNS
+) -> Pool:
+    """Sort one cell's results; `planned` is how many repeats were asked for, `excluded` has the reason why
+    each excluded run is left out."""
+    every = sorted(results, key=lambda result: (result.started_at or "", result.run_id))
+    ordered = [result for result in every if result.run_id not in excluded]
     ok = [
         result
         for result in ordered
@@ -60,7 +73,14 @@ def pool(cell: Cell, results: Sequence[RunResult], *, planned: int) -> Pool:
         cell=cell,
         planned=planned,
         runs=tuple(counted),
-        left_out=tuple(LeftOut(cell=cell, run=run, reason=_why_not(run, counted[-1])) for run in others),
+        left_out=(
+            *(LeftOut(cell=cell, run=run, reason=_why_not(run, counted[-1])) for run in others),
+            *(
+                LeftOut(cell=cell, run=run, reason=excluded[run.run_id], excluded=True)
+                for run in every
+                if run.run_id in excluded
+            ),
+        ),
         lost=tuple(result for result in ordered if result not in ok),
     )
 

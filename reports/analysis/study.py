@@ -32,6 +32,7 @@ from results.outcome import Outcome
 from results.plan import Plan, Scaling
 from results.projection import Projection, digest
 from results.record import StepColumns
+from results.review import EXCLUDED, Approval, Review
 from results.run import RunResult
 
 
@@ -142,6 +143,9 @@ class StudyFigures:
     """Reads the single steps of a run, by rank, from the files of its study; by default it finds no steps."""
     compare_over: str | None = None
     """The setting over which the reader compares cells, although their work differs."""
+    review: Review = field(default_factory=Review)
+    approval: Approval | None = None
+    """The last approval by a reviewer; None without one."""
     projection: Projection | None = None
     """Its larger sizes, as they were last projected."""
 
@@ -166,6 +170,20 @@ class StudyFigures:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         return tuple(left for pool in self.pools.values() for left in pool.left_out)
+
+    @property
+    def excluded_text(self) -> str:
+        """`2 of 36 runs excluded by review`; empty if no run is excluded."""
+        pools = self.pools.values()
+        excluded = sum(len(pool.excluded) for pool in pools)
+        runs = sum(len(pool.runs) + len(pool.left_out) + len(pool.lost) for pool in pools)
+        return f"{excluded:,} of {count(runs, 'run')} {EXCLUDED}" if excluded else ""
+
+    @property
+    def review_text(self) -> str:
+        """`2 of 36 runs excluded by review; approved by Ann on ...`; empty without a review."""
+        approved = self.approval.sentence if self.approval else ""
+        return "; ".join(text for text in (self.excluded_text, approved) if text)
 
     def logs_call(self, cell_id: str) -> str:
         """The command that prints what the ranks of a cell's last run have printed."""
@@ -193,9 +211,16 @@ class StudyFigures:
 
 
 def analyse(
-    name: str, plans: Sequence[Plan], results: Sequence[RunResult], assumptions: Assumptions | None = None
+    name: str,
+    plans: Sequence[Plan],
+    results: Sequence[RunResult],
+    assumptions: Assumptions | None = None,
+    review: Review | None = None,
 ) -> StudyFigures:
-    """The figures of the study called `name`, from all its plans and the results of all its runs."""
+    """The figures of the study called `name`, from all its plans, the results of all its runs, and the
+    review that excludes some of them."""
+    review = review or Review()
+    excluded = review.reasons
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
     by_cell: dict[str, list[RunResult]] = {}
     for result in results:
@@ -205,11 +230,11 @@ def analyse(
         for cell in plan.cells:
             planned[cell.id] = max(planned.get(cell.id, 0), plan.request.repeats)
     pools = {
-        cell_id: pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id])
+        cell_id: pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id], excluded=excluded)
         for cell_id, cell in cells.items()
     }
     found = {cell_id: one for cell_id, runs in pools.items() if (one := cell_figures(runs)) is not None}
-    drifted = drift(results)
+    drifted = drift(review.counted(results))
     known = cells.keys() | ({drifted.cell_id} if drifted else set())
     failed = failures(plans, pools.values())
     kinds: dict[str, dict[Scaling, None]] = {}
@@ -230,6 +255,8 @@ def analyse(
         drift=drifted,
         strangers=tuple(sorted({result.cell_id for result in results} - known)),
         assumptions=assumptions or Assumptions(),
+        review=review,
+        approval=review.approval(results),
     )
 
 
@@ -242,6 +269,7 @@ def summary(study: StudyFigures) -> str:
         f"{len(study.failures):,} without",
         f"{count(skipped, 'point')} skipped",
         f"{count(len(study.runs), 'run')} counted",
+        *([study.excluded_text] if study.excluded_text else []),
     ]
     planned = ", ".join(moment(plan.created_at) for plan in study.plans)
     return f"Scaling of distributed training. {', '.join(counts)}. Planned {planned}."

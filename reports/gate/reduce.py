@@ -39,10 +39,11 @@ def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
         )
     settings = setting_labels(_alike(cell) for cell in cells.values())
     subjects: dict[str, Subject] = {}
+    excluded = study.review().reasons
     for cell in cells.values():
         runs = [result for result in results if result.cell_id == cell.id]
         own = settings[setting_of(_alike(cell))]
-        subject = _subject(study, pool(cell, runs, planned=len(runs)), own)
+        subject = _subject(study, pool(cell, runs, planned=len(runs), excluded=excluded), own)
         known = subjects.get(subject.key)
         # If the same work was measured for several lengths, the one with more runs is used.
         if known is None or subject.runs > known.runs:
@@ -75,7 +76,7 @@ def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
     if settings:
         name += f", {settings}"
     if not runs:
-        why = NOT_RUN
+        why = pooled.excluded[-1].reason if pooled.excluded else NOT_RUN
         if pooled.lost:
             lost = pooled.lost[-1]
             why = f"{outcome_words(lost.outcome)}: {lost.reason or 'no reason is known'}"

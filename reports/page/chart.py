@@ -40,6 +40,8 @@ class Point:
     high: float | None = None
     runs: tuple[float, ...] = ()
     """The value of each run; drawn as dots if there are several."""
+    excluded: tuple[tuple[float, str], ...] = ()
+    """The value of each run that reviewers excluded, with the reason; drawn as hollow dots."""
     label: str = ""
     """The label on focus: the value, its interval and its runs."""
     href: str = ""
@@ -329,6 +331,12 @@ def _marks(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
             yield (
                 f'<circle class="run" data-x="{point.x:.6g}" data-y="{run:.4g}" r="1.6" '
                 f'transform="translate({x.at(point.x):.1f} {_held(y, run):.1f})"/>'
+            )
+        for run, why in point.excluded:
+            yield (
+                f'<circle class="run excluded" data-x="{point.x:.6g}" data-y="{run:.4g}" r="2.6" '
+                f'transform="translate({x.at(point.x):.1f} {_held(y, run):.1f})"><title>{safe(why)}</title>'
+                f"</circle>"
             )
     for point in line.every:
         at = y.at(point.y)

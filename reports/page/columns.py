@@ -298,6 +298,13 @@ def telemetry(runs: Iterable[RunResult]) -> Iterator[Column[RunRow]]:
         yield real(f"telemetry_{name}", partial(_telemetry_of, name))
 
 
+def exclusions(study: StudyFigures) -> Iterator[Column[RunRow]]:
+    """Declare a column with the reviewers' reason for each excluded run, if a run is excluded."""
+    reasons = {run_id: entry.why for run_id, entry in study.review.excluded.items()}
+    if study.excluded_text:
+        yield text("excluded", lambda row: reasons.get(row.run.run_id))
+
+
 def _telemetry_of(name: str, row: RunRow) -> float | None:
     return row.run.telemetry.get(name)
 

@@ -21,6 +21,7 @@ from reports.page.sections.outcomes import outcomes_section
 from reports.page.sections.over import over_section
 from reports.page.sections.projection import projection_section
 from reports.page.sections.ranks import ranks_section
+from reports.page.sections.review import review_section
 from reports.page.sections.scaling import curves_section
 from reports.page.sections.summary import summary_section
 from reports.page.sections.table import table_section
@@ -42,6 +43,7 @@ SECTIONS: Mapping[str, Maker] = MappingProxyType(
         "memory": memory_section,
         "cost": cost_section,
         "outcomes": outcomes_section,
+        "review": review_section,
         "ranks": ranks_section,
         "history": history_section,
         "correctness": correctness_section,
@@ -58,6 +60,7 @@ TRAINED: Mapping[str, Maker] = MappingProxyType(
         "training": training_section,
         "accuracy": accuracy_section,
         "outcomes": outcomes_section,
+        "review": review_section,
         "environment": environment_section,
     }
 )

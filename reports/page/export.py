@@ -31,6 +31,7 @@ from reports.page.columns import (
     RUNS,
     SKIPS,
     cell_rows,
+    exclusions,
     loss_rows,
     rank_rows,
     run_rows,
@@ -44,6 +45,7 @@ from results.catalogue.prices import Price, checked_usd
 from results.errors import MachineError, SchemaError, UsageError
 from results.foreign_text import visible
 from results.job_store import JobStore
+from results.review import Review
 from results.store import Study, study_names
 
 TextForm = Literal["markdown", "json", "latex"]
@@ -87,7 +89,7 @@ def frame_of(studies: Sequence[StudyFigures], name: str) -> pd.DataFrame:
     for study in studies:
         rows_of, columns = TABLES[name]
         rows = rows_of(study)
-        more = telemetry(row.run for row in rows) if name == "runs" else ()
+        more = (*telemetry(row.run for row in rows), *exclusions(study)) if name == "runs" else ()
         series = {}
         for column in (*columns, *more):
             values = [column.value(row) for row in rows]
@@ -149,10 +151,17 @@ def loaded(
     studies = [Study.existing(Path(path)) for path in paths]
     names = study_names([study.root for study in studies])
     figures = [
-        analyse(name, study.told_plans(), study.results(), replace(told, site=_site(study)))
+        analyse(name, study.told_plans(), study.results(), replace(told, site=_site(study)), _review(study))
         for name, study in zip(names, studies, strict=True)
     ]
     return Loaded(**{name: frame_of(figures, name) for name in TABLES}, figures=tuple(figures))
+
+
+def _review(study: Study) -> Review:
+    review = study.review()
+    for sentence in review.damaged:
+        warnings.warn(sentence, stacklevel=4)
+    return review
 
 
 def _site(study: Study) -> Price | None:

@@ -62,6 +62,7 @@ def site_index(studies: Sequence[SiteStudy], unreadable: Mapping[str, str], *, n
     """Render the index. `unreadable` has the reason for each study that has no page."""
     ordered = sorted(studies, key=lambda one: one.ran)
     changes = {one.page: _change(one, ordered[:place]) for place, one in enumerate(ordered)}
+    reviewed: Column[SiteStudy] = words("review", lambda one: one.figures.review_text or NOTHING)
     columns: list[Column[SiteStudy]] = [
         Column(title="study", value=_linked, form=lambda shown: shown),
         words("ran", lambda one: one.ran[:16].replace("T", " ") or NOTHING),
@@ -70,6 +71,7 @@ def site_index(studies: Sequence[SiteStudy], unreadable: Mapping[str, str], *, n
         words("change", lambda one: changes[one.page], anchor="method-change"),
         figures("cells", lambda one: fields.whole(len(one.figures.pools))),
         words("without a figure", lambda one: _missing(one.figures)),
+        *([reviewed] if any(one.figures.review.entries for one in studies) else []),
     ]
     blocks: list[Block] = [
         *(Paragraph(f"{name} has no page: {why}", "none") for name, why in unreadable.items()),

@@ -181,7 +181,7 @@ class PlantedStudy:
             msgspec.structs.replace(run, **changes) if run.outcome is Outcome.OK else run
             for run in (self.study.collect() if results is None else results)
         ]
-        return analyse(name or self.study.name, self.study.plans(), found, assumptions)
+        return analyse(name or self.study.name, self.study.plans(), found, assumptions, self.study.review())
 
     def runs(self, cell: Cell, step_ms: list[float], **timing: object) -> None:
         """One run a step time, all else equal."""

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from reports.page.render import render_figures
+from results.review import Review, ReviewEntry
 
 GOLDEN = Path(__file__).parent / "golden" / "structure.txt"
 TEXTS = ("h1", "h2", "h3", "th", "dt", "summary", "caption")
@@ -53,7 +54,9 @@ class Outline(HTMLParser):
 
 def test_the_outline_is_the_golden_one(small, twenty_nights) -> None:
     found = small.analysed()
-    figures = replace(found, nights={"here": twenty_nights(next(iter(found.pools.values())).cell, "a cell")})
+    note = ReviewEntry(at="2026-01-02T03:04:05Z", author="Ann", what="noted", why="a remark")
+    nights = {"here": twenty_nights(next(iter(found.pools.values())).cell, "a cell")}
+    figures = replace(found, nights=nights, review=Review((note,)))
     outline = "\n".join(Outline(render_figures(figures)).lines) + "\n"
     if os.environ.get("GOLDEN") == "write":
         GOLDEN.parent.mkdir(exist_ok=True)

@@ -35,6 +35,7 @@ from results.record import (
     Training,
     Work,
 )
+from results.review import ReviewEntry
 from results.run import Communication, OperationSummary, RankColumns, RunResult, StepBudget
 from results.schema import Schema
 from results.statistics import Metric
@@ -621,6 +622,15 @@ NETWORK = NetworkTable(
     ),
     absent={"send": "not asked for"},
 )
+REVIEW = ReviewEntry(
+    at="2026-01-02T03:04:05.000Z",
+    author="Ann",
+    what="approved",
+    run_ids=("20260102T030405Z-0123ab",),
+    why="as planned",
+    state="0123456789abcdef",
+    runs=36,
+)
 CHECKPOINT = Checkpoint(
     step=200,
     session="0a1b2c3d4e5f6071",
@@ -676,6 +686,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "paired-call-1": (schemas.PAIRED_CALL, PAIRED_CALL),
     "checkpoint-1": (schemas.CHECKPOINT, CHECKPOINT),
     "network-1": (schemas.NETWORK, NETWORK),
+    "review-1": (schemas.REVIEW, REVIEW),
 }
 NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
 

@@ -81,7 +81,7 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
         named = listed([cell_label(study, cell) for cell in cells.values()], most=_NAMED, last="; ")
         yield f"{warning}: {named}."
     reasons: dict[str, list[str]] = {}
-    for left in study.left_out:
+    for left in (one for one in study.left_out if not one.excluded):
         reasons.setdefault(left.reason, []).append(left.run.run_id)
     for reason, runs in reasons.items():
         named = listed(runs, most=_NAMED)

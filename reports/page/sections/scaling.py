@@ -206,6 +206,11 @@ def _point(curve: Curve, point: CurvePoint, value: Metric, scale: float) -> Poin
         value,
         scale,
         runs=tuple(own),
+        excluded=tuple(
+            (value.value * scale * mean / left.run.step_ns.value, f"{left.run.run_id} {left.reason}")
+            for left in figures.pool.excluded
+            if left.run.step_ns is not None
+        ),
         label=f"{curve.key.label} on {where}: {metric(value)}; {runs_text(figures)}",
         href=f"{ROW}{figures.cell.id}",
         hollow=figures.evidence is Evidence.EMULATED,

@@ -448,6 +448,7 @@ def _trust_tile(study: StudyFigures) -> Tile:
             f"{f'; left out: {left_out:,}' if left_out else ''}",
             *([f"why: {study.logs_call(failed[0].cell.id)}"] if failed else []),
             f"skipped: {count(skipped, 'point')}",
+            *([study.review_text] if study.review_text else []),
         ),
         anchor="method-proof",
         alarm=proven < len(study.pools) or bool(disturbed or dirty),

@@ -1,0 +1,151 @@
+"""The file of a review: nothing of two reviewers is lost, a torn line costs itself, and approvals lapse."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from results import schemas
+from results.errors import NewerSchemaError, StoreError
+from results.outcome import Evidence, Outcome
+from results.review import Review, ReviewEntry
+from results.run import RunResult
+from results.statistics import Metric
+from results.store import Study
+
+WRITER = """
+import sys
+from pathlib import Path
+from results.review import ReviewEntry
+from results.store import Study
+
+study = Study(Path(sys.argv[1]))
+for number in range(100):
+    at, why = "2026-01-02T03:04:05Z", f"{sys.argv[2]} {number} " + "x" * 5000
+    study.add_to_review([ReviewEntry(at=at, author=sys.argv[2], what="noted", why=why)])
+"""
+
+
+def entry(what: str, *run_ids: str, **fields: object) -> ReviewEntry:
+    return ReviewEntry(at="2026-01-02T03:04:05Z", author="Ann", what=what, run_ids=run_ids, **fields)
+
+
+def run_of(run_id: str, step_ns: float = 1e6) -> RunResult:
+    return RunResult(
+        cell_id="cell",
+        run_id=run_id,
+        launch_id="launch",
+        repeat=0,
+        outcome=Outcome.OK,
+        reason=None,
+        evidence=Evidence.MEASURED,
+        started_at=None,
+        ranks_expected=1,
+        ranks_present=1,
+        step_ns=Metric(value=step_ns, unit="ns", low=None, high=None, samples=1, interval=None),
+    )
+
+
+def test_two_reviewers_at_once_lose_nothing(tmp_path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, name]) for name in ("Ann", "Bob")]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    review = Study(tmp_path).review()
+    assert review.damaged == ()
+    for name in ("Ann", "Bob"):
+        numbers = [int(one.why.split()[1]) for one in review.entries if one.author == name]
+        assert numbers == list(range(100))
+
+
+def test_a_torn_last_line_is_reported_and_the_next_entry_is_whole(tmp_path) -> None:
+    study = Study(tmp_path)
+    study.add_to_review([entry("excluded", "a", why="hot"), entry("noted", why="x" * 300)])
+    kept = study.review_path.read_bytes()
+    study.review_path.write_bytes(kept[:-100])
+    review = study.review()
+    assert list(review.excluded) == ["a"]
+    assert len(review.damaged) == 1
+    assert f"line 2 of {study.review_path}" in review.damaged[0]
+    study.add_to_review([entry("excluded", "b", why="hot")])
+    assert list(study.review().excluded) == ["a", "b"]
+    assert study.review().damaged == review.damaged
+    assert study.review_path.read_bytes().startswith(kept[:-100])
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch) -> None:
+    study = Study(tmp_path)
+    study.add_to_review([entry("noted", why="first")])
+    before, write = study.review_path.read_bytes(), os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        if len(data) < 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(StoreError, match="No space"):
+        study.add_to_review([entry("noted", why="second")])
+    assert study.review_path.read_bytes() == before
+
+
+def test_a_link_and_a_fifo_are_not_written_to(tmp_path) -> None:
+    study, target = Study(tmp_path), tmp_path / "target"
+    target.touch()
+    study.review_path.symlink_to(target)
+    with pytest.raises(StoreError):
+        study.add_to_review([entry("noted", why="x")])
+    assert target.read_bytes() == b""
+    study.review_path.unlink()
+    os.mkfifo(study.review_path)
+    with pytest.raises(StoreError):
+        study.add_to_review([entry("noted", why="x")])
+
+
+def test_a_line_of_a_newer_program_is_refused_because_it_may_exclude_a_run(tmp_path) -> None:
+    line = msgspec.json.decode(schemas.REVIEW.encode(entry("noted", why="x")))
+    Study(tmp_path).review_path.write_bytes(msgspec.json.encode({**line, "schema_version": 99}) + b"\n")
+    with pytest.raises(NewerSchemaError):
+        Study(tmp_path).review()
+
+
+def test_a_later_entry_takes_an_earlier_one_back() -> None:
+    first, back, again = (
+        entry("excluded", "a", "b", why="hot"),
+        entry("included", "a", why="was cool"),
+        entry("excluded", "a", why="hot indeed"),
+    )
+    assert list(Review((first, back)).excluded) == ["b"]
+    assert Review((first, back, again)).excluded == {"b": first, "a": again}
+
+
+def test_an_approval_holds_for_the_runs_and_exclusions_that_it_saw() -> None:
+    runs = [run_of("a"), run_of("b")]
+    out = entry("excluded", "a", why="hot")
+    approved = entry("approved", state=Review((out,)).state_of(runs), runs=2)
+    review = Review((out, approved))
+
+    def since(*found: RunResult, more: tuple[ReviewEntry, ...] = ()) -> str:
+        approval = Review((*review.entries, *more)).approval(found)
+        assert approval is not None
+        return approval.since
+
+    assert since(*reversed(runs)) == ""
+    assert since(*runs, run_of("c")) == "before 1 further run"
+    assert since(*runs, run_of("c"), run_of("d")) == "before 2 further runs"
+    change = "before a change of its records or exclusions"
+    assert since(run_of("a", 2e6), runs[1]) == change
+    assert since(runs[0]) == change
+    back = entry("included", "a", why="was cool")
+    assert since(*runs, more=(back,)) == change
+    assert since(*runs, more=(back, out)) == ""
+    assert Review().approval(runs) is None
+
+
+def test_a_study_without_a_review_has_an_empty_one(tmp_path: Path) -> None:
+    assert Study(tmp_path).review() == Review()
+    assert list(tmp_path.iterdir()) == []
