@@ -110,7 +110,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=T
     compression: str = UNCOMPRESSED
     collective: str = DEFAULT_COLLECTIVE
     node_size: int | None = None
-    """Ranks of a virtual node, in a row; None: the nodes are real hosts."""
+    """The number of consecutive ranks that form a virtual node; None: the nodes are real hosts."""
     link_mbit_per_s: float | None = None
     """Rate of every virtual node's network link in each direction; None: the network is not shaped."""
     accumulation: int = 1

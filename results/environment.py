@@ -46,7 +46,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     names_hash: str
-    """Over names, shapes and types of all parameters and buffers."""
+    """Hash over names, shapes and types of all parameters and buffers."""
     tensors: dict[str, int]
     """The number of parameters and buffers of each type and shape, such as `float32 64x16`."""
     modules: dict[str, int]

@@ -10,7 +10,8 @@ import msgspec
 
 Dimension = Literal["pipeline", "replicate", "shard", "tensor"]
 DIMENSIONS: tuple[Dimension, ...] = ("pipeline", "replicate", "shard", "tensor")
-"""From the one whose neighbours lie farthest apart to the one whose neighbours are next to each other."""
+"""The dimensions, from the one whose neighbours lie farthest apart to the one whose neighbours are adjacent
+ranks."""
 
 
 class GroupLayout(msgspec.Struct, frozen=True, kw_only=True):

@@ -115,7 +115,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: str | None = None
     """The scheduler's description of the job when something outside ended the launch."""
     startup_ns: int | None
-    """From the start of torchrun to the first cell of rank 0; None if no cell began."""
+    """Time from the start of torchrun to the first cell of rank 0; None if no cell began."""
 
     def __post_init__(self) -> None:
         require_times(self.started_at, self.ended_at)

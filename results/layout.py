@@ -48,7 +48,7 @@ class ModelLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Attributes of modules (`h.0.attn.heads`) that count heads, and are divided when these are split."""
 
     chained: bool = False
-    """Whether stem and head are these modules in a row; if not, the model has a method for each."""
+    """Whether stem and head call these modules one after another; if not, the model has a method for each."""
 
     @property
     def can_be_cut(self) -> bool:

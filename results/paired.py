@@ -40,7 +40,8 @@ class PairedCell(msgspec.Struct, frozen=True, kw_only=True):
     new_cell: str
     new_run: str
     blocks: tuple[PairedBlock, ...] = ()
-    """In the order of time; four in a row are a quad, A B B A. Empty if a run failed."""
+    """The blocks in the order of time; each four consecutive ones are a quad, A B B A. Empty if a run
+    failed."""
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,9 +48,10 @@ class Operations(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: list[int] = []
     """Bytes of the buffers that this rank handed over; for `recv`, of those it receives into."""
     issued_ns: list[int] = []
-    """From the start of its step to the call, or on CUDA to when the device could begin."""
+    """Time from the start of the step to the call, or on CUDA to when the device could begin."""
     duration_ns: list[int] = []
-    """From the call, or on CUDA from when the device could begin, until it was done on this rank."""
+    """Time from the call, or on CUDA from when the device could begin, until the operation was done on this
+    rank."""
 
     def __post_init__(self) -> None:
         columns = ("step", "name", "group", "payload_bytes", "issued_ns", "duration_ns")
@@ -130,11 +131,11 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Samples of the device or the host that a separate thread took while the timed blocks ran."""
 
     at_ms: list[int] = []
-    """From the start of measuring."""
+    """Milliseconds from the start of measuring to each sample."""
     series: dict[str, list[float | None]] = {}
     """One value a sample, by name; the names contain units (`power_w`, `rss_bytes`)."""
     window_ns: int | None = None
-    """From the first to the last reading of the energy counter."""
+    """Time from the first to the last reading of the energy counter."""
     energy_j: float | None = None
     """The energy of the device over the window, by its counter; None for a device without a counter."""
 
@@ -150,7 +151,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a strategy and of a collective on how they train, for comparisons of throughputs."""
 
     differences: tuple[str, ...] = ()
-    """From plain data parallelism, as verbs: `averages every 4 steps`."""
+    """The differences from plain data parallelism, as verbs: `averages every 4 steps`."""
     averages_all_gradients: bool = True
     """Whether all replicas average their gradients in each step."""
     exchanges_by_nodes: bool | msgspec.UnsetType = msgspec.UNSET

@@ -193,7 +193,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     setup_ns: int | None = None
     first_step_ns: int | None = None
     startup_ns: int | None = None
-    """From the start of the launch to its first cell."""
+    """Time from the start of the launch to its first cell."""
     spent_ns: dict[str, int] = {}
     """The longest time of each part of the run, over ranks, by the names of `RankRecord.spent_ns`."""
     warnings: tuple[str, ...] = ()

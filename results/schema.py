@@ -50,7 +50,7 @@ class Schema(Generic[T]):
     version: int
     type: type[T]
     upgrades: dict[int, Callable[[Json], Json]] = field(default_factory=dict)
-    """From version k to k + 1; a step that is not listed changes nothing."""
+    """Functions from version k to k + 1, by k; a version that is not listed needs no change."""
     advice: str = "move it away and run the same command again"
     """Advice on a damaged file."""
     measured: bool = False

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 
 FEWEST_FOR_INTERVAL = 6
-"""Below this the range is given: no distribution-free 95 % interval of the median exists for n <= 5."""
+"""The number of runs below which the range is given: no distribution-free 95 % interval of the median exists
+for n <= 5."""
 BATCHES = 10
 
 IntervalKind = Literal["range", "t95-runs", "t95-batch-means", "t95-quads"]

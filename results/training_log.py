@@ -52,7 +52,7 @@ class Started(_Dated, frozen=True, kw_only=True, tag="started"):
 
 
 class Steps(_Dated, frozen=True, kw_only=True, tag="steps"):
-    """Some steps in a row."""
+    """Some consecutive steps."""
 
     step: int
     """Updates so far."""

@@ -21,7 +21,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """In an Annotated type: its values in words."""
+    """The words for the values of an Annotated type."""
 
     words: str
 

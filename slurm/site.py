@@ -164,7 +164,7 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     partition: str | None = None
     serial_partition: str | None = None
-    """For jobs that need no GPU, such as writing a report; left out: `partition`."""
+    """The partition for jobs that need no GPU, such as writing a report; left out: `partition`."""
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None

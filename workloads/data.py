@@ -27,7 +27,7 @@ from workloads.workload import Data, DataShare, Workload, is_dataset
 POOL = 4
 """The number of synthetic batches, which are drawn in advance and then repeated."""
 WORKERS_FOR_A_ROW = (
-    "workers= is for a Dataset with __getitem__ and __len__: samples in a row are read by the rank"
+    "workers= is for a Dataset with __getitem__ and __len__: the samples of an iterable are read by the rank"
 )
 
 

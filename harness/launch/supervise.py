@@ -41,9 +41,9 @@ POLL_S = 0.1
 LOOK_S = 1.0
 """Seconds between two looks at the logs of all ranks, which may be hundreds on a shared file system."""
 PATIENCE_S = 10.0
-"""After a node has left: the time in which the other ranks may notice, write their records, and end."""
+"""Seconds after a node has left in which the other ranks may notice, write their records, and end."""
 NOTICE_S = 30.0
-"""After the scheduler has refused a launch because the job is over: the time in which it may say why."""
+"""Seconds in which the scheduler may say why, after it has refused a launch because the job is over."""
 
 
 class Interrupted(Exception):
@@ -111,7 +111,8 @@ class Supervisor:
                     attempt = self._attempt(command, started_at, began, exit_code, stopped)
                     self._study.add_attempt(attempt)
                     if not self._state.started:
-                        # Results are listed by folder: the first slot's run has the launch's ending.
+                        # Results are listed by the folders of runs: the run of the first slot shows how the
+                        # launch ended.
                         first = self._launch.slots[0]
                         self._study.start_run(first.cell_id, first.run_id)
         if interrupted:
@@ -231,7 +232,7 @@ class Supervisor:
         begun = {*self._state.started, *(slot.run_id for slot in self._study.begun_slots(self._launch))}
         self._state.started = [slot.run_id for slot in self._launch.slots if slot.run_id in begun]
         words, exits = self._starter.log_words, rank_exits(self._folder)
-        # Those on this host since the start, and those that agents of other hosts printed.
+        # Out-of-memory kills on this host since the start, and those that agents of other hosts printed.
         now = None if self._starter.tells_kills else out_of_memory_kills()
         here = None if now is None or self._kills_before is None else max(now - self._kills_before, 0)
         elsewhere = printed_kills(self._folder, words.out_of_memory)
@@ -252,7 +253,7 @@ class Supervisor:
             if unfinished and stopped is None:
                 ending = unless_disk_full(self._folder, ending)
         else:
-            # The ending is that of the first slot; the cells of the others are to do as before.
+            # The run of the first slot gets this ending; the cells of all other slots are still to be done.
             unfinished = [self._launch.slots[0].run_id]
             ending = startup_ending(self._folder, self._launch, exits, stopped, signs, words)
         return Attempt(
@@ -280,7 +281,7 @@ class Supervisor:
     def _ended_early(self, exits: Sequence[RankExit], exit_code: int | None) -> frozenset[int]:
         """Ranks that torchrun does not report as failed, and that have no record of the last run.
 
-        Known if all torchruns ended well, or the only one has reported those ranks that did not.
+        This is known if all torchruns ended well, or if the only torchrun has reported the ranks that failed.
         """
         reported = bool(exits) and self._launch.placement.nodes == 1
         well = exit_code == 0 or (exit_code is not None and exit_code > 0 and reported)

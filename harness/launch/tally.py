@@ -36,7 +36,7 @@ class Conditions:
     cores: int | None = None
     """Cores of this machine, if runs would be on it."""
     packages: Mapping[str, str] = field(default_factory=dict)
-    """Code of other packages, as `CodeVersion.packages` has it."""
+    """Code of other packages, in the form of `CodeVersion.packages`."""
     programs: Mapping[str, Program] = field(default_factory=dict)
     """The program that the newest good run of a cell built, by cell id: only runs of it are pooled."""
 

@@ -31,9 +31,9 @@ from workloads.catalog import WORKLOADS, facts
 Basis = Literal["known", "assumed", "budget"]
 
 STARTUP_S: Mapping[Device, float] = {"cpu": 8.0, "cuda": 15.0}
-"""From the start of torchrun to the first cell. CPU: a trivial torchrun of 2 ranks took 7.9 to 9.5 s on a
-2-core machine, of which `import torch` was 2.6 to 3.0 s (torch 2.13). CUDA: the same, with some seconds for
-the CUDA context and NCCL's first communicator; assumed, not measured."""
+"""Seconds from the start of torchrun to the first cell. CPU: a trivial torchrun of 2 ranks took 7.9 to 9.5 s
+on a 2-core machine, of which `import torch` was 2.6 to 3.0 s (torch 2.13). CUDA: the same, with some seconds
+for the CUDA context and NCCL's first communicator; assumed, not measured."""
 CPU_CORE_FLOPS_PER_S = 50e9
 """One core in fp32 on large matrix products: measured on a 2-core x86 machine with torch 2.13."""
 PEAK_SHARE = 0.4

@@ -23,7 +23,7 @@ WIDE = 400
 NARROW = 80
 """A terminal of at most this number of columns shows a progress line without its bar."""
 PLAIN_EVERY_S = 15.0
-"""Without a terminal, one line of progress at most this often."""
+"""Seconds between two lines of progress, at least, if the output is not a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ FORKS = True
 """Whether `bench matrix --isolation fork` runs each run of a launch in a separate process."""
 VARIABLE = "BENCH_TURNS"
 BEAT_S = 2.0
-"""Between two calls of `beat` while a rank waits."""
+"""Seconds between two calls of `beat` while a rank waits."""
 
 
 class Turns:

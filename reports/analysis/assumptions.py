@@ -55,7 +55,8 @@ _TEXTS: dict[GoalKind, str] = {
 
 
 OLD_AFTER_DAYS = 180
-"""Beyond this a price is shown with its age: clouds change list prices a few times a year."""
+"""The number of days from which on a price is shown with its age: clouds change list prices a few times a
+year."""
 
 Origin = Literal["flag", "file", "site", "catalogue"]
 

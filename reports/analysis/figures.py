@@ -34,7 +34,7 @@ class CellFigures:
     """The step time of each run, oldest first."""
     samples_per_s: Metric
     units_per_s: Metric | None
-    """In the workload's own unit (`images/s`, `tokens/s`)."""
+    """Throughput in the workload's own unit (`images/s`, `tokens/s`)."""
     phase_ns: dict[str, float]
     exposed_ns: Metric | None
     """On less off: how much longer a step takes with the exchange than without it."""

@@ -44,7 +44,7 @@ DRAWS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """From one size that was run to the next."""
+    """The growth from one measured size to the next."""
 
     smaller: int
     larger: int
@@ -73,7 +73,7 @@ class Knee:
     """The size at which a curve stops paying, as far as it was measured."""
 
     growths: tuple[Growth, ...]
-    """Between measured sizes, ascending; it ends where no claim is made."""
+    """The growths between measured sizes, ascending, up to the first size of which no claim is made."""
     odds: Mapping[int, float] | None
     """The share of resamples that name each size (the largest: no knee); None for single runs."""
     left_out: int

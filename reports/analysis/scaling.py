@@ -93,9 +93,9 @@ class CurvePoint:
 
     figures: CellFigures
     own: Efficiency
-    """Against the smallest size of the same series."""
+    """The efficiency against the smallest size of the same series."""
     single: Efficiency
-    """Against the best single device of the same work."""
+    """The efficiency against the best single device of the same work."""
 
     @property
     def gpus(self) -> int:

@@ -295,7 +295,7 @@ class Purchase:
     efficiency: Metric | None
     """None for the baseline itself, and where none is claimed."""
     shown_efficiency: Metric | None
-    """At `shown_to`, by the same strategy; None where the efficiency is."""
+    """The efficiency at `shown_to` with the same strategy; None if `efficiency` is None."""
     against: str | None
     """The baseline of the efficiency: `single on 1`."""
     epoch_ns: Metric | None

@@ -139,7 +139,7 @@ def _collectives(records: Sequence[RankRecord]) -> tuple[str, ...]:
 
 class _Stats(msgspec.Struct):
     median: float
-    """In seconds."""
+    """Seconds."""
 
 
 class _Options(msgspec.Struct):

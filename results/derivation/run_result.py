@@ -204,14 +204,14 @@ def _outcome(
     if bad:
         worst = min(bad, key=lambda rank: (_WORST_FIRST.index(rank.outcome), rank.rank))
         if worst.outcome is Outcome.CANCELLED and attempt is not None and run_id in attempt.outcomes:
-            # The ranks with records only lost a peer; the supervisor knows how that peer ended.
+            # A rank that only lost a peer is `cancelled`; the supervisor knows how that peer ended.
             return attempt.outcomes[run_id], attempt.reasons.get(run_id)
         return worst.outcome, f"rank {worst.rank}: {worst.reason}"
     expected = _expected(cell, ranks)
     missing = expected - len({rank.rank for rank in ranks})
     if missing:
         if attempt is None:
-            return Outcome.UNKNOWN, "it is not recorded how its launch ended; it may still be running"
+            return Outcome.UNKNOWN, "no record says how its launch ended; the launch may still be running"
         if run_id in attempt.outcomes:
             return attempt.outcomes[run_id], attempt.reasons.get(run_id)
         return Outcome.MISSING_RANKS, f"{missing} of {expected} ranks left no record"

@@ -57,7 +57,8 @@ class Hierarchical(CollectiveFacts):
 
 
 def route(spec: Spec, link: Link, node_size: int) -> Route:
-    """The route over nodes of `node_size` ranks in a row; the last may be smaller if `via` is leaders.
+    """The route over nodes of `node_size` consecutive ranks; the last node may be smaller if `via` is
+    leaders.
 
     Collective: all ranks create the same groups. With one rank a node, all ranks are summed at once. With one
     node, all ranks are summed at once too, uncompressed.

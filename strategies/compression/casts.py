@@ -64,8 +64,8 @@ class Bf16Facts(CastFacts):
 _LARGEST = 65504.0
 """The largest number of fp16."""
 _GREATEST_SCALE = 2.0**125
-"""With it the smallest number of fp16, 2^-24, becomes 2^-149, the smallest of fp32: unscaling is always
-exact."""
+"""The largest scale. With it the smallest number of fp16, 2^-24, becomes 2^-149, the smallest of fp32:
+unscaling is always exact."""
 
 
 class Bf16(Compressor):

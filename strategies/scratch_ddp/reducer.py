@@ -119,7 +119,8 @@ class GradientReducer:
         self._active = True
 
     def ready(self, index: int) -> None:
-        """Called by a parameter's hook in the backward pass: its gradient is complete."""
+        """Take note that the gradient of a parameter is complete; the parameter's hook calls this in the
+        backward pass."""
         if not self._active:
             return
         if index not in self._awaited_parameters:

@@ -220,10 +220,11 @@ class ParallelModel:
         return nullcontext()
 
     def started(self) -> None:
-        """Called when the first forward pass of a step begins; its messages count as part of that pass."""
+        """Prepare a step. It is called when the first forward pass of the step begins, and its messages count
+        as a part of that pass."""
 
     def updated(self) -> None:
-        """Called after the optimizer has updated the parameters."""
+        """Act on an update; it is called after the optimizer has updated the parameters."""
 
     def settle(self) -> None:
         """Make the parameters of all replicas equal, if they differ between two exchanges; collective."""

@@ -234,7 +234,9 @@ class PairedComparison:
         for cell in pair.cells:
             log = pair_log(cell, pair.alternation, self._request.spoiled_above) if cell.blocks else None
             shares = [block.foreign for block in cell.blocks if block.foreign is not None]
-            others = f", others took {percent(sum(shares) / len(shares))} of the cores" if shares else ""
+            others = (
+                f", other processes took {percent(sum(shares) / len(shares))} of the cores" if shares else ""
+            )
             what = "no value" if log is None else f"{log:+.2%}"
             self._console.note(f"pair {pair.number}, {cell.new_cell}: {what}{others}")
 

@@ -38,8 +38,9 @@ from results.run import RunResult
 from results.store import Study, utc_now
 
 BLOCK_S = 0.05
-"""About the length of a block, and one step at least. The speed of a machine stays alike for about 0.1 s, and
-what two blocks share of it cancels if one follows the other at once (docs/gate.md has other lengths)."""
+"""About the length of a block, and one step at least. The speed of a machine hardly changes within about 0.1
+s, and what two blocks share of it cancels if one follows the other at once (docs/gate.md has other
+lengths)."""
 QUADS_S = 8.0
 """Seconds after which a pair that has the minimum number of quads of a cell begins no further one."""
 ENOUGH = 0.008
@@ -372,7 +373,8 @@ def _counterparts(context: PairContext, number: int) -> dict[str, str]:
 
 
 def share_of_others(run: RunResult, *, on_cpu: bool) -> float | None:
-    """The share of a launch's cores that others used while it was measured; None where it is not known."""
+    """The share of a launch's cores that other processes used while it was measured; None where it is not
+    known."""
     if run.foreign_cpu_cores is None or run.environment is None:
         return None
     ran = run.environment

@@ -31,7 +31,7 @@ MANIFEST = "manifest.yaml"
 FETCH_S = 600
 """Seconds of a pod's time for fetching the image; the program in it keeps to the job's own limit."""
 GRACE_S = 60
-"""Between SIGTERM and SIGKILL: time to end a launch and to write it down."""
+"""Seconds between SIGTERM and SIGKILL, in which a launch can be ended and its end recorded."""
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS = {"false", "n", "no", "null", "off", "on", "true", "y", "yes"}

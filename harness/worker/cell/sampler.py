@@ -62,7 +62,7 @@ class Sampler:
         self._prints: dict[int, list[float]] = {}
         """Fingerprints of synthetic micro-batches, by replica."""
         self._rows: dict[int, _Row] = {}
-        """Readers of the workload's own data that come in a row, by replica."""
+        """Readers, by replica, of those own data of the workload that can only be read from the beginning."""
 
     def batches(self, replica: int, first: int, count: int) -> Iterator[Batch]:
         """Yield `count` micro-batches of a replica from number `first`, counted from 0, on the device."""
@@ -163,7 +163,7 @@ class Sampler:
 
 
 class _Row:
-    """Reads batches that come in a row a second time, and keeps the last ones."""
+    """Reads data that can only be read from the beginning a second time, and keeps the last batches."""
 
     def __init__(self, data: Any, cell: Cell, replica: int) -> None:
         self._data, self._cell, self._replica = data, cell, replica

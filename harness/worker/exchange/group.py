@@ -108,7 +108,7 @@ class ExchangeGroup(dist.ProcessGroup):
         self._parts.clear()
 
     def shutdown(self) -> None:
-        """Called by torch as it destroys the group."""
+        """Release the backend; torch calls this when it destroys the group."""
         # DTensor's caches hold the meshes of past cells, and these their groups. Without this the threads of
         # the backend would poll until the worker ends.
         if self._staged_for is not None:
@@ -153,7 +153,8 @@ class ExchangeGroup(dist.ProcessGroup):
     def split_into(self, parts: Sequence[Sequence[int]], *, duplex: bool = False) -> ExchangeGroup:
         """The group of the part that this rank is in, counted and switched with this one; collective.
 
-        torch knows it by name, as meshes and pipelines ask for. `duplex` is as `Link.split` has it.
+        torch knows it by name, as meshes and pipelines ask for. `duplex` has the meaning that it has in
+        `Link.split`.
         """
         groups = [self._open(part) for part in parts]
         # Gloo has a connection for each direction. NCCL carries out all messages of two ranks one by one, and
@@ -341,7 +342,7 @@ def open_exchange(
 
     `backend` is the name of what moves the data (None: the default group's, or the default group itself if it
     has this one). `timeout` is how long a collective waits for its ranks (None: torch's default); what goes
-    over the default group waits as that does. `staged_for` is as `ExchangeGroup` has it.
+    over the default group waits as that does. `staged_for` has the meaning that it has in `ExchangeGroup`.
     """
     transport = dist.group.WORLD
     if backend not in (None, dist.get_backend()):

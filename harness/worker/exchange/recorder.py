@@ -140,8 +140,8 @@ class _Helpers:
         return bool(self._clocks)
 
     def saw_this_thread(self) -> None:
-        """Called by a thread as it issues an operation. The CPU time of a new thread counts from its first
-        call."""
+        """Note the calling thread, which issues an operation. The CPU time of a new thread counts from its
+        first call."""
         thread = threading.get_ident()
         if thread != self._trains and thread not in self._clocks:
             clock = time.pthread_getcpuclockid(thread)

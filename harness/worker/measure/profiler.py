@@ -69,8 +69,8 @@ def kernel_times(kernels: Iterable[Kernel], steps: int) -> KernelTimes:
 
 @cache
 def attach_profiler(device: torch.device) -> None:
-    """On CUDA profile nothing, once in this process: the profiler stays attached to the driver from then on,
-    so that the first cell of a launch is measured as those that come after a profiled block."""
+    """On CUDA, start the profiler once in this process without a step in it. It stays attached to the driver
+    from then on, so that the first cell of a launch is measured as those that come after a profiled block."""
     if device.type == "cuda":
         with profiled_kernels(device):
             pass
@@ -99,7 +99,7 @@ def kernels_on(device: torch.device, events: Iterable[FunctionEvent]) -> Iterato
 
 STEPS = 3
 WARM_UP_STEPS = 1
-"""Under the profiler, and not kept: the start of the profiler takes time."""
+"""Steps that are taken under the profiler and not kept, because the start of the profiler takes time."""
 
 
 class PhaseMarks:

@@ -77,7 +77,7 @@ class Samples:
 
     def __init__(self, *, interval_s: float = INTERVAL_S, most: int = MOST_SAMPLES) -> None:
         self.interval_s = interval_s
-        """From one sample to the next."""
+        """Seconds from one sample to the next."""
         self._most = most
         self._rows: list[tuple[int, Mapping[str, float]]] = []
 

@@ -163,7 +163,7 @@ class Partners:
     ) -> None:
         """Find the partners among all ranks' `groups`; sums travel on `device`.
 
-        Raises UsageError for a promise that names no replicas, or only the own one.
+        Raises UsageError for a promise that names no replicas, or only this rank's own replica.
         """
         self._promise, self._groups, self._rank = promise, groups, rank
         self._device, self._control = device, control

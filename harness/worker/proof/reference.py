@@ -37,7 +37,7 @@ from workloads.workload import Workload
 
 UNIT_ROUNDOFF = 2.0**-24
 SMALLEST_NORMAL = 2.0**-126
-"""Below it the error of a share is absolute: half of 2^-149."""
+"""The number below which the rounding error of a share is absolute: half of 2^-149."""
 
 
 HALF: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})

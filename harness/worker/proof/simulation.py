@@ -225,8 +225,9 @@ class Simulator:
         return replay_update(self._setup, self._model, start, step.gradients | sparse, step.history)
 
     def off_by_rounding(self, step: TrainedStep) -> tuple[Tensors, Tensors]:
-        """Simulate the own replica twice, the second time with state that is off by one rounding of the
-        cell's precision; return both gradients. Raises OwnCollectiveError if the model calls collectives."""
+        """Simulate this rank's own replica twice, the second time with state that is off by one rounding of
+        the cell's precision; return both gradients. Raises OwnCollectiveError if the model calls
+        collectives."""
         assert self._model is not None
         what, model = self._what(step, [self._setup.replica]), self._model
         rounded = partial(rounded_otherwise, step.start, self._setup.cell.precision)

@@ -106,8 +106,8 @@ MOST_BYTES = 8 * 2**20
 KEPT_BYTES = 2 * 2**20
 """Bytes that are kept of its beginning, and of its end."""
 LONGEST_LOOK_S, SHORTEST_LOOK_S = 1.0, 0.05
-"""Between two looks at the sizes. Each look wakes a thread, in timed steps too: files that hardly grow are
-looked at once a second, so that a file may hold what is written in one second beyond its bound."""
+"""Seconds between two looks at the sizes. Each look wakes a thread, in timed steps too: files that hardly
+grow are looked at once a second, so that a file may hold what is written in one second beyond its bound."""
 _ROUNDS = 4
 
 
