@@ -177,7 +177,8 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gpu_type: str | None = None
     gpu_model: str | None = None
     """The GPU's name in bench's catalogue, such as H100-SXM5-80GB, from which unmeasured step times are
-    assumed; left out: they are the longest of which the measuring budget holds the fewest blocks."""
+    assumed; left out: a step counts as so long that the measuring budget holds only the minimum number of
+    blocks."""
     gpus_per_node: Count | None = None
     """The number of GPUs of a node; left out: not known."""
     network_gbit_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None

@@ -105,7 +105,7 @@ class JobStart:
         """Run the cells of the job that are not done. Returns the exit code of the job's program."""
         stranger = stranger_to(self._jobs.submission(self._job.job_id), self._environment)
         if stranger is not None:
-            # It writes no end: the ends of the job's starts are those of its own allocation.
+            # Do not record an end: only starts in the job's own allocation record their ends.
             self._console.warn(f"{self._job.name}: {stranger}")
             return 1
         started_at = utc_now()

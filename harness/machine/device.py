@@ -437,7 +437,8 @@ def cgroup_quota(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
         _, controllers, path = line.split(":", 2)
         root, own, files = cgroups, Path(path.lstrip("/")), ["cpu.max"]
         if "cpu" in controllers.split(","):
-            # Some hosts mount the controllers of one hierarchy under the names of all of them alone.
+            # Some hosts mount the controllers of one hierarchy only under their joined names, such as
+            # cpu,cpuacct.
             root = next((at for at in (cgroups / "cpu", cgroups / controllers) if at.is_dir()), cgroups)
             files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         elif controllers:

@@ -179,11 +179,11 @@ def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
 def run_seconds(cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[str, float]) -> float:
     """One run: the sum of its parts, by `run_parts` or as long as earlier runs took (`known_s`).
 
-    A step of unknown time counts as the longest that the measuring budget has room for; a model of
-    an unknown number of parameters as a small one.
+    A step of unknown time counts as so long that the measuring budget has room for only `min_blocks` blocks;
+    a model of an unknown number of parameters as a small one.
     """
     if isinstance(step.seconds, Unknown):
-        # The longest step for which the measuring budget has room for the fewest blocks.
+        # A step so long that the measuring budget has room for only the minimum number of blocks.
         period = STRATEGIES.facts(cell.strategy).promise.every
         step_s = cell.steps.budget_s / (cell.steps.min_blocks * cell.steps.steps_of_block(period))
     else:

@@ -359,7 +359,8 @@ def _paired(
         if verdict is Verdict.INCONCLUSIVE:
             reason = f"{len(sample.logs)} pairs are not enough; {_wanted_pairs(effect, margin, alpha)}"
     if sample.spoiled:
-        spoiled = f"not counted, because other processes used the cores (--others-above): {count(sample.spoiled, 'pair')}"
+        pairs = count(sample.spoiled, "pair")
+        spoiled = f"not counted, because other processes used the cores (--others-above): {pairs}"
         reason = f"{reason}; {spoiled}" if reason else spoiled
     return _finding(
         new,

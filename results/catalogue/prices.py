@@ -21,7 +21,7 @@ from results.errors import UsageError
 REQUIRED = ("gpu", "usd_per_gpu_hour", "price_date", "price_source")
 """Columns that a price file has; `provider`, `instance`, `region`, `gpu_count` and `note` may be there."""
 
-# Devices that are priced apart from the row of `gpus.csv` that has their peaks, or that have none there.
+# Devices that have a price of their own although `gpus.csv` gives their peaks in another row, or in none.
 _PRICED_AS = (
     (r"V100-SXM2-32GB$", "V100-SXM2-32GB"),
     (r"\bA10G$", "A10G-24GB"),

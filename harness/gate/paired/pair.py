@@ -180,7 +180,7 @@ class Session:
         self._next: dict[Side, Told | None] = {}
         """The run of a side that waits for its turn; None: it has no further one."""
         self._counterparts: dict[str, str] | None = None
-        """NEW's cell by BASE's; None until both have planned theirs."""
+        """Cell ids of NEW by cell ids of BASE; None until both sides have planned their cells."""
 
     @property
     def goes_on(self) -> bool:
@@ -363,7 +363,7 @@ def _by_launches(
 
 
 def _counterparts(context: PairContext, number: int) -> dict[str, str]:
-    """NEW's cell by BASE's, of what the sides of a pair have planned."""
+    """Map cell ids of BASE to cell ids of NEW, for the cells that the sides of a pair have planned."""
     base, new = (
         [cell for plan in _study(context.folder, number, side).plans() for cell in plan.cells]
         for side in ("base", "new")

@@ -58,7 +58,7 @@ class Source:
     files: str | None = None
     """A hash of the working tree's files when the comparison began; None for a commit."""
     import_path: tuple[str, ...] = ()
-    """PYTHONPATH, as it is for this side."""
+    """The PYTHONPATH of this side."""
     options: tuple[str, ...] = ()
     """Options of its `bench matrix`."""
 
@@ -188,7 +188,7 @@ class Repository:
             path = self.root / name
             if path.is_symlink() or path.is_file():
                 data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
-                # The name of its blob in git, where no filter changes what is committed.
+                # This is the id of git's blob of the file, if no filter changes what is committed.
                 blobs[name] = hashlib.new(kind, b"blob %d\0" % len(data) + data).hexdigest()
         whole = "\0".join(f"{name}\0{blobs[name]}" for name in sorted(blobs))
         return hashlib.sha256(whole.encode(errors="surrogateescape")).hexdigest()[:16]

@@ -166,7 +166,7 @@ def _container(profile: KubernetesProfile, job: Job, command: list[str]) -> _Jso
     environment = {
         **profile.environment,
         "PYTHONSAFEPATH": "1",
-        # The image may have no name for the number, and Python then asks for this.
+        # The image may have no name for the user's number; Python then reads this variable.
         "USER": "bench",
         **({} if profile.code_path is None else {"PYTHONPATH": profile.code_path}),
     }

@@ -197,7 +197,7 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How GPUs are asked for; `none` on a cluster without them, where each worker is a CPU rank."""
     gpu_model: str | None = None
     """The GPU's name in bench's catalogue, such as H100-SXM5-80GB, to assume unmeasured step times from; left
-    out: they count as the longest of which the measuring budget holds the fewest blocks."""
+    out: a step counts as so long that the measuring budget holds only the minimum number of blocks."""
     gpus_per_node: Count | None = None
     """GPUs that a node has; left out: not known."""
     network_gbit_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -212,7 +212,8 @@ class KubernetesProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     shared_memory: str = "2Gi"
     """Size of /dev/shm, which NCCL needs; its content counts as memory of the pod. Runtimes give 64 MiB."""
     one_pod_per_host: bool = True
-    """Whether pods of a job are kept on different hosts; if not, several of the `nodes` may be one."""
+    """Whether pods of a job are kept on different hosts; if not, several of the `nodes` may be on one
+    host."""
 
     host_network: bool = False
     """Whether pods use the network of their host: its addresses, and its RDMA devices."""

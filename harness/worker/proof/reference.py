@@ -379,15 +379,16 @@ def replay_update(
 
 
 def _off(value: Tensor) -> int:
-    """Return how many bytes the tensor begins after a multiple of `ALIGNED_BYTES`."""
+    """Return the offset of the tensor's address from a multiple of `ALIGNED_BYTES`, in bytes."""
     return value.data_ptr() % ALIGNED_BYTES if value.device.type == "cpu" else 0
 
 
 def host_copy(value: Tensor) -> Tensor:
-    """Copy to host memory, as far from a multiple of `ALIGNED_BYTES` as `value` is.
+    """Copy to host memory, to an address with the same offset from a multiple of `ALIGNED_BYTES` as `value`
+    has.
 
-    A strategy may put parameters one after another (`zero1`), and the CPU's product of a matrix and a vector
-    rounds by where the matrix begins.
+    A strategy may put parameters one after another (`zero1`), and the rounding of the CPU's product of a
+    matrix and a vector depends on the address of the matrix.
     """
     off = _off(value) // value.itemsize
     if not off or not value.is_contiguous():

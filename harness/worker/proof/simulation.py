@@ -198,7 +198,8 @@ class Simulator:
             model, what = self._awake(step), self._what(step, replicas, averaged)
             reference = self._simulated(model, step, what)
             begun = model.moved(step.start)
-            # After the simulation that is compared: a user's model may count its forward passes.
+            # It runs after the simulation that is compared, because a user's model may count its forward
+            # passes.
             in_fp32 = self._in_fp32(model, step, what)
             replay = self.replay(step, begun) if replays else None
             return Recomputed(reference=reference, start=begun, replay=replay, in_fp32=in_fp32)
