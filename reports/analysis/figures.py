@@ -72,6 +72,7 @@ class CellFigures:
 
     @property
     def disturbed(self) -> bool:
+        """Whether some run that counts was disturbed."""
         return any(run.disturbed for run in self.pool.runs)
 
     @property

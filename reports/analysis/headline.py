@@ -94,10 +94,12 @@ def efficiency_field(efficiency: Efficiency) -> Field:
 
 
 def runs_text(figures: CellFigures) -> str:
-    """`3 measured`, `2 of 3 measured`, `3 emulated, disturbed`."""
+    """`3 measured`, `2 of 3 measured, 1 disturbed left out`, `3 emulated, disturbed`."""
     there, planned = len(figures.runs), figures.pool.planned
     share = f"{there}" if there >= planned else f"{there} of {planned}"
-    return f"{share} {figures.evidence}{', disturbed' if figures.disturbed else ''}"
+    out = figures.pool.disturbed_out
+    disturbed = f", {out} disturbed left out" if out else ", disturbed" if figures.disturbed else ""
+    return f"{share} {figures.evidence}{disturbed}"
 
 
 def against(efficiency: Efficiency) -> str:

@@ -10,7 +10,7 @@ growth, it is 2 E - 1 for a doubling: 0.5 is E = 0.75. Unlike E it also sees tha
 nothing (E = 0.8), and does not blame growing eightfold for three doublings at once.
 
 The best estimates decide: the knee is before the first growth whose yield, from the means of its runs, is
-below `PAYS_FROM`. Disturbed runs of a size are left out where two others are left. The odds of each size come
+below `PAYS_FROM`. The odds of each size come
 from resamples: the logarithms of a size's step times are taken as normal, with one variance for all sizes,
 because a size has too few runs to know its own. A draw has a variance (scaled inverse chi-square), a mean for
 each size (normal), and so a knee: the posterior under the reference prior (Gelman et al., Bayesian Data
@@ -37,8 +37,6 @@ PAYS_FROM = 0.5
 before, which for a doubling is an efficiency of 75 %. A convention, not a law."""
 SURE_FROM = 0.95
 """Odds from which on the report names no other size."""
-FEWEST_UNDISTURBED = 2
-"""Undisturbed runs of a size from which on its disturbed ones are left out."""
 DRAWS = 2000
 
 
@@ -143,13 +141,6 @@ class Size:
     left_out: int
     """Disturbed runs that do not count."""
 
-    @classmethod
-    def of(cls, gpus: int, batch: int, steps: Sequence[float], disturbed: Sequence[bool]) -> Size:
-        """Leave the disturbed runs out if enough others are left."""
-        kept = [step for step, one in zip(steps, disturbed, strict=True) if not one]
-        counted = kept if len(kept) >= FEWEST_UNDISTURBED else steps
-        return cls(gpus=gpus, batch=batch, steps=tuple(counted), left_out=len(steps) - len(counted))
-
 
 def knee(curve: Curve) -> Knee:
     """The knee of a curve, from the single device that it is measured against, if that is smaller."""
@@ -164,18 +155,20 @@ def knee(curve: Curve) -> Knee:
             unclaimed |= {one.cell.gpus: str(unlike) for one in measured[len(judged) :]}
             break
         judged.append(larger)
-    sizes = [size_of(one) for one in judged]
+    sizes = [
+        Size(
+            gpus=one.cell.gpus,
+            batch=one.cell.global_batch,
+            steps=one.run_step_ns,
+            left_out=one.pool.disturbed_out,
+        )
+        for one in judged
+    ]
     return replace(
         knee_of(sizes),
         unclaimed=tuple(sorted(unclaimed)),
         reason=unclaimed[min(unclaimed)] if unclaimed else None,
     )
-
-
-def size_of(figures: CellFigures) -> Size:
-    """The size of a cell, with the step times that count for the knee."""
-    cell, disturbed = figures.cell, [run.disturbed for run in figures.runs]
-    return Size.of(cell.gpus, cell.global_batch, figures.run_step_ns, disturbed)
 
 
 def knee_of(sizes: Sequence[Size]) -> Knee:

@@ -128,13 +128,13 @@ def _left_open(study: StudyFigures) -> NextRun | None:
 def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) -> NextRun | None:
     """More runs of the cells that decide the choice, if they are few or leave it open."""
     deciding = {one.cell.id: one for one in (picked.candidate.figures, *picked.deciding)}
-    fewest = min(map(picked.counted, deciding.values()))
+    fewest = min(len(one.runs) for one in deciding.values())
     if fewest >= FEWEST_FOR_INTERVAL and not picked.open:
         return None
     enough = FEWEST_FOR_INTERVAL if fewest < FEWEST_FOR_INTERVAL else 2 * fewest
-    few = [one for one in deciding.values() if picked.counted(one) < enough]
+    few = [one for one in deciding.values() if len(one.runs) < enough]
     # Disturbed runs stay in the study, and others come in addition to them.
-    wanted = max(len(one.runs) - picked.counted(one) + enough for one in few)
+    wanted = max(one.pool.disturbed_out for one in few) + enough
     ids = {one.cell.id for one in few}
 
     def asked(of: Curve) -> tuple[int, ...]:

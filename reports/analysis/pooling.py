@@ -1,6 +1,8 @@
 """Pools: the runs of a cell in one environment, with one kind of evidence.
 
-The newest environment with a successful run counts; every other run is named with the facts that differ.
+The newest environment with a successful run counts; every other run is named with the facts that differ. Of
+its runs those that other processes disturbed are left out where two others are left, so that one slow run
+does not move a figure. All figures of a study rest on the same runs.
 """
 
 from __future__ import annotations
@@ -8,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from results.cell import Cell
 from results.environment import Environment, unlike_facts
 from results.outcome import Evidence, Outcome
 from results.run import RunResult
 
+FEWEST_UNDISTURBED = 2
+"""Undisturbed runs of a cell from which on its disturbed ones are left out."""
+DISTURBED = "other processes disturbed it"
+"""Why a disturbed run is left out."""
+T = TypeVar("T")
 _UNKNOWN = "unknown"
 _NO_RUNS: Mapping[str, str] = MappingProxyType({})
 _NAMED = 3
@@ -50,13 +57,30 @@ class Pool:
         """The runs that reviewers excluded."""
         return tuple(left for left in self.left_out if left.excluded)
 
+    @property
+    def disturbed_out(self) -> int:
+        """The number of runs that are left out because other processes disturbed them."""
+        return sum(left.reason == DISTURBED for left in self.left_out)
+
+    @property
+    def with_disturbed(self) -> tuple[RunResult, ...]:
+        """The runs of the pool's environment, oldest first, whether disturbed or not."""
+        disturbed = (left.run for left in self.left_out if left.reason == DISTURBED)
+        return tuple(sorted((*self.runs, *disturbed), key=_age))
+
+
+def undisturbed(runs: Sequence[T], disturbed: Sequence[bool]) -> Sequence[T]:
+    """Leave the disturbed runs out if enough others are left."""
+    kept = [run for run, one in zip(runs, disturbed, strict=True) if not one]
+    return kept if len(kept) >= FEWEST_UNDISTURBED else runs
+
 
 def pool(
     cell: Cell, results: Sequence[RunResult], *, planned: int, excluded: Mapping[str, str] = _NO_RUNS
 ) -> Pool:
     """Sort one cell's results; `planned` is how many repeats were asked for, `excluded` has the reason why
     each excluded run is left out."""
-    every = sorted(results, key=lambda result: (result.started_at or "", result.run_id))
+    every = sorted(results, key=_age)
     ordered = [result for result in every if result.run_id not in excluded]
     ok = [
         result
@@ -66,7 +90,8 @@ def pool(
         and (result.proof is None or result.proof.passed)
     ]
     same = [run for run in ok if _alike(run, ok[-1])]
-    counted = [run for run in same if run.evidence is Evidence.MEASURED] or same
+    alike = [run for run in same if run.evidence is Evidence.MEASURED] or same
+    counted = undisturbed(alike, [run.disturbed for run in alike])
     chosen = {run.run_id for run in counted}
     others = [run for run in ok if run.run_id not in chosen]
     return Pool(
@@ -113,6 +138,10 @@ def machine_facts(environment: Environment) -> dict[str, object]:
     return {name: fact for name, fact in environment.pooling_facts().items() if name not in own}
 
 
+def _age(run: RunResult) -> tuple[str, str]:
+    return run.started_at or "", run.run_id
+
+
 def _alike(run: RunResult, newest: RunResult) -> bool:
     if run.environment is None or newest.environment is None:
         return run.fingerprint == newest.fingerprint
@@ -120,6 +149,8 @@ def _alike(run: RunResult, newest: RunResult) -> bool:
 
 
 def _why_not(run: RunResult, newest: RunResult) -> str:
+    if _alike(run, newest) and run.evidence == newest.evidence:
+        return DISTURBED
     if _alike(run, newest):
         return f"{run.evidence}, while the runs that count are {newest.evidence}"
     if run.environment is None or newest.environment is None:

@@ -16,7 +16,7 @@ from reports.analysis.assumptions import Goal, GoalKind
 from reports.analysis.cost import EMULATED, NO_EPOCH, CellCost, cell_costs
 from reports.analysis.effect import effect_text
 from reports.analysis.figures import CellFigures, differences_in_training
-from reports.analysis.knee import Knee, knee, size_of
+from reports.analysis.knee import Knee, knee
 from reports.analysis.scaling import Curve, Efficiency, Piece, piece_of, ties
 from reports.analysis.study import StudyFigures
 from reports.text import count, devices, duration, listed, metric, percent, whole_percent
@@ -68,10 +68,6 @@ class Picked:
     knee: Knee | None = None
     """The knee of the candidate's curve; None for other goals."""
     or_more: bool = False
-
-    def counted(self, figures: CellFigures) -> int:
-        """The number of runs of a cell that the choice rests on: a knee leaves out disturbed ones."""
-        return len(size_of(figures).steps) if self.knee else len(figures.runs)
 
 
 def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candidate], tuple[str, ...]]:
@@ -333,6 +329,8 @@ class RestsOn:
     """Runs, of all, that other processes disturbed."""
     dirty: int
     """Runs, of all, of code with local changes."""
+    disturbed_out: int
+    """Runs in addition to all, which are left out because other processes disturbed them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,9 +460,10 @@ def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
         cells=tuple(one.figures.cell.id for one in candidates),
         deciding=tuple(deciding),
         runs=len(runs),
-        fewest_runs=min(map(picked.counted, deciding.values())),
+        fewest_runs=min(len(one.runs) for one in deciding.values()),
         disturbed=sum(run.disturbed for run in runs),
         dirty=sum(bool(run.environment and run.environment.code.dirty) for run in runs),
+        disturbed_out=sum(one.figures.pool.disturbed_out for one in candidates),
     )
 
 
@@ -473,7 +472,7 @@ def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures) -> tuple[str
     disturbed, runs = rests_on.disturbed, rests_on.runs
     if picked.knee is not None:
         deciding = [study.cells[cell_id] for cell_id in rests_on.deciding]
-        disturbed = sum(sum(run.disturbed for run in one.runs) - size_of(one).left_out for one in deciding)
+        disturbed = sum(run.disturbed for one in deciding for run in one.runs)
         runs = sum(len(one.runs) for one in deciding)
     doubts = {
         f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": few,

@@ -71,7 +71,8 @@ def _alike(cell: Cell) -> Cell:
 
 def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
     """A cell as a subject. `settings` are the values in which it differs from other cells of its workload."""
-    cell, runs = pooled.cell, pooled.runs
+    # A verdict has its own tests of noise, and says which runs were disturbed.
+    cell, runs = pooled.cell, pooled.with_disturbed
     name = f"{cell.workload}, {label(cell)}, {cell.gpus} x {cell.batch_per_replica}"
     if settings:
         name += f", {settings}"

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from reports.analysis.knee import size_of
 from reports.analysis.next_run import gpu_hours, highest_price, matrix_call
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import SeriesKey
@@ -127,7 +126,7 @@ def _mixed(asked: Asked, gpus: int) -> Refusal | None:
 def _disturbed(asked: Asked, gpus: int) -> Refusal | None:
     for one in asked.of.cells[-2:]:
         disturbed = sum(run.disturbed for run in one.runs)
-        if disturbed > size_of(one).left_out:
+        if disturbed:
             at, key = one.cell.gpus, replace(asked.key, strategy=one.cell.strategy)
             reason = f"{count(disturbed, 'disturbed run')} of {len(one.runs):,} on {at:,} decide"
             more = asked.runs(f"more runs of {at:,}", [at], key, repeats=len(one.runs) + 2)

@@ -10,7 +10,7 @@ from statistics import fmean
 import msgspec
 
 from reports.analysis.figures import CellFigures
-from reports.analysis.knee import cells_of, size_of
+from reports.analysis.knee import cells_of
 from reports.analysis.scaling import Curve
 from reports.projection.bands import shipped
 from reports.projection.laws import Steps, chosen_law
@@ -95,7 +95,7 @@ def measured(curve: Curve, *, to: int, per_node: int) -> Measured | None:
         cells=cells,
         steps=Steps(
             gpus=tuple(one.cell.gpus for one in cells),
-            ns=tuple(fmean(size_of(one).steps) for one in cells),
+            ns=tuple(fmean(one.run_step_ns) for one in cells),
             pool_slope=shipped().slope,
             noise=max(_noise(one.step_ns) for one in cells),
         ),

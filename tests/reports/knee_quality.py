@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.analysis.knee import PAYS_FROM, Knee, Size, knee_of
+from reports.analysis.pooling import undisturbed
 
 GPUS = [2**doubling for doubling in range(8)]
 BINS = (0.0, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.01)
@@ -49,7 +50,7 @@ def generated(
     """Return the true size and the knee of one generated study."""
     size, steps, disturbed = drawn_steps(random, condition, margin=margin, marked=marked)
     sizes = [
-        Size.of(gpus, 8 * gpus, times.tolist(), flags.tolist())
+        Size(gpus=gpus, batch=8 * gpus, steps=tuple(undisturbed(times.tolist(), flags.tolist())), left_out=0)
         for gpus, times, flags in zip(GPUS, steps, disturbed, strict=True)
     ]
     return size, knee_of(sizes)

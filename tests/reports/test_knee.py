@@ -203,6 +203,9 @@ def test_the_yield_is_what_an_added_device_brings_over_what_each_brought(
     larger = max(smaller + 1, round(smaller * times))
     # Each added one brings `gain` of what each brought before.
     after = before + gain * before / smaller * (larger - smaller)
-    sizes = [Size.of(gpus, 8, [8 / rate], [False]) for gpus, rate in ((smaller, before), (larger, after))]
+    sizes = [
+        Size(gpus=gpus, batch=8, steps=(8 / rate,), left_out=0)
+        for gpus, rate in ((smaller, before), (larger, after))
+    ]
     [growth] = knee_of(sizes).growths
     assert growth.marginal.value == pytest.approx(gain, abs=1e-6)

@@ -155,6 +155,22 @@ def test_runs_that_are_left_out_do_not_count_towards_the_confidence(gpus) -> Non
     assert "--repeats 10" in next_run(study).command
 
 
+@pytest.mark.parametrize("goal", ["knee", "throughput", "efficiency:80%"])
+def test_the_figures_beside_the_size_are_of_the_runs_that_the_size_rests_on(gpus, goal) -> None:
+    """Disturbed runs of the size, slower by 40 %, move neither its efficiency nor the cost of an epoch."""
+    planted = gpus()
+    quiet = bought(planted, goal, epoch_samples=1_000_000, price=PRICE)
+    [cell] = [one for one in planted.study.plans()[-1].cells if one.gpus == quiet.choice.gpus]
+    planted.runs(cell, [1.4 * STEPS[cell.gpus]] * 2, foreign_cpu_cores=1.0)
+    found = bought(planted, goal, epoch_samples=1_000_000, price=PRICE)
+    assert found.choice == quiet.choice
+    assert (found.rests_on.runs, found.rests_on.disturbed, found.rests_on.disturbed_out) == (
+        quiet.rests_on.runs,
+        0,
+        2,
+    )
+
+
 def test_an_open_size_with_disturbed_runs_gets_as_many_others(gpus) -> None:
     steps = {1: 10.0, 2: 10.5, 4: 14.0}
     planted = gpus(steps, spread=0.03)

@@ -83,6 +83,7 @@ def _trust(found: WorkloadVerdict) -> Iterator[Clause]:
     made, gone = found.made_from, found.missing
     if made.runs:
         disturbed = f"{made.disturbed:,} disturbed" if made.disturbed else "none disturbed"
+        disturbed += f", {made.disturbed_out:,} disturbed left out" if made.disturbed_out else ""
         failed = f", {len(made.failed):,} failed" if made.failed else ""
         yield Clause(title="runs", text=f"{made.runs:,}, {disturbed}{failed}", rank=1)
     states = ("failed", gone.failed), ("not run", gone.not_run), ("skipped", gone.skipped)

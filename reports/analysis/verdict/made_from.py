@@ -107,7 +107,9 @@ class MadeFrom:
     scalings: int
     """The number of kinds of scaling that the cells belong to."""
     disturbed: int
-    """Runs that other processes disturbed."""
+    """Counted runs that other processes disturbed."""
+    disturbed_out: int
+    """Runs that are left out because other processes disturbed them."""
     baseline_disturbed: bool
     """Whether some disturbed runs belong to a baseline of other cells."""
     failed: tuple[str, ...]
@@ -133,10 +135,11 @@ class MadeFrom:
         both = " of weak and strong scaling" if self.scalings > 1 else ""
         which = " (some of the baseline)" if self.baseline_disturbed else ""
         disturbed = f", {self.disturbed:,} disturbed{which}" if self.disturbed else ""
-        failed = ""
+        out = [count(self.disturbed_out, "disturbed run")] if self.disturbed_out else []
         if self.failed:
-            failed = f"; not counted: {count(len(self.failed), 'failed run')} ({listed(self.failed)})"
-        return f"Made from {counted}{both}{disturbed}{failed}."
+            out.append(f"{count(len(self.failed), 'failed run')} ({listed(self.failed)})")
+        not_counted = f"; not counted: {' and '.join(out)}" if out else ""
+        return f"Made from {counted}{both}{disturbed}{not_counted}."
 
 
 def made_from(study: StudyFigures, workload: str) -> MadeFrom:
@@ -152,6 +155,7 @@ def made_from(study: StudyFigures, workload: str) -> MadeFrom:
         cell_runs=tuple((len(one.runs), one.pool.planned) for one in cells),
         scalings=len({curve.key.kind for curve in study.curves if curve.key.workload == workload}),
         disturbed=sum(run.disturbed for one in cells for run in one.runs),
+        disturbed_out=sum(one.pool.disturbed_out for one in cells),
         baseline_disturbed=any(one.disturbed for one in cells if one.cell.id in baselines),
         failed=tuple(
             f"{label(one.cell)} on {one.cell.gpus:,}: "

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from markupsafe import Markup
 
-from reports.analysis.pooling import machine_facts
+from reports.analysis.pooling import DISTURBED, machine_facts
 from reports.analysis.study import Drift, StudyFigures
 from reports.page.looks import cell_label
 from reports.page.section import Block, Bullets, Definition, Facts, Paragraph, Section
@@ -85,7 +85,12 @@ def _remarks(study: StudyFigures) -> Iterator[str]:
         reasons.setdefault(left.reason, []).append(left.run.run_id)
     for reason, runs in reasons.items():
         named = listed(runs, most=_NAMED)
-        yield f"Left out, because a figure is over runs of one environment ({reason}): {named}."
+        why = (
+            "where two others are left"
+            if reason == DISTURBED
+            else "as a figure is over runs of one environment"
+        )
+        yield f"Left out, {why} ({reason}): {named}."
     if study.drift is not None:
         yield allocations_finding(study.drift)
 
@@ -195,7 +200,8 @@ _DEFINITIONS = (
         "Disturbed",
         Markup(
             "Other processes used more than 5 % of the cores that the ranks of a run had on a host, while "
-            "it measured. Its figure is kept and marked. The first screen shows a price of another day, "
+            "it measured. It does not count where two undisturbed runs of its cell are left; elsewhere its "
+            "figure counts and is marked. The first screen shows a price of another day, "
             "code with local changes and disturbed runs."
         ),
     ),

@@ -429,7 +429,8 @@ def _price_text(study: StudyFigures, cost: CellCost) -> str:
 def _trust_tile(study: StudyFigures) -> Tile:
     proven = sum(one.proof is not None for one in study.cells.values())
     cells, runs = len(study.cells), study.runs
-    disturbed = sum(run.disturbed for run in runs)
+    out = sum(pool.disturbed_out for pool in study.pools.values())
+    disturbed = sum(run.disturbed for run in runs) + out
     dirty = sum(bool(run.environment and run.environment.code.dirty) for run in runs)
     not_run = sum(failure.outcome == NOT_RUN for failure in study.failures)
     failed = [failure for failure in study.failures if failure.runs]
@@ -443,7 +444,8 @@ def _trust_tile(study: StudyFigures) -> Tile:
         else f"{cells:,} of {count(len(study.pools), 'cell')}",
         lines=(
             f"have a figure; proven: {proven:,} of {cells:,}",
-            f"disturbed: {disturbed:,} of {count(len(runs), 'run')}; code with local changes: {dirty:,}",
+            f"disturbed: {disturbed:,} of {count(len(runs) + out, 'run')}"
+            f"{f' ({out:,} left out)' if out else ''}; code with local changes: {dirty:,}",
             f"failed: {failures_text(failed) or 'none'}{lost}; not run: {not_run:,}"
             f"{f'; left out: {left_out:,}' if left_out else ''}",
             *([f"why: {study.logs_call(failed[0].cell.id)}"] if failed else []),
