@@ -36,6 +36,7 @@ _NAMES: Mapping[str, Collective] = {
 }
 _PREFIX = re.compile(r"^(\[\d+,\d+\]<std\w+>:|\s*\d+: )")
 _STARTING = re.compile(r"Collective test starting: (\w+?)(_perf)?\s*$")
+_ROW = re.compile(r"\d+\s+\d+\s+[a-z]\w*\s")
 _BEGINS = re.compile(r"#\s*(nThread |Collective test starting)")
 _RANK = re.compile(
     r"#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[.*?\]\s+(.+)"
@@ -120,28 +121,25 @@ class _Reader:
         by_name = next((_NAMES[name] for name in _NAMES if name in path.name.replace("-", "_")), None)
         part, rows = _Part(by_name), 0
         for number, line in enumerate(text.splitlines(), 1):
-            line, place = _PREFIX.sub("", line), f"line {number} of {path}"
-            if _BEGINS.match(line) and (part.head or not part.hosts):
-                part = _Part(part.collective if not part.head else by_name)
-            if not line.lstrip().startswith("#") and not re.match(r"\s*\d+\s+\d+\s+\w+\s", line):
-                self._note(line, place)
-                continue
-            if line.lstrip().startswith("#"):
+            line, place = _PREFIX.sub("", line).strip(), f"line {number} of {path}"
+            if _BEGINS.match(line) and part.head:
+                part = _Part(by_name)
+            if match := _LIBRARY.search(line):
+                self._note(match, place)
+            if line.startswith("#"):
                 self._comment(line, part, place)
-                continue
-            rows += 1
-            self._row(line, part, place)
+            elif _ROW.match(line):
+                rows += 1
+                self._row(line, part, place)
         if not rows:
             raise UsageError(f"{path} has no row of nccl-tests: give the text that all_reduce_perf prints")
 
-    def _note(self, line: str, place: str) -> None:
-        if match := _LIBRARY.search(line):
-            code = match[1]
-            version = match[2] or f"{int(code[:-4])}.{int(code[-4:-2])}.{int(code[-2:])}"
-            self._libraries.setdefault(f"NCCL {version}", place)
+    def _note(self, match: re.Match[str], place: str) -> None:
+        code = match[1]
+        version = match[2] or f"{int(code[:-4])}.{int(code[-4:-2])}.{int(code[-2:])}"
+        self._libraries.setdefault(f"NCCL {version}", place)
 
     def _comment(self, line: str, part: _Part, place: str) -> None:
-        self._note(line, place)
         if match := _STARTING.search(line):
             part.collective = _NAMES.get(match[1])
         elif match := _RANK.match(line):
@@ -152,7 +150,7 @@ class _Reader:
             part.hosts.append(match[2])
             self._devices.setdefault(match[3].strip(), place)
         elif "algbw" in line and "busbw" in line:
-            part.head = line.lstrip().removeprefix("#").split()
+            part.head = line.removeprefix("#").split()
 
     def _row(self, line: str, part: _Part, place: str) -> None:
         if part.collective is None:

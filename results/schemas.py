@@ -45,6 +45,7 @@ from results.schema import Schema
 #                             the environment; user_commit and user_dirty of its code, as in launch and job
 #   rank-record 4, run-result 4  unreleased  the outcome proof_failed
 #   rank-record -, run-result -  unreleased  left of the buckets; exchange_backward_left
+#   plan    -, launch -, rank-record -  unreleased  network
 #   paired-call -  unreleased  changes, fail_above, across, looks, others_above; files of a side
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)

@@ -113,6 +113,8 @@ class Chart:
     switchable: bool = True
     """Whether a script may change its axes: all of its lines have marks."""
     note: str = ""
+    about: str = "A point is a cell and links to its row of the full table."
+    """Its description for who does not see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def drawn(chart: Chart) -> Drawing:
         f'aria-labelledby="{chart.name}-title" aria-describedby="{chart.name}-text" '
         f"{axes}>\n"
         f'<title id="{chart.name}-title">{safe(chart.title)}</title>\n'
-        f'<desc id="{chart.name}-text">A point is a cell and links to its row of the full table.</desc>\n'
+        f'<desc id="{chart.name}-text">{safe(chart.about)}</desc>\n'
         f'<text class="axis" x="4" y="13">{safe(chart.y_title)}</text>\n'
         f'<text class="axis" x="{(x.start + x.end) / 2:.0f}" y="{chart.height - 6:.0f}" '
         f'text-anchor="middle">{safe(chart.x_title)}</text>\n'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from results.cell import Cell
 from results.environment import CodeVersion, Environment
 from results.job import RunOptions
 from results.launch import Launch
+from results.network import Measurement, NetworkFacts, NetworkTable
+from results.outcome import Evidence
 from results.parts import ModelParts
 from results.plan import Plan, Request
 from results.record import StepColumns, Work
@@ -51,6 +54,35 @@ def a_cell(**fields: Any) -> Cell:
 def an_environment(**facts: Any) -> Environment:
     """One rank of a CPU host, or what `facts` make of it."""
     return msgspec.structs.replace(_ENVIRONMENT, **facts)
+
+
+NETWORK_HERE = NetworkFacts(
+    backend="gloo", device_name=_ENVIRONMENT.device_name, library=f"Gloo of torch {_ENVIRONMENT.torch}"
+)
+"""The network of runs of `a_cell` in `an_environment`."""
+
+
+def a_network(
+    facts: NetworkFacts = NETWORK_HERE, groups: Sequence[tuple[int, int]] = ((2, 1), (4, 2)), **fields: Any
+) -> NetworkTable:
+    """A table of (ranks, nodes) `groups`, over each of which 1 and 4 MiB take their bytes over 100 MB/s."""
+    rows = tuple(
+        Measurement(
+            collective=collective,
+            payload_bytes=size,
+            ranks=ranks,
+            nodes=nodes,
+            median_s=size / 1e8,
+            low_s=size / 2e8,
+            high_s=size / 0.5e8,
+            runs=9,
+        )
+        for collective in ("all-reduce", "reduce-scatter")
+        for ranks, nodes in groups
+        for size in (2**20, 2**22)
+    )
+    base = {"source": "bench", "measured_at": "2026-01-02T03:04:05.000Z", "evidence": Evidence.MEASURED}
+    return NetworkTable(**base | {"facts": facts, "measurements": rows} | fields)
 
 
 def cell_of(**fields: Any) -> Cell:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+from builders import a_network
+
 from reports.page.render import render_figures
 from results.review import Review, ReviewEntry
 
@@ -56,7 +58,7 @@ def test_the_outline_is_the_golden_one(small, twenty_nights) -> None:
     found = small.analysed()
     note = ReviewEntry(at="2026-01-02T03:04:05Z", author="Ann", what="noted", why="a remark")
     nights = {"here": twenty_nights(next(iter(found.pools.values())).cell, "a cell")}
-    figures = replace(found, nights=nights, review=Review((note,)))
+    figures = replace(found, nights=nights, network=a_network(), review=Review((note,)))
     outline = "\n".join(Outline(render_figures(figures)).lines) + "\n"
     if os.environ.get("GOLDEN") == "write":
         GOLDEN.parent.mkdir(exist_ok=True)

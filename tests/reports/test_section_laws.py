@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from builders import NETWORK_HERE, a_network
 from html_page import Page
 from packages import install
 
@@ -36,7 +37,9 @@ each = pytest.mark.parametrize("name", EVERY)
 @pytest.fixture
 def measured(small, twenty_nights) -> StudyFigures:
     found = small.analysed(name=HOSTILE)
-    return replace(found, nights={HOSTILE: twenty_nights(next(iter(found.pools.values())).cell, HOSTILE)})
+    nights = {HOSTILE: twenty_nights(next(iter(found.pools.values())).cell, HOSTILE)}
+    hostile = msgspec.structs.replace(NETWORK_HERE, device_name=HOSTILE, library=HOSTILE, network=HOSTILE)
+    return replace(found, nights=nights, network=a_network(hostile))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from results.checkpoint import Checkpoint, FileSum, LaidOut
 from results.environment import CodeVersion, Environment, Program
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
-from results.network import Measurement, NetworkFacts, NetworkTable
+from results.network import Measurement, NetworkFacts, NetworkOrder, NetworkTable, NetworkTimes
 from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedBlock, PairedCall, PairedCell, PairedSide
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
@@ -121,6 +121,7 @@ ORDER = TrainOrder(
     elastic=(1, 2),
     batch_rule="rate",
 )
+NETWORK_ORDER = NetworkOrder(collectives=("all-reduce", "send"), largest_bytes=1048576)
 PLAN = Plan(
     study="demo",
     created_at="2026-01-02T03:04:05.000Z",
@@ -207,6 +208,7 @@ PLAN_3 = msgspec.structs.replace(
     predicted_bytes={CELL_3.id: 10_000_000},
     unpredicted={"py:mine:build": "planning does not run a user's own code"},
     training=ORDER,
+    network=NETWORK_ORDER,
 )
 LAUNCH = Launch(
     launch_id="20260102T030405Z-00000a",
@@ -231,6 +233,7 @@ LAUNCH_4 = msgspec.structs.replace(
     job_variables=(JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT"),),
     forks=True,
     training=ORDER,
+    network=NETWORK_ORDER,
 )
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
@@ -372,6 +375,9 @@ CONNECTED = msgspec.structs.replace(
         files={"config.json": "beef"},
     ),
 )
+NETWORK_TIMES = [
+    NetworkTimes(collective="all-reduce", payload_bytes=65536, ranks=2, nodes=1, duration_ns=[1500000.5, 2.0])
+]
 RANK_RECORD_3 = msgspec.structs.replace(
     RANK_RECORD_2,
     environment=CONNECTED,
@@ -667,6 +673,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
             RANK_RECORD_3,
             outcome=Outcome.PROOF_FAILED,
             buckets=Buckets(started=[0, 3], early=[0, 2], left=[[], [0.75, 0.5, 0.0]]),
+            network=NETWORK_TIMES,
         ),
     ),
     "run-result-1": (schemas.RUN_RESULT, RUN_RESULT),

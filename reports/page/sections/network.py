@@ -41,7 +41,7 @@ def network_section(study: StudyFigures) -> Section | None:
     wrong = f"This table is of another network than the runs ({foreign}): measure theirs by bench network."
     return Section(
         anchor="network",
-        title="Network",
+        title="Network by group of ranks",
         blocks=(
             Paragraph(_about(known)),
             *([Paragraph(wrong, "none")] if foreign else []),
@@ -105,8 +105,11 @@ def _drawings(known: NetworkTable) -> Iterator[Drawing]:
                 x_title="array, MiB",
                 lines=lines,
                 y_axis="log",
+                width=500,
+                height=270,
                 sizes=False,
                 switchable=False,
+                about="A point is one size over one group, and a row of the table below.",
             )
         )
 
@@ -138,12 +141,12 @@ def _table(known: NetworkTable) -> TextTable:
         [
             words("collective", lambda one: one[1].collective),
             words("group", lambda one: one[0].place),
-            figures("array", lambda one: fields.size(one[1].array_bytes)),
+            figures("array", lambda one: fields.size(one[1].array_bytes), anchor=DEFINITION.anchor),
             figures("time", lambda one: fields.duration(one[1].median_s * 1e9), anchor=DEFINITION.anchor),
-            figures("95 % interval", lambda one: _ends(one[1])),
+            figures("95 % interval", lambda one: _ends(one[1]), anchor=DEFINITION.anchor),
             figures("algbw", lambda one: fields.si(one[1].algbw, "B/s"), anchor=DEFINITION.anchor),
             figures("busbw", lambda one: fields.si(one[1].busbw, "B/s"), anchor=DEFINITION.anchor),
-            figures("samples", lambda one: fields.whole(one[1].runs)),
+            figures("samples", lambda one: fields.whole(one[1].runs), anchor=DEFINITION.anchor),
         ],
     )
 
