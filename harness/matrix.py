@@ -59,7 +59,7 @@ _KINDS: Mapping[PlanKind, str] = {
     "trained": "trained",
     "network": "places to measure the network",
 }
-"""What the cells of a kind of plan are, in a sentence."""
+"""The words for the cells of each kind of plan."""
 
 
 class Matrix:
@@ -68,7 +68,7 @@ class Matrix:
     order: TrainOrder | None = None
     """How the cells are trained; None if they are measured."""
     kind: PlanKind = "measured"
-    """What is done with the cells."""
+    """The kind of the plans that it makes."""
 
     def __init__(
         self, options: StudyFile, *, study_file: Path | None, arguments: tuple[str, ...] = ()

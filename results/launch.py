@@ -81,7 +81,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     env: tuple[str, ...] = ()
     """Environment variables of its cells (`Cell.env`)."""
     network: NetworkOrder | None = None
-    """What is measured of the network in place of its cells; None: nothing."""
+    """The order to measure the network instead of its cells; None: its cells are measured or trained."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):

@@ -103,7 +103,7 @@ def read_nccl_tests(paths: Sequence[Path]) -> NetworkTable:
 
 
 class _Reader:
-    """What the files say so far."""
+    """Collects the rows of several files."""
 
     def __init__(self) -> None:
         self._times: dict[_Key, list[tuple[float, str]]] = {}
@@ -170,7 +170,7 @@ class _Reader:
         for kind, names in (("devices", self._devices), ("versions of NCCL", self._libraries)):
             if len(names) > 1:
                 told = ", ".join(f"{name} ({place})" for name, place in names.items())
-                raise UsageError(f"the files are of several {kind}: {told}; give those of one cluster")
+                raise UsageError(f"the files are of several {kind}: {told}; give the files of one cluster")
         if not self._times:
             place, why = next(iter(self._absent.items()), ("the files", "no row has bytes"))
             raise UsageError(f"no row can be used; {place}: {why}")

@@ -39,7 +39,7 @@ def busbw_factor(collective: Collective, ranks: int) -> float:
 
 
 class NetworkOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launch measures of its network instead of steps."""
+    """The order of a launch to measure collectives instead of steps."""
 
     collectives: tuple[Collective, ...] = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
     largest_bytes: int | None = None
@@ -60,9 +60,9 @@ class NetworkTimes(msgspec.Struct, frozen=True, kw_only=True):
 def measured_groups(nodes: int, per_node: int) -> list[tuple[tuple[int, ...], int]]:
     """The groups of ranks that are measured on `nodes` of `per_node` ranks each, and the nodes of each.
 
-    Inside a node these are all sizes up to 8, then powers of two: no law tells 3 ranks of a node from 2 and
-    4. Across nodes they are 2, 3, then powers of two and all of them, with one rank and with all ranks of
-    each.
+    Inside a node these are all sizes up to 8, then powers of two: the time of 3 ranks does not follow from
+    the times of 2 and 4. Across nodes they are 2, 3, then powers of two and all of them, with one rank and
+    with all ranks of each.
     """
     inside = [(tuple(range(size)), 1) for size in _sizes(per_node, dense=8)]
     counts = _sizes(nodes, dense=3)
@@ -109,8 +109,8 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
 
     def unlike(self, other: NetworkFacts) -> list[str]:
-        """What differs, as `device: A100 in the table, H100 here`; a fact that one side lacks is not
-        compared."""
+        """Return the differences, as `device: A100 in the table, H100 here`, of facts that both sides
+        have."""
         mine, theirs = self._words(), other._words()
         return [
             f"{name}: {mine[name]} in the table, {theirs[name]} here"
@@ -186,7 +186,7 @@ class CollectiveTime:
     """Measured: the interval of the median. Extrapolated: by the logarithmic and the linear law."""
     basis: Basis
     why: str
-    """What it was taken from, in a sentence without an end."""
+    """The measurements that it was taken from."""
 
 
 class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -199,7 +199,7 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """`emulated` where ranks share cores, or nodes a host."""
     measurements: tuple[Measurement, ...]
     absent: dict[str, str] = {}
-    """What was not measured, with the reason."""
+    """Reasons why something was not measured, or a line was left out."""
 
     def __post_init__(self) -> None:
         keys = [(row.collective, row.ranks, row.nodes, row.payload_bytes) for row in self.measurements]
@@ -237,7 +237,7 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         measured (`covers`).
         """
         if ranks <= 1 or payload_bytes <= 0:
-            nothing = "a rank alone, or nothing, is not sent"
+            nothing = "nothing is sent"
             return CollectiveTime(seconds=0.0, low_s=0.0, high_s=0.0, basis="measured", why=nothing)
         group = self._reference(collective, ranks, nodes)
         if group is None:
@@ -326,5 +326,5 @@ def _line(rows: Sequence[Measurement]) -> tuple[float, float]:
 
 
 def _share(value: float, low: float, high: float) -> float:
-    """Where a value lies between two others, in logarithms: 0 at the first, 1 at the second."""
+    """Return the place of a value between two others, in logarithms: 0 at the first, 1 at the second."""
     return 1.0 if low == high else math.log(value / low) / math.log(high / low)

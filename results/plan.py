@@ -237,11 +237,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     training: TrainOrder | None = None
     """How its cells are trained; None: they are measured."""
     network: NetworkOrder | None = None
-    """What is measured of the network in place of its cells; None: nothing."""
+    """The order to measure the network instead of its cells; None: its cells are measured or trained."""
 
     @property
     def kind(self) -> PlanKind:
-        """What is done with its cells; a study has plans of one kind."""
+        """Whether its cells are measured, trained, or places to measure the network; a study has one kind."""
         return "trained" if self.training else "network" if self.network else "measured"
 
     def __post_init__(self) -> None:

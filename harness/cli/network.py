@@ -49,9 +49,9 @@ def network_command(
 ) -> int:
     """Measure the collectives of a network by group size and array size: the network table network.json.
 
-    With STUDY (a folder) the ranks are placed as those of that study's largest cell, and its folder gets the
-    table, which its report shows. The table is also in the folder of the measurement, runs/NAME. The same
-    command again continues after an interruption, and writes the table of jobs that have ended.
+    With STUDY (a folder) the ranks are placed as the ranks of the study's largest cell, and the table is also
+    written into the study's folder, where its report shows it. The measurement has a folder runs/NAME. The
+    same command again continues after an interruption, and writes the table of jobs that have ended.
     """
     from harness.commands.network import Network, collectives_of, options_of, read_outputs
     from harness.plan.study_file import StudyFile

@@ -1,4 +1,4 @@
-"""`bench network`: a study that measures collectives in place of steps, and the network table of its runs."""
+"""`bench network`: plans a study that measures collectives instead of steps, and writes its table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from workloads.catalog import WORKLOADS, facts
 
 BUDGET = "1m"
 STARTUP_S = 900.0
-"""A job's time beside the budget: connections, the first operations of each size, and six samples of each."""
+"""The time of a job in addition to the budget: connections, first operations, six samples of each."""
 
 
 class Network(Matrix):
@@ -69,7 +69,7 @@ class Network(Matrix):
         return [msgspec.structs.replace(plan, network=self._network) for plan in super()._plans(study)]
 
     def run(self, *, report: bool) -> int:
-        """As of a matrix; a call whose launches others have run writes their table."""
+        """Run what is left; a call whose launches others have run writes their table."""
         code = super().run(report=report)
         study = Study(self._root)
         if self._launcher.several_hosts and study.is_there:

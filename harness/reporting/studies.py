@@ -218,9 +218,9 @@ def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, 
 
 
 def read_network(study: Study, console: Console, given: str | None = None) -> NetworkTable | None:
-    """The network table at `given`, else in the folder of a study; None if there is none, or a damaged one.
+    """The network table at `given`, else in the folder of a study; None if it has no readable one.
 
-    Raises SchemaError and StoreError for one that was given.
+    Raises SchemaError and StoreError if the table at `given` cannot be read.
     """
     path = study.root / NETWORK_FILE
     if given is not None:

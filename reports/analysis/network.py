@@ -1,4 +1,4 @@
-"""What a network table says: each group at its smallest array and at its highest bandwidth."""
+"""Summarise a network table: each group at its smallest array and at its highest bandwidth."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class StudyFigures:
     training: Mapping[str, TrainedCell] = field(default_factory=dict)
     """The cells that were trained, by id, in the order of the plans."""
     network: NetworkTable | None = None
-    """The network table in its folder, or one that the reader gave; None: there is none."""
+    """The network table in its folder, or the one that the reader gave; None: no table is known."""
     placed: tuple[str, ...] = ()
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
     steps: Callable[[RunResult], Mapping[int, StepColumns]] = lambda run: {}
@@ -151,7 +151,7 @@ class StudyFigures:
 
     @property
     def only_network(self) -> bool:
-        """Whether it measured the network in place of steps."""
+        """Whether it measured the network instead of steps."""
         return any(plan.kind == "network" for plan in self.plans)
 
     @property

@@ -29,7 +29,7 @@ ALL_REDUCE = """\
 #
 """
 ALL_GATHER = "  1048576  32768 float none  -1  100.0  10.49  9.18  0  99.0  10.59  9.27  0\n"
-"""Of 8 ranks: algbw 1,048,576 B / 100 us = 10.49 GB/s, busbw 7 / 8 of it."""
+"""A row of 8 ranks has algbw 1,048,576 B / 100 us = 10.49 GB/s, and busbw 7 / 8 of it."""
 OLDER = "  33554432  8388608 float sum  386.4  86.84  151.97  0e+00  387.1  86.68  151.69  0e+00\n"
 GPU = "NVIDIA A100-SXM4-80GB"
 

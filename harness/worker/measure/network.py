@@ -23,7 +23,7 @@ from strategies.devices import device_of
 
 SMALLEST_BYTES = 64 * 2**10
 LARGEST_BYTES = {"cpu": 2**28, "cuda": 2**30}
-"""Of an array, where time and memory allow them."""
+"""The largest array, where time and memory allow it."""
 GROWTH = 4
 MEMORY_SHARE = 0.1
 """Share of the free memory that each of the two buffers of a rank may take."""

@@ -25,7 +25,7 @@ DEFINITION = Definition(
     Markup(
         "As in nccl-tests: <code>algbw = array / time</code>, and <code>busbw = algbw &times; 2 (p - 1) / p"
         "</code> for an all-reduce over p ranks, <code>(p - 1) / p</code> for all-gather, reduce-scatter and "
-        "all-to-all, and 1 for broadcast and send. The time is that of the slowest rank, a median with its "
+        "all-to-all, and 1 for broadcast and send. The time is the slowest rank's, a median with its "
         "95 % interval; the array of an all-gather is what a rank ends with."
     ),
 )
@@ -70,7 +70,7 @@ def _about(known: NetworkTable) -> str:
 
 
 def _remarks(known: NetworkTable) -> Iterator[Block]:
-    """What a reader of bandwidths must know of this table."""
+    """Make the remarks that prevent wrong conclusions from the bandwidths."""
     most = max(row.nodes for row in known.measurements)
     if most == 2:
         yield Paragraph(
