@@ -27,7 +27,7 @@ from harness.plan.options import read_counts, read_duration_s
 from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
-from harness.plan.surroundings import MIB, Devices, Limit, devices_here
+from harness.plan.surroundings import MIB, Devices, Limit, Measured, devices_here
 from harness.reporting.report import write_report
 from harness.reporting.studies import (
     CostFlags,
@@ -245,7 +245,7 @@ class Matrix:
         self._require_one_kind(study)
         self._count_own_models()
         made: list[Plan] = []
-        limit = self._limit()
+        limit = self._limit(study)
         for request in self._requests:
             plan = expand(
                 request,
@@ -327,14 +327,19 @@ class Matrix:
                 f"--name makes a separate study"
             )
 
-    def _limit(self) -> Limit:
-        """Return the limit on devices, for launchers that use only this host, and the limit on GPU memory."""
+    def _limit(self, study: Study) -> Limit:
+        """Return the limit on devices, for launchers that use only this host, and the limit on GPU memory.
+
+        It has what the study has measured, if `auto` is to weigh that.
+        """
         limit = Limit()
         if not self._launcher.several_hosts and not self._run_options.oversubscribe:
             # The first offer of a launcher says how to run what is too large for this machine.
             offer = next((offer for each in launchers() if (offer := each.offer()) is not None), None)
             limit = Machine.here().limit(self._request.device, offer)
         limit = replace(limit, link=link_obstacle() if self._request.has_links else None)
+        if AUTO in {strategy for one in self._requests for strategy in one.every_strategy}:
+            limit = replace(limit, measured=Measured.of_study(study, study.results()))
         return limit if self._options.keep_unfit else replace(limit, gpus=self._gpus())
 
     def _gpus(self) -> Devices | None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from harness.plan.estimate import Earlier, Hardware, estimate
+from harness.plan.estimate import Earlier, estimate
 from harness.plan.schedule import PlannedLaunch
+from harness.plan.surroundings import Hardware
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell
 from results.plan import Placement, Plan
 

@@ -136,7 +136,8 @@ class Campaign:
             return TrainingPace(line, self._study, left, deadline=self._deadline)
         if self._plan.network is not None:
             names = dict.fromkeys(names, "network")
-        costs = estimate(launches, earlier=tally.earlier, hardware=machine.hardware)
+        hardware = replace(machine.hardware, measured=tally.measured)
+        costs = estimate(launches, earlier=tally.earlier, hardware=hardware)
         runs = [len(launch.cells) for launch in launches]
         return Pace(line, costs.launches, runs, deadline=self._deadline, names=names)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.machine.device import usable_cores, visible_gpus
-from harness.plan.estimate import Hardware
-from harness.plan.surroundings import Limit
+from harness.plan.surroundings import Hardware, Limit
 from results.cell import Device
 
 

@@ -13,6 +13,7 @@ from harness.machine.device import nccl_settings, other_settings
 from harness.machine.torch_devices import torch_version
 from harness.plan.estimate import Earlier
 from harness.plan.schedule import PlannedLaunch, Progress, schedule
+from harness.plan.surroundings import Measured
 from reports.analysis.pooling import differing
 from reports.text import count
 from results.cell import inferred_out_of_memory, pruning_reason
@@ -123,6 +124,8 @@ class Tally:
     """The run that proved a cell under the present code."""
     earlier: dict[str, Earlier] = field(default_factory=dict)
     """The time that the runs of a cell took."""
+    measured: Measured = field(default_factory=Measured)
+    """What predictions of other cells need not assume."""
 
     def __post_init__(self) -> None:
         self._virtual = self.plan.virtual_cells
@@ -216,7 +219,7 @@ def study_tally(
 
     A run that a reviewer excluded does not count as done.
     """
-    return tally(
+    so_far = tally(
         study.review().counted(results),
         plan,
         conditions,
@@ -224,6 +227,8 @@ def study_tally(
         prune=options.prune,
         trained=trained_cells(study, plan),
     )
+    so_far.measured = Measured.of_study(study, filter(so_far.allows, results))
+    return so_far
 
 
 def uncounted(results: Sequence[RunResult], plan: Plan, conditions: Conditions) -> list[str]:

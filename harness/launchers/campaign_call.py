@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -67,7 +68,8 @@ class CampaignCall(LauncherCall):
         so_far = study_tally(study, plan, study.collect(), conditions, options)
         launches = so_far.planned(options.isolation)
         hosts = self.machine or Machine.here()
-        costs = estimate(launches, earlier=so_far.earlier, hardware=hosts.hardware)
+        hardware = replace(hosts.hardware, measured=so_far.measured)
+        costs = estimate(launches, earlier=so_far.earlier, hardware=hardware)
         for line in plan_summary(study, plan, launches, costs):
             console.note(line)
         context = CampaignContext(
@@ -103,5 +105,6 @@ def show_plan(
     """Print the plan, what it takes on such `hosts`, and the `line` of each launch. Writes nothing."""
     so_far = study_tally(study, plan, study.results(), conditions, call.run_options)
     launches = so_far.planned(call.run_options.isolation)
-    costs = estimate(launches, earlier=so_far.earlier, hardware=hosts.hardware)
+    hardware = replace(hosts.hardware, measured=so_far.measured)
+    costs = estimate(launches, earlier=so_far.earlier, hardware=hardware)
     plan_tables(call.console, study, plan, launches, costs, line=line)

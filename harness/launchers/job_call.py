@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 from harness.jobs.documents import Document, JobMaker, cost_lines, require_within_budget
 from harness.jobs.job_status import held_by_jobs
@@ -11,8 +12,8 @@ from harness.jobs.planned import PlannedJob, planned_jobs
 from harness.launch.tally import Conditions, study_tally
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import job_statuses
-from harness.plan.estimate import Hardware
 from harness.plan.schedule import PlannedLaunch
+from harness.plan.surroundings import Hardware
 from results.environment import CodeVersion
 from results.plan import Plan
 from results.site import SitePrice
@@ -73,7 +74,7 @@ class JobCall(LauncherCall):
             launches,
             per_cell=bool(self._options.jobs_per_cell),
             earlier=so_far.earlier,
-            hardware=self._hardware,
+            hardware=replace(self._hardware, measured=so_far.measured),
         )
         jobs = self.maker(study, plan, code)
         return launches, [self.document(jobs, one) for one in planned]

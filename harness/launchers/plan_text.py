@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.launch.machine import Machine
-from harness.plan.auto import Choice, ChoiceRow, StrategyCandidate, candidate_rows
+from harness.plan.auto import AUTO, Choice, ChoiceRow, StrategyCandidate, candidate_rows
 from harness.plan.estimate import Estimate
 from harness.plan.expand import auto_choices
 from harness.plan.points import MatrixPoint
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.study_file import SETTINGS
-from harness.plan.surroundings import MIB, SHARE
+from harness.plan.surroundings import MIB, SHARE, Measured
 from harness.plan.unfit import unchecked
 from harness.terminal.console import Console
 from harness.terminal.group_text import group_lines
@@ -34,10 +34,13 @@ _DEFAULTS = {"compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE, "lin
 """Axes by their default; a table has a column for such an axis only if it has other values."""
 CHOICE_COLUMNS = (
     *("candidate", "parameters", "gradients", "optimizer", "gathered", "buckets", "activations", "MiB"),
-    *("sent MiB", "compute s", "update s", "bubble s", "exposed s", "ms a sample", "fullest when", "verdict"),
+    *("sent MiB", "compute s", "update s", "bubble s", "exposed s", "ms a sample", "measured"),
+    *("fullest when", "verdict"),
 )
 """Columns of a table of candidates: memory by its parts at the fullest moment, and seconds of a step."""
-CHOICE_NUMERIC = tuple(name not in ("candidate", "fullest when", "verdict") for name in CHOICE_COLUMNS)
+CHOICE_NUMERIC = tuple(
+    name not in ("candidate", "measured", "fullest when", "verdict") for name in CHOICE_COLUMNS
+)
 
 
 def plan_summary(study: Study, plan: Plan, launches: Sequence[PlannedLaunch], costs: Estimate) -> list[str]:
@@ -101,7 +104,14 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     lines += [f"  skipped {number} x{sizes}: {reason}" for reason, sizes, number in _reasons(plan.skips)]
     unknown = Counter(reason for cell in plan.cells if (reason := unchecked(cell)) is not None)
     lines += [f"  not checked {number} x: {reason}" for reason, number in unknown.items()]
-    return [*lines, *_choice_lines(auto_choices(plan))]
+    return [*lines, *_choice_lines(weighed_choices(study, plan))]
+
+
+def weighed_choices(study: Study, plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
+    """What `auto` weighs for a plan, with what its study has measured; empty for a plan without `auto`."""
+    if AUTO not in plan.request.every_strategy:
+        return []
+    return auto_choices(plan, Measured.of_study(study, study.results()))
 
 
 def _choice_lines(weighed: Sequence[tuple[MatrixPoint, Choice]]) -> list[str]:
@@ -166,7 +176,7 @@ def plan_tables(
             ],
             numeric=[False] * (1 + len(axes)) + [True, True, False, False],
         )
-    for point, choice in auto_choices(plan):
+    for point, choice in weighed_choices(study, plan):
         key = point.key
         console.result(
             f"\nauto for {key.workload} on {point.gpus}, batch {key.batch_size}, {key.scaling} scaling"
@@ -206,6 +216,7 @@ def choice_row(row: ChoiceRow) -> list[str]:
         f"{candidate.sent / MIB:,.1f}",
         *(f"{value:.3g}" for value in seconds),
         f"{1e3 * candidate.sample_s:.3g}",
+        " and ".join(times.measured) or "nothing",
         memory.moment,
         _verdict(candidate, chosen=row.chosen),
     ]

@@ -84,10 +84,19 @@ class Choice:
     refused: tuple[tuple[str, Reason], ...]
     """Strategies that are refused for the point, with the reasons."""
     around: Surroundings
+    kept: str | None = None
+    """The strategy that the study has at this point already, and keeps."""
 
     @property
     def chosen(self) -> StrategyCandidate | None:
-        """The fastest that fits, or a simpler one that is as fast; None if none fits."""
+        """What the study has already, else the fastest that fits, or a simpler one that is as fast; None if
+        none fits."""
+        had = (candidate for candidate in self.candidates if candidate.strategy == self.kept)
+        return next(had, None) or self._now
+
+    @property
+    def _now(self) -> StrategyCandidate | None:
+        """What would be chosen in a new study."""
         return _best([candidate for candidate in self.candidates if candidate.fits])
 
     @property
@@ -109,6 +118,9 @@ class Choice:
                 return f"auto: no strategy can run this point: {why}"
             nearest = min(self.candidates, key=lambda candidate: candidate.memory.total)
             return f"auto: nothing fits: the nearest, {_need(nearest)}; {self._help()}"
+        if chosen is not self._now:
+            now = "nothing fits" if self._now is None else f"{self._now.strategy} would be chosen"
+            return f"because the study has it at this point already; in a new study {now}"
         if (wanted := self._missed(chosen)) is not None:
             # A candidate may be clearly faster than the choice with activation checkpointing.
             lighter = _best([candidate for candidate in self._checkpointed if candidate.fits])

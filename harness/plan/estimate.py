@@ -8,12 +8,14 @@ than are counted here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from harness.plan.predict import predicted_times
 from harness.plan.schedule import PlannedLaunch
-from results.catalogue.gpus import peak_flops_per_s
+from harness.plan.surroundings import Devices, Hardware, Surroundings, replica_seconds
 from results.cell import GPU_BLOCK_S, GPU_LONGEST_WARM_UP_S, Cell, Device
 from results.parts import VALUE_BYTES, Unknown
 from results.record import (
@@ -26,6 +28,7 @@ from results.record import (
     SUMMED_BYTES_PER_S,
 )
 from strategies.catalog import OPTIMIZERS, STRATEGIES
+from strategies.predictions import traffic
 from workloads.catalog import WORKLOADS, facts
 
 Basis = Literal["known", "assumed", "budget"]
@@ -34,25 +37,8 @@ STARTUP_S: Mapping[Device, float] = {"cpu": 8.0, "cuda": 15.0}
 """Seconds from the start of torchrun to the first cell. CPU: a trivial torchrun of 2 ranks took 7.9 to 9.5 s
 on a 2-core machine, of which `import torch` was 2.6 to 3.0 s (torch 2.13). CUDA: the same, with some seconds
 for the CUDA context and NCCL's first communicator; assumed, not measured."""
-CPU_CORE_FLOPS_PER_S = 50e9
-"""One core in fp32 on large matrix products: measured on a 2-core x86 machine with torch 2.13."""
-PEAK_SHARE = 0.4
-"""Share of a GPU's dense peak that a training step reaches: assumed."""
-BACKWARD_AND_FORWARD = 3
-"""Ratio of the FLOPs of forward and backward to the FLOPs of forward: backward has two products for each of
-forward's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
 _BUDGETED = ("warm-up", "measure")
 """Parts of a run that may take longer than in an earlier one, up to their limits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """Hardware from which step times are assumed if none are known."""
-
-    cores: int | None = None
-    """CPU cores of a node; ranks beyond them share. None: each rank has a core."""
-    gpu_name: str | None = None
-    """Name as its driver gives it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +62,8 @@ class StepTime:
     basis: Basis
     seconds: float | Unknown
     """Unknown where the basis is only the budget."""
+    measured: tuple[str, ...] = ()
+    """What of an assumed time was measured, as in `predict.StepTimes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +84,15 @@ class Estimate:
     def notes(self) -> tuple[str, ...]:
         """Sentences that say how many cells rest on which basis; empty if all is known from earlier runs."""
         bases = [step.basis for step in self.bases.values()]
-        total, assumed, budget = len(bases), bases.count("assumed"), bases.count("budget")
+        total, budget = len(bases), bases.count("budget")
         unknown = (step.seconds for step in self.bases.values() if isinstance(step.seconds, Unknown))
+        assumed = Counter(step.measured for step in self.bases.values() if step.basis == "assumed")
         notes = []
-        if assumed:
-            notes.append(
-                f"assumed: step times of {assumed} of {total} cells follow from their FLOPs, unmeasured"
-            )
+        for measured, number in sorted(assumed.items()):
+            origin = "measured computation" if "computation" in measured else "their FLOPs"
+            network = "the measured network" if "network" in measured else "an assumed network"
+            told = f"assumed: step times of {number} of {total} cells follow from {origin} and {network}"
+            notes.append(told if measured else f"{told}, unmeasured")
         if budget:
             reasons = "; ".join(dict.fromkeys(step.reason for step in unknown))
             notes.append(f"assumed: {budget} of {total} cells take their measuring budget: {reasons}")
@@ -119,15 +109,18 @@ def estimate(
 
     `earlier` holds what earlier runs took, by cell id; what they did not record is modelled (`run_parts`).
     A run is taken to use its whole budget, so that runs that reach their target sooner end earlier than said
-    here.
+    here. The steps of other cells are replayed (`predict.predicted_times`).
     """
     machine = hardware or Hardware()
-    cells = {cell.id: cell for launch in launches for cell in launch.cells}
+    cells = {cell.id: (cell, launch) for launch in launches for cell in launch.cells}
     steps = {
         cell_id: estimated_step_time(
-            cell, known_ns=earlier[cell_id].step_ns if cell_id in earlier else None, hardware=machine
+            cell,
+            known_ns=earlier[cell_id].step_ns if cell_id in earlier else None,
+            hardware=machine,
+            gpus_per_node=launch.placement.gpus_per_node,
         )
-        for cell_id, cell in cells.items()
+        for cell_id, (cell, launch) in cells.items()
     }
     proven = set(earlier)
     estimates: list[float] = []
@@ -143,37 +136,28 @@ def estimate(
     return Estimate(launches=tuple(estimates), device_hours=device_hours, bases=steps)
 
 
-def estimated_step_time(cell: Cell, *, known_ns: float | None, hardware: Hardware) -> StepTime:
-    """The step time of a cell: known, or its FLOPs over an assumed rate of its devices, or Unknown.
+def estimated_step_time(
+    cell: Cell, *, known_ns: float | None, hardware: Hardware, gpus_per_node: int | None = None
+) -> StepTime:
+    """The step time of a cell: known, or a replay of its computation and messages, or Unknown.
 
-    The ranks of a replica are taken to have equal parts of its work; a pipeline's wait for its bubble.
+    Messages of compressed gradients and of our own collectives have no closed form, and count as none. Of a
+    model without parts the FLOPs over an assumed rate are taken.
     """
     if known_ns is not None:
         return StepTime(basis="known", seconds=known_ns / 1e9)
     alone = replica_seconds(cell, hardware)
     if isinstance(alone, Unknown):
         return StepTime(basis="budget", seconds=alone)
-    idle = STRATEGIES.facts(cell.strategy).bubble(cell.gpus)
-    return StepTime(basis="assumed", seconds=alone / cell.model_parallel * (1 + idle))
-
-
-def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
-    """Seconds in which one device would compute all of a replica's step."""
-    forward = facts(WORKLOADS.parse(cell.workload)).forward_flops
-    if isinstance(forward, Unknown):
-        return Unknown(f"the FLOPs of {cell.workload} are {forward}")
-    # FLOP/s of one worker's share of the machine.
-    if cell.device == "cpu":
-        crowd = max(1.0, cell.gpus / (hardware.cores or cell.gpus))
-        rate = CPU_CORE_FLOPS_PER_S / crowd
-    elif hardware.gpu_name is None:
-        return Unknown("the kind of GPU is unknown")
-    else:
-        peak = peak_flops_per_s(hardware.gpu_name, cell.precision)
-        if peak is None:
-            return Unknown(f"the GPU catalogue has no peak of {hardware.gpu_name} in {cell.precision}")
-        rate = PEAK_SHARE * peak
-    return BACKWARD_AND_FORWARD * forward * cell.batch_per_replica / rate
+    parts = facts(WORKLOADS.parse(cell.workload)).parts
+    if isinstance(parts, Unknown):
+        idle = STRATEGIES.facts(cell.strategy).bubble(cell.gpus)
+        return StepTime(basis="assumed", seconds=alone / cell.model_parallel * (1 + idle))
+    devices = Devices(cores=hardware.cores, gpu_name=hardware.gpu_name, measured=hardware.measured)
+    around = Surroundings.of(cell, devices, gpus_per_node)
+    placed = around.placed(cell)
+    times = predicted_times(placed, parts, traffic(placed, parts) if cell.dense else [], around)
+    return StepTime(basis="assumed", seconds=times.step, measured=times.measured)
 
 
 def run_seconds(cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[str, float]) -> float:

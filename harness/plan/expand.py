@@ -19,7 +19,7 @@ from harness.plan.points import (
     workloads_of,
 )
 from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
-from harness.plan.surroundings import MIB, Devices, Limit, devices_of
+from harness.plan.surroundings import MIB, Devices, Limit, Measured, devices_of
 from harness.plan.unfit import misplaced, unlinkable, unsplittable
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
@@ -49,12 +49,14 @@ def expand(
     With `baseline`, the plan and its request include `single` on one worker where that size was asked for,
     no point names `single`, and the strategies need more workers.
 
-    `earlier` are the study's plans so far, oldest first; their strong series keep their global batch.
+    `earlier` are the study's plans so far, oldest first; their strong series keep their global batch, and
+    their points what `auto` chose.
     `limit` turns what does not fit into skips. A cell of an earlier plan is not skipped for its memory.
     Raises UsageError where a `py:` workload's source or a data file cannot be read.
     """
     builder = _PlanBuilder(request, GlobalBatches(request, earlier), limit or Limit())
     builder.planned = frozenset(cell.id for plan in earlier for cell in plan.cells)
+    builder.kept = _kept_choices(earlier)
     for point in points(request):
         builder.add(point)
     if baseline and BASELINE_STRATEGY not in request.every_strategy:
@@ -71,14 +73,16 @@ def expand(
     )
 
 
-def auto_choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
-    """Choose again for each point of `auto`, except points that are skipped for other reasons.
+def auto_choices(plan: Plan, measured: Measured | None = None) -> list[tuple[MatrixPoint, Choice]]:
+    """Weigh the strategies again for each point of `auto`, except points that are skipped for other reasons.
 
-    On the same machine the choices equal those that the plan was made by.
+    What the plan has chosen stays chosen.
     """
     if AUTO not in plan.request.every_strategy:
         return []
-    builder = _PlanBuilder(plan.request, GlobalBatches(plan.request, (plan,)), Limit())
+    limit = Limit(measured=measured or Measured())
+    builder = _PlanBuilder(plan.request, GlobalBatches(plan.request, (plan,)), limit)
+    builder.kept = _kept_choices((plan,))
     skipped = {MatrixPoint(key=skip.series_id, gpus=skip.gpus) for skip in plan.skips}
     weighed = []
     for point in points(plan.request):
@@ -87,6 +91,25 @@ def auto_choices(plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
             if isinstance(choice, Choice) and (choice.chosen is None) == (point in skipped):
                 weighed.append((point, choice))
     return weighed
+
+
+def _kept_choices(plans: Iterable[Plan]) -> dict[MatrixPoint, tuple[str, ...]]:
+    """Map each point to the strategies that plans with `auto` have there: if such a plan also names some, the
+    others, of which one is the choice, or all where it named the choice too."""
+    kept: dict[MatrixPoint, tuple[str, ...]] = {}
+    for plan in plans:
+        if AUTO not in plan.request.every_strategy:
+            continue
+        cells = {cell.id: cell.gpus for cell in plan.cells}
+        there: dict[MatrixPoint, list[str]] = {}
+        for series in plan.series:
+            for cell in series.cells:
+                point = MatrixPoint(key=replace(series.id, strategy=AUTO), gpus=cells[cell])
+                there.setdefault(point, []).append(series.strategy)
+        for point, names in there.items():
+            unnamed = [name for name in names if name not in plan.request.every_strategy]
+            kept.setdefault(point, tuple(unnamed or names))
+    return kept
 
 
 class _PlanBuilder:
@@ -104,6 +127,8 @@ class _PlanBuilder:
         self._weighed: dict[MatrixPoint, str | None] = {}
         self.planned: frozenset[str] = frozenset()
         """Ids of cells that stay in the plan even if they do not fit."""
+        self.kept: dict[MatrixPoint, tuple[str, ...]] = {}
+        """The strategies of which an earlier `auto` chose one, by point."""
 
     def add(self, point: MatrixPoint) -> None:
         if point.key.strategy == AUTO and point.excluded_by is None:
@@ -172,8 +197,14 @@ class _PlanBuilder:
         def made(strategy: str) -> Cell | Reason:
             return self._cell(replace(point, key=replace(point.key, strategy=strategy)))
 
-        devices, per_node = gpus or devices_of(self._request), self._request.gpus_per_node
-        return choose(self._probe(point), made, devices=devices, gpus_per_node=per_node)
+        devices = replace(gpus or devices_of(self._request), measured=self._limit.measured)
+        per_node = self._request.gpus_per_node
+        found = choose(self._probe(point), made, devices=devices, gpus_per_node=per_node)
+        if isinstance(found, Reason):
+            return found
+        now = found.chosen.strategy if found.chosen is not None else None
+        had = self.kept.get(point, ())
+        return replace(found, kept=now if now in had else next(iter(had), None))
 
     def series(self) -> Iterable[Series]:
         for key, cells in self._members.items():

@@ -1,30 +1,34 @@
 """Predicts the memory of a cell and the time of its step before it runs.
 
-The time is the sum of its computation (FLOPs over an assumed rate), its update (bytes over the rate of
-memory), a pipeline's bubble, and the messages that do not overlap with computation:
-
-    exposed = blocking + max(short(forward) + short(backward), all overlapping messages - C)
-    short(passes) = max(0, overlapping one of them - T / accumulation, overlapping any of them - T)
-
-where C is the computation, and T its passes of that kind: a third of it is forward, two thirds are backward.
-Predictions serve to choose, not to report: unknown facts of the machine are assumed, and stated.
+The time is a replay (`strategies.closed_form.replay`) of the step's computation and messages. What the
+study has measured (`Measured`) goes before what is assumed: computation of the same local batch before FLOPs
+over an assumed rate, the network's table before assumed links. A pipeline's bubble is added. Predictions
+serve to choose and to plan; `StepTimes.measured` says which parts were measured.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
-from harness.plan.estimate import BACKWARD_AND_FORWARD, replica_seconds
-from harness.plan.surroundings import CORE_BYTES_PER_S, HOST_LINK_BYTES_PER_S, Surroundings, devices_here
+from harness.plan.surroundings import (
+    BACKWARD_AND_FORWARD,
+    CORE_BYTES_PER_S,
+    HOST_LINK_BYTES_PER_S,
+    Surroundings,
+    devices_here,
+    local_work,
+    replica_seconds,
+)
 from results.cell import Cell
-from results.parts import ModelParts, Unknown
+from results.parts import VALUE_BYTES, ModelParts, Unknown
 from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout
 from strategies.closed_form.moments import Footprint
-from strategies.closed_form.terms import Overlap, Term
+from strategies.closed_form.replay import AT_ONCE, Work, operations_of, replay
+from strategies.closed_form.terms import Term
 from strategies.predictions import footprint, least_bytes
 from workloads.catalog import WORKLOADS, facts
 
@@ -40,6 +44,8 @@ class StepTimes:
     update: float
     bubble: float
     exposed: float
+    measured: tuple[str, ...] = ()
+    """What was measured, `computation` and `network`; the rest is assumed."""
 
     @property
     def step(self) -> float:
@@ -81,24 +87,52 @@ def unpredicted(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around: Surroundings) -> StepTimes:
-    alone = replica_seconds(cell, around.hardware)
-    assert not isinstance(alone, Unknown), "with parts FLOPs are known, and so is the assumed GPU's peak"
+    """Replay a step of a cell that sends `terms`; its groups lie on the nodes of `around`."""
+    work, is_measured = step_work(cell, parts, around)
+    groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
+    operations = operations_of(terms, work, groups, around.outlet)
+    seconds = partial(around.seconds, groups=groups)
+    found = replay(work, operations, seconds, at_once=AT_ONCE[cell.backend])
+    by_table = bool(operations) and all(map(around.is_measured, operations))
+    return StepTimes(
+        compute=work.passes_s,
+        update=work.update_s,
+        bubble=work.passes_s * STRATEGIES.facts(cell.strategy).bubble(cell.gpus),
+        exposed=found.exposed_s,
+        measured=("computation",) * is_measured + ("network",) * by_table,
+    )
+
+
+def step_work(cell: Cell, parts: ModelParts, around: Surroundings) -> tuple[Work, bool]:
+    """Return the computation of the busiest rank, and whether it was measured."""
     strategy = STRATEGIES.facts(cell.strategy)
-    once = alone * strategy.busiest_share(cell, parts)
-    compute = once * (REPEATED_SHARE if cell.activation_checkpointing is True else 1.0)
-    # For each parameter it and its state are read and written, and its gradient is read.
-    values = 3 + 2 * OPTIMIZERS.facts(cell.optimizer).state_values
-    update = values * strategy.updated_bytes(cell, parts) / around.memory_rate
+    share, updated = strategy.busiest_share(cell, parts), strategy.updated_bytes(cell, parts)
     # Offloaded shards move to the GPU twice and gradients back, and the update is in the host's memory.
     there = _offloaded(cell, parts)
     moved = 2 * there.parameters + there.gradients
+    # For each parameter it and its state are read and written, and its gradient is read.
+    values = 3 + 2 * OPTIMIZERS.facts(cell.optimizer).state_values
     offloading = moved / HOST_LINK_BYTES_PER_S + values * there.gradients / CORE_BYTES_PER_S
-    return StepTimes(
-        compute=compute,
-        update=update + offloading,
-        bubble=compute * strategy.bubble(cell.gpus),
-        exposed=_exposed(cell, terms, (once / BACKWARD_AND_FORWARD, compute), around),
-    )
+    known = around.devices.measured.works.get(local_work(cell))
+    if known is not None:
+        crowd, whole = around.crowd, VALUE_BYTES * parts.trained.values
+        return Work(
+            forward_s=crowd * share * known.forward_s,
+            backward_s=crowd * share * known.backward_s,
+            update_s=crowd * known.update_s * (updated / whole if whole else 1.0) + offloading,
+            micro_batches=cell.accumulation,
+        ), True
+    alone = replica_seconds(cell, around.hardware)
+    assert not isinstance(alone, Unknown), "with parts FLOPs are known, and so is the assumed GPU's peak"
+    once = alone * share
+    forward = once / BACKWARD_AND_FORWARD
+    compute = once * (REPEATED_SHARE if cell.activation_checkpointing is True else 1.0)
+    return Work(
+        forward_s=forward,
+        backward_s=compute - forward,
+        update_s=values * updated / around.memory_rate + offloading,
+        micro_batches=cell.accumulation,
+    ), False
 
 
 def offloaded_bytes(cell: Cell, parts: ModelParts) -> int:
@@ -114,23 +148,3 @@ def _offloaded(cell: Cell, parts: ModelParts) -> Footprint:
         return Footprint(moment="update", parameters=0)
     moments = strategy.moments(msgspec.structs.replace(cell, device="cpu", backend="gloo"), parts)
     return next(moment for moment in moments if moment.moment == "update")
-
-
-def _exposed(
-    cell: Cell, terms: Sequence[Term], computation: tuple[float, float], around: Surroundings
-) -> float:
-    """Seconds of messages that do not overlap with `computation` (of forward passes, and of a whole step)."""
-    forward, compute = computation
-    groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
-    spent: dict[Overlap, float] = defaultdict(float)
-    for term in terms:
-        spent[term.overlap] += around.seconds(term, groups)
-
-    def short(one: Overlap, every: Overlap, passes: float) -> float:
-        """Seconds by which messages outlast the passes of one micro-batch, or of all of them."""
-        return max(0.0, spent[one] - passes / cell.accumulation, spent[one] + spent[every] - passes)
-
-    apart = short("first forward", "forward", forward)
-    apart += short("last backward", "backward", compute - forward)
-    blocking = spent.pop("none", 0.0)
-    return blocking + max(apart, sum(spent.values()) - compute)

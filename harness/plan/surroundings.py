@@ -6,22 +6,45 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from math import log2
+from statistics import median
 
 import msgspec
 
 from harness.machine.device import usable_cores, visible_gpus
-from harness.plan.estimate import CPU_CORE_FLOPS_PER_S, PEAK_SHARE, Hardware
 from results.catalogue.gpus import link_bytes_per_s, memory_bytes, memory_bytes_per_s, peak_flops_per_s
-from results.cell import Cell, Device
-from results.groups import GroupLayout
+from results.cell import (
+    BASELINE_STRATEGY,
+    DEFAULT_COLLECTIVE,
+    UNCOMPRESSED,
+    Cell,
+    Device,
+    StepPolicy,
+)
+from results.groups import Dimension, GroupLayout
+from results.network import NETWORK_FILE, NetworkTable
 from results.notation import link_text
+from results.outcome import Outcome
+from results.parts import Unknown
 from results.plan import Placement, Request, has_virtual_nodes
-from strategies.closed_form.terms import Term
+from results.run import RunResult
+from results.schemas import NETWORK
+from results.store import Study
+from strategies.closed_form.replay import Operation, Work
+from strategies.closed_form.terms import Collective, wire_factor
+from workloads.catalog import WORKLOADS, facts
 
+CPU_CORE_FLOPS_PER_S = 50e9
+"""One core in fp32 on large matrix products: measured on a 2-core x86 machine with torch 2.13."""
+PEAK_SHARE = 0.4
+"""Share of a GPU's dense peak that a training step reaches: assumed."""
+BACKWARD_AND_FORWARD = 3
+"""Ratio of the FLOPs of forward and backward to the FLOPs of forward: backward has two products for each of
+forward's (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
 MIB = 2**20
 SHARE = 0.95
 """Share of the memory that a prediction may take."""
@@ -37,13 +60,89 @@ NETWORK_SHARE = 0.7
 """Share of the rate of a node's network that is reached."""
 ACROSS_BYTES_PER_S: Mapping[Device, float] = {"cpu": 1.25e9, "cuda": NETWORK_SHARE * 25e9}
 """Rate of a node's network if it is unknown: 10 Gbit/s, and that share of 200 Gbit/s."""
-LATENCY_S: Mapping[Device, float] = {"cpu": 200e-6, "cuda": 30e-6}
-"""Latency of one operation."""
+OPERATION_S: Mapping[Device, float] = {"cpu": 100e-6, "cuda": 25e-6}
+"""Latency of one operation however few ranks it has: assumed."""
+HOP_S: Mapping[Device, float] = {"cpu": 100e-6, "cuda": 5e-6}
+"""Latency in addition for each hop of an operation: assumed. Between p ranks they are taken to be the mean of
+log2 p (a tree) and p - 1 (a ring), of which a library chooses."""
 CORE_BYTES_PER_S = 10e9
 """Rate of an update on one core: assumed."""
 GPU_MEMORY_SHARE = 0.8
 HOST_LINK_BYTES_PER_S = 20e9
 """Rate between a GPU and its host: assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a study has measured of steps and of its network."""
+
+    works: Mapping[str, Work] = field(default_factory=dict)
+    """The computation of a rank, by `local_work`; never of another local batch."""
+    network: NetworkTable | None = None
+
+    @classmethod
+    def of_study(cls, study: Study, results: Iterable[RunResult]) -> Measured:
+        """Take what these runs of a study and the network table in its folder say.
+
+        Raises SchemaError for a table that cannot be read.
+        """
+        path = study.root / NETWORK_FILE
+        table = NETWORK.read(path) if path.exists() else None
+        return cls.of(results, (cell for plan in study.plans() for cell in plan.cells), table)
+
+    @classmethod
+    def of(
+        cls, results: Iterable[RunResult], cells: Iterable[Cell], network: NetworkTable | None = None
+    ) -> Measured:
+        """Take the median computation of each local batch from the undisturbed runs of its smallest cell."""
+        runs: dict[str, list[Work]] = defaultdict(list)
+        for run in results:
+            if run.outcome is Outcome.OK and not run.disturbed and (work := _work_of(run)) is not None:
+                runs[run.cell_id].append(work)
+        found: dict[str, Work] = {}
+        for cell in sorted(cells, key=lambda cell: (cell.gpus, cell.id)):
+            if cell.id in runs and cell.model_parallel == 1:
+                parts = {
+                    name: median(getattr(work, name) for work in runs[cell.id])
+                    for name in ("forward_s", "backward_s", "update_s")
+                }
+                found.setdefault(local_work(cell), Work(**parts, micro_batches=cell.accumulation))
+        return cls(works=found, network=network)
+
+
+def local_work(cell: Cell) -> str:
+    """Return what cells have in common whose ranks compute the same."""
+    alone = {"strategy": BASELINE_STRATEGY, "compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE}
+    steps = StepPolicy()
+    return msgspec.structs.replace(
+        cell, gpus=1, model_parallel=1, node_size=None, link_mbit_per_s=None, steps=steps, **alone
+    ).id
+
+
+def _work_of(run: RunResult) -> Work | None:
+    """Split the computation of a run, which includes the update, by its phases; None if it was not measured.
+
+    On several ranks the passes contain waits: a third of them is taken to be forward."""
+    if run.budget is None:
+        return None
+    compute, phases = run.budget.compute_ns / 1e9, run.phase_ns
+    update = min(phases.get("optimizer", 0.0) / 1e9, compute)
+    forward = (compute - update) / BACKWARD_AND_FORWARD
+    if run.ranks_expected == 1:
+        forward = min(phases.get("forward", 0.0) / 1e9, compute - update)
+    return Work(forward_s=forward, backward_s=compute - update - forward, update_s=update)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Hardware from which step times are assumed if none are known."""
+
+    cores: int | None = None
+    """CPU cores of a node; ranks beyond them share. None: each rank has a core."""
+    gpu_name: str | None = None
+    """Name as its driver gives it."""
+    measured: Measured = Measured()
+    """What need not be assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +157,8 @@ class Devices:
     gpu_bytes: int | None = None
     network_gbit_per_s: float | None = None
     """Rate of all adapters of a node together."""
+    measured: Measured = Measured()
+    """What predictions need not assume."""
 
 
 @cache
@@ -162,6 +263,12 @@ class Surroundings:
         return GPU_MEMORY_SHARE * (memory_bytes_per_s(self.name) or 1e12)
 
     @property
+    def crowd(self) -> float:
+        """Ranks that share a core of their host, at least 1."""
+        shares = self.cell.device == "cpu" and self.devices.cores is not None
+        return max(1.0, self.host_size / (self.devices.cores or 1)) if shares else 1.0
+
+    @property
     def hardware(self) -> Hardware:
         """Hardware of all ranks, which share the cores of all hosts."""
         cores, hosts = self.devices.cores, self.cell.gpus // self.host_size
@@ -170,12 +277,44 @@ class Surroundings:
             gpu_name=self.name if self.cell.device == "cuda" else None,
         )
 
-    def seconds(self, term: Term, groups: GroupLayout) -> float:
-        """Seconds of one kind of message: a rank sends at most `inside` bytes a second, and the ranks of an
-        outlet at most `across`."""
-        leaving = leaving_bytes(term, groups, self.outlet)
-        moving = max(term.wire_bytes / self.inside, leaving / self.across)
-        return moving + term.operations * LATENCY_S[self.cell.device]
+    def seconds(self, operation: Operation, groups: GroupLayout) -> float:
+        """Seconds of one operation while no other runs, by the study's network table where that covers it,
+        else assumed.
+
+        A rank sends at most `inside` bytes a second, and the ranks of an outlet at most `across`. Groups that
+        leave a node together share its way out: by the table, as its ranks do in one group over the same
+        nodes.
+        """
+        table = self.network
+        if operation.ranks == 1:
+            return 0.0
+        if table is None or not self.is_measured(operation):
+            leaving = leaving_bytes(operation, groups, self.outlet)
+            moving = max(operation.wire_bytes / self.inside, leaving / self.across)
+            hops = 1.0 if operation.collective == "send" else operation.ranks - 1
+            hops = (log2(1 + hops) + hops) / 2
+            return moving + OPERATION_S[self.cell.device] + hops * HOP_S[self.cell.device]
+        kind, payload, ranks = operation.collective, operation.payload_bytes, operation.ranks
+        alone = table.seconds(kind, payload, ranks, operation.nodes).seconds
+        together = ranks * operation.rivals
+        if operation.rivals == 1 or not table.covers(kind, together, operation.nodes):
+            return alone
+        # The busiest node of one ring over all these ranks sends as much as those of the groups do.
+        whole = operation.rivals * operation.wire_bytes / wire_factor(kind, together)
+        return max(alone, table.seconds(kind, whole, together, operation.nodes).seconds)
+
+    def is_measured(self, operation: Operation) -> bool:
+        """Whether the study's network table covers an operation."""
+        table = self.network
+        return table is not None and table.covers(operation.collective, operation.ranks, operation.nodes)
+
+    @property
+    def network(self) -> NetworkTable | None:
+        """The study's network table, if it is of this backend and under this link."""
+        table = self.devices.measured.network
+        if table is None or table.facts.link_mbit_per_s != self.cell.link_mbit_per_s:
+            return None
+        return table if table.facts.backend == self.cell.backend else None
 
     def lines(self) -> list[str]:
         """The basis of a choice in lines, including its assumptions."""
@@ -239,26 +378,59 @@ class Surroundings:
         host = Placement(nodes=1, gpus_per_node=self.host_size)
         if cell.link_mbit_per_s is None and has_virtual_nodes(cell, host):
             lines.append(f"virtual nodes of {self.node_size} are parts of a host, and send as inside of it")
-        return [*lines, f"{1e3 * LATENCY_S[cell.device]:g} ms an operation (assumed)"]
+        latency = (
+            f"{1e3 * OPERATION_S[cell.device]:g} ms an operation and {1e3 * HOP_S[cell.device]:g} ms a hop"
+        )
+        lines.append(f"{latency} (assumed)")
+        if self.network is not None:
+            lines.append(f"groups that the study's {NETWORK_FILE} covers: as measured there")
+        return lines
 
 
-def leaving_bytes(term: Term, groups: GroupLayout, node_size: int) -> float:
-    """Bytes of a message that leave the busiest node, if nodes are `node_size` consecutive ranks.
+def leaving_bytes(operation: Operation, groups: GroupLayout, node_size: int) -> float:
+    """Bytes of an operation that leave the busiest node, if nodes are `node_size` consecutive ranks.
 
     In an all-to-all each rank sends a p-th of its buffer to every other; of a pipeline what goes over an edge
     leaves; all else goes around a ring, or down a chain.
     """
+    edges = _leaving_edges(groups, operation.dimension, operation.collective, node_size)
+    if operation.collective == "all-to-all":
+        return edges * operation.payload_bytes / operation.ranks
+    return edges * operation.wire_bytes
+
+
+@cache
+def _leaving_edges(groups: GroupLayout, dimension: Dimension, collective: Collective, node_size: int) -> int:
+    """Count the pairs of ranks that send to each other out of the busiest node."""
     out: Counter[int] = Counter()
-    for ranks in groups.groups(term.dimension):
-        if term.collective == "all-to-all":
+    for ranks in groups.groups(dimension):
+        if collective == "all-to-all":
             for node, members in Counter(rank // node_size for rank in ranks).items():
                 out[node] += members * (len(ranks) - members)
             continue
-        after = ranks[1:] if term.collective == "send" else [*ranks[1:], ranks[0]]
+        after = ranks[1:] if collective == "send" else [*ranks[1:], ranks[0]]
         for rank, following in zip(ranks, after, strict=False):
             out[rank // node_size] += rank // node_size != following // node_size
-    most = max(out.values(), default=0)
-    return most * (term.payload_bytes / term.ranks if term.collective == "all-to-all" else term.wire_bytes)
+    return max(out.values(), default=0)
+
+
+def replica_seconds(cell: Cell, hardware: Hardware) -> float | Unknown:
+    """Seconds in which one device would compute all of a replica's step."""
+    forward = facts(WORKLOADS.parse(cell.workload)).forward_flops
+    if isinstance(forward, Unknown):
+        return Unknown(f"the FLOPs of {cell.workload} are {forward}")
+    # FLOP/s of one worker's share of the machine.
+    if cell.device == "cpu":
+        crowd = max(1.0, cell.gpus / (hardware.cores or cell.gpus))
+        rate = CPU_CORE_FLOPS_PER_S / crowd
+    elif hardware.gpu_name is None:
+        return Unknown("the kind of GPU is unknown")
+    else:
+        peak = peak_flops_per_s(hardware.gpu_name, cell.precision)
+        if peak is None:
+            return Unknown(f"the GPU catalogue has no peak of {hardware.gpu_name} in {cell.precision}")
+        rate = PEAK_SHARE * peak
+    return BACKWARD_AND_FORWARD * forward * cell.batch_per_replica / rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +447,8 @@ class Limit:
     """Why no link can be made here; None if one can be made."""
     gpus: Devices | None = None
     """The GPUs whose memory each cell must fit into; None if memory is not limited."""
+    measured: Measured = Measured()
+    """What the study has measured, by which `auto` chooses."""
 
     @property
     def gpu_bytes(self) -> int | None:

@@ -11,10 +11,12 @@ k-th of its rate. Computation is as fast beside operations as without them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from heapq import heappop, heappush
+from itertools import islice
 from math import ceil, inf
 from statistics import fmean
 from typing import Literal
@@ -145,20 +147,28 @@ def replay(
 def _wall_s(
     compute_s: float, operations: Sequence[Operation], times: Sequence[float], at_once: int, factor: float
 ) -> float:
-    """Return the end of a step whose computation takes `factor` times as long, event by event."""
+    """Return the end of a step whose computation takes `factor` times as long, event by event.
+
+    `times` are the seconds of each operation if it runs alone.
+    """
     end = factor * compute_s
     ready = [min(end, factor * each.ready_s) for each in operations]
     needed = [min(end, factor * max(each.ready_s, each.needed_s)) for each in operations]
-    left = list(times)
-    to_come = sorted(range(len(left)), key=ready.__getitem__)[::-1]
-    queues: dict[Dimension, list[int]] = {}
+    left = [*times, 0.0]
+    to_come = sorted(range(len(times)), key=ready.__getitem__)[::-1]
+    blocking = -1
+    queues: dict[Dimension, deque[int]] = defaultdict(deque)
+    deadlines: list[tuple[float, int]] = []
     now = computed = 0.0
-    while to_come or queues or computed < end:
-        while to_come and ready[to_come[-1]] <= computed:
-            queues.setdefault(operations[to_come[-1]].dimension, []).append(to_come.pop())
-        waiting = [index for queue in queues.values() for index in queue]
-        running = [index for queue in queues.values() for index in queue[:at_once]]
-        goal = min([end, *(needed[index] for index in waiting), *(ready[index] for index in to_come[-1:])])
+    while to_come or deadlines or computed < end:
+        # A thread that waits for an operation begins no other.
+        while to_come and ready[to_come[-1]] <= computed and left[blocking] <= _DONE_S:
+            index = to_come.pop()
+            blocking = index if operations[index].blocks else blocking
+            queues[operations[index].dimension].append(index)
+            heappush(deadlines, (needed[index], index))
+        running = [index for queue in queues.values() for index in islice(queue, at_once)]
+        goal = min(end, ready[to_come[-1]] if to_come else end, deadlines[0][0] if deadlines else end)
         # Computation stands still where an operation is needed.
         ahead = max(0.0, goal - computed)
         first = min((left[index] for index in running), default=inf) * len(running)
@@ -168,8 +178,10 @@ def _wall_s(
             computed = goal if passed == ahead else computed + passed
         for index in running:
             left[index] -= passed / len(running)
-        unfinished = {key: [i for i in queue if left[i] > _DONE_S] for key, queue in queues.items()}
-        queues = {key: queue for key, queue in unfinished.items() if queue}
+            if left[index] <= _DONE_S:
+                queues[operations[index].dimension].remove(index)
+        while deadlines and left[deadlines[0][1]] <= _DONE_S:
+            heappop(deadlines)
     return now
 
 

@@ -23,9 +23,9 @@ from harness.jobs.planned import planned_jobs
 from harness.launchers.launcher import MatrixCall
 from harness.launchers.manual import ManualLauncher
 from harness.launchers.slurm.call import run_document
-from harness.plan.estimate import Hardware
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, STUDY_FILE, StudyFile
+from harness.plan.surroundings import Hardware
 from harness.terminal.console import Console
 from harness.worker.rank.context import allocation
 from results.environment import CodeVersion

@@ -30,10 +30,11 @@ from harness.launchers.slurm import launcher as job_status
 from harness.launchers.slurm.allocation import Allocation
 from harness.launchers.slurm.call import run_document
 from harness.machine.code import checkout, code_hash
-from harness.plan.estimate import Hardware, estimate
+from harness.plan.estimate import estimate
 from harness.plan.expand import expand
 from harness.plan.schedule import schedule
 from harness.plan.study_file import StudyFile
+from harness.plan.surroundings import Hardware
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import Job, JobEnd, RunOptions, Submission

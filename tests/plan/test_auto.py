@@ -188,6 +188,7 @@ def test_the_explanation_has_the_numbers_of_the_closed_forms() -> None:
     assert told["ddp"]["fullest when"] == footprint(choice.candidates[0].cell, parts).moment
     assert [name for name, numeric in zip(CHOICE_COLUMNS, CHOICE_NUMERIC, strict=True) if not numeric] == [
         "candidate",
+        "measured",
         "fullest when",
         "verdict",
     ]
@@ -196,8 +197,8 @@ def test_the_explanation_has_the_numbers_of_the_closed_forms() -> None:
 def test_time_by_hand() -> None:
     """ddp on 2, GPT nano, 4 samples at 50 GFLOP/s: 3 x 4 x forward FLOPs.
 
-    L (24 T d^2 + 4 T^2 d) + 2 T d V = 4 (25,165,824 + 2,097,152) + 4,194,304 = 113,246,208. Gradients of
-    3,358,720 bytes take 1 x that at 1 GB/s and 2 operations of 0.2 ms, less than two thirds of the step.
+    L (24 T d^2 + 4 T^2 d) + 2 T d V = 4 (25,165,824 + 2,097,152) + 4,194,304 = 113,246,208. The gradients are
+    two buckets, and the last of them is exposed: 1 x its bytes at 1 GB/s and 0.2 ms.
     """
     choice = weighed(plan_of(workload="gpt-nano", gpus=2, strategy="auto", batch_size=4))
     ddp = choice.candidates[0]
@@ -205,14 +206,18 @@ def test_time_by_hand() -> None:
     parts = parts_of("gpt-nano")
     # AdamW: parameters and two values of state read and written, gradients read.
     assert ddp.times.update == pytest.approx(7 * 4 * parts.values / 10e9)
-    assert (ddp.times.exposed, ddp.times.bubble) == (0, 0)
+    [sums] = ddp.terms
+    first, last = sums.pieces
+    assert first.payload_bytes + last.payload_bytes == 4 * parts.values
+    assert ddp.times.exposed == pytest.approx(last.payload_bytes / 1e9 + 200e-6)
+    assert ddp.times.bubble == 0
     pipeline = next(c for c in choice.candidates if c.strategy == "pipeline:1f1b")
     assert pipeline.times.bubble == pytest.approx(pipeline.times.compute / 4)
 
 
 def test_gradients_hide_behind_the_last_micro_batch_alone() -> None:
-    """ddp over 100 Mbit/s: 1 x the gradients' bytes at 12.5 MB/s and 2 operations of 0.2 ms, less two thirds
-    of the computation, of half of it with two micro-batches."""
+    """ddp over 100 Mbit/s: 1 x the gradients' bytes at 12.5 MB/s and 2 operations of 0.2 ms, from when the
+    first bucket is ready: in two thirds of the computation, or of half of it with two micro-batches."""
     parts = parts_of("gpt-nano")
     sent = 4 * parts.values / 12.5e6 + 2 * 200e-6
     for accumulation in (1, 2):
@@ -225,8 +230,37 @@ def test_gradients_hide_behind_the_last_micro_batch_alone() -> None:
             accumulation=accumulation,
         )
         ddp = weighed(plan).candidates[0]
-        hidden = 2 / 3 * ddp.times.compute / accumulation
+        [sums] = ddp.terms
+        hidden = (1 - sums.pieces[0].share) * 2 / 3 * ddp.times.compute / accumulation
+        assert 0 < hidden < sent / 2
         assert ddp.times.exposed == pytest.approx(sent - hidden)
+
+
+def test_a_started_study_keeps_what_was_chosen() -> None:
+    """A plan was made when `auto` chose another strategy than now: the study goes on with its cells, and only
+    new points are chosen as now."""
+    options = {"workload": "gpt-nano", "strategy": "auto", "batch_size": 8}
+    then = plan_of(gpus="2,4", **options | {"strategy": "zero1"})
+    request = msgspec.structs.replace(then.request, strategies=("auto",))
+    earlier = msgspec.structs.replace(then, request=request)
+    assert [cell.strategy for cell in plan_of(gpus="2,4,8", **options).cells] == ["ddp"] * 3
+    more = plan_of(gpus="2,4,8", earlier=(earlier,), **options)
+    assert [cell.strategy for cell in more.cells] == ["zero1", "zero1", "ddp"]
+    assert {cell.id for cell in then.cells} < {cell.id for cell in more.cells}
+    choice = weighed(plan_of(gpus="2", earlier=(earlier,), **options))
+    assert choice.kept == "zero1"
+    assert choice.reason.endswith("in a new study ddp would be chosen")
+
+
+def test_a_named_strategy_is_not_what_auto_chose() -> None:
+    """Of `ddp,auto` with ddp and fsdp at a point, fsdp was chosen; of ddp alone, ddp."""
+    options = {"workload": "gpt-nano", "gpus": 2, "batch_size": 8}
+    for names, kept in (("ddp,fsdp", "fsdp"), ("ddp", "ddp")):
+        then = plan_of(strategy=names, **options)
+        request = msgspec.structs.replace(then.request, strategies=("ddp", "auto"))
+        earlier = (msgspec.structs.replace(then, request=request),)
+        more = plan_of(strategy="auto", earlier=earlier, **options)
+        assert [cell.strategy for cell in more.cells] == [kept]
 
 
 def test_auto_is_for_plans_alone() -> None:
@@ -356,7 +390,7 @@ def choice_of() -> Callable[..., Choice]:
 
     def make(*given: tuple[str, float, int]) -> Choice:
         there = [candidate_of(name, base.candidates[0], step_s=s, mib=mib) for name, s, mib in given]
-        return replace(base, candidates=tuple(there))
+        return replace(base, candidates=tuple(there), kept=None)
 
     return make
 

@@ -12,6 +12,7 @@ from builders import plan_of
 from harness.launchers.plan_text import plan_header
 from harness.plan import surroundings
 from harness.plan.surroundings import Devices, Limit
+from results.store import Study
 
 
 @pytest.fixture(autouse=True)
@@ -20,12 +21,12 @@ def eight_cores(monkeypatch) -> None:
 
 
 @pytest.fixture
-def told() -> Callable[..., list[str]]:
+def told(tmp_path) -> Callable[..., list[str]]:
     """The lines about what was chosen, and those after them."""
 
     def lines(**options: Any) -> list[str]:
         plan = plan_of(workload="gpt-nano", strategy="auto", **options)
-        study: Any = SimpleNamespace(root="runs/s")
+        study: Any = Study(tmp_path)
         return [line.strip() for line in plan_header(study, plan, [])[3 + bool(plan.skips) :]]
 
     return lines

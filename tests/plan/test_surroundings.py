@@ -19,31 +19,39 @@ from harness.plan.surroundings import (
 from results.cell import Cell
 from results.plan import Request
 from strategies.catalog import group_layout
-from strategies.closed_form.terms import Term
+from strategies.closed_form.replay import Operation
 from strategies.predictions import traffic
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 GPU = {"device": "cuda", "backend": "nccl"}
 
 
-def term_of(cell: Cell, what: str) -> Term:
-    parts = parts_of(cell.workload)
-    return next(term for term in traffic(cell, parts) if term.what == what)
+def operation_of(cell: Cell, what: str) -> Operation:
+    """All operations of a term as one."""
+    term = next(term for term in traffic(cell, parts_of(cell.workload)) if term.what == what)
+    return Operation(
+        collective=term.collective,
+        payload_bytes=term.payload_bytes,
+        ranks=term.ranks,
+        dimension=term.dimension,
+        ready_s=0,
+        needed_s=0,
+    )
 
 
 def test_an_all_to_all_leaves_a_node_from_every_rank() -> None:
     """On 8 in nodes of 4 each of 4 ranks sends 4 eighths of its n bytes out: 2.0 n. In nodes of 2, 2 x 6 / 8;
     nodes of 3, the fullest of which has 3 x 5 / 8. A ring's one edge of a node has what a rank sends."""
     cell = nano_cell("scratch-fsdp", 8)
-    groups, averaged = group_layout(cell.strategy, 8), term_of(cell, "gradients")
+    groups, averaged = group_layout(cell.strategy, 8), operation_of(cell, "gradients")
     assert averaged.collective == "all-to-all"
     for node_size, times in ((4, 2.0), (2, 1.5), (3, 15 / 8), (8, 0)):
         assert leaving_bytes(averaged, groups, node_size) == pytest.approx(times * averaged.payload_bytes)
-    gathered = term_of(cell, "parameters")
+    gathered = operation_of(cell, "parameters")
     assert leaving_bytes(gathered, groups, 4) == gathered.wire_bytes
     # Of 4 x 2 ranks, an all-reduce over the 2 nodes of each of 4 shards is 4 rings.
     hybrid = nano_cell("hsdp", 8, node_size=4)
-    summed = term_of(hybrid, "shards of gradients")
+    summed = operation_of(hybrid, "shards of gradients")
     assert leaving_bytes(summed, group_layout("hsdp", 8, 4), 4) == 4 * summed.wire_bytes
 
 
@@ -51,10 +59,11 @@ def test_an_all_to_all_leaves_a_node_from_every_rank() -> None:
 def test_ranks_send_no_faster_across_nodes_than_inside(rate) -> None:
     """Inside 1 GB/s; one ring leaves a node, so that more than 1 GB/s across does not help."""
     cell = nano_cell("ddp", 8, node_size=4, link_mbit_per_s=rate * 8 / 1e6)
-    term, groups = term_of(cell, "gradients"), group_layout("ddp", 8)
-    seconds = Surroundings.of(cell, HOST, None).seconds(term, groups) - term.operations * 200e-6
-    assert seconds == pytest.approx(term.wire_bytes / min(1e9, rate))
-    alone = Surroundings.of(nano_cell("ddp", 8), HOST, None).seconds(term, groups) - term.operations * 200e-6
+    sums, groups = operation_of(cell, "gradients"), group_layout("ddp", 8)
+    # 0.1 ms, and 0.1 ms for each of (log2 8 + 7) / 2 hops.
+    seconds = Surroundings.of(cell, HOST, None).seconds(sums, groups) - 600e-6
+    assert seconds == pytest.approx(sums.wire_bytes / min(1e9, rate))
+    alone = Surroundings.of(nano_cell("ddp", 8), HOST, None).seconds(sums, groups) - 600e-6
     assert seconds >= alone * (1 - 1e-12)
 
 
@@ -143,7 +152,7 @@ def test_every_assumption_is_named() -> None:
         "computation at 50 GFLOP/s a core (assumed); a host has 8, and of the ranks 4",
         "updates at 10 GB/s of memory a rank (assumed)",
         "ranks of a node send 1.00 GB/s (assumed)",
-        "0.2 ms an operation (assumed)",
+        "0.1 ms an operation and 0.1 ms a hop (assumed)",
     ]
     limited = Surroundings.of(nano_cell("ddp", 4, memory_limit_mb=1000), HOST, None).lines()
     assert limited[:2] == [
@@ -159,6 +168,6 @@ def test_every_assumption_is_named() -> None:
         "offload=cpu: 20 GB/s between a GPU and its host, updates there at 10 GB/s (assumed)",
         "ranks of a node send 225.00 GB/s (0.75 of the catalogue's 300)",
         "nodes of 8 send 17.500 GB/s (assumed: their network is not known)",
-        "0.03 ms an operation (assumed)",
+        "0.025 ms an operation and 0.005 ms a hop (assumed)",
         "assumed: the GPU is like an A100-SXM4-80GB; which GPU it is, is not known",
     ]
