@@ -44,12 +44,14 @@ class StepTimes:
     update: float
     bubble: float
     exposed: float
+    waits: float = 0.0
+    """For ranks that are slower than the mean rank, if it is known how ranks differ."""
     measured: tuple[str, ...] = ()
     """What was measured, `computation` and `network`; the rest is assumed."""
 
     @property
     def step(self) -> float:
-        return self.compute + self.update + self.bubble + self.exposed
+        return self.compute + self.update + self.bubble + self.exposed + self.waits
 
 
 def predicted_bytes(cells: Iterable[Cell], gpus_per_node: int | None) -> dict[str, int]:
@@ -86,19 +88,31 @@ def unpredicted(cells: Iterable[Cell]) -> dict[str, str]:
     return {workload: parts.reason for workload, parts in known.items() if isinstance(parts, Unknown)}
 
 
-def predicted_times(cell: Cell, parts: ModelParts, terms: Sequence[Term], around: Surroundings) -> StepTimes:
-    """Replay a step of a cell that sends `terms`; its groups lie on the nodes of `around`."""
+def predicted_times(
+    cell: Cell,
+    parts: ModelParts,
+    terms: Sequence[Term],
+    around: Surroundings,
+    *,
+    delays_s: Sequence[float] = (),
+) -> StepTimes:
+    """Replay a step of a cell that sends `terms`; its groups lie on the nodes of `around`.
+
+    `delays_s` is a sample of how much longer the slowest rank computes than the mean rank
+    (`strategies.closed_form.recorded.Stragglers`); without it all ranks are alike.
+    """
     work, is_measured = step_work(cell, parts, around)
     groups = group_layout(cell.strategy, cell.gpus, cell.node_size)
     operations = operations_of(terms, work, groups, around.outlet)
     seconds = partial(around.seconds, groups=groups)
-    found = replay(work, operations, seconds, at_once=AT_ONCE[cell.backend])
+    found = replay(work, operations, seconds, at_once=AT_ONCE[cell.backend], delays_s=delays_s)
     by_table = bool(operations) and all(map(around.is_measured, operations))
     return StepTimes(
         compute=work.passes_s,
         update=work.update_s,
         bubble=work.passes_s * STRATEGIES.facts(cell.strategy).bubble(cell.gpus),
         exposed=found.exposed_s,
+        waits=found.waits_s,
         measured=("computation",) * is_measured + ("network",) * by_table,
     )
 

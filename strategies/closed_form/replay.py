@@ -129,7 +129,7 @@ def replay(
     """Replay a step of the mean rank, and of slowest ranks.
 
     `delays_s` is a sample of the time that the slowest rank of a step computes longer than the mean rank
-    (`strategies.closed_form.stragglers`): all ranks meet in its operations, so its step is that of all. The
+    (`strategies.closed_form.recorded`): all ranks meet in its operations, so its step is that of all. The
     delay is spread over its computation. Without delays all ranks are alike.
     """
     times = [each.count * seconds(each) for each in operations]
