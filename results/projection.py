@@ -48,7 +48,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """Why a size is not projected."""
 
     kind: str
-    """`strategy`, `emulated`, `cores`, `mixed runs`, `disturbed`, `local batch`, `memory`, `one size`,
+    """`strategy`, `emulated`, `cores`, `mixed runs`, `disturbed`, `batch`, `memory`, `one size`,
     `node boundary`, `irregular` or `too far`."""
     reason: str
     """A clause."""
@@ -92,7 +92,9 @@ class ProjectedSeries(msgspec.Struct, frozen=True, kw_only=True):
     """The baseline of its efficiencies: `single on 1`."""
     sizes: tuple[ProjectedSize, ...]
     advice: str | None = None
-    """How far the series pays, as measured and as projected, with the command that verifies it."""
+    """How far growing pays, as measured and as projected, a clause; None where measured sizes say it."""
+    verify: str | None = None
+    """The command that measures the projected size of `advice`."""
 
     def of(self, basis: Basis) -> tuple[ProjectedSize, ...]:
         return tuple(size for size in self.sizes if size.basis == basis)

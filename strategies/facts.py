@@ -71,6 +71,8 @@ class StrategyFacts(CatalogFacts):
     """Why parameters must lie row by row in memory; None: they need not."""
     eager: ClassVar[str | None] = None
     """Why the model cannot be compiled; None: it can."""
+    projected: ClassVar[bool] = False
+    """Whether `bench project` projects its sizes to larger ones."""
 
     # Planning
 

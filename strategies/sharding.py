@@ -25,6 +25,7 @@ class ShardingFacts(StrategyFacts):
 
     fixed_exchange = "it averages gradients into shards by its own collective"
     contiguous = "it cuts shards from parameters row by row"
+    projected = True
 
     @property
     def shards(self) -> bool:

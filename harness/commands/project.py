@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -19,13 +18,7 @@ from results.cell import Cell
 from results.errors import bench_call
 from results.projection import Projection
 from results.store import Study
-
-FITTING: Mapping[str, Mapping[str, Any]] = {
-    "--activation-checkpointing": {"activation_checkpointing": True},
-    "--strategy fsdp": {"strategy": "fsdp"},
-    "--strategy fsdp --activation-checkpointing": {"strategy": "fsdp", "activation_checkpointing": True},
-}
-"""Settings that take less memory, with the fields of a cell that they change."""
+from strategies.catalog import STRATEGIES
 
 
 def project(
@@ -43,7 +36,12 @@ def project(
     """
     study = Study.existing(Path(path))
     [figures] = read_figures([path], prices, console)
-    outside = Outside(memory=_memory, fitting=_fitting, network_call=lambda gpus: _network_call(study, gpus))
+    outside = Outside(
+        projects=_projects,
+        memory=_memory,
+        fitting=_fitting,
+        network_call=lambda gpus: _network_call(study, gpus),
+    )
     given = [
         (f"--{field.name.replace('_', '-')}", value)
         for field in fields(prices)
@@ -81,9 +79,15 @@ def show(found: Projection, console: Console) -> None:
     console.result()
     for series in found.series:
         if series.advice is not None:
-            console.sentence(f"{section.named(series)}: {series.advice}")
+            console.sentence(f"{section.named(series)}: {series.advice}{':' if series.verify else ''}")
+        for line in command_lines(series.verify, console.width) if series.verify else ():
+            console.result(line)
     for remark in section.remarks(found):
         console.sentence(remark)
+
+
+def _projects(cell: Cell) -> bool:
+    return STRATEGIES.facts(cell.strategy).projected and cell.dense
 
 
 def _memory(cell: Cell, per_node: int) -> int | None:
@@ -92,14 +96,23 @@ def _memory(cell: Cell, per_node: int) -> int | None:
 
 
 def _fitting(cell: Cell, share: float) -> str | None:
+    """A strategy, or activation checkpointing, that takes at most a share of a cell's memory."""
     needed = predicted_bytes([cell], None).get(cell.id)
     if needed is None:
         return None
-    for words, changes in FITTING.items():
-        other = msgspec.structs.replace(cell, **changes)
-        if other != cell and predicted_bytes([other], None)[other.id] <= share * needed:
-            return words
-    return None
+    others = {"--activation-checkpointing": msgspec.structs.replace(cell, activation_checkpointing=True)}
+    for facts in STRATEGIES.all_facts:
+        if facts.projected and facts.distributed:
+            words = f"--strategy {facts.name}"
+            others[words] = msgspec.structs.replace(cell, strategy=facts.name)
+    return next(
+        (
+            words
+            for words, other in others.items()
+            if predicted_bytes([other], None)[other.id] <= share * needed
+        ),
+        None,
+    )
 
 
 def _network_call(study: Study, gpus: int) -> str:

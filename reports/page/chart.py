@@ -345,7 +345,8 @@ def _marks(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
         ends, bar = "", ""
         if point.low is not None and point.high is not None:
             ends = f' data-low="{point.low:.5g}" data-high="{point.high:.5g}"'
-            bar = f'<path class="bar" d="M0 {_held(y, point.low) - at:.1f}V{_held(y, point.high) - at:.1f}"/>'
+            span = f"M0 {_held(y, point.low) - at:.1f}V{_held(y, point.high) - at:.1f}"
+            bar = "" if point in line.ahead else f'<path class="bar" d="{span}"/>'
         look = f"point{' hollow' if point.hollow else ''}"
         ring = (
             f'<circle class="ring" r="6.5"/><text x="-8" y="14" text-anchor="end">{point.mark}</text>'

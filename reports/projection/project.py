@@ -34,6 +34,8 @@ class Outside:
     """What is known of cells elsewhere; by default nothing is."""
 
     replay: Callable[[Measured], Replays] = lambda of: "no network table was given (--network)"
+    projects: Callable[[Cell], bool] = lambda cell: cell.dense
+    """Whether sizes of its strategy, with its exchange, are projected."""
     memory: Callable[[Cell, int], int | None] = lambda cell, per_node: None
     """Bytes of the fullest rank in closed form, on nodes of a number of devices; None if not known."""
     fitting: Callable[[Cell, float], str | None] = lambda cell, share: None
@@ -111,12 +113,14 @@ class _Projector:
             study=self.study,
             of=of,
             answer=found,
+            projects=self.outside.projects(of.last.cell),
             memory=self._memory,
             fitting=self.outside.fitting,
             network_call=self.outside.network_call,
         )
         sizes = [*map(self._measured, of.cells), *(self._target(asked, gpus) for gpus in of.targets)]
         answered = any(size.basis == "projected" for size in sizes)
+        advice, verify = self._advice(sizes)
         against = of.curve.points[-1].efficiency.baseline
         return ProjectedSeries(
             workload=key.workload,
@@ -128,7 +132,8 @@ class _Projector:
             skill=found.skill if answered and of.weak else None,
             against=against.short if against else None,
             sizes=tuple(sizes),
-            advice=self._advice(sizes),
+            advice=advice,
+            verify=verify,
         )
 
     def _measured(self, one: CellFigures) -> ProjectedSize:
@@ -210,22 +215,19 @@ class _Projector:
         peak = _peak(of.last)
         return there if not peak or not here or there is None else round(peak * there / here)
 
-    def _advice(self, sizes: Sequence[ProjectedSize]) -> str | None:
-        """How far growing pays: as measured, and as projected even at the slow end of the bands."""
+    def _advice(self, sizes: Sequence[ProjectedSize]) -> tuple[str | None, str | None]:
+        """How far growing pays, as measured and, even at the slow end of the bands, as projected; and the
+        command that measures the projected size."""
         of = self.of
-        known = [size for size in sizes if size.basis == "measured"]
-        more = [*ahead(sizes)]
+        known, more = [size for size in sizes if size.basis == "measured"], [*ahead(sizes)]
         if not more or (len(known) > 1 and not _pays(known[-2], known[-1])):
-            return None
-        paying = [size for size in more if _pays(known[-1], size)]
-        device = of.last.cell.device
+            return None, None
+        measured = f"{devices(of.largest, of.last.cell.device)} measured"
+        paying = [size.gpus for size in more if _pays(known[-1], size)]
         if not paying:
-            return (
-                f"{devices(of.largest, device)} measured; no projected size pays at the slow end of its band"
-            )
-        far = paying[-1].gpus
-        call = matrix_call(self.study, of.curve.key, [far])
-        return f"{devices(of.largest, device)} measured; {far:,} projected, verify by: {call}"
+            return f"{measured}; no projected size pays at the slow end of its band", None
+        verify = matrix_call(self.study, of.curve.key, paying[-1:])
+        return f"{measured}; {paying[-1]:,} projected, verify by", verify
 
 
 def _pays(smaller: ProjectedSize, larger: ProjectedSize) -> bool:

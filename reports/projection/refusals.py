@@ -17,8 +17,6 @@ from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY, Cell
 from results.outcome import Evidence, Outcome
 from results.projection import Lift, Refusal
 
-PROJECTED = ("single", "ddp", "scratch-ddp", "zero1", "fsdp", "scratch-fsdp", "hsdp")
-"""Strategies whose sizes are projected."""
 NETWORK_HOURS = 1 / 12
 """Assumed time of a sweep of the network in hours, all devices together."""
 
@@ -30,6 +28,8 @@ class Asked:
     study: StudyFigures
     of: Measured
     answer: Answer
+    projects: bool
+    """Whether sizes of its strategy, with its exchange, are projected."""
     memory: Callable[[int], int | None]
     """Bytes of the fullest rank on a size; None if not known."""
     fitting: Callable[[Cell, float], str | None]
@@ -40,11 +40,6 @@ class Asked:
     @property
     def key(self) -> SeriesKey:
         return self.of.curve.key
-
-    @property
-    def projects(self) -> bool:
-        """Whether the strategy is among those that are projected, with the exchange as it is."""
-        return self.key.strategy.partition(":")[0] in PROJECTED and self.of.last.cell.dense
 
     def runs(
         self, what: str, sizes: Sequence[int], key: SeriesKey | None = None, repeats: int | None = None
@@ -82,7 +77,7 @@ def refusal(asked: Asked, gpus: int) -> Refusal | None:
 def _strategy(asked: Asked, gpus: int) -> Refusal | None:
     if asked.projects:
         return None
-    reason = f"{asked.key.label} is not projected; projected are {', '.join(PROJECTED)}, without a compressor"
+    reason = f"{asked.key.label} is not projected (docs/projection.md)"
     return Refusal(kind="strategy", reason=reason, lift=asked.itself(gpus))
 
 
@@ -140,14 +135,14 @@ def _batch(asked: Asked, gpus: int) -> Refusal | None:
     batch = asked.of.batch(gpus)
     if batch < 1 or batch != int(batch):
         whole = f"a global batch of {asked.key.constant_batch:,} has no whole batch for a replica on {gpus:,}"
-        return Refusal(kind="local batch", reason=whole, lift=Lift(command=None, what="another global batch"))
+        return Refusal(kind="batch", reason=whole, lift=Lift(command=None, what="another global batch"))
     reason = (
         f"a batch of {batch:,.0f} a replica, which {gpus:,} would have, is not projected from any weak series"
     )
     sizes = sorted({max(1, asked.of.largest // 2), asked.of.largest})
     weak = replace(asked.key, kind="weak", constant_batch=int(batch))
     sized = asked.runs(f"this batch on {' and '.join(f'{one:,}' for one in sizes)}", sizes, weak)
-    return Refusal(kind="local batch", reason=reason, lift=sized)
+    return Refusal(kind="batch", reason=reason, lift=sized)
 
 
 def _memory(asked: Asked, gpus: int) -> Refusal | None:

@@ -222,6 +222,7 @@ class Manual(Fsdp2Facts):
 
     name = "manual"
     help = "fsdp with a choice for each block: reshard or keep, with .checkpoint, .offload"
+    projected = False
     positional = Option(
         kind="str",
         canonical=canonical,

@@ -15,6 +15,8 @@ from pathlib import Path
 from builders import a_network
 
 from reports.page.render import render_figures
+from reports.projection.project import Outside, projected_series
+from results.projection import Projection
 from results.review import Review, ReviewEntry
 
 GOLDEN = Path(__file__).parent / "golden" / "structure.txt"
@@ -57,8 +59,20 @@ class Outline(HTMLParser):
 def test_the_outline_is_the_golden_one(small, twenty_nights) -> None:
     found = small.analysed()
     note = ReviewEntry(at="2026-01-02T03:04:05Z", author="Ann", what="noted", why="a remark")
-    nights = {"here": twenty_nights(next(iter(found.pools.values())).cell, "a cell")}
-    figures = replace(found, nights=nights, network=a_network(), review=Review((note,)))
+    figures = replace(
+        found,
+        nights={"here": twenty_nights(next(iter(found.pools.values())).cell, "a cell")},
+        network=a_network(),
+        review=Review((note,)),
+        projection=Projection(
+            digest=found.digest,
+            to=16,
+            command="bench project",
+            network=None,
+            what_if=(),
+            series=projected_series(found, 16, Outside()),
+        ),
+    )
     outline = "\n".join(Outline(render_figures(figures)).lines) + "\n"
     if os.environ.get("GOLDEN") == "write":
         GOLDEN.parent.mkdir(exist_ok=True)

@@ -20,6 +20,7 @@ from results.network import Measurement, NetworkFacts, NetworkOrder, NetworkTabl
 from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedBlock, PairedCall, PairedCell, PairedSide
 from results.plan import Pattern, Placement, Plan, Request, Series, Skip
+from results.projection import Lift, ProjectedSeries, ProjectedSize, Projection, Refusal, Span
 from results.record import (
     Buckets,
     KernelTimes,
@@ -651,6 +652,50 @@ CHECKPOINT = Checkpoint(
     metric=0.25,
     metric_name="val_loss",
 )
+PROJECTION = Projection(
+    digest="00aa",
+    to=64,
+    command="bench project runs/s --to 64",
+    network="network.json of 2026-01-02",
+    what_if=("inter_node_gbps=800",),
+    series=(
+        ProjectedSeries(
+            workload="gpt-nano",
+            label="ddp",
+            kind="weak",
+            batch=8,
+            setting="",
+            law="constant efficiency",
+            skill=0.5,
+            against="single on 1",
+            sizes=(
+                ProjectedSize(
+                    gpus=32,
+                    basis="projected",
+                    step_ns=Span(value=2.0, low=1.0, high=3.0),
+                    efficiency=Span(value=0.9),
+                    samples_per_s=Span(value=5.0),
+                    epoch_ns=Span(value=6.0),
+                    usd_per_epoch=Span(value=7.0),
+                    memory_bytes=8,
+                    loss="exposed transfer",
+                ),
+                ProjectedSize(
+                    gpus=64,
+                    basis="refused",
+                    refusal=Refusal(
+                        kind="too far",
+                        reason="more than 8 times",
+                        lift=Lift(command="bench matrix", what="16 as well", gpu_hours=0.5, usd=1.5),
+                    ),
+                ),
+            ),
+            advice="16 GPUs measured; 32 projected, verify by",
+            verify="bench matrix --gpus 32",
+        ),
+    ),
+    notes=("assumed",),
+)
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
     "plan-2": (schemas.PLAN, PLAN_2),
@@ -694,6 +739,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "checkpoint-1": (schemas.CHECKPOINT, CHECKPOINT),
     "network-1": (schemas.NETWORK, NETWORK),
     "review-1": (schemas.REVIEW, REVIEW),
+    "projection-1": (schemas.PROJECTION, PROJECTION),
 }
 NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
 

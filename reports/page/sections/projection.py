@@ -23,7 +23,7 @@ from reports.page.section import (
 )
 from reports.projection.bands import covered
 from reports.table import Column, TextTable, figures, table, words
-from reports.text import listed, metric, number, percent
+from reports.text import duration, listed, number, percent
 from results.projection import ProjectedSeries, ProjectedSize, Projection, Refusal, Span, ahead
 from results.statistics import Metric
 
@@ -74,25 +74,24 @@ def projection_section(study: StudyFigures) -> Section | None:
     found = study.projection
     if found is None:
         return None
-    blocks: list[Block] = [Paragraph(text, "finding") for text in findings(study, found)]
+    blocks: list[Block] = []
+    if found.digest != study.digest:
+        stale = "This projection is stale: the study has changed since it was made. Make it again:"
+        blocks.append(Command(stale, found.command))
+    for series in found.series:
+        if series.advice is not None:
+            told = f"{named(series)}: {series.advice}"
+            blocks.append(Command(f"{told}:", series.verify) if series.verify else Paragraph(f"{told}."))
     drawings = tuple(_drawings(found, looks(study.curves)))
     if drawings:
         blocks.append(Drawings(drawings))
     blocks.append(Table(projection_table(found), f"Sizes up to {found.to:,}"))
     for one in refusals(found):
         blocks.append(Paragraph(one.text, "plain") if one.command is None else Command(one.text, one.command))
-    blocks.append(Bullets(tuple(remarks(found)), "plain"))
+    if said := tuple(remarks(found)):
+        blocks.append(Bullets(said, "plain"))
     title = f"Projection to {found.to:,}"
     return Section(anchor="projection", title=title, blocks=tuple(blocks), definitions=(DEFINITION,))
-
-
-def findings(study: StudyFigures, found: Projection) -> Iterator[str]:
-    """Whether it is of the study as it is now, and how far each series pays."""
-    if found.digest != study.digest:
-        yield f"This projection is stale, because the study has changed since it was made: {found.command}"
-    for series in found.series:
-        if series.advice is not None:
-            yield f"{named(series)}: {series.advice}"
 
 
 def refusals(found: Projection) -> list[Refused]:
@@ -146,7 +145,7 @@ def projection_table(found: Projection) -> TextTable:
         figures("step time", lambda row: _field(row.size.step_ns, "ns")),
         figures("efficiency", lambda row: _field(row.size.efficiency, "ratio")),
         figures("throughput", lambda row: _field(row.size.samples_per_s, "samples/s")),
-        figures("epoch", lambda row: _field(row.size.epoch_ns, "ns")),
+        figures("epoch", lambda row: _time(row.size.epoch_ns)),
         figures("USD an epoch", lambda row: _field(row.size.usd_per_epoch, "USD")),
         figures("memory", lambda row: fields.size(row.size.memory_bytes)),
         words("largest loss", lambda row: row.size.loss or ""),
@@ -160,17 +159,20 @@ def _basis(row: _Row) -> str:
     return row.series.law or row.size.basis if row.size.basis == "projected" else row.size.basis
 
 
-def _metric(span: Span, unit: str) -> Metric:
-    return Metric(value=span.value, unit=unit, low=span.low, high=span.high, samples=1, interval=None)
-
-
 def _field(span: Span | None, unit: str) -> Field:
     if span is None:
         return NONE
-    if unit == "ns":
-        text = metric(_metric(span, unit)).with_ends
-        return Field(text, span.value, unit)
-    return fields.figure(_metric(span, unit), ends=True)
+    known = Metric(value=span.value, unit=unit, low=span.low, high=span.high, samples=1, interval=None)
+    return fields.figure(known, ends=True)
+
+
+def _time(span: Span | None) -> Field:
+    if span is None:
+        return NONE
+    ends = (
+        "" if span.low is None or span.high is None else f" ({duration(span.low)} to {duration(span.high)})"
+    )
+    return Field(f"{duration(span.value)}{ends}", span.value, "ns")
 
 
 def _drawings(found: Projection, shown: Looks) -> Iterator[Drawing]:

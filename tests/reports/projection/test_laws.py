@@ -1,0 +1,127 @@
+"""Laws by hand, the rule that chooses among them, and bands learnt from the errors of others."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from reports.projection.bands import Family, Residual, Residuals, band, covered, distance, shipped
+from reports.projection.laws import CONSTANT, LAWS, Steps, chosen_law, refused
+
+
+def steps(ns: dict[int, float], *, slope: float = 0.0, noise: float = 0.0) -> Steps:
+    return Steps(gpus=tuple(ns), ns=tuple(ns.values()), pool_slope=slope, noise=noise)
+
+
+def test_each_law_continues_the_series_that_it_describes() -> None:
+    ring = steps({2: 1.0 + 0.5 / 2, 4: 1.0 + 0.5 * 3 / 4})
+    assert LAWS["ring"](ring, 8) == pytest.approx(1.0 + 0.5 * 7 / 8)
+    log = steps({2: 1.1, 4: 1.2, 8: 1.3})
+    assert LAWS["log"](log, 32) == pytest.approx(1.5)
+    assert LAWS[CONSTANT](log, 32) == 1.3
+    # d = 2 of log2 n = 1, 2, 3; the own slope is 0.1 and the pool's 0.4: (2 * 0.1 + 4 * 0.4) / 6 = 0.3.
+    own = steps({2: 2**0.1, 4: 2**0.2, 8: 2**0.3}, slope=0.4)
+    assert LAWS["pooled slope"](own, 16) == pytest.approx(2**0.3 * 2**0.3)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_law_goes_through_the_largest_size_and_never_gets_faster(law) -> None:
+    falling = steps({2: 1.2, 4: 1.1, 8: 1.0}, slope=0.02)
+    assert LAWS[law](falling, 8) == pytest.approx(1.0)
+    assert LAWS[law](falling, 64) >= 1.0
+
+
+def test_two_sizes_are_continued_by_constant_efficiency_which_is_not_tested() -> None:
+    found = chosen_law(steps({8: 1.0, 16: 1.05}))
+    assert (found.name, found.skill) == (CONSTANT, None)
+
+
+def test_a_steady_slope_is_chosen_and_beats_constant_efficiency_on_earlier_sizes() -> None:
+    found = chosen_law(steps({n: 1 + 0.05 * math.log2(n) for n in (1, 2, 4, 8, 16)}))
+    assert found.name == "log"
+    assert found.skill is not None
+    assert found.skill > 0.5
+
+
+def test_the_simplest_law_is_chosen_where_the_noise_hides_the_difference() -> None:
+    ns = {n: 1 + 0.02 * math.log2(n) for n in (1, 2, 4, 8)}
+    assert chosen_law(steps(ns)).name == "log"
+    assert chosen_law(steps(ns, noise=0.05)).name == CONSTANT
+
+
+@pytest.mark.parametrize(
+    ("ns", "gpus", "per_node", "why"),
+    [
+        ({8: 1.0}, 16, 8, "one size"),
+        ({4: 1.0, 8: 1.0}, 16, 8, "node boundary"),
+        ({4: 1.0, 8: 1.0, 16: 1.0}, 32, 8, None),
+        # An efficiency of 0.89 at a doubling, and of 0.91.
+        ({8: 1.0, 16: 1 / 0.89}, 32, 8, "irregular"),
+        ({8: 1.0, 16: 1 / 0.91}, 32, 8, None),
+        # 1.2 times as long at four times the size is 0.91 a doubling.
+        ({8: 1.0, 32: 1.2}, 64, 8, None),
+        ({8: 1 / 0.89, 16: 1.0}, 32, 8, "irregular"),
+        ({8: 1.0, 16: 1.0}, 128, 8, None),
+        ({8: 1.0, 16: 1.0}, 256, 8, "too far"),
+    ],
+)
+def test_what_no_law_answers(ns, gpus, per_node, why) -> None:
+    assert refused(steps(ns), gpus, per_node) == why
+
+
+def residuals(*families: list[float]) -> Residuals:
+    """Families whose errors of constant efficiency at one doubling of an even curve are given."""
+    return Residuals(
+        families=tuple(
+            Family(
+                source=str(number),
+                address="",
+                slope=0.1 * number,
+                residuals=tuple(
+                    Residual(gpus=(8, 16), roughness=0.0, law=CONSTANT, errors={CONSTANT: error})
+                    for error in errors
+                ),
+            )
+            for number, errors in enumerate(families)
+        )
+    )
+
+
+def test_the_ends_of_a_band_are_quantiles_of_the_errors_of_its_law_each_family_weighs_the_same() -> None:
+    # Ten errors of 0 in one family weigh as much as one error of 0.2 in another: the upper end is 0.2.
+    found = band(CONSTANT, 1, 0.0, residuals([0.0] * 10, [0.2]))
+    assert (found.low, found.high) == (1.0, pytest.approx(math.exp(0.2)))
+    assert band(CONSTANT, 1, 0.0, residuals([0.2], [0.2])).low == 1.0
+
+
+def test_a_band_widens_with_each_doubling_and_with_the_unevenness_of_the_curve() -> None:
+    widths = [band(CONSTANT, doublings, 0.02).width for doublings in (1, 2, 3)]
+    assert widths == sorted(widths)
+    assert band(CONSTANT, 1, 0.08).width > band(CONSTANT, 1, 0.01).width
+    about = band(CONSTANT, 1, 0.02)
+    assert about.high - 1 > 1 - about.low, "mostly towards slower"
+
+
+def test_a_law_without_errors_of_its_own_gets_the_widest_band() -> None:
+    widest = max(band(law, 1, 0.02).high for law in LAWS)
+    assert band("replay", 1, 0.02).high == pytest.approx(widest)
+
+
+def test_the_shipped_bands_hold_what_the_docs_say() -> None:
+    families = shipped().families
+    assert all(family.source and family.address for family in families)
+    found = covered()
+    assert sum(one.answered for one in found) >= 38
+    assert sum(one.inside for one in found) / sum(one.answered for one in found) >= 0.75
+    errors = [one for family in families for one in family.residuals]
+    for times, widest in ((2, 0.20), (4, 0.50)):
+        widths = sorted(
+            band(one.law, one.doublings, one.roughness, shipped().without(family.source)).width
+            for family in families
+            for one in family.residuals
+            if one.gpus[1] == times * one.gpus[0]
+        )
+        middle = len(widths) // 2
+        assert (widths[middle] + widths[(len(widths) - 1) // 2]) / 2 <= widest, times
+    assert all(one.distance == distance(one.doublings, one.roughness) for one in errors)
