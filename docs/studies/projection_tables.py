@@ -30,7 +30,7 @@ PER_NODE = 8
 """GPUs of a node of every cluster in the tables."""
 MISSED = 0.1
 Series = dict[int, float]
-"""Time of a device for one sample, by size: the step time at a constant batch of a replica, but for a factor."""
+"""Time of a device for one sample, by size: but for a factor the step time at a batch of a replica."""
 
 
 def read(path: Path) -> tuple[dict[str, list[Series]], dict[str, str]]:

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import msgspec
 
+from harness.commands.replays import Replayer, other_network
 from harness.plan.predict import predicted_bytes
 from harness.reporting.report import command_lines
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.projection.project import Outside, projected_series
+from reports.text import count, listed
 from results import files, schemas
 from results.cell import Cell
-from results.errors import bench_call
+from results.errors import UsageError, bench_call
+from results.network import NETWORK_FILE, NetworkTable
 from results.projection import Projection
 from results.store import Study
 from strategies.catalog import STRATEGIES
+
+NO_TABLE = "no network table was given (--network FILE, of bench network)"
 
 
 def project(
@@ -36,11 +41,16 @@ def project(
     """
     study = Study.existing(Path(path))
     [figures] = read_figures([path], prices, console)
+    table, told = _table(study, network, what_if)
+    replayer = None if table is None else Replayer(study=study, figures=figures, table=table)
+    if replayer is not None and network is not None:
+        _require_same(replayer, network)
     outside = Outside(
+        replay=replayer or (lambda of: NO_TABLE),
         projects=_projects,
         memory=_memory,
         fitting=_fitting,
-        network_call=lambda gpus: _network_call(study, gpus),
+        network_call=None if table else lambda gpus: _network_call(study, gpus),
     )
     given = [
         (f"--{field.name.replace('_', '-')}", value)
@@ -55,7 +65,7 @@ def project(
         digest=figures.digest,
         to=to,
         command=bench_call("project", path, "--to", to, *words, *(word for pair in given for word in pair)),
-        network=None,
+        network=told,
         what_if=tuple(what_if),
         series=projected_series(figures, to, outside),
     )
@@ -63,6 +73,31 @@ def project(
     show(found, console)
     console.result(f"projection: {study.projection_path} ({bench_call('report', path)} draws it)")
     return found
+
+
+def _table(
+    study: Study, network: str | None, what_if: Sequence[str]
+) -> tuple[NetworkTable | None, str | None]:
+    """The table that was given, or the study's own, changed as `--what-if` asks, and what it is in words."""
+    path = Path(network) if network is not None else study.root / NETWORK_FILE
+    if network is None and not path.exists():
+        if what_if:
+            raise UsageError(f"--what-if {what_if[0]} needs a network table: give --network FILE")
+        return None, None
+    table = schemas.NETWORK.read(path)
+    groups = len({(row.ranks, row.nodes) for row in table.measurements})
+    told = f"{path}, {count(groups, 'group')} measured {table.measured_at[:10]}, {table.evidence}"
+    return other_network(table, what_if), told
+
+
+def _require_same(replayer: Replayer, network: str) -> None:
+    """Raises UsageError if the table is of the network of no cell of the study."""
+    unlike = [replayer.unlike(one) for one in replayer.figures.cells.values()]
+    if unlike and all(unlike):
+        raise UsageError(
+            f"--network {network} is of another machine or network than {replayer.study.root} "
+            f"({listed(unlike[0], last='; ')}): measure this one, {_network_call(replayer.study, 2)}"
+        )
 
 
 def show(found: Projection, console: Console) -> None:

@@ -33,7 +33,7 @@ from results.statistics import Metric
 class Outside:
     """What is known of cells elsewhere; by default nothing is."""
 
-    replay: Callable[[Measured], Replays] = lambda of: "no network table was given (--network)"
+    replay: Callable[[Measured], Replays] = lambda of: "no network table was given"
     projects: Callable[[Cell], bool] = lambda cell: cell.dense
     """Whether sizes of its strategy, with its exchange, are projected."""
     memory: Callable[[Cell, int], int | None] = lambda cell, per_node: None

@@ -116,7 +116,8 @@ def remarks(found: Projection) -> Iterator[str]:
         if series.law is not None:
             skill = "not tested on own sizes"
             if series.skill is not None:
-                skill = f"skill {series.skill:.2f} against constant efficiency on own sizes"
+                worse = ", which is nearer to them" if series.skill < 0 else ""
+                skill = f"skill {max(series.skill, -1):.2f} against constant efficiency on own sizes{worse}"
             yield f"{named(series)}: {series.law}, {skill}."
     if any(series.of("projected") for series in found.series):
         yield (
