@@ -17,7 +17,7 @@ from reports.projection.project import Outside, projected_series
 from reports.text import count, listed
 from results import files, schemas
 from results.cell import Cell
-from results.errors import UsageError, bench_call
+from results.errors import BenchError, UsageError, bench_call
 from results.network import NETWORK_FILE, NetworkTable
 from results.projection import Projection
 from results.store import Study
@@ -122,12 +122,20 @@ def show(found: Projection, console: Console) -> None:
 
 
 def _projects(cell: Cell) -> bool:
-    return STRATEGIES.facts(cell.strategy).projected and cell.dense
+    """Whether sizes of the cell's strategy are projected; not those of a package that is not installed."""
+    try:
+        return STRATEGIES.facts(cell.strategy).projected and cell.dense
+    except BenchError:
+        return False
 
 
 def _memory(cell: Cell, per_node: int) -> int | None:
     whole = per_node if cell.gpus % per_node == 0 else None
-    return predicted_bytes([cell], whole).get(cell.id)
+    try:
+        return predicted_bytes([cell], whole).get(cell.id)
+    except BenchError:
+        # Of a strategy, an optimizer or a workload that is not installed here.
+        return None
 
 
 def _fitting(cell: Cell, share: float) -> str | None:

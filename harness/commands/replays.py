@@ -19,7 +19,7 @@ from reports.projection import series
 from reports.projection.series import Replayed, Replays
 from reports.text import listed, percent
 from results.cell import Cell
-from results.errors import SchemaError, UsageError, nearest
+from results.errors import BenchError, SchemaError, UsageError, nearest
 from results.network import Measurement, NetworkFacts, NetworkTable
 from results.parts import Unknown
 from results.record import RankRecord
@@ -57,10 +57,15 @@ class Replayer:
 
     def __call__(self, of: series.Measured) -> Replays:
         """Replay the measured sizes and the targets of a series, or say why that cannot be done."""
-        parts, last = facts(WORKLOADS.parse(of.last.cell.workload)).parts, of.last
+        last = of.last
+        try:
+            parts = facts(WORKLOADS.parse(last.cell.workload)).parts
+            projected = STRATEGIES.facts(last.cell.strategy).projected
+        except BenchError as error:
+            return str(error)
         if isinstance(parts, Unknown):
             return f"the messages of {last.cell.workload} are not known: {parts.reason}"
-        if not STRATEGIES.facts(last.cell.strategy).projected or not last.cell.dense:
+        if not projected or not last.cell.dense:
             return "its messages are not replayed"
         if unlike := self.unlike(last):
             return f"the network table is of another network ({listed(unlike, last='; ')})"

@@ -70,28 +70,30 @@ class Trouble:
     dirty: bool = False
 
 
-def large_study(seed: int = 16, trouble: Trouble = Trouble(), *, priced: bool = True) -> StudyFigures:
+def large_study(
+    seed: int = 16, trouble: Trouble = Trouble(), *, priced: bool = True, sizes: Sequence[int] = SIZES
+) -> StudyFigures:
     """The same seed gives the same study."""
     rng = random.Random(seed)
-    plan = _plan()
+    plan = _plan(sizes)
     results = [run for cell in plan.cells for run in _runs(cell, trouble, rng)]
     told = Assumptions(epoch_samples=8_800_000) if priced else Assumptions()
     return analyse("gpt2-on-256", [plan], results, told)
 
 
-def _plan() -> Plan:
+def _plan(sizes: Sequence[int]) -> Plan:
     cells: dict[str, Cell] = {}
     series = [
-        _series(cells, kind, strategy, compression, sizes)
+        _series(cells, kind, strategy, compression, own)
         for kind in ("weak", "strong")
-        for strategy, compression, sizes in _points(kind)
+        for strategy, compression, own in _points(kind, sizes)
     ]
     return Plan(
         study="gpt2-on-256",
         created_at=f"{_DAY}T08:00:00.000Z",
         request=Request(
             workloads=("gpt2-small",),
-            gpus=(1, *SIZES),
+            gpus=(1, *sizes),
             strategies=("single", "ddp", "scratch-ddp", "fsdp"),
             compressions=("none", "bf16", "powersgd:4", "topk:0.01"),
             batch_sizes=(WEAK_BATCH,),
@@ -109,10 +111,10 @@ def _plan() -> Plan:
     )
 
 
-def _points(kind: str) -> Iterator[tuple[str, str, Sequence[int]]]:
+def _points(kind: str, sizes: Sequence[int]) -> Iterator[tuple[str, str, Sequence[int]]]:
     yield "single", "none", (1,)
     for strategy, compression in STRATEGIES if kind == "weak" else STRATEGIES[:-1]:
-        yield strategy, compression, SIZES
+        yield strategy, compression, sizes
 
 
 def _series(

@@ -1,0 +1,227 @@
+"""`bench project` on a study on disk: its file, its table, a network table, and what it refuses to read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from builders import an_environment, parts_of
+from generated_study import GPU, large_study
+
+from harness.cli import run
+from harness.commands.replays import Replayer, other_network
+from harness.reporting.studies import CostFlags, read_figures
+from harness.terminal.console import Console
+from reports.page.render import render_figures
+from reports.projection.project import Outside, projected_series
+from reports.projection.series import REPLAY
+from results import schemas
+from results.errors import UsageError
+from results.network import Measurement, NetworkFacts, NetworkTable
+from results.outcome import Evidence
+from results.projection import Projection
+from results.store import Study
+from strategies.closed_form.terms import wire_factor
+from strategies.predictions import traffic
+
+MS = 1_000_000
+STEPS = {2: 10.1, 4: 10.2, 8: 10.2}
+HERE = an_environment(nccl="2.27")
+GROUPS = ((2, 1), (4, 1), (8, 1), (16, 2))
+
+
+def a_table(inside: float = 10e9, across: float = 1e9, groups=GROUPS, environment=HERE) -> NetworkTable:
+    """All-reduces over a ring with 10 us of latency and these bytes a second."""
+    rows = []
+    for ranks, nodes in groups:
+        rate = inside if nodes == 1 else across
+        for size in (2**16, 2**20, 2**22, 2**26, 2**28):
+            seconds = 1e-5 + 2 * (ranks - 1) / ranks * size / rate
+            rows.append(
+                Measurement(
+                    collective="all-reduce",
+                    payload_bytes=size,
+                    ranks=ranks,
+                    nodes=nodes,
+                    median_s=seconds,
+                    low_s=seconds,
+                    high_s=seconds,
+                    runs=6,
+                )
+            )
+    return NetworkTable(
+        source="bench",
+        measured_at="2026-01-02T03:04:05.000Z",
+        facts=NetworkFacts.of(environment, "nccl", None),
+        evidence=Evidence.MEASURED,
+        measurements=tuple(rows),
+    )
+
+
+@pytest.fixture
+def study(planted, new_timing) -> Path:
+    """`single` on 1 and `ddp` up to a node of 8, whose ranks compute for 10 ms."""
+    planted.device = "cuda"
+
+    def timing(ms: float):
+        return new_timing(step_ms=ms, input_ms=0.0, off_step_ns=lambda rank: [10 * MS] * 8, environment=HERE)
+
+    alone = planted.series("weak", "single", [1], batch=8, optimizer="sgd")
+    cells = planted.series("weak", "ddp", [*STEPS], batch=8, optimizer="sgd")
+    planted.plan(repeats=2)
+    for cell, ms in zip([*alone, *cells], [10.0, *STEPS.values()], strict=True):
+        for _ in range(2):
+            planted.run(cell, timing(ms), sync=False)
+    return planted.study.root
+
+
+def project(study: Path, *words: str, to: int = 16) -> Projection:
+    assert run(["project", str(study), "--to", str(to), *words]) == 0
+    found = Study(study).projection()
+    assert found is not None
+    return found
+
+
+def step_ms(found: Projection, gpus: int) -> float:
+    [series] = found.series
+    [size] = [size for size in series.sizes if size.gpus == gpus]
+    assert size.step_ns is not None
+    return size.step_ns.value / MS
+
+
+def test_a_projection_is_kept_printed_and_drawn_and_a_changed_study_makes_it_stale(
+    study, planted, new_timing, capsys
+) -> None:
+    found = project(study, "--price", "3.6", "--epoch-samples", "1000000")
+    told = capsys.readouterr().out
+    assert "refused: node boundary" in told
+    assert "--gpus 16" in told
+    assert [size.basis for series in found.series for size in series.sizes] == [*["measured"] * 4, "refused"]
+    assert found.command.endswith("--to 16 --price 3.6 --epoch-samples 1000000")
+    [series] = found.series
+    assert series.sizes[0].usd_per_epoch is not None
+    assert run(["report", str(study)]) == 0
+    assert "stale" not in (study / "report.html").read_text()
+    planted.run(next(iter(planted.study.plans()[0].cells)), new_timing(step_ms=10.0, environment=HERE))
+    assert run(["report", str(study)]) == 0
+    assert "This projection is stale" in (study / "report.html").read_text()
+
+
+def test_a_network_table_lifts_the_refusal_of_the_node_boundary(study, tmp_path) -> None:
+    path = tmp_path / "table.json"
+    path.write_bytes(schemas.NETWORK.encode(a_table()))
+    found = project(study, "--network", str(path))
+    assert found.series[0].law == REPLAY
+    # 10 ms of computation, and what two nodes at 1 GB/s need beyond the backward pass.
+    assert step_ms(found, 16) > step_ms(found, 8)
+    faster = project(study, "--network", str(path), "--what-if", "inter_node_gbps=800")
+    assert step_ms(faster, 16) < step_ms(found, 16)
+    assert faster.what_if == ("inter_node_gbps=800",)
+    # The table in the study's folder is taken where none is given.
+    (study / "network.json").write_bytes(path.read_bytes())
+    assert step_ms(project(study), 16) == step_ms(found, 16)
+
+
+def test_a_table_that_lacks_a_collective_is_noticed(study, tmp_path) -> None:
+    path = tmp_path / "table.json"
+    path.write_bytes(schemas.NETWORK.encode(a_table(groups=GROUPS[:3])))
+    [series] = project(study, "--network", str(path)).series
+    [refused] = series.of("refused")
+    assert refused.refusal.kind == "node boundary"
+    assert "does not cover 16 ranks on 2 nodes" in refused.refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--to", "4"), "give a larger size"),
+        (("--to", "16", "--network", "gone.json"), "gone.json"),
+        (("--to", "16", "--what-if", "inter_node_gbps=800"), "give --network"),
+        (("--to", "16", "--network", "TABLE", "--what-if", "speed=1"), "inter_node_gbps=VALUE"),
+        (("--to", "16", "--network", "TABLE", "--what-if", "inter_node_gbps=-1"), "above 0"),
+        (("--to", "16", "--network", "TABLE", "--what-if", "inter_node_gbps=nan"), "above 0"),
+        (
+            ("--to", "16", "--network", "TABLE", *("--what-if", "inter_node_gbps=1") * 2),
+            "is given twice",
+        ),
+        (("--to", "16", "--network", "INSIDE", "--what-if", "inter_node_gbps=1"), "over several nodes"),
+        (("--to", "16", "--network", "TORN"), "was damaged or edited"),
+        (("--to", "16", "--network", "OTHER"), "of another machine or network"),
+    ],
+)
+def test_bad_input_is_a_sentence_with_the_fix_and_writes_nothing(
+    study, tmp_path, capsys, monkeypatch, words, says
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = schemas.NETWORK.encode(a_table())
+    Path("TABLE").write_bytes(good)
+    Path("TORN").write_bytes(good[: len(good) // 2])
+    Path("INSIDE").write_bytes(schemas.NETWORK.encode(a_table(groups=GROUPS[:3])))
+    other = msgspec.structs.replace(HERE, device_name="NVIDIA H100 80GB HBM3")
+    Path("OTHER").write_bytes(schemas.NETWORK.encode(a_table(environment=other)))
+    assert run(["project", str(study), *words]) in (1, 2)
+    captured = capsys.readouterr()
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (study / "projection.json").exists()
+
+
+def test_a_damaged_projection_costs_the_report_only_its_section(study, capsys) -> None:
+    (study / "projection.json").write_text("{")
+    assert run(["report", str(study)]) == 0
+    assert "bench project" in capsys.readouterr().err
+    assert 'id="projection"' not in (study / "report.html").read_text()
+
+
+def test_a_redacted_report_has_no_projection(study) -> None:
+    project(study)
+    [figures] = read_figures([str(study)], CostFlags(), Console(), redact=True)
+    assert figures.projection is None
+
+
+def test_another_rate_keeps_the_latency() -> None:
+    table = a_table(groups=((16, 2),))
+    # The highest busbw is just below 1 GB/s, 8 Gbit/s.
+    faster = other_network(table, ["inter_node_gbps=80"])
+    slow, fast = (one.measurements[-1].median_s for one in (table, faster))
+    assert fast == pytest.approx(slow / 10, rel=0.01)
+    assert faster.measurements[0].median_s == pytest.approx(table.measurements[0].median_s)
+    with pytest.raises(UsageError, match="inside a node"):
+        other_network(table, ["intra_node_gbps=80"])
+
+
+def test_a_generated_study_of_32_gpus_is_drawn_to_256_by_a_network_table(monkeypatch, tmp_path) -> None:
+    """Steps of 1 to 32 GPUs by a queue of the buckets, written here, over 20 GB/s between nodes."""
+    groups = ((2, 1), (4, 1), (8, 1), (16, 2), (32, 4))
+    table = a_table(180e9, 20e9, groups, GPU)
+    study = large_study(sizes=(2, 4, 8, 16, 32))
+
+    def step_s(figures) -> float:
+        cell, compute = figures.cell, figures.newest.budget.compute_ns / 1e9
+        forward, update = 0.31 * compute, 0.1 * compute
+        backward, free = compute - forward - update, 0.0
+        for term in traffic(cell, parts_of(cell.workload)):
+            for size, share in term.pieces:
+                rate = 180e9 if cell.gpus <= 8 else 20e9
+                took = 1e-5 + wire_factor("all-reduce", cell.gpus) * size / rate
+                free = max(free, forward + share * backward) + took
+        return max(free, forward + backward) + update
+
+    [curve] = [one for one in study.curves if (one.key.kind, one.key.label) == ("weak", "ddp")]
+    points = []
+    for point in curve.points:
+        figures, ns = point.figures, 1e9 * step_s(point.figures)
+        step = msgspec.structs.replace(figures.step_ns, value=ns, low=0.99 * ns, high=1.01 * ns)
+        points.append(replace(point, figures=replace(figures, step_ns=step, run_step_ns=(ns,) * 3)))
+    study = replace(study, curves=(replace(curve, points=tuple(points)),))
+    replayer = Replayer(study=Study(tmp_path), figures=study, table=table)
+    [found] = projected_series(study, 256, Outside(replay=replayer))
+    assert found.law == REPLAY
+    assert [size.gpus for size in found.of("projected")] == [64, 128, 256]
+    made = Projection(digest=study.digest, to=256, command="c", network="t", what_if=(), series=(found,))
+    assert 'class="ahead"' in render_figures(replace(study, projection=made))
+    # Constant efficiency refuses the same study: its steps grow by more than 10 % at the node boundary.
+    [without] = projected_series(study, 256, Outside())
+    assert {size.refusal.kind for size in without.of("refused")} == {"irregular"}
