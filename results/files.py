@@ -302,6 +302,17 @@ def study_lock(root: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
+def is_busy(root: Path) -> bool:
+    """Whether another process holds the lock of a study; False where this user may not ask."""
+    if os.access(root / LOCK, os.W_OK):
+        try:
+            with study_lock(root):
+                pass
+        except StudyBusyError:
+            return True
+    return False
+
+
 def _acquire(descriptor: int, root: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

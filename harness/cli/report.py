@@ -96,6 +96,7 @@ compare_over = click.option(
 @click.option(
     "--style", type=click.Choice(("paper", "screen")), help="style of --figures; paper is a column of 84 mm"
 )
+@click.option("--watch", is_flag=True, help="write it again as cells end, until the study no longer runs")
 @compare_over
 @cost_options
 def report_command(
@@ -115,8 +116,12 @@ def report_command(
     Costs need prices, which --price, --prices or the profile of the site give (docs/costs.md); other GPUs
     are looked up in a catalogue of list prices. --compare-over puts cells that differ in one
     setting side by side, with their loss. --figures writes drawings into STUDY/figures, with
-    --output FILE.html into FILE.figures.
+    --output FILE.html into FILE.figures. With --watch the open page shows what runs, and becomes the
+    page of the finished study by itself.
     """
+    from dataclasses import replace
+
+    from harness.cli.study import running_cells
     from harness.reporting.report import figure_forms, write_figures, write_joint_report, write_report
     from harness.reporting.studies import CostFlags, compared_over, read_figures
     from harness.terminal.console import Console
@@ -125,6 +130,9 @@ def report_command(
     from results.store import Study
 
     over, network = others.pop("compare_over"), others.pop("network")
+    watch = others.pop("watch")
+    if watch and (len(studies) > 1 or redact):
+        raise UsageError("--watch follows one study while it runs, and does not redact it: name one study")
     if len(studies) > 1 and output is None:
         raise UsageError("a report of several studies is in none of their folders: give --output FILE.html")
     if style is not None and figures is None:
@@ -135,8 +143,18 @@ def report_command(
     console = Console()
     nights = Path(history or "history")
     given = nights if history is not None or any(nights.glob("*/*.json")) else None
-    read = read_figures(studies, CostFlags(**others), console, redact=redact, history=given, network=network)
-    read = compared_over(read, over)
+    if watch:
+        console.note(
+            f"{output or Path(studies[0], 'report.html')} follows the study until it ends, or Ctrl-C"
+        )
+    states = running_cells(Study.existing(Path(studies[0])), console) if watch else [()]
+    for running in states:
+        read = read_figures(
+            studies, CostFlags(**others), console, redact=redact, history=given, network=network
+        )
+        read = [replace(one, running=running) for one in compared_over(read, over)]
+        if running:
+            write_report(Study(Path(studies[0])), read[0], console, path=Path(output) if output else None)
     if len(studies) > 1 and output is not None:
         page = Path(output)
         write_joint_report(read, console, path=page)

@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from harness.jobs.job_status import STATUS_HEADS, STATUS_NUMERIC, JobStatus, status_rows
-from harness.jobs.progress import progress
+from harness.jobs.progress import CellProgress, progress
 from harness.launch.tally import Conditions
 from harness.launchers.registry import cancel, job_statuses, kept_job_statuses
 from harness.launchers.registry import forget as forget_jobs
@@ -23,7 +24,7 @@ from harness.reporting.studies import warn_of_lost_plans
 from harness.terminal.console import Console
 from reports.text import count, size
 from results.errors import BenchError, SchedulerError, UsageError
-from results.files import study_lock
+from results.files import is_busy, study_lock
 from results.job_store import JobStore
 from results.paired import CALL
 from results.store import Study
@@ -35,7 +36,7 @@ CELL_HEADS = ("cell", "state", "ok", "planned", "others")
 
 @click.command(name="status")
 @click.argument("study")
-@click.option("--watch", is_flag=True, help="print it again every 10 seconds, until no job is live")
+@click.option("--watch", is_flag=True, help="print it again every 10 seconds, until it no longer runs")
 @click.option("--json", "as_json", is_flag=True, help="the same as JSON")
 def status_command(study: str, *, watch: bool, as_json: bool) -> int:
     """Show the state of the cells of STUDY, and of its jobs, if a scheduler has some.
@@ -57,9 +58,7 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
         )
     folder = Study.existing(Path(study))
     warn_of_lost_plans(folder, console)
-    while True:
-        jobs = _jobs(folder, console)
-        cells = progress(folder, folder.told_plans(), _conditions(folder), jobs)
+    for jobs, cells, runs in standings(folder, console):
         if as_json:
             found = {
                 "jobs": [dict(zip(STATUS_HEADS, row, strict=True)) for row in status_rows(jobs)],
@@ -72,10 +71,32 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
                 console.result()
             rows = [[cell.cell, cell.state, str(cell.ok), str(cell.planned), cell.others] for cell in cells]
             console.table(CELL_HEADS, rows, numeric=[False, False, True, True, False])
-        if not watch or not any(status.is_live for status in jobs):
-            return int(any(cell.ok < cell.planned for cell in cells))
-        time.sleep(WATCH_S)
+        if not (watch and runs):
+            break
         console.result()
+    return int(any(cell.ok < cell.planned for cell in cells))
+
+
+def standings(study: Study, console: Console) -> Iterator[tuple[list[JobStatus], list[CellProgress], bool]]:
+    """Yield the states of the jobs and the cells, and whether the study runs, every 10 seconds until it
+    does not."""
+    runs = True
+    while runs:
+        jobs, busy = _jobs(study, console), is_busy(study.root)
+        runs = busy or any(status.is_live for status in jobs)
+        yield jobs, progress(study, study.told_plans(), _conditions(study), jobs, busy=busy), runs
+        if runs:
+            time.sleep(WATCH_S)
+
+
+def running_cells(study: Study, console: Console) -> Iterator[tuple[dict[str, str], ...]]:
+    """Yield the cells of `standings` as strings by head when they change; at the end, an empty tuple."""
+    last: tuple[dict[str, str], ...] = ()
+    for _, cells, runs in standings(study, console):
+        found = tuple({name: str(getattr(cell, name)) for name in CELL_HEADS} for cell in cells)
+        if not runs or found != last:
+            yield found if runs else ()
+        last = found
 
 
 def _list(studies: list[Study], console: Console, *, as_json: bool) -> int:

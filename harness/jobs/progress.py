@@ -34,9 +34,14 @@ class CellProgress:
 
 
 def progress(
-    study: Study, plans: Sequence[Plan], conditions: Conditions, jobs: Sequence[JobStatus]
+    study: Study,
+    plans: Sequence[Plan],
+    conditions: Conditions,
+    jobs: Sequence[JobStatus],
+    *,
+    busy: bool = False,
 ) -> list[CellProgress]:
-    """All planned cells, in the order of the plans. Writes nothing.
+    """All planned cells, in the order of the plans. Writes nothing. `busy`: a bench here works on the study.
 
     Runs that could not be pooled with new ones are counted apart. A cell is failed or skipped if the same
     `bench matrix` command would leave it out.
@@ -45,7 +50,7 @@ def progress(
     found: dict[str, list[RunResult]] = {}
     for result in results:
         found.setdefault(result.cell_id, []).append(result)
-    in_hand, running = _in_hand(study, jobs)
+    in_hand, running = _in_hand(study, jobs, busy=busy)
     tallies: dict[str, Tally] = {}
     for plan in plans:
         trained = trained_cells(study, plan)
@@ -58,8 +63,10 @@ def progress(
         state: CellState = "failed" if cell in so_far.closed else "to do"
         if ok >= repeats:
             state = "done"
+        elif cell in running:
+            state = "running"
         elif job is not None:
-            state = "running" if cell in running else "waiting"
+            state = "waiting"
         elif cell in so_far.inferred:
             state = "skipped"
         others = so_far.closed[cell] if cell in so_far.inferred else _others(runs, so_far)
@@ -83,18 +90,21 @@ def _others(runs: Sequence[RunResult], so_far: Tally) -> str:
     return f"{others}: {failed[-1].reason}" if failed and failed[-1].reason else others
 
 
-def _in_hand(study: Study, jobs: Sequence[JobStatus]) -> tuple[dict[str, JobStatus], set[str]]:
+def _in_hand(study: Study, jobs: Sequence[JobStatus], *, busy: bool) -> tuple[dict[str, JobStatus], set[str]]:
     """The live job of each cell, and the cells that run: a cell runs from the start of its launch."""
     live = {status.job.job_id: status for status in jobs if status.is_live}
     job_of = {cell: status for status in live.values() for cell in status.job.cells}
     running: set[str] = set()
-    for launch in study.launches() if any(status.is_running for status in live.values()) else []:
+    for launch in study.launches() if busy or any(status.is_running for status in live.values()) else []:
         status = live.get(launch.job_id or "")
-        if status is not None and status.is_running and not study.has_attempt(launch.launch_id):
+        runs = busy if launch.job_id is None else status is not None and status.is_running
+        if runs and not study.has_attempt(launch.launch_id):
             # While its workers start, the launch is at the first cell.
             state = LaunchState.of(rank_log_path(study.launch_folder(launch.launch_id), 0))
             cell = state.cell_id or launch.slots[0].cell_id
-            if cell in job_of:
+            if status is None:
+                running.add(cell)
+            elif cell in job_of:
                 job_of[cell] = status
                 running.add(cell)
     return job_of, running

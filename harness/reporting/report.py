@@ -29,10 +29,13 @@ VERDICT_LINES = 6
 def write_report(study: Study, figures: StudyFigures, console: Console, *, path: Path | None = None) -> Path:
     """Write the page and its tables, and print the headline of the measurements.
 
-    In the study: report.html, cells.csv, runs.csv. Elsewhere: `path`, and the tables named after it.
+    Prints nothing while the study runs. In the study:
+    report.html, cells.csv, runs.csv. Elsewhere: `path`, and the tables named after it.
     """
     target = path or study.root / "report.html"
     written = _write([figures], target, f"{path.stem}." if path else "", in_study=path is None)
+    if figures.running:
+        return target
     if figures.cells or not (figures.training or figures.only_network):
         print_headline(figures, console)
         print_verdict(figures, console)

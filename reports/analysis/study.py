@@ -143,6 +143,9 @@ class StudyFigures:
     """Reads the single steps of a run, by rank, from the files of its study; by default it finds no steps."""
     compare_over: str | None = None
     """The setting over which the reader compares cells, although their work differs."""
+    running: tuple[Mapping[str, str], ...] = ()
+    """The state of each cell while the study runs, as `bench status` prints it, by head; empty if it does
+    not run."""
     review: Review = field(default_factory=Review)
     approval: Approval | None = None
     """The last approval by a reviewer; None without one."""

@@ -17,7 +17,7 @@ from reports.page.sections.environment import environment_section
 from reports.page.sections.history import history_section
 from reports.page.sections.memory import memory_section
 from reports.page.sections.network import network_section
-from reports.page.sections.outcomes import outcomes_section
+from reports.page.sections.outcomes import outcomes_section, running_section
 from reports.page.sections.over import over_section
 from reports.page.sections.projection import projection_section
 from reports.page.sections.ranks import ranks_section
@@ -32,6 +32,7 @@ from results.extensions import extensions
 Maker = Callable[[StudyFigures], Section | None]
 SECTIONS: Mapping[str, Maker] = MappingProxyType(
     {
+        "running": running_section,
         "summary": summary_section,
         "over": over_section,
         "best": best_section,
@@ -57,6 +58,7 @@ APPENDIX: Mapping[str, Maker] = MappingProxyType({"table": table_section})
 GROUP = "bench.sections"
 TRAINED: Mapping[str, Maker] = MappingProxyType(
     {
+        "running": running_section,
         "training": training_section,
         "accuracy": accuracy_section,
         "outcomes": outcomes_section,

@@ -112,7 +112,8 @@ def _page(
     template: str, studies: Sequence[StudyFigures], defining: Sequence[Section], **shown: object
 ) -> str:
     """The document: what is `shown`, with the definitions of its sections, and the script."""
-    script = (_FOLDER / "script.js").read_text(encoding="utf-8")
+    names = ["script.js", *(["reload.js"] if any(study.running for study in studies) else [])]
+    scripts = [(_FOLDER / name).read_text(encoding="utf-8") for name in names]
     cpu = any(pool.cell.device == "cpu" for study in studies for pool in study.pools.values())
     of_sections = tuple(one for section in defining for one in section.definitions)
     defined = definitions(defining, cpu=cpu) if studies else of_sections
@@ -120,6 +121,6 @@ def _page(
         **shown,
         definitions=defined,
         hints=hints(defined),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        scripts=[Markup(script) for script in scripts],
+        hashes=[base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import hashlib
 import importlib.util
 import io
 import json
@@ -24,6 +25,7 @@ from generated_study import Trouble, large_study
 from PIL import Image
 
 from reports.page.render import render_figures, render_studies
+from results import files
 from results.outcome import Evidence
 
 pytestmark = pytest.mark.slow
@@ -633,3 +635,54 @@ def test_two_studies_of_85_cells_fit_ten_screens_with_what_is_folded_in_reach(ch
     assert 0 <= chromium.read("document.getElementById('study-2-best').getBoundingClientRect().top") <= 900
     chromium.open(path, width=390)
     assert chromium.read("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_page_of_a_running_study_becomes_the_finished_one_by_itself(chromium, small, tmp_path) -> None:
+    """The file is replaced as `bench report --watch` does it; only the time between two looks is shorter."""
+    page, figures = tmp_path / "running.html", small.analysed()
+    cells = ({"cell": "a", "state": "running", "ok": "0", "planned": "3", "others": ""},)
+
+    def write(state: str | None) -> None:
+        running = () if state is None else ({**cells[0], "state": state},)
+        html = render_figures(replace(figures, running=running))
+        short = html.replace("EVERY_MS = 10000", "EVERY_MS = 100")
+        for script in re.findall(r"<script>(.*?)</script>", html, re.DOTALL):
+            other = script.replace("EVERY_MS = 10000", "EVERY_MS = 100")
+            digests = [
+                base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in (script, other)
+            ]
+            short = short.replace(*digests)
+        files.replace(page, short.encode())
+
+    def waits_for(expression: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while chromium.read("document.readyState") != "complete" or not chromium.read(expression):
+            assert time.monotonic() < deadline, expression
+            time.sleep(0.05)
+
+    state = "document.querySelector('#running td:nth-child(2)')?.textContent"
+    write("running")
+    chromium.open(page, anchor="#outcomes")
+    top = "Math.round(document.querySelector('#correctness').getBoundingClientRect().top)"
+    chromium.read("document.querySelector('details').open = true")
+    chromium.read("document.querySelector('#correctness').scrollIntoView(); scrollBy(0, -40)")
+    before = chromium.read(top)
+    write("waiting")
+    waits_for(f"{state} === 'waiting'")
+    waits_for(f"Math.abs({top} - {before}) <= 1")
+    assert chromium.read("document.querySelector('details').open")
+    chromium.read("getSelection().selectAllChildren(document.querySelector('h1'))")
+    loaded = chromium.read("performance.timeOrigin")
+    write(None)
+    # Three looks of the page: a promise that its own timers resolve.
+    chromium.read("new Promise((done) => setTimeout(done, 350))")
+    assert chromium.read("performance.timeOrigin") == loaded
+    assert chromium.read(state) == "waiting"
+    chromium.read("getSelection().removeAllRanges()")
+    waits_for("!document.querySelector('#running')")
+    waits_for(f"Math.abs({top} - {before}) <= 1")
+    assert chromium.read("history.scrollRestoration") == "auto"
+    loaded = chromium.read("performance.timeOrigin")
+    chromium.read("new Promise((done) => setTimeout(done, 350))")
+    assert chromium.read("performance.timeOrigin") == loaded
+    assert chromium.complaints == []

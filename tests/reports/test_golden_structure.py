@@ -59,9 +59,11 @@ class Outline(HTMLParser):
 def test_the_outline_is_the_golden_one(small, twenty_nights) -> None:
     found = small.analysed()
     note = ReviewEntry(at="2026-01-02T03:04:05Z", author="Ann", what="noted", why="a remark")
+    running = ({"cell": "a", "state": "running", "ok": "0", "planned": "3", "others": ""},)
     figures = replace(
         found,
         nights={"here": twenty_nights(next(iter(found.pools.values())).cell, "a cell")},
+        running=running,
         network=a_network(),
         review=Review((note,)),
         projection=Projection(

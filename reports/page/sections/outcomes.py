@@ -5,15 +5,17 @@ Points that were planned not to run take few rows, also in a large matrix.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from reports import fields
 from reports.analysis.outcomes import SkippedSizes, outcome_words, reason_of
 from reports.analysis.study import StudyFigures
 from reports.page.section import Block, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
-from reports.text import listed
+from reports.text import capital, count, listed
 from results.cell import label
 from results.plan import Plan
 
@@ -22,6 +24,28 @@ _NAMED = 6
 
 _Group = tuple[str, int, Sequence[str], str]
 """The points that one rule or reason left without a figure: outcome, their number, their names, reason."""
+
+
+def running_section(study: StudyFigures) -> Section | None:
+    """What runs, what is left and what failed; None for a study that does not run."""
+    if not study.running:
+        return None
+    states = Counter(row["state"] for row in study.running)
+    left = [row for row in study.running if row["state"] != "done"]
+    columns = [words(head, itemgetter(head)) for head in study.running[0]]
+    counts = ", ".join(f"{number:,} {state}" for state, number in states.items())
+    note = (
+        "This page loads itself again every 10 seconds, unless text is selected, until the study has ended."
+    )
+    return Section(
+        anchor="running",
+        title="Running",
+        blocks=(
+            Paragraph(f"{capital(count(len(study.running), 'cell'))}: {counts}.", "finding"),
+            Paragraph(note, "plain"),
+            Table(table(left, columns), "Cells that are not done"),
+        ),
+    )
 
 
 def outcomes_section(study: StudyFigures) -> Section:

@@ -3,6 +3,7 @@
 "use strict";
 (() => {
   const NOTHING = "-";
+  const reading = history.state?.reading;
   const letters = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
   const said = (element) => element.textContent.replace(/\s+/g, " ").trim();
 
@@ -257,4 +258,15 @@
   addEventListener("keydown", (event) => event.key === "Escape" && tell(null));
   addEventListener("hashchange", reveal);
   reveal();
+
+  // A page of a running study has loaded itself again (reload.js): the reader stays at the same place.
+  if (reading) {
+    const there = document.getElementById(reading.id);
+    const back = () => there && scrollBy(0, there.getBoundingClientRect().top - reading.top);
+    document.querySelectorAll("details").forEach((one, place) => (one.open ||= Boolean(reading.open[place])));
+    addEventListener("load", back);
+    back();
+    history.replaceState("written", "");
+    history.scrollRestoration = "auto";
+  }
 })();
