@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -654,34 +655,41 @@ def test_the_page_of_a_running_study_becomes_the_finished_one_by_itself(chromium
             short = short.replace(*digests)
         files.replace(page, short.encode())
 
+    deadline = time.monotonic() + PATIENCE_S
+    top = "document.querySelector('#correctness').getBoundingClientRect().top"
+    state = "document.querySelector('#running td:nth-child(2)')?.textContent"
+
     def waits_for(expression: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while chromium.read("document.readyState") != "complete" or not chromium.read(expression):
+        while not chromium.read(f"document.readyState === 'complete' && Boolean({expression})"):
             assert time.monotonic() < deadline, expression
             time.sleep(0.05)
 
-    state = "document.querySelector('#running td:nth-child(2)')?.textContent"
+    def hold() -> float:
+        """Select text, so that the page stays; returns when it was loaded, after three looks of it."""
+        look = "new Promise((done) => setTimeout(() => done(!getSelection().isCollapsed), 350))"
+        while True:
+            assert time.monotonic() < deadline
+            # A page that goes while it is asked gives no answer.
+            with suppress(AssertionError):
+                chromium.read("getSelection().selectAllChildren(document.querySelector('h1'))")
+                if chromium.read(look):
+                    return chromium.read("performance.timeOrigin")
+
     write("running")
     chromium.open(page, anchor="#outcomes")
-    top = "Math.round(document.querySelector('#correctness').getBoundingClientRect().top)"
+    hold()
     chromium.read("document.querySelector('details').open = true")
     chromium.read("document.querySelector('#correctness').scrollIntoView(); scrollBy(0, -40)")
-    before = chromium.read(top)
+    same = f"Math.abs({top} - {chromium.read(top)}) <= 1"
     write("waiting")
-    waits_for(f"{state} === 'waiting'")
-    waits_for(f"Math.abs({top} - {before}) <= 1")
-    assert chromium.read("document.querySelector('details').open")
-    chromium.read("getSelection().selectAllChildren(document.querySelector('h1'))")
-    loaded = chromium.read("performance.timeOrigin")
+    chromium.read("getSelection().removeAllRanges()")
+    waits_for(f"{state} === 'waiting' && {same} && document.querySelector('details').open")
+    loaded = hold()
     write(None)
-    # Three looks of the page: a promise that its own timers resolve.
-    chromium.read("new Promise((done) => setTimeout(done, 350))")
-    assert chromium.read("performance.timeOrigin") == loaded
+    assert hold() == loaded
     assert chromium.read(state) == "waiting"
     chromium.read("getSelection().removeAllRanges()")
-    waits_for("!document.querySelector('#running')")
-    waits_for(f"Math.abs({top} - {before}) <= 1")
-    assert chromium.read("history.scrollRestoration") == "auto"
+    waits_for(f"!document.querySelector('#running') && {same} && history.scrollRestoration === 'auto'")
     loaded = chromium.read("performance.timeOrigin")
     chromium.read("new Promise((done) => setTimeout(done, 350))")
     assert chromium.read("performance.timeOrigin") == loaded

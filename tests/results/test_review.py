@@ -1,4 +1,4 @@
-"""The file of a review: nothing of two reviewers is lost, a torn line costs itself, and approvals lapse."""
+"""The file of a review: no entry is lost to another writer or a torn line, and approvals lapse."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _Group = tuple[str, int, Sequence[str], str]
 
 
 def running_section(study: StudyFigures) -> Section | None:
-    """What runs, what is left and what failed; None for a study that does not run."""
+    """Make the section on what runs, is left and failed; None for a study that does not run."""
     if not study.running:
         return None
     states = Counter(row["state"] for row in study.running)
