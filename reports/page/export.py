@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,10 +42,12 @@ from reports.page.json_document import json_document
 from reports.page.markup import latex, markdown
 from reports.table import Column
 from results.catalogue.prices import Price, checked_usd
-from results.errors import MachineError, SchemaError, UsageError
+from results.errors import MachineError, SchemaError, UsageError, nearest
 from results.foreign_text import visible
 from results.job_store import JobStore
+from results.record import Operations, RankRecord
 from results.review import Review
+from results.run import PHASES
 from results.store import Study, study_names
 
 TextForm = Literal["markdown", "json", "latex"]
@@ -135,6 +137,72 @@ class Loaded:
     """One row for each point that was planned to be left out, with its reason."""
     figures: tuple[StudyFigures, ...]
     """The analysed studies, the input of functions of `reports.analysis`, whose names may change."""
+    folders: tuple[Study, ...]
+    """The folders of the studies, from which the methods read records when they are called."""
+
+    def steps(self, runs: str | Iterable[str] | None = None) -> pd.DataFrame:
+        """Read one row for each timed step of each rank of these runs (ids), or of all counted runs.
+
+        `step` counts from 0. Times are by the rank's own clock. Raises UsageError for an unknown run.
+        """
+        return self._read(runs, _step_columns, STEPS)
+
+    def phases(self, runs: str | Iterable[str] | None = None) -> pd.DataFrame:
+        """Read the same steps with one row for each of their phases (`PHASES`), in `duration_ns`."""
+        steps, times = self.steps(runs), [f"{phase}_ns" for phase in PHASES]
+        rows = steps.melt(["study", "cell_id", "run_id", "rank", "step"], times, "phase", "duration_ns")
+        return rows.assign(phase=rows["phase"].str.removesuffix("_ns").astype("string"))
+
+    def operations(self, runs: str | Iterable[str] | None = None) -> pd.DataFrame:
+        """Read one row for each recorded operation of each rank of these runs, or of all counted runs.
+
+        `step` counts from 0 over the recorded steps, which come after the timed ones. `issued_ns` is from the
+        start of the step. Raises UsageError for an unknown run.
+        """
+        return self._read(runs, _operation_columns, OPERATIONS)
+
+    def _read(
+        self,
+        runs: str | Iterable[str] | None,
+        columns_of: Callable[[RankRecord], Mapping[str, Sequence[object]]],
+        dtypes: Mapping[str, str],
+    ) -> pd.DataFrame:
+        wanted = None if runs is None else {runs} if isinstance(runs, str) else set(runs)
+        known = set(self.runs["run_id"])
+        for run_id in sorted((wanted or set()) - known):
+            raise UsageError(f"no study here has the run {run_id!r}{nearest(run_id, known)}")
+        frames = [pd.DataFrame(columns=[*dtypes]).astype(dtypes)]
+        for figures, folder in zip(self.figures, self.folders, strict=True):
+            for row in run_rows(figures):
+                if row.counted if wanted is None else row.run.run_id in wanted:
+                    for record in folder.rank_records(row.cell.id, row.run.run_id):
+                        own = {"study": figures.name, "cell_id": row.cell.id, "run_id": record.run_id}
+                        found = pd.DataFrame({**own, "rank": record.rank, **columns_of(record)})
+                        frames.append(found[[*dtypes]].astype(dtypes))
+        return pd.concat(frames, ignore_index=True)
+
+
+_OWN = {"study": "string", "cell_id": "string", "run_id": "string", "rank": "Int64", "step": "Int64"}
+STEPS = {**_OWN, "step_ns": "Int64", **{f"{phase}_ns": "Int64" for phase in PHASES}, "loss": "Float64"}
+OPERATIONS = {**_OWN, "operation": "string", "group": "string"} | dict.fromkeys(
+    ("payload_bytes", "issued_ns", "duration_ns"), "Int64"
+)
+
+
+def _step_columns(record: RankRecord) -> Mapping[str, Sequence[object]]:
+    steps = record.steps
+    return {"step": range(len(steps.step_ns))} | {
+        name: getattr(steps, name) for name in STEPS if name not in _OWN
+    }
+
+
+def _operation_columns(record: RankRecord) -> Mapping[str, Sequence[object]]:
+    rows = record.recorded.operations if record.recorded else Operations()
+    return {
+        "operation": [rows.names[place] for place in rows.name],
+        "group": [rows.groups[place] for place in rows.group],
+        **{name: getattr(rows, name) for name in ("step", "payload_bytes", "issued_ns", "duration_ns")},
+    }
 
 
 def loaded(
@@ -154,7 +222,8 @@ def loaded(
         analyse(name, study.told_plans(), study.results(), replace(told, site=_site(study)), _review(study))
         for name, study in zip(names, studies, strict=True)
     ]
-    return Loaded(**{name: frame_of(figures, name) for name in TABLES}, figures=tuple(figures))
+    frames = {name: frame_of(figures, name) for name in TABLES}
+    return Loaded(**frames, figures=tuple(figures), folders=tuple(studies))
 
 
 def _review(study: Study) -> Review:
