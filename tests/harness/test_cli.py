@@ -375,33 +375,30 @@ def test_without_torch_a_plan_is_shown_and_running_says_how_to_install_it(
 PROBE = """
 import sys
 from harness.cli import run
-code = run(sys.argv[1:])
-assert code == 0, code
-assert "torch" not in sys.modules
+for line in sys.argv[1:]:
+    code = run(line.split("|"))
+    assert code == 0, (line, code)
+    assert "torch" not in sys.modules, line
 """
+"""Commands, with a bar between their words, one after the other in one process."""
 
 
-PLANNING = (
-    "--help",
-    "matrix --gpus 1..256 --dry-run",
-    "matrix --gpus 2 --device cpu --launcher manual",
-    "list",
-    "doctor",
-)
+def _probe(folder: Path, *commands: str) -> None:
+    call = [sys.executable, "-c", PROBE, *commands]
+    done = subprocess.run(call, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [line.split() for line in PLANNING], ids=PLANNING)
-def test_planning_loads_no_torch(arguments: list[str], tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", PROBE, *arguments], check=True, cwd=tmp_path, capture_output=True)
+def test_planning_loads_no_torch(tmp_path: Path) -> None:
+    dry = "matrix|--gpus|1..256|--dry-run"
+    _probe(tmp_path, "--help", dry, "matrix|--gpus|2|--device|cpu|--launcher|manual", "list", "doctor")
 
 
 def test_reporting_loads_no_torch(small_study: tuple[Study, object], tmp_path: Path) -> None:
-    arguments = ["report", str(small_study[0].root), "--output", str(tmp_path / "page.html")]
-    subprocess.run([sys.executable, "-c", PROBE, *arguments], check=True, capture_output=True)
+    root = small_study[0].root
+    _probe(tmp_path, f"report|{root}|--output|page.html", f"status|{root}", f"collect|{root}")
     assert (tmp_path / "page.html").exists()
     assert (tmp_path / "page.cells.csv").exists()
-    for name in ("status", "collect"):
-        subprocess.run([sys.executable, "-c", PROBE, name, str(small_study[0].root)], check=True)
 
 
 def test_help_loads_nothing_heavy(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from results.store import Study
 
 QUICK = ("--device", "cpu", "--batch-size", "8", "--budget", "0")
 Small = tuple[Study, subprocess.CompletedProcess[str]]
+Bench = Callable[..., Any]
 
 
 def _runs(study: Study) -> dict[str, list[list[dict[str, object]]]]:
@@ -107,28 +109,27 @@ def test_replicas_end_equal_and_losses_fall_from_the_logarithm_of_ten(small_stud
             assert losses[-1] < losses[0] < 3.5
 
 
-def test_the_same_command_again_finds_nothing_to_do(small_study: Small, bench) -> None:
+def test_the_same_command_again_finds_nothing_to_do(small_study: Small, bench_in: Bench) -> None:
     study, _ = small_study
     before = sorted(path.name for path in study.root.glob("cells/*/*/rank-*.json"))
-    again = bench(
+    again = bench_in(study.root.parent)(
         "matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2", "--device", "cpu", "--budget",
         "0", "--block-steps", "2", "--quads", "1", "--scaling", "weak,strong", "--repeats", "2",
-        "--out", "study", cwd=study.root.parent,
+        "--out", "study",
     )  # fmt: skip
-    assert again.returncode == 0
+    assert again.code == 0
     assert "0 of 6 runs to do" in again.stderr
     assert sorted(path.name for path in study.root.glob("cells/*/*/rank-*.json")) == before
     assert len(study.plan_paths()) == 1
 
 
-def test_the_plan_on_disk_is_what_a_dry_run_shows(small_study: Small, bench) -> None:
+def test_the_plan_on_disk_is_what_a_dry_run_shows(small_study: Small, bench_in: Bench) -> None:
     study, _ = small_study
-    shown = bench(
+    shown = bench_in(study.root.parent)(
         "matrix", "--workload", "mlp", "--batch-size", "32", "--gpus", "1..2", "--device", "cpu", "--budget",
         "0", "--block-steps", "2", "--quads", "1", "--scaling", "weak,strong", "--dry-run",
-        cwd=study.root.parent,
     )  # fmt: skip
-    assert shown.returncode == 0
+    assert shown.code == 0
     assert all(cell_id in shown.stdout for cell_id in study.cell_ids())
     (plan,) = study.plans()
     assert plan.command[:5] == ("matrix", "--workload", "mlp", "--batch-size", "32")
@@ -137,14 +138,14 @@ def test_the_plan_on_disk_is_what_a_dry_run_shows(small_study: Small, bench) -> 
     assert not (Path(study.root.parent) / "runs").exists()
 
 
-def test_status_show_and_collect_tell_the_same_story(small_study: Small, bench) -> None:
+def test_status_show_and_collect_tell_the_same_story(small_study: Small, bench_in: Bench) -> None:
     study, _ = small_study
-    root = str(study.root)
-    assert bench("status", root).returncode == 0
+    bench, root = bench_in(study.root.parent), str(study.root)
+    assert bench("status", root).code == 0
     ddp = next(cell_id for cell_id in study.cell_ids() if "ddp" in cell_id)
     assert "serial-simulation: 3 steps of 2 replicas" in bench("show", root, ddp[:12]).stdout
     index = (study.root / "index.jsonl").read_bytes()
-    assert bench("collect", root).returncode == 0
+    assert bench("collect", root).code == 0
     assert (study.root / "index.jsonl").read_bytes() == index
 
 

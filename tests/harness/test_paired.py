@@ -433,12 +433,12 @@ def test_a_pair_that_never_ends_names_the_silent_side_its_part_and_its_last_line
     ],
 )
 def test_wrong_calls_are_one_line_and_exit_with_2(
-    bench: Bench, repository: Path, words: tuple[str, ...], told: str
+    bench_in: Callable[..., Any], repository: Path, words: tuple[str, ...], told: str
 ) -> None:
     if told.startswith("--ab takes"):
         words = ("main",)
-    done = bench("compare", "--ab", *words, cwd=repository)
-    assert done.returncode == 2
+    done = bench_in(repository)("compare", "--ab", *words)
+    assert done.code == 2
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (repository / "runs").exists()
@@ -514,11 +514,11 @@ def test_a_revision_of_a_shallow_clone_is_checked_out_in_a_folder_below_the_user
     ids=["before the protocol", "another protocol", "does not import"],
 )
 def test_revisions_of_bench_that_take_no_turns(
-    bench: Bench, repository: Path, turns: str | None, code: int, told: str
+    bench_in: Callable[..., Any], repository: Path, turns: str | None, code: int, told: str
 ) -> None:
     commit(repository, OLDER if turns is None else {**OLDER, "harness/worker/turns.py": turns})
-    done = bench("compare", "--ab", "main", "main~1", "--", *CELL, cwd=repository)
-    assert done.returncode == code, done.stderr
+    done = bench_in(repository)("compare", "--ab", "main", "main~1", "--", *CELL)
+    assert done.code == code, done.stderr
     assert told in (done.stdout if code == 3 else done.stderr)
     assert not (repository / "runs").exists()
 
@@ -541,11 +541,12 @@ def test_what_git_tracks_on_the_import_path_is_that_of_each_side(
 
 
 def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
-    bench: Bench, repository: Path, tmp_path: Path
+    bench_in: Callable[..., Any], repository: Path
 ) -> None:
+    bench = bench_in(repository)
     (repository / "accepted.yaml").write_text(f"commit: '{'0' * 40}'\n")
-    lost = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
-    assert lost.returncode == 3
+    lost = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL)
+    assert lost.code == 3
     assert f"there is no revision {'0' * 40}" in lost.stdout
     assert "the repository has no tag" in lost.stdout
     # The tag is of a tree with a `bench` that has no turns, which says that it was chosen.
@@ -553,8 +554,8 @@ def test_the_accepted_commit_is_that_of_its_file_or_the_last_tag(
     git(repository, "tag", "v1")
     # Changes that no revision has are those of the working tree.
     (repository / "model.py").write_text("# edited")
-    tagged = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL, cwd=repository)
-    assert tagged.returncode == 3
+    tagged = bench("compare", "--ab", "accepted.yaml", ".", "--", *CELL)
+    assert tagged.code == 3
     assert "BASE (v1, " in tagged.stdout
 
 
