@@ -1,4 +1,4 @@
-"""`bench report --watch`: the page of a running study says what runs, and the last one is the usual page."""
+"""`bench report --watch`: the page of a running study says what runs, and its last page is the usual one."""
 
 from __future__ import annotations
 

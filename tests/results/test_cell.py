@@ -37,6 +37,7 @@ OTHER = {
     "dataset_hash": "da7a",
     "model_parallel": 2,
     "memory_limit_mb": 512,
+    "env": ("NCCL_ALGO=Ring",),
     "steps": StepPolicy(quads=0),
 }
 OTHER_STEPS = {

@@ -107,6 +107,7 @@ CELL_3 = msgspec.structs.replace(
     activation_checkpointing="selective",
     model_parallel=2,
     memory_limit_mb=4096,
+    env=("NCCL_ALGO=Ring",),
 )
 ORDER = TrainOrder(
     epochs=3,
@@ -201,6 +202,7 @@ PLAN_3 = msgspec.structs.replace(
         memory_limit_mb=4096,
         gpu_model="H100-SXM5-80GB",
         network_gbit_per_s=3200.0,
+        env=("NCCL_ALGO=Ring",),
     ),
     cells=(CELL_3,),
     series=(msgspec.structs.replace(PLAN_2.series[0], cells=(CELL_3.id,), strategy="fsdp:tp=2"),),
@@ -235,6 +237,7 @@ LAUNCH_4 = msgspec.structs.replace(
     forks=True,
     training=ORDER,
     network=NETWORK_ORDER,
+    env=("NCCL_ALGO=Ring",),
 )
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
