@@ -119,8 +119,7 @@ class GradientReducer:
         self._active = True
 
     def ready(self, index: int) -> None:
-        """Take note that the gradient of a parameter is complete; the parameter's hook calls this in the
-        backward pass."""
+        """Called by a parameter's hook in the backward pass: its gradient is complete."""
         if not self._active:
             return
         if index not in self._awaited_parameters:
