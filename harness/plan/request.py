@@ -146,8 +146,8 @@ def _checkpointing(options: StudyFile) -> Checkpointing:
     if options.selective_checkpointing:
         if options.activation_checkpointing not in (None, "selective"):
             raise UsageError(
-                "--selective-checkpointing is a kind of --activation-checkpointing: give one of the two, or "
-                "several as settings with --activation-checkpointing true,selective"
+                "--selective-checkpointing is a kind of --activation-checkpointing: give only one of the two "
+                "options; --activation-checkpointing true,selective measures both kinds"
             )
         return "selective"
     return cast("Checkpointing", options.activation_checkpointing or False)
