@@ -125,7 +125,7 @@ class Tally:
     earlier: dict[str, Earlier] = field(default_factory=dict)
     """The time that the runs of a cell took."""
     measured: Measured = field(default_factory=Measured)
-    """What predictions of other cells need not assume."""
+    """Measurements by which steps of other cells are predicted."""
 
     def __post_init__(self) -> None:
         self._virtual = self.plan.virtual_cells

@@ -108,7 +108,7 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
 
 
 def weighed_choices(study: Study, plan: Plan) -> list[tuple[MatrixPoint, Choice]]:
-    """What `auto` weighs for a plan, with what its study has measured; empty for a plan without `auto`."""
+    """Weigh the strategies for each point of `auto`, by what its study has measured."""
     if AUTO not in plan.request.every_strategy:
         return []
     return auto_choices(plan, Measured.of_study(study, study.results()))

@@ -89,14 +89,14 @@ class Choice:
 
     @property
     def chosen(self) -> StrategyCandidate | None:
-        """What the study has already, else the fastest that fits, or a simpler one that is as fast; None if
-        none fits."""
+        """Return the candidate that the study has already, else the fastest that fits, or a simpler one that
+        is as fast; None if none fits."""
         had = (candidate for candidate in self.candidates if candidate.strategy == self.kept)
         return next(had, None) or self._now
 
     @property
     def _now(self) -> StrategyCandidate | None:
-        """What would be chosen in a new study."""
+        """Return the choice in a new study."""
         return _best([candidate for candidate in self.candidates if candidate.fits])
 
     @property

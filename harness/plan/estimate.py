@@ -63,7 +63,7 @@ class StepTime:
     seconds: float | Unknown
     """Unknown where the basis is only the budget."""
     measured: tuple[str, ...] = ()
-    """What of an assumed time was measured, as in `predict.StepTimes`."""
+    """The parts of an assumed time that were measured, as in `predict.StepTimes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ class StepTimes:
     waits: float = 0.0
     """For ranks that are slower than the mean rank, if it is known how ranks differ."""
     measured: tuple[str, ...] = ()
-    """What was measured, `computation` and `network`; the rest is assumed."""
+    """The parts that follow from measurements, `computation` and `network`; the others are assumed."""
 
     @property
     def step(self) -> float:

@@ -74,7 +74,7 @@ HOST_LINK_BYTES_PER_S = 20e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a study has measured of steps and of its network."""
+    """Measurements of a study: its steps and its network."""
 
     works: Mapping[str, Work] = field(default_factory=dict)
     """The computation of a rank, by `local_work`; never of another local batch."""
@@ -142,7 +142,7 @@ class Hardware:
     gpu_name: str | None = None
     """Name as its driver gives it."""
     measured: Measured = Measured()
-    """What need not be assumed."""
+    """Measurements of a study on this hardware."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class Devices:
     network_gbit_per_s: float | None = None
     """Rate of all adapters of a node together."""
     measured: Measured = Measured()
-    """What predictions need not assume."""
+    """Measurements of the study, which predictions prefer to assumptions."""
 
 
 @cache
@@ -448,7 +448,7 @@ class Limit:
     gpus: Devices | None = None
     """The GPUs whose memory each cell must fit into; None if memory is not limited."""
     measured: Measured = Measured()
-    """What the study has measured, by which `auto` chooses."""
+    """Measurements of the study, by which `auto` chooses."""
 
     @property
     def gpu_bytes(self) -> int | None:

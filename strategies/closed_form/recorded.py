@@ -1,4 +1,4 @@
-"""What the records of ranks say for a replay on other sizes: their buckets, and how much ranks differ.
+"""Reads from the records of ranks what a replay on other sizes needs: buckets, and how much ranks differ.
 
 Ranks are compared by their steps without any exchange, in which no rank waits for another. Such a step is
 mean + node + rank + step + stall, where `stall` is a rare step far beyond the spread of the others. Ranks of
@@ -20,17 +20,17 @@ from strategies.closed_form.terms import Piece
 
 Floats = npt.NDArray[np.float64]
 STALL_SPREADS = 8.0
-"""A step is a stall if it exceeds the median of its rank by so many robust standard deviations of its run."""
+"""Robust standard deviations of its run by which a stall exceeds the median of its rank."""
 CLUSTERS, STEPS, DELAYS = 8, 16, 16
-"""Drawn sets of ranks, steps of each, and means of equally many of these steps that stand for all."""
+"""The number of drawn sets of ranks, of steps of each set, and of means that represent all these steps."""
 
 
 def recorded_buckets(ranks: Sequence[RankRecord]) -> tuple[Piece, ...]:
     """Return the sums of a backward pass as torch's DDP recorded them: bytes, and when each was ready.
 
     The last bucket has the gradient that is computed last, so that its issue ends the backward pass; medians
-    over ranks and steps. Empty without recorded steps, or if most steps differ in their buckets. An exchange
-    that issues on a thread of its own may issue later than gradients are ready.
+    over ranks and steps. Empty without recorded steps, or if most steps differ in their buckets. Not for an
+    exchange on another thread, which may issue later than gradients are ready.
     """
     steps = [step for rank in ranks for step in _sums_of_steps(rank)]
     if not steps:
@@ -70,13 +70,13 @@ class Stragglers:
     """Deviations from the mean computation of a step, in seconds, by their source."""
 
     node_s: tuple[float, ...] = ()
-    """Of each measured node; empty: there was one node, and how nodes differ is not known."""
+    """The deviation of each measured node; empty: there was one, and how nodes differ is not known."""
     rank_s: tuple[float, ...] = ()
-    """Of each rank from its node; empty: each node had one rank, and `node_s` has the ranks' part."""
+    """The deviation of each rank from its node; empty: each node had one rank, and `node_s` contains it."""
     step_s: tuple[float, ...] = ()
-    """Of single steps from their rank."""
+    """The deviations of single steps from their rank."""
     stall_s: tuple[float, ...] = ()
-    """Of each stall."""
+    """The deviation of each stall."""
     stall_share: float = 0.0
     """Share of the steps of a rank that are stalls."""
 

@@ -1,4 +1,4 @@
-"""Replays one training step of a rank: its computation, and the operations that run beside it.
+"""Replays one training step of a rank: its computation, and the operations that overlap with it.
 
 A step is data. Its computation is a line of `Work.compute_s` seconds: the passes of each micro-batch, then
 the update. An operation has two places on that line: where it can begin (`ready_s`), and where computation
@@ -6,7 +6,7 @@ stops until it has ended (`needed_s`). Records and closed forms (`operations_of`
 
 Operations of one group begin in their order, and at most `at_once` of them run together: 1 of an NCCL
 communicator, 2 of a group of Gloo. Operations that run together share the network: of k each advances at a
-k-th of its rate. Computation is as fast beside operations as without them.
+k-th of its rate. Operations do not slow computation down.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Operation:
     ready_s: float
     """Computation after which it can begin."""
     needed_s: float
-    """Computation that goes on only when it has ended; equal to `ready_s`: it blocks."""
+    """Computation that continues only after its end; equal to `ready_s`: it blocks."""
     count: float = 1.0
     """A fraction where not every step has it."""
 
@@ -149,7 +149,7 @@ def _wall_s(
 ) -> float:
     """Return the end of a step whose computation takes `factor` times as long, event by event.
 
-    `times` are the seconds of each operation if it runs alone.
+    `times` are the seconds of each operation while no other runs.
     """
     end = factor * compute_s
     ready = [min(end, factor * each.ready_s) for each in operations]

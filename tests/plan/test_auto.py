@@ -237,8 +237,8 @@ def test_gradients_hide_behind_the_last_micro_batch_alone() -> None:
 
 
 def test_a_started_study_keeps_what_was_chosen() -> None:
-    """A plan was made when `auto` chose another strategy than now: the study goes on with its cells, and only
-    new points are chosen as now."""
+    """A plan was made when `auto` chose another strategy than now: the study keeps its cells, and new points
+    are chosen as now."""
     options = {"workload": "gpt-nano", "strategy": "auto", "batch_size": 8}
     then = plan_of(gpus="2,4", **options | {"strategy": "zero1"})
     request = msgspec.structs.replace(then.request, strategies=("auto",))
@@ -253,7 +253,7 @@ def test_a_started_study_keeps_what_was_chosen() -> None:
 
 
 def test_a_named_strategy_is_not_what_auto_chose() -> None:
-    """Of `ddp,auto` with ddp and fsdp at a point, fsdp was chosen; of ddp alone, ddp."""
+    """If a plan of `ddp,auto` has ddp and fsdp at a point, `auto` chose fsdp; if it has ddp, it chose ddp."""
     options = {"workload": "gpt-nano", "gpus": 2, "batch_size": 8}
     for names, kept in (("ddp,fsdp", "fsdp"), ("ddp", "ddp")):
         then = plan_of(strategy=names, **options)

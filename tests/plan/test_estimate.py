@@ -38,7 +38,7 @@ def test_accumulation_multiplies_the_work_of_a_step() -> None:
 
 @pytest.mark.parametrize(("gpus", "crowd"), [(1, 1.0), (2, 1.0), (4, 2.0), (8, 4.0)])
 def test_ranks_beyond_the_cores_share_them(gpus, crowd) -> None:
-    """Without an exchange: that of compressed gradients is not predicted."""
+    """The exchange of compressed gradients is not predicted, and counts as none."""
     cell = cell_of(gpus=gpus, strategy="ddp", compression="bf16")
     step = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=2))
     assert step.seconds == pytest.approx(MLP_STEP_S * crowd + UPDATE_S)

@@ -32,7 +32,7 @@ def no_latency(monkeypatch) -> None:
 
 
 def term_beside(overlap: Overlap, seconds: float, operations: int) -> Term:
-    """So many equal operations of 2 ranks, of `seconds` each at 1 GB/s."""
+    """Make a term of equal operations of 2 ranks, each of which takes `seconds` at 1 GB/s."""
     collective: Collective = "all-gather" if overlap == "forward" else "all-reduce"
     return term(
         "",
@@ -148,7 +148,7 @@ def run_of(cell: Cell, compute_s: float, *, forward_s: float, update_s: float, *
 
 def test_measured_computation_goes_before_assumed() -> None:
     """12 s of one rank, of which 4 are forward and 1 is the update; the median of the quiet runs. It counts
-    for the same local batch alone, on any number of ranks and with any replicas."""
+    for no other local batch, and for any number of ranks and any replicas."""
     alone, four = nano_cell("single", 1), nano_cell("ddp", 4)
     runs = [run_of(alone, compute_s, forward_s=4, update_s=1) for compute_s in (11, 12, 19)]
     runs.append(run_of(alone, 90, forward_s=4, update_s=1, disturbed=True))
@@ -167,8 +167,8 @@ def test_measured_computation_goes_before_assumed() -> None:
 
 
 def test_a_measured_network_goes_before_an_assumed_one() -> None:
-    """A table of 4 ranks on 4 nodes under this link: 1 s an operation of any size. Of another link nothing is
-    taken, nor of operations that it lacks."""
+    """A table of 4 ranks on 4 nodes under this link: 1 s an operation of any size. For another link,
+    and for operations that it lacks, times are assumed."""
     rows = tuple(
         Measurement(
             collective="all-reduce", payload_bytes=size, ranks=4, nodes=4, runs=9,

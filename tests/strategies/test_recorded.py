@@ -1,4 +1,4 @@
-"""What a replay takes from records: components of stragglers against known truth, and recorded buckets."""
+"""Components of stragglers against known truth, and recorded buckets by hand."""
 
 from __future__ import annotations
 
