@@ -34,7 +34,6 @@ from harness.reporting.studies import (
     place_words,
     read_assumptions,
     read_network,
-    read_review,
     warn_of_lost_plans,
 )
 from harness.terminal.console import Console
@@ -386,15 +385,15 @@ class Matrix:
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         assumptions = read_assumptions(study, CostFlags(), self._console)
         figures = replace(
-            analyse(study.name, study.told_plans(), results, assumptions, read_review(study, self._console)),
+            analyse(study.name, study.told_plans(), results, assumptions, study.review()),
             placed=place_words(study),
             steps=study.steps,
             network=read_network(study, self._console),
         )
         if report:
             write_report(study, figures, self._console)
-        counted = study.review().counted(results)
-        done = tally(counted, plan, Conditions.here(planned_code([plan])), rerun_failed=True).ok_runs
+        results = study.review().counted(results)
+        done = tally(results, plan, Conditions.here(planned_code([plan])), rerun_failed=True).ok_runs
         missing = sum(done.get(cell.id, 0) < plan.request.repeats for cell in plan.cells)
         if missing:
             incomplete = f"{count(missing, 'cell')} of {len(plan.cells)} without all runs"

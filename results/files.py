@@ -130,10 +130,10 @@ def append(path: Path, lines: bytes) -> None:
             try:
                 while left:
                     left = left[os.write(descriptor, left) :]
+                os.fsync(descriptor)
             except OSError:
                 os.ftruncate(descriptor, size)
                 raise
-            os.fsync(descriptor)
             sync_folder(path.parent)
         finally:
             os.close(descriptor)

@@ -39,22 +39,6 @@ class ReviewEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Approval:
-    """The last approval of a study, and what has changed since."""
-
-    entry: ReviewEntry
-    since: str
-    """`before 3 further runs`; empty while the approval stands."""
-
-    @property
-    def sentence(self) -> str:
-        """`approved by Ann on 2026-01-02 03:04 UTC, before 3 further runs`."""
-        at = self.entry.at
-        since = f", {self.since}" if self.since else ""
-        return f"approved by {self.entry.author} on {at[:10]} {at[11:16]} UTC{since}"
-
-
-@dataclass(frozen=True, slots=True)
 class Review:
     """All entries of a study, oldest first."""
 
@@ -63,20 +47,15 @@ class Review:
     """A sentence for each line that cannot be read, such as the last line of a killed writer."""
 
     @property
-    def excluded(self) -> dict[str, ReviewEntry]:
-        """The entry that excludes each excluded run, by run id."""
-        found: dict[str, ReviewEntry] = {}
+    def excluded(self) -> dict[str, str]:
+        """Why each excluded run is left out, by run id."""
+        found: dict[str, str] = {}
         for entry in self.entries:
             if entry.what == "excluded":
-                found |= dict.fromkeys(entry.run_ids, entry)
+                found |= dict.fromkeys(entry.run_ids, f"{EXCLUDED}: {entry.why}")
             elif entry.what == "included":
-                found = {run_id: one for run_id, one in found.items() if run_id not in entry.run_ids}
+                found = {run_id: why for run_id, why in found.items() if run_id not in entry.run_ids}
         return found
-
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Why each excluded run is left out, by run id."""
-        return {run_id: f"{EXCLUDED}: {entry.why}" for run_id, entry in self.excluded.items()}
 
     def counted(self, results: Sequence[RunResult]) -> list[RunResult]:
         """The runs that are not excluded."""
@@ -85,20 +64,22 @@ class Review:
 
     def state_of(self, results: Sequence[RunResult]) -> str:
         """A digest of all runs with their outcomes and step times, and of the exclusions."""
-        runs = sorted(
-            (run.run_id, str(run.outcome), run.step_ns.value if run.step_ns else None) for run in results
-        )
+        runs = sorted((run.run_id, run.outcome, run.step_ns and run.step_ns.value) for run in results)
         return hashlib.sha256(msgspec.json.encode([runs, sorted(self.excluded)])).hexdigest()[:16]
 
-    def approval(self, results: Sequence[RunResult]) -> Approval | None:
-        """The last approval, compared with all runs that the study has now."""
+    def approval(self, results: Sequence[RunResult]) -> tuple[str, bool]:
+        """The last approval in words, and whether it is of exactly these runs and the present exclusions.
+
+        `approved by Ann on 2026-01-02 03:04 UTC, before 3 further runs`; empty words without an approval.
+        """
         entry = next((one for one in reversed(self.entries) if one.what == "approved"), None)
         if entry is None:
-            return None
-        further = len(results) - entry.runs
-        since = "before a change of its records or exclusions"
+            return "", False
+        words = f"approved by {entry.author} on {entry.at[:10]} {entry.at[11:16]} UTC"
         if entry.state == self.state_of(results):
-            since = ""
-        elif further > 0:
-            since = f"before {further:,} further run{'s' * (further > 1)}"
-        return Approval(entry, since)
+            return words, True
+        further = len(results) - entry.runs
+        change = (
+            f"{further:,} further run{'s' * (further > 1)}" if further > 0 else "a change of what it was of"
+        )
+        return f"{words}, before {change}", False

@@ -115,11 +115,10 @@ def require_approval(text: str) -> None:
     study = Study(latest(text) if text.endswith(LATEST) else Path(text))
     if not study.is_there:
         raise UsageError(f"--reviewed needs a study that was approved, and {text} is not a study")
-    approval = study.review().approval(read_results(study))
-    if approval is None or approval.since:
-        found = f"was {approval.sentence}" if approval else "is not approved"
+    words, stands = study.review().approval(read_results(study))
+    if not stands:
         command = bench_call("review", study.root, "--approve")
-        raise UsageError(f"{study.root} {found}: look at its report, then call {command}")
+        raise UsageError(f"{study.root} is {words or 'not approved'}: read its report, then call {command}")
 
 
 def warn_of_edits(side: Baseline, console: Console) -> None:

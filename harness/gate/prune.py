@@ -11,8 +11,8 @@ from pathlib import Path
 
 from harness.gate.baselines import baseline_paths
 from results import schemas
-from results.errors import StudyBusyError, UsageError
-from results.files import study_lock
+from results.errors import UsageError
+from results.files import is_busy, study_lock
 from results.history import night_paths
 from results.job_store import JobStore
 from results.paired import CALL
@@ -134,9 +134,5 @@ def _reasons(
         store = JobStore(study.root)
         if any(store.ended(job.job_id) is None for job in store.jobs()):
             yield "a job of it has not ended"
-    try:
-        for place in dict.fromkeys((root, *(study.root for study in studies))):
-            with study_lock(place):
-                pass
-    except StudyBusyError:
+    if any(map(is_busy, (root, *(study.root for study in studies)))):
         yield "another bench works on it"

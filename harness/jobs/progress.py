@@ -34,12 +34,7 @@ class CellProgress:
 
 
 def progress(
-    study: Study,
-    plans: Sequence[Plan],
-    conditions: Conditions,
-    jobs: Sequence[JobStatus],
-    *,
-    busy: bool = False,
+    study: Study, plans: Sequence[Plan], conditions: Conditions, jobs: Sequence[JobStatus], busy: bool = False
 ) -> list[CellProgress]:
     """All planned cells, in the order of the plans. Writes nothing. `busy`: a bench here works on the study.
 

@@ -293,7 +293,7 @@ def warn_of_lost_plans(study: Study, console: Console) -> None:
 
 def warn_of_lost_runs(study: Study, results: Sequence[RunResult], console: Console) -> None:
     """Warn of runs that do not count although others of their cell do: an interval is wider than planned."""
-    excluded = read_review(study, console).reasons
+    excluded = read_review(study, console).excluded
     for cell_id in dict.fromkeys(result.cell_id for result in results):
         mine = [result for result in results if result.cell_id == cell_id]
         pooled = pool(study.cell(cell_id), mine, planned=len(mine), excluded=excluded)
@@ -339,13 +339,8 @@ def _redacted(read: Sequence[_Read]) -> list[_Read]:
     """
     roots = [one.study.root for one in read]
     # A reason may name its author, or another reviewer, by a part of the name.
-    users = {
-        word
-        for one in read
-        for entry in one.told.review.entries
-        for word in (entry.author, *entry.author.split())
-        if len(word) > 2
-    }
+    authors = [entry.author for one in read for entry in one.told.review.entries]
+    users = {word for author in authors for word in (author, *author.split()) if len(word) > 2}
     hosts = {platform.node()}
     for one in read:
         # A reason may name a node that left no record.

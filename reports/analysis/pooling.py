@@ -53,6 +53,12 @@ class Pool:
     """Runs that did not succeed, oldest first."""
 
     @property
+    def every(self) -> list[RunResult]:
+        """All runs, by their ids, which sort by time."""
+        runs = (*self.runs, *(left.run for left in self.left_out), *self.lost)
+        return sorted(runs, key=lambda run: run.run_id)
+
+    @property
     def excluded(self) -> tuple[LeftOut, ...]:
         """The runs that reviewers excluded."""
         return tuple(left for left in self.left_out if left.excluded)
@@ -81,7 +87,9 @@ def pool(
     """Sort one cell's results; `planned` is how many repeats were asked for, `excluded` has the reason why
     each excluded run is left out."""
     every = sorted(results, key=_age)
-    ordered = [result for result in every if result.run_id not in excluded]
+    ordered = [run for run in every if run.run_id not in excluded]
+    gone = (run for run in every if run.run_id in excluded)
+    out = (LeftOut(cell=cell, run=run, reason=excluded[run.run_id], excluded=True) for run in gone)
     ok = [
         result
         for result in ordered
@@ -98,14 +106,7 @@ def pool(
         cell=cell,
         planned=planned,
         runs=tuple(counted),
-        left_out=(
-            *(LeftOut(cell=cell, run=run, reason=_why_not(run, counted[-1])) for run in others),
-            *(
-                LeftOut(cell=cell, run=run, reason=excluded[run.run_id], excluded=True)
-                for run in every
-                if run.run_id in excluded
-            ),
-        ),
+        left_out=(*(LeftOut(cell=cell, run=run, reason=_why_not(run, counted[-1])) for run in others), *out),
         lost=tuple(result for result in ordered if result not in ok),
     )
 

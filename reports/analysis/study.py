@@ -32,7 +32,7 @@ from results.outcome import Outcome
 from results.plan import Plan, Scaling
 from results.projection import Projection, digest
 from results.record import StepColumns
-from results.review import EXCLUDED, Approval, Review
+from results.review import EXCLUDED, Review
 from results.run import RunResult
 
 
@@ -147,8 +147,8 @@ class StudyFigures:
     """The state of each cell while the study runs, as `bench status` prints it, by head; empty if it does
     not run."""
     review: Review = field(default_factory=Review)
-    approval: Approval | None = None
-    """The last approval by a reviewer; None without one."""
+    approval: str = ""
+    """The last approval by a reviewer, and what has changed since, in words; empty without one."""
     projection: Projection | None = None
     """Its larger sizes, as they were last projected."""
 
@@ -175,18 +175,12 @@ class StudyFigures:
         return tuple(left for pool in self.pools.values() for left in pool.left_out)
 
     @property
-    def excluded_text(self) -> str:
-        """`2 of 36 runs excluded by review`; empty if no run is excluded."""
-        pools = self.pools.values()
-        excluded = sum(len(pool.excluded) for pool in pools)
-        runs = sum(len(pool.runs) + len(pool.left_out) + len(pool.lost) for pool in pools)
-        return f"{excluded:,} of {count(runs, 'run')} {EXCLUDED}" if excluded else ""
-
-    @property
     def review_text(self) -> str:
-        """`2 of 36 runs excluded by review; approved by Ann on ...`; empty without a review."""
-        approved = self.approval.sentence if self.approval else ""
-        return "; ".join(text for text in (self.excluded_text, approved) if text)
+        """`2 of 36 runs excluded by review; approved by Ann on ...`; empty for neither."""
+        excluded = sum(len(pool.excluded) for pool in self.pools.values())
+        runs = count(sum(len(pool.every) for pool in self.pools.values()), "run")
+        words = f"{excluded:,} of {runs} {EXCLUDED}" if excluded else ""
+        return "; ".join(text for text in (words, self.approval) if text)
 
     def logs_call(self, cell_id: str) -> str:
         """The command that prints what the ranks of a cell's last run have printed."""
@@ -223,7 +217,7 @@ def analyse(
     """The figures of the study called `name`, from all its plans, the results of all its runs, and the
     review that excludes some of them."""
     review = review or Review()
-    excluded = review.reasons
+    excluded = review.excluded
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
     by_cell: dict[str, list[RunResult]] = {}
     for result in results:
@@ -259,7 +253,7 @@ def analyse(
         strangers=tuple(sorted({result.cell_id for result in results} - known)),
         assumptions=assumptions or Assumptions(),
         review=review,
-        approval=review.approval(results),
+        approval=review.approval(results)[0],
     )
 
 
@@ -272,7 +266,6 @@ def summary(study: StudyFigures) -> str:
         f"{len(study.failures):,} without",
         f"{count(skipped, 'point')} skipped",
         f"{count(len(study.runs), 'run')} counted",
-        *([study.excluded_text] if study.excluded_text else []),
     ]
     planned = ", ".join(moment(plan.created_at) for plan in study.plans)
     return f"Scaling of distributed training. {', '.join(counts)}. Planned {planned}."

@@ -39,7 +39,7 @@ def reduce_study(study: Study, results: Sequence[RunResult]) -> Baseline:
         )
     settings = setting_labels(_alike(cell) for cell in cells.values())
     subjects: dict[str, Subject] = {}
-    excluded = study.review().reasons
+    excluded = study.review().excluded
     for cell in cells.values():
         runs = [result for result in results if result.cell_id == cell.id]
         own = settings[setting_of(_alike(cell))]

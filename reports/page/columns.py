@@ -176,9 +176,7 @@ def run_rows(study: StudyFigures) -> list[RunRow]:
     return [
         RunRow(study=study, cell=pool.cell, run=run, counted=run in pool.runs)
         for pool in study.pools.values()
-        for run in sorted(
-            (*pool.runs, *(left.run for left in pool.left_out), *pool.lost), key=lambda run: run.run_id
-        )
+        for run in pool.every
     ]
 
 
@@ -296,13 +294,6 @@ def telemetry(runs: Iterable[RunResult]) -> Iterator[Column[RunRow]]:
     for name in sorted({name for run in runs for name in run.telemetry}):
         # Not a path, because a name may contain a dot.
         yield real(f"telemetry_{name}", partial(_telemetry_of, name))
-
-
-def exclusions(study: StudyFigures) -> Iterator[Column[RunRow]]:
-    """Declare a column with the reviewers' reason for each excluded run, if a run is excluded."""
-    reasons = {run_id: entry.why for run_id, entry in study.review.excluded.items()}
-    if study.excluded_text:
-        yield text("excluded", lambda row: reasons.get(row.run.run_id))
 
 
 def _telemetry_of(name: str, row: RunRow) -> float | None:
@@ -627,7 +618,7 @@ RUNS = (
     whole("repeat", "run.repeat"),
     flag("counted"),
     text("outcome", "run.outcome"),
-    text("reason", "run.reason"),
+    text("reason", lambda row: row.study.review.excluded.get(row.run.run_id, row.run.reason)),
     text("evidence", "run.evidence"),
     text("started_at", "run.started_at"),
     joined("hosts", "run.hosts", " "),

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+import msgspec
 import pandas as pd
 
 from reports.analysis.assumptions import Assumptions, site_price
@@ -31,7 +32,6 @@ from reports.page.columns import (
     RUNS,
     SKIPS,
     cell_rows,
-    exclusions,
     loss_rows,
     rank_rows,
     run_rows,
@@ -46,7 +46,6 @@ from results.errors import MachineError, SchemaError, UsageError, nearest
 from results.foreign_text import visible
 from results.job_store import JobStore
 from results.record import Operations, RankRecord
-from results.review import Review
 from results.run import PHASES
 from results.store import Study, study_names
 
@@ -91,7 +90,7 @@ def frame_of(studies: Sequence[StudyFigures], name: str) -> pd.DataFrame:
     for study in studies:
         rows_of, columns = TABLES[name]
         rows = rows_of(study)
-        more = (*telemetry(row.run for row in rows), *exclusions(study)) if name == "runs" else ()
+        more = telemetry(row.run for row in rows) if name == "runs" else ()
         series = {}
         for column in (*columns, *more):
             values = [column.value(row) for row in rows]
@@ -164,7 +163,7 @@ class Loaded:
     def _read(
         self,
         runs: str | Iterable[str] | None,
-        columns_of: Callable[[RankRecord], Mapping[str, Sequence[object]]],
+        columns_of: Callable[[RankRecord], dict[str, Any]],
         dtypes: Mapping[str, str],
     ) -> pd.DataFrame:
         wanted = None if runs is None else {runs} if isinstance(runs, str) else set(runs)
@@ -184,25 +183,19 @@ class Loaded:
 
 _OWN = {"study": "string", "cell_id": "string", "run_id": "string", "rank": "Int64", "step": "Int64"}
 STEPS = {**_OWN, "step_ns": "Int64", **{f"{phase}_ns": "Int64" for phase in PHASES}, "loss": "Float64"}
-OPERATIONS = {**_OWN, "operation": "string", "group": "string"} | dict.fromkeys(
-    ("payload_bytes", "issued_ns", "duration_ns"), "Int64"
-)
+OPERATIONS = {**_OWN, "operation": "string", "group": "string"}
+OPERATIONS |= dict.fromkeys(("payload_bytes", "issued_ns", "duration_ns"), "Int64")
 
 
-def _step_columns(record: RankRecord) -> Mapping[str, Sequence[object]]:
-    steps = record.steps
-    return {"step": range(len(steps.step_ns))} | {
-        name: getattr(steps, name) for name in STEPS if name not in _OWN
-    }
+def _step_columns(record: RankRecord) -> dict[str, Any]:
+    return {"step": range(len(record.steps.step_ns)), **msgspec.structs.asdict(record.steps)}
 
 
-def _operation_columns(record: RankRecord) -> Mapping[str, Sequence[object]]:
+def _operation_columns(record: RankRecord) -> dict[str, Any]:
     rows = record.recorded.operations if record.recorded else Operations()
-    return {
-        "operation": [rows.names[place] for place in rows.name],
-        "group": [rows.groups[place] for place in rows.group],
-        **{name: getattr(rows, name) for name in ("step", "payload_bytes", "issued_ns", "duration_ns")},
-    }
+    columns = {name: getattr(rows, name) for name in ("step", "payload_bytes", "issued_ns", "duration_ns")}
+    groups = [rows.groups[place] for place in rows.group]
+    return {**columns, "operation": [rows.names[place] for place in rows.name], "group": groups}
 
 
 def loaded(
@@ -219,18 +212,13 @@ def loaded(
     studies = [Study.existing(Path(path)) for path in paths]
     names = study_names([study.root for study in studies])
     figures = [
-        analyse(name, study.told_plans(), study.results(), replace(told, site=_site(study)), _review(study))
+        analyse(name, study.told_plans(), study.results(), replace(told, site=_site(study)), study.review())
         for name, study in zip(names, studies, strict=True)
     ]
+    for sentence in (sentence for one in figures for sentence in one.review.damaged):
+        warnings.warn(sentence, stacklevel=3)
     frames = {name: frame_of(figures, name) for name in TABLES}
     return Loaded(**frames, figures=tuple(figures), folders=tuple(studies))
-
-
-def _review(study: Study) -> Review:
-    review = study.review()
-    for sentence in review.damaged:
-        warnings.warn(sentence, stacklevel=4)
-    return review
 
 
 def _site(study: Study) -> Price | None:

@@ -45,11 +45,7 @@ def _study(study: StudyFigures) -> Json:
             "next_run": found.next_run,
         },
         **({} if study.compare_over is None else {"compare_over": _over(study, study.compare_over)}),
-        **(
-            {"review": study.review.entries, "approval": study.approval and study.approval.sentence}
-            if study.review.entries
-            else {}
-        ),
+        **({"review": study.review.entries, "approval": study.approval} if study.review.entries else {}),
         "cells": [_cell(row) for row in cell_rows(study)],
         "skipped": [
             {"gpus": group.gpus, **_fields(group.skip, without=("gpus",))} for group in study.skipped

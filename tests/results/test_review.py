@@ -6,14 +6,13 @@ import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
+from launching import a_result
 
 from results import schemas
 from results.errors import NewerSchemaError, StoreError
-from results.outcome import Evidence, Outcome
 from results.review import Review, ReviewEntry
 from results.run import RunResult
 from results.statistics import Metric
@@ -36,20 +35,9 @@ def entry(what: str, *run_ids: str, **fields: object) -> ReviewEntry:
     return ReviewEntry(at="2026-01-02T03:04:05Z", author="Ann", what=what, run_ids=run_ids, **fields)
 
 
-def run_of(run_id: str, step_ns: float = 1e6) -> RunResult:
-    return RunResult(
-        cell_id="cell",
-        run_id=run_id,
-        launch_id="launch",
-        repeat=0,
-        outcome=Outcome.OK,
-        reason=None,
-        evidence=Evidence.MEASURED,
-        started_at=None,
-        ranks_expected=1,
-        ranks_present=1,
-        step_ns=Metric(value=step_ns, unit="ns", low=None, high=None, samples=1, interval=None),
-    )
+def run_of(run_id: str, ms: float = 1.0) -> RunResult:
+    step = Metric(value=ms * 1e6, unit="ns", low=None, high=None, samples=1, interval=None)
+    return a_result(run_id=run_id, step_ns=step)
 
 
 def test_two_reviewers_at_once_lose_nothing(tmp_path) -> None:
@@ -114,38 +102,25 @@ def test_a_line_of_a_newer_program_is_refused_because_it_may_exclude_a_run(tmp_p
 
 
 def test_a_later_entry_takes_an_earlier_one_back() -> None:
-    first, back, again = (
-        entry("excluded", "a", "b", why="hot"),
-        entry("included", "a", why="was cool"),
-        entry("excluded", "a", why="hot indeed"),
-    )
-    assert list(Review((first, back)).excluded) == ["b"]
-    assert Review((first, back, again)).excluded == {"b": first, "a": again}
+    first, back = entry("excluded", "a", "b", why="hot"), entry("included", "a", why="was cool")
+    again = entry("excluded", "a", why="hot indeed")
+    assert Review((first, back)).excluded == {"b": "excluded by review: hot"}
+    assert [*Review((first, back, again)).excluded] == ["b", "a"]
 
 
 def test_an_approval_holds_for_the_runs_and_exclusions_that_it_saw() -> None:
-    runs = [run_of("a"), run_of("b")]
-    out = entry("excluded", "a", why="hot")
+    runs, out = [run_of("a"), run_of("b")], entry("excluded", "a", why="hot")
+    back = entry("included", "a", why="was cool")
     approved = entry("approved", state=Review((out,)).state_of(runs), runs=2)
-    review = Review((out, approved))
 
     def since(*found: RunResult, more: tuple[ReviewEntry, ...] = ()) -> str:
-        approval = Review((*review.entries, *more)).approval(found)
-        assert approval is not None
-        return approval.since
+        words, stands = Review((out, approved, *more)).approval(found)
+        assert stands == (words == "approved by Ann on 2026-01-02 03:04 UTC")
+        return words.partition(" UTC")[2]
 
-    assert since(*reversed(runs)) == ""
-    assert since(*runs, run_of("c")) == "before 1 further run"
-    assert since(*runs, run_of("c"), run_of("d")) == "before 2 further runs"
-    change = "before a change of its records or exclusions"
-    assert since(run_of("a", 2e6), runs[1]) == change
-    assert since(runs[0]) == change
-    back = entry("included", "a", why="was cool")
-    assert since(*runs, more=(back,)) == change
-    assert since(*runs, more=(back, out)) == ""
-    assert Review().approval(runs) is None
-
-
-def test_a_study_without_a_review_has_an_empty_one(tmp_path: Path) -> None:
-    assert Study(tmp_path).review() == Review()
-    assert list(tmp_path.iterdir()) == []
+    change = ", before a change of what it was of"
+    assert since(*reversed(runs)) == since(*runs, more=(back, out)) == ""
+    assert since(*runs, run_of("c")) == ", before 1 further run"
+    assert since(*runs, run_of("c"), run_of("d")) == ", before 2 further runs"
+    assert since(run_of("a", 2.0), runs[1]) == since(runs[0]) == since(*runs, more=(back,)) == change
+    assert Review().approval(runs) == ("", False)

@@ -15,7 +15,7 @@ from reports.analysis.outcomes import SkippedSizes, outcome_words, reason_of
 from reports.analysis.study import StudyFigures
 from reports.page.section import Block, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
-from reports.text import capital, count, listed
+from reports.text import count, listed
 from results.cell import label
 from results.plan import Plan
 
@@ -31,21 +31,13 @@ def running_section(study: StudyFigures) -> Section | None:
     if not study.running:
         return None
     states = Counter(row["state"] for row in study.running)
-    left = [row for row in study.running if row["state"] != "done"]
-    columns = [words(head, itemgetter(head)) for head in study.running[0]]
     counts = ", ".join(f"{number:,} {state}" for state, number in states.items())
-    note = (
-        "This page loads itself again every 10 seconds, unless text is selected, until the study has ended."
-    )
-    return Section(
-        anchor="running",
-        title="Running",
-        blocks=(
-            Paragraph(f"{capital(count(len(study.running), 'cell'))}: {counts}.", "finding"),
-            Paragraph(note, "plain"),
-            Table(table(left, columns), "Cells that are not done"),
-        ),
-    )
+    left = [row for row in study.running if row["state"] != "done"]
+    shown = table(left, [words(head, itemgetter(head)) for head in study.running[0]])
+    note = "The page loads itself again every 10 seconds, unless text is selected, until the study has ended."
+    found = Paragraph(f"{count(len(study.running), 'cell')}: {counts}.", "finding")
+    blocks = (found, Paragraph(note, "plain"), Table(shown, "Cells that are not done"))
+    return Section(anchor="running", title="Running", blocks=blocks)
 
 
 def outcomes_section(study: StudyFigures) -> Section:
