@@ -86,6 +86,8 @@ class Network(Matrix):
             self._console.note(f"nothing was measured: {bench_call('status', study.root)} says why")
             return 1
         write_table(network_table(cell, runs), [study, self._beside], self._console)
+        if self._beside is not None:
+            self._console.note(f"{bench_call('report', self._beside.root)} shows it in the study's page")
         if report:
             (figures,) = read_figures([str(study.root)], CostFlags(), self._console)
             write_report(study, figures, self._console)
@@ -119,6 +121,8 @@ def _completed(options: StudyFile) -> StudyFile:
         strategy=REFERENCE_STRATEGY,
         batch_size="1",
         baseline=False,
+        # Its ranks run no code of the user's, which would fail again.
+        rerun="failed",
         gpus=gpus,
         repeats=repeats,
         budget=budget,

@@ -134,12 +134,13 @@ class Campaign:
         if self._plan.training is not None:
             left = {cell.id: names[cell.id] for launch in launches for cell in launch.cells}
             return TrainingPace(line, self._study, left, deadline=self._deadline)
+        runs = [len(launch.cells) for launch in launches]
+        hardware = replace(machine.hardware, measured=tally.measured)
+        seconds = estimate(launches, earlier=tally.earlier, hardware=hardware).launches
         if self._plan.network is not None:
             names = dict.fromkeys(names, "network")
-        hardware = replace(machine.hardware, measured=tally.measured)
-        costs = estimate(launches, earlier=tally.earlier, hardware=hardware)
-        runs = [len(launch.cells) for launch in launches]
-        return Pace(line, costs.launches, runs, deadline=self._deadline, names=names)
+            seconds = tuple(sum(cell.steps.budget_s for cell in launch.cells) for launch in launches)
+        return Pace(line, seconds, runs, deadline=self._deadline, names=names)
 
     def _run_launch(
         self, planned: PlannedLaunch, maker: LaunchMaker, tally: Tally, pace: Pace | TrainingPace

@@ -48,13 +48,13 @@ def plan_summary(study: Study, plan: Plan, launches: Sequence[PlannedLaunch], co
     lines = plan_header(study, plan, launches)
     if plan.training is not None:
         return [*lines, training_line(plan.training)]
-    if launches:
+    if launches and plan.network is None:
         launch = "launch" if len(launches) == 1 else "launches"
         lines.append(
             f"about {duration(costs.seconds * 1e9)} in {len(launches)} {launch}, "
             f"{costs.device_hours:.2f} device-hours, if every run takes its whole measuring budget"
         )
-        lines += [f"  {note}" for note in costs.notes if plan.network is None]
+        lines += [f"  {note}" for note in costs.notes]
     return lines
 
 
@@ -91,7 +91,8 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
         return [
             f"study {plan.study} in {study.root}",
             f"{', '.join(plan.network.collectives)} over groups of up to "
-            f"{devices(max(request.gpus), request.device)}, {request.backend}, {left} of "
+            f"{devices(max(request.gpus), request.device)}, {request.backend}, for "
+            f"{duration(request.steps.budget_s * 1e9)} or six samples of each; {left} of "
             f"{count(total, 'run')} to do",
         ]
     lines = [
@@ -192,7 +193,7 @@ def plan_tables(
             console.result(text)
     console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
     for launch, seconds in zip(launches, costs.launches, strict=True):
-        takes = "" if plan.training else f", about {duration(seconds * 1e9)}"
+        takes = "" if plan.kind != "measured" else f", about {duration(seconds * 1e9)}"
         place = f"{count(launch.placement.nodes, 'node')} x {launch.placement.gpus_per_node}"
         if launch.link_mbit_per_s is not None:
             place += f" over {link_text(launch.link_mbit_per_s)}"

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from builders import plan_of
 
-from harness.commands.network import collectives_of
+from harness.commands.network import Network, collectives_of
 from harness.machine.code import checkout
+from harness.plan.study_file import StudyFile
 from results import schemas
 from results.errors import UsageError
 from results.network import COLLECTIVES, NETWORK_FILE, NetworkOrder
@@ -143,6 +144,11 @@ def test_an_interrupted_measurement_leaves_no_rank_and_continues(bench) -> None:
     assert not (root / NETWORK_FILE).exists()
     status = bench("status", root)
     assert "to do" in status.stdout
+
+
+def test_a_measurement_that_failed_is_planned_again(tmp_path) -> None:
+    network = Network(StudyFile(gpus="2", out=str(tmp_path / "net")), NetworkOrder())
+    assert network._run_options.rerun_failed
 
 
 @pytest.mark.slow
