@@ -18,6 +18,8 @@ PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist load
 
 demo: $(VENV)/.installed
 	$(BIN)/bench matrix docs/studies/demo.yaml
+	$(BIN)/bench project runs/demo --to 8
+	$(BIN)/bench report runs/demo
 
 test: lint types contracts
 	$(PYTEST) $(if $(SLOW),,-m "not slow")

@@ -184,13 +184,13 @@ def report(found: Sequence[Prediction], residuals: Residuals) -> Iterator[str]:
         )
         yield (
             f"| {source} | {times}x | {len(those)} | {own:.1f} % | {constant:.1f} % | "
-            f"{sum(hit for hit, _ in hits)} of {len(hits)} | {100 * median(w for _, w in hits):.0f} % |"
+            f"{sum(hit for hit, _ in hits)} of {len(hits)} | {100 * median(w for _, w in hits):.1f} % |"
         )
     for times, hits in sorted(inside.items()):
         covered = sum(hit for hit, _ in hits)
         yield (
             f"| all | {times}x | {len(hits)} | | | {covered} of {len(hits)} | "
-            f"{100 * median(width for _, width in hits):.0f} % |"
+            f"{100 * median(width for _, width in hits):.1f} % |"
         )
     every = [hit for hits in inside.values() for hit, _ in hits]
     yield f"\nCoverage of all: {100 * fmean(every):.0f} %.\n" if every else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,9 @@ import msgspec
 from harness.commands.replays import Replayer, other_network
 from harness.plan.predict import predicted_bytes
 from harness.reporting.report import command_lines
-from harness.reporting.studies import CostFlags, read_figures
+from harness.reporting.studies import CostFlags, read_figures, read_network
 from harness.terminal.console import Console
+from reports.analysis.study import StudyFigures
 from reports.projection.project import Outside, projected_series
 from reports.text import count, listed
 from results import files, schemas
@@ -41,17 +43,9 @@ def project(
     """
     study = Study.existing(Path(path))
     [figures] = read_figures([path], prices, console)
-    table, told = _table(study, network, what_if)
-    replayer = None if table is None else Replayer(study=study, figures=figures, table=table)
-    if replayer is not None and network is not None:
-        _require_same(replayer, network)
-    outside = Outside(
-        replay=replayer or (lambda of: NO_TABLE),
-        projects=_projects,
-        memory=_memory,
-        fitting=_fitting,
-        network_call=None if table else lambda gpus: _network_call(study, gpus),
-    )
+    table, told = _table(study, network, what_if, console)
+    if table is not None and network is not None:
+        _require_same(Replayer(study=study, figures=figures, table=table), network)
     given = [
         (f"--{field.name.replace('_', '-')}", value)
         for field in fields(prices)
@@ -67,7 +61,7 @@ def project(
         command=bench_call("project", path, "--to", to, *words, *(word for pair in given for word in pair)),
         network=told,
         what_if=tuple(what_if),
-        series=projected_series(figures, to, outside),
+        series=projected_series(figures, to, outside_of(study, figures, table)),
     )
     files.replace(study.projection_path, schemas.PROJECTION.encode(found), in_study=True)
     show(found, console)
@@ -76,15 +70,15 @@ def project(
 
 
 def _table(
-    study: Study, network: str | None, what_if: Sequence[str]
+    study: Study, network: str | None, what_if: Sequence[str], console: Console
 ) -> tuple[NetworkTable | None, str | None]:
     """The table that was given, or the study's own, changed as `--what-if` asks, and what it is in words."""
-    path = Path(network) if network is not None else study.root / NETWORK_FILE
-    if network is None and not path.exists():
+    table = read_network(study, console, network)
+    if table is None:
         if what_if:
             raise UsageError(f"--what-if {what_if[0]} needs a network table: give --network FILE")
         return None, None
-    table = schemas.NETWORK.read(path)
+    path = network or study.root / NETWORK_FILE
     groups = len({(row.ranks, row.nodes) for row in table.measurements})
     told = f"{path}, {count(groups, 'group')} measured {table.measured_at[:10]}, {table.evidence}"
     return other_network(table, what_if), told
@@ -98,6 +92,17 @@ def _require_same(replayer: Replayer, network: str) -> None:
             f"--network {network} is of another machine or network than {replayer.study.root} "
             f"({listed(unlike[0], last='; ')}): measure this one, {_network_call(replayer.study, 2)}"
         )
+
+
+def outside_of(study: Study, figures: StudyFigures, table: NetworkTable | None) -> Outside:
+    """What strategies and a network table say of the cells of a study."""
+    return Outside(
+        replay=Replayer(study=study, figures=figures, table=table) if table else lambda of: NO_TABLE,
+        projects=_projects,
+        memory=cache(_memory),
+        fitting=_fitting,
+        network_call=None if table else lambda gpus: _network_call(study, gpus),
+    )
 
 
 def show(found: Projection, console: Console) -> None:

@@ -293,8 +293,10 @@ def matrix_call(
 
 def _request(study: StudyFigures, key: SeriesKey) -> Request:
     """The request of the newest plan with cells of the same settings."""
-    plans = [plan for plan in study.plans if any(setting_of(cell) == key.setting for cell in plan.cells)]
-    return plans[-1].request
+    newest_first = reversed(study.plans)
+    return next(
+        plan.request for plan in newest_first if any(setting_of(cell) == key.setting for cell in plan.cells)
+    )
 
 
 def joins(curve: Curve) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
@@ -172,6 +173,7 @@ def told_settings(plans: Iterable[Plan]) -> list[str]:
     return told if any(plan.cells for plan in known) else []
 
 
+@lru_cache(maxsize=4096)
 def setting_of(cell: Cell) -> SeriesSetting:
     """The workload, and the fields of a cell that all cells of its series share, as strings."""
     names = [name for name in cell.__struct_fields__ if name not in (*_SIZED, "env")]

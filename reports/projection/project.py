@@ -15,7 +15,7 @@ from reports.analysis.budget import budget, lost
 from reports.analysis.cost import HOUR_NS, CellCost, cell_costs
 from reports.analysis.figures import CellFigures
 from reports.analysis.knee import PAYS_FROM
-from reports.analysis.next_run import matrix_call
+from reports.analysis.next_run import highest_price, matrix_call
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.sentences import PART_WORDS
@@ -58,11 +58,12 @@ def projected_series(study: StudyFigures, to: int, outside: Outside) -> tuple[Pr
         most = max((of.largest for of in found), default=0)
         raise UsageError(f"--to {to} is not above what was measured ({most:,}): give a larger size")
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
+    price = highest_price(study)
     weak: dict[tuple[object, ...], ProjectedSize] = {}
     made = {}
     # Weak series first: the sizes of a strong series are sizes of weak ones with smaller batches.
     for of in sorted(found, key=lambda of: not of.weak):
-        one = _Projector(study=study, of=of, costs=costs, weak=weak, outside=outside)
+        one = _Projector(study=study, of=of, costs=costs, price=price, weak=weak, outside=outside)
         made[id(of)] = one.series()
     return tuple(made[id(of)] for of in found)
 
@@ -100,6 +101,8 @@ class _Projector:
     study: StudyFigures
     of: Measured
     costs: Mapping[str, CellCost]
+    price: float | None
+    """The highest price of a device and hour; None if no price is known."""
     weak: dict[tuple[object, ...], ProjectedSize]
     """Projected sizes of weak series, by `_way`, batch of a replica and size."""
     outside: Outside
@@ -113,6 +116,7 @@ class _Projector:
             study=self.study,
             of=of,
             answer=found,
+            price=self.price,
             projects=self.outside.projects(of.last.cell),
             memory=self._memory,
             fitting=self.outside.fitting,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from reports.analysis.next_run import gpu_hours, highest_price, matrix_call
+from reports.analysis.knee import size_of
+from reports.analysis.next_run import gpu_hours, matrix_call
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import SeriesKey
 from reports.analysis.study import StudyFigures
@@ -28,6 +30,8 @@ class Asked:
     study: StudyFigures
     of: Measured
     answer: Answer
+    price: float | None
+    """The highest price of a device and hour; None if no price is known."""
     projects: bool
     """Whether sizes of its strategy, with its exchange, are projected."""
     memory: Callable[[int], int | None]
@@ -64,8 +68,7 @@ class Asked:
         return self._priced(self.network_call(gpus), f"the network of {gpus:,} devices", hours)
 
     def _priced(self, command: str, what: str, hours: float | None) -> Lift:
-        price = highest_price(self.study)
-        usd = None if hours is None or price is None else hours * price
+        usd = None if hours is None or self.price is None else hours * self.price
         return Lift(command=command, what=what, gpu_hours=hours, usd=usd)
 
 

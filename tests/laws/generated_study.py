@@ -71,20 +71,25 @@ class Trouble:
 
 
 def large_study(
-    seed: int = 16, trouble: Trouble = Trouble(), *, priced: bool = True, sizes: Sequence[int] = SIZES
+    seed: int = 16,
+    trouble: Trouble = Trouble(),
+    *,
+    priced: bool = True,
+    sizes: Sequence[int] = SIZES,
+    optimizer: str = "adamw",
 ) -> StudyFigures:
     """The same seed gives the same study."""
     rng = random.Random(seed)
-    plan = _plan(sizes)
+    plan = _plan(sizes, optimizer)
     results = [run for cell in plan.cells for run in _runs(cell, trouble, rng)]
     told = Assumptions(epoch_samples=8_800_000) if priced else Assumptions()
     return analyse("gpt2-on-256", [plan], results, told)
 
 
-def _plan(sizes: Sequence[int]) -> Plan:
+def _plan(sizes: Sequence[int], optimizer: str) -> Plan:
     cells: dict[str, Cell] = {}
     series = [
-        _series(cells, kind, strategy, compression, own)
+        _series(cells, kind, (strategy, compression, optimizer), own)
         for kind in ("weak", "strong")
         for strategy, compression, own in _points(kind, sizes)
     ]
@@ -117,13 +122,9 @@ def _points(kind: str, sizes: Sequence[int]) -> Iterator[tuple[str, str, Sequenc
         yield strategy, compression, sizes
 
 
-def _series(
-    cells: dict[str, Cell], kind: Scaling, strategy: str, compression: str, sizes: Sequence[int]
-) -> Series:
-    own = [
-        _cell(strategy, compression, gpus, GLOBAL_BATCH // gpus if kind == "strong" else WEAK_BATCH)
-        for gpus in sizes
-    ]
+def _series(cells: dict[str, Cell], kind: Scaling, way: tuple[str, str, str], sizes: Sequence[int]) -> Series:
+    strategy, compression, _ = way
+    own = [_cell(way, gpus, GLOBAL_BATCH // gpus if kind == "strong" else WEAK_BATCH) for gpus in sizes]
     cells |= {cell.id: cell for cell in own}
     return Series(
         kind=kind,
@@ -136,7 +137,8 @@ def _series(
     )
 
 
-def _cell(strategy: str, compression: str, gpus: int, batch: int) -> Cell:
+def _cell(way: tuple[str, str, str], gpus: int, batch: int) -> Cell:
+    strategy, compression, optimizer = way
     return a_cell(
         workload="gpt2-small",
         strategy=strategy,
@@ -146,7 +148,7 @@ def _cell(strategy: str, compression: str, gpus: int, batch: int) -> Cell:
         device="cuda",
         backend="nccl",
         precision="bf16",
-        optimizer="adamw",
+        optimizer=optimizer,
     )
 
 
