@@ -39,7 +39,7 @@ class Lift(msgspec.Struct, frozen=True, kw_only=True):
     command: str | None
     """None where no command here does."""
     what: str
-    """What is measured, or which hardware it needs."""
+    """The measurement in words, or the hardware that it needs."""
     gpu_hours: float | None = None
     usd: float | None = None
 
@@ -67,7 +67,7 @@ class ProjectedSize(msgspec.Struct, frozen=True, kw_only=True):
     epoch_ns: Span | None = None
     usd_per_epoch: Span | None = None
     memory_bytes: int | None = None
-    """Of the fullest rank: measured, or in closed form."""
+    """The memory of the fullest rank, measured or in closed form."""
     loss: str | None = None
     """The part of a step that costs the most efficiency, a clause."""
     refusal: Refusal | None = None
@@ -82,12 +82,12 @@ class ProjectedSeries(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     """The batch of a replica under weak scaling, else of all replicas."""
     setting: str
-    """The values in which its setting differs from those of other series; empty for a single setting."""
+    """The values in which its setting differs from other settings; empty for a single setting."""
 
     law: str | None
     """The law that answers; None where every size is refused."""
     skill: float | None
-    """1 less the law's error over that of constant efficiency on earlier sizes; None: not tested."""
+    """1 less the law's error over the error of constant efficiency on earlier sizes; None: not tested."""
     against: str | None
     """The baseline of its efficiencies: `single on 1`."""
     sizes: tuple[ProjectedSize, ...]
@@ -104,7 +104,7 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
     """All series of a study up to a size."""
 
     digest: str
-    """Of the runs that it was made from: `digest`."""
+    """The hash of the runs that it was made from (`digest`)."""
     to: int
     command: str
     network: str | None

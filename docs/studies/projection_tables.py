@@ -70,7 +70,7 @@ def _time(row: dict[str, str]) -> float | None:
 
 
 def _work(row: dict[str, str]) -> tuple[str, ...]:
-    """What all sizes of a series share; of a strategy without its degree of data parallelism."""
+    """Return what all sizes of a series share, with the strategy without its degree of data parallelism."""
     strategy = re.sub(r"\bFSDP ?\d+(?= x)", "FSDP", re.sub(r"\bDP=?\d+\b", "DP", row["strategy"]))
     batches = re.findall(r"microbatch \d+ x grad_accum \d+|MBS \d+; GA \d+|micro batch \d+", row["notes"])
     layers = re.findall(r"layers \d+", row["notes"])

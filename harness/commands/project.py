@@ -95,7 +95,7 @@ def _require_same(replayer: Replayer, network: str) -> None:
 
 
 def outside_of(study: Study, figures: StudyFigures, table: NetworkTable | None) -> Outside:
-    """What strategies and a network table say of the cells of a study."""
+    """Return what strategies and a network table say of the cells of a study."""
     return Outside(
         replay=Replayer(study=study, figures=figures, table=table) if table else lambda of: NO_TABLE,
         projects=_projects,
@@ -127,7 +127,7 @@ def show(found: Projection, console: Console) -> None:
 
 
 def _projects(cell: Cell) -> bool:
-    """Whether sizes of the cell's strategy are projected; not those of a package that is not installed."""
+    """Whether sizes of the cell's strategy are projected; False for a package that is not installed."""
     try:
         return STRATEGIES.facts(cell.strategy).projected and cell.dense
     except BenchError:

@@ -44,12 +44,12 @@ class Replayer:
 
     @cached_property
     def measured(self) -> Measured:
-        """What the study has measured, with this table in place of its own."""
+        """The computation that the study has measured, and this table."""
         runs = [run for one in self.figures.cells.values() for run in one.runs]
         return Measured.of(runs, (one.cell for one in self.figures.cells.values()), self.table)
 
     def unlike(self, one: CellFigures) -> list[str]:
-        """What differs between the network of the table and that of a cell's runs."""
+        """The facts in which the network of the table differs from the network of a cell's runs."""
         environment, cell = one.newest.environment, one.cell
         if environment is None:
             return ["the environment of the runs is not known"]

@@ -1,7 +1,7 @@
 """Bands of 80 % about a projection, learnt from the errors of each law on published scaling tables.
 
 `residuals.json` has, for each prediction that the rules of `laws` would have answered, the logarithm of the
-true step time over that of every law. An error is divided by the distance of its prediction,
+true step time over the predicted one, by law. An error is divided by the distance of its prediction,
 
     doublings (0.03 + roughness / 2)
 

@@ -29,7 +29,7 @@ LEAST_NOISE = 0.005
 IRREGULAR = -math.log(0.9)
 """Largest logarithm of a change per doubling of a curve that a law continues: an efficiency of 90 %."""
 FARTHEST = 8
-"""Multiple of the largest measured size beyond which nothing is projected."""
+"""Multiple of the largest measured size up to which sizes are projected."""
 _SHRINKAGE = 4.0
 """Weight of the pool's slope, as a spread of log2 n."""
 
@@ -111,7 +111,7 @@ class Chosen:
 
     name: str
     skill: float | None
-    """1 less its error over that of constant efficiency, on the earlier sizes; None: not tested."""
+    """1 less its error over the error of constant efficiency, on the earlier sizes; None: not tested."""
 
     def predict(self, steps: Steps, gpus: int) -> float:
         """Step time on `gpus` devices, in the unit of `steps`."""

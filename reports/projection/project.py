@@ -31,7 +31,7 @@ from results.statistics import Metric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """What is known of cells elsewhere; by default nothing is."""
+    """Functions that tell what reports do not know of cells. The defaults know nothing."""
 
     replay: Callable[[Measured], Replays] = lambda of: "no network table was given"
     projects: Callable[[Cell], bool] = lambda cell: cell.dense
@@ -45,7 +45,7 @@ class Outside:
 
 
 def projected_series(study: StudyFigures, to: int, outside: Outside) -> tuple[ProjectedSeries, ...]:
-    """Every series of the study with its sizes up to `to`. Raises UsageError if there is none to project."""
+    """Every series of the study with its sizes up to `to`. Raises UsageError if all were measured."""
     if not study.cells:
         raise UsageError(f"{study.name} has no size with a figure to project from: `bench report` says why")
     per_node = _per_node(study)

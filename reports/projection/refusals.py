@@ -61,7 +61,7 @@ class Asked:
         return self.runs(f"{gpus:,} itself", [gpus])
 
     def network(self, gpus: int) -> Lift | None:
-        """A lift by a network table of so many devices; None where no replay would use it."""
+        """A lift by a network table of a number of devices; None where a replay would not use it."""
         if self.network_call is None or not self.projects or not self.of.weak:
             return None
         hours = gpus * NETWORK_HOURS if self.of.last.cell.device == "cuda" else None

@@ -38,7 +38,7 @@ class Replayed:
 
 
 Replays = Mapping[int, Replayed] | str
-"""The measured sizes and the targets of a series by a replay, or why there is none, a clause."""
+"""The measured sizes and the targets of a series by a replay, or why it is missing, a clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Answer:
 
     law: str
     skill: float | None
-    """1 less its error over that of constant efficiency, on measured sizes; None: not tested."""
+    """1 less its error over the error of constant efficiency, on measured sizes; None: not tested."""
     step_ns: Callable[[int], float]
     replays: Replays
     """The replay that answers, or why none does."""

@@ -21,7 +21,7 @@ from reports.page.section import (
     Section,
     Table,
 )
-from reports.projection.bands import covered
+from reports.projection.bands import FARTHEST_VALIDATED, covered
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import duration, listed, number, percent
 from results.projection import ProjectedSeries, ProjectedSize, Projection, Refusal, Span, ahead
@@ -157,7 +157,11 @@ def projection_table(found: Projection) -> TextTable:
 def _basis(row: _Row) -> str:
     if row.size.refusal is not None:
         return f"refused: {row.size.refusal.kind}"
-    return row.series.law or row.size.basis if row.size.basis == "projected" else row.size.basis
+    if row.size.basis == "measured":
+        return row.size.basis
+    largest = max(size.gpus for size in row.series.of("measured"))
+    far = "" if row.size.gpus <= 2**FARTHEST_VALIDATED * largest else ", not validated"
+    return f"{row.series.law or 'as weak'}{far}"
 
 
 def _field(span: Span | None, unit: str) -> Field:

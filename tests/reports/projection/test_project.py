@@ -1,4 +1,4 @@
-"""What a study projects and refuses, and the measurement that lifts a refusal."""
+"""Sizes that a study projects, and that it refuses with the measurement that lifts the refusal."""
 
 from __future__ import annotations
 
