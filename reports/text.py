@@ -134,10 +134,15 @@ def metric(figure: Metric) -> MetricText:
 
 
 def listed(items: Sequence[str], *, most: int = 4, last: str = " and ") -> str:
-    """`a`, `a and b`, `a, b and c`; beyond `most`: `a, b, c and 3 more`. `last` joins the last two."""
+    """`a`, `a and b`, `a, b and c`; beyond `most`: `a, b, c and 3 more`. `last` joins the last two.
+
+    Items with commas of their own are set apart by semicolons: `a, ring; b, tree and c`.
+    """
     if len(items) > most:
         items = [*items[: most - 1], f"{len(items) - most + 1} more"]
-    return last.join((", ".join(items[:-1]), items[-1])) if len(items) > 1 else items[0]
+    between = "; " if any(", " in item for item in items) else ", "
+    last = between if last == ", " else last
+    return last.join((between.join(items[:-1]), items[-1])) if len(items) > 1 else items[0]
 
 
 def devices_word(devices: Collection[Device]) -> str:

@@ -2,8 +2,8 @@
 
 Rows are grouped by workload, setting, scaling and batch: a line above each group has these, and the baseline,
 proof and runs of most of its rows. A row that differs says so at its end. Intervals of step times are left
-out first, then shares of on less off, throughputs and intervals of efficiencies; a line names what is left
-out. A long name has a separate line.
+out first, then the shares that the exchange adds, throughputs and intervals of efficiencies; a line names
+what is left out. A long name has a separate line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STEP_ENDS: tuple[str, _Show] = (
 )
 _RATE: tuple[str, _Show] = ("throughput", lambda row: fields.figure(row.figures.throughput).text)
 _SHARE_ENDS: tuple[str, _Show] = ("efficiency", lambda row: efficiency_field(row.efficiency).text)
-_ON_LESS_OFF: tuple[str, _Show] = ("on less off", lambda row: on_less_off(row).text)
+_ON_LESS_OFF: tuple[str, _Show] = ("added by the exchange", lambda row: on_less_off(row).text)
 
 
 def _share(row: HeadlineRow) -> str:
@@ -43,9 +43,9 @@ def _share(row: HeadlineRow) -> str:
 _LEVELS: tuple[tuple[tuple[tuple[str, _Show], ...], str], ...] = (
     ((_STEP_ENDS, _RATE, _SHARE_ENDS, _ON_LESS_OFF), ""),
     ((_STEP, _RATE, _SHARE_ENDS, _ON_LESS_OFF), "intervals of step times"),
-    ((_STEP, _RATE, _SHARE_ENDS), "intervals of step times, on less off"),
-    ((_STEP, _SHARE_ENDS), "intervals of step times, on less off, throughputs"),
-    ((_STEP, ("efficiency", _share)), "on less off, throughputs, all intervals"),
+    ((_STEP, _RATE, _SHARE_ENDS), "intervals of step times, added by the exchange"),
+    ((_STEP, _SHARE_ENDS), "intervals of step times, added by the exchange, throughputs"),
+    ((_STEP, ("efficiency", _share)), "added by the exchange, throughputs, all intervals"),
 )
 """Columns from wide to narrow, and what they leave out."""
 

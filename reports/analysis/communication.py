@@ -98,7 +98,7 @@ ON_LESS_OFF = (
     "how much longer a step takes with the exchange than without it, to the last rank: it contains some "
     "random wait, so it is not the sum of exposed transfer and exposed wait, which are of the mean rank"
 )
-"""Explains why "on less off" is not the sum of two parts of the budget."""
+"""Explains why "added by the exchange" is not the sum of two parts of the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

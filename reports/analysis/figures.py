@@ -1,4 +1,4 @@
-"""A cell's figures from its pooled runs: step time, throughput, phases, on less off.
+"""A cell's figures from its pooled runs: step time, throughput, phases, added by the exchange.
 
 A configuration may train differently, so a higher throughput is not enough to recommend it:
 `differences_in_training` names the differences.
@@ -37,9 +37,9 @@ class CellFigures:
     """Throughput in the workload's own unit (`images/s`, `tokens/s`)."""
     phase_ns: dict[str, float]
     exposed_ns: Metric | None
-    """On less off: how much longer a step takes with the exchange than without it."""
+    """Added by the exchange: how much longer a step takes with the exchange than without it."""
     exposed_share: Metric | None
-    """On less off, as a share of the step time."""
+    """Added by the exchange, as a share of the step time."""
     exposed_absent: str | None
     """The reason for a missing exposed time."""
     proof: Proof | None

@@ -74,7 +74,10 @@ def headline_table(study: StudyFigures) -> TextTable:
         figures("efficiency", lambda row: efficiency_field(row.efficiency), anchor="method-efficiency"),
         words("against", lambda row: against(row.efficiency), anchor="method-efficiency"),
         figures(
-            "on less off", on_less_off, anchor="method-exposed", hint=f"share of the step: {ON_LESS_OFF}"
+            "added by the exchange",
+            on_less_off,
+            anchor="method-exposed",
+            hint=f"share of the step: {ON_LESS_OFF}",
         ),
         words("proof", lambda row: row.figures.proof_method, anchor="method-proof"),
         words("runs", lambda row: runs_text(row.figures), anchor="method-evidence"),

@@ -82,6 +82,18 @@ class Stragglers:
         return f"{who} {verb} persistently slow: {mean}{percent(excess)} above the median rank in {where}"
 
     @property
+    def slow_names(self) -> str:
+        """What is slow in a few words: `host node-05`, `rank 3 on node-00`, `4 ranks`."""
+        if self.slow_nodes:
+            return self.node_names
+        on = (
+            f" on {listed(self._hosts_of(self.persistent))}"
+            if self.hosts and len(self.persistent) == 1
+            else ""
+        )
+        return f"{numbered('rank', self.persistent)}{on}"
+
+    @property
     def _slow(self) -> tuple[str, bool]:
         """The slow nodes and ranks, as the beginning of a sentence, and whether they are several."""
         of_nodes = [rank for rank in self.persistent if self.nodes[rank] in self.slow_nodes]

@@ -88,7 +88,9 @@ TIMED: Mapping[str, TimedMetric] = MappingProxyType(
                 read=lambda run: run.samples_per_s,
                 better="higher",
             ),
-            TimedMetric(name="exposed", title="on less off", unit="ns", read=_exposed, of_step=True),
+            TimedMetric(
+                name="exposed", title="added by the exchange", unit="ns", read=_exposed, of_step=True
+            ),
             TimedMetric(name="wait", title="wait", unit="ns", read=_wait, of_step=True),
             TimedMetric(
                 name="peak_memory", title="peak memory", unit="bytes", read=_peak_memory, margin=0.05

@@ -8,113 +8,27 @@ axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
 from markupsafe import Markup
 
+from reports.page.description import Axis, Chart, Line, Point, Rule, values_table
 from reports.page.section import Drawing, safe
 from reports.text import tick
-from results.statistics import Metric
 
-Axis = Literal["log", "linear"]
-_LEFT, _TOP, _BOTTOM = 46.0, 26.0, 40.0
+_LEFT, _TOP, _BOTTOM = 46.0, 36.0, 40.0
+_SMALL = (170.0, 52.0)
+"""Width and height of a small drawing."""
 _LETTER = 6.1
 """Width of a letter of a direct label, in the drawing's units."""
-_LABEL_ROOM = (70.0, 175.0)
+_LABEL_ROOM = (70.0, 0.4)
+"""The least room for direct labels, and the largest as a share of the drawing's width."""
+_NAME_LENGTHS = (26, 36)
 _BETWEEN_LABELS = 13.0
-_MOST = 400
-"""Largest number of points of a line without marks, as a screen cannot show more."""
 _NARROW = 26.0
 """The distance below which neighbouring sizes share one label."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One cell."""
-
-    x: float
-    y: float
-    low: float | None = None
-    high: float | None = None
-    runs: tuple[float, ...] = ()
-    """The value of each run; drawn as dots if there are several."""
-    excluded: tuple[tuple[float, str], ...] = ()
-    """The value of each run that reviewers excluded, with the reason; drawn as hollow dots."""
-    label: str = ""
-    """The label on focus: the value, its interval and its runs."""
-    href: str = ""
-    """The target of its link; empty for no link."""
-    hollow: bool = False
-    """Whether it is emulated, and so hollow."""
-    mark: str = ""
-    """The label of a ring around it; empty for no ring."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A series: its points by x."""
-
-    name: str
-    colour: str
-    """The name of a variable of the page's style."""
-    dash: str = ""
-    """The SVG dash pattern; empty for a solid line."""
-    points: tuple[Point, ...]
-    start: tuple[float, float] | None = None
-    """The first vertex, which it shares with other lines and which has no mark."""
-    plain: bool = False
-    """Whether it has no marks: its many points do not represent cells."""
-    pale: bool = False
-    """Whether it is behind the others and without a name."""
-    ahead: tuple[Point, ...] = ()
-    """Projected points, which follow the others: hollow, on a dashed line in a band."""
-
-    @property
-    def every(self) -> tuple[Point, ...]:
-        return (*self.points, *self.ahead)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A named line across the drawing: the ideal, or the chosen size."""
-
-    text: str
-    x: float | None = None
-    """The position of a vertical line."""
-    y: float | None = None
-    """The position of a horizontal line."""
-    slope: float | None = None
-    """The slope of a line through the origin."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """The content of one drawing."""
-
-    name: str
-    """Unique on the page."""
-    title: str
-    y_title: str
-    x_title: str
-    lines: tuple[Line, ...]
-    rules: tuple[Rule, ...] = ()
-    missing: tuple[tuple[float, str], ...] = ()
-    """Sizes without a result, which get a cross at the foot of the drawing, with a description."""
-    x_axis: Axis = "log"
-    y_axis: Axis = "linear"
-    y_from: float | None = None
-    """Lowest end of the axis; None: the range of the values."""
-    width: float = 630
-    height: float = 330
-    sizes: bool = True
-    """Whether x is a size, so that each has a tick."""
-    switchable: bool = True
-    """Whether a script may change its axes: all of its lines have marks."""
-    note: str = ""
-    about: str = "A point is a cell and links to its row of the full table."
-    """Its description for who does not see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +53,6 @@ class _Scale:
         return f"{self.low:.6g} {self.high:.6g} {self.start:.1f} {self.end:.1f} {self.axis}"
 
 
-def interval_point(x: float, metric: Metric, scale: float = 1.0, **more: Any) -> Point:
-    """The point of a figure with its interval, times `scale`."""
-    low, high = (None if end is None else end * scale for end in (metric.low, metric.high))
-    return Point(x=x, y=metric.value * scale, low=low, high=high, **more)
-
-
-def thinned(values: Iterable[tuple[float, float]]) -> tuple[Point, ...]:
-    """The points of a line without marks: at most about `_MOST`, always with the last one."""
-    kept = list(values)
-    every = -(-len(kept) // _MOST)
-    return tuple(Point(x=x, y=y) for x, y in (*kept[:-1:every], kept[-1]))
-
-
 def drawn(chart: Chart) -> Drawing:
     """The chart as an `svg` element with a title and a description."""
     x, y = _scales(chart)
@@ -160,7 +61,8 @@ def drawn(chart: Chart) -> Drawing:
         # A cross at the foot for each size at which something has no result.
         parts.append(
             f'<g class="gap" data-x="{size:.6g}" transform="translate({x.at(size):.1f} {y.start + 8:.1f})" '
-            f'role="img" aria-label="{safe(what)}"><path d="M-3.5 -3.5L3.5 3.5M-3.5 3.5L3.5 -3.5"/></g>\n'
+            f'role="img" aria-label="{safe(what)}"><title>{safe(what)}</title>'
+            f'<path d="M-3.5 -3.5L3.5 3.5M-3.5 3.5L3.5 -3.5"/></g>\n'
         )
     parts += _series(chart, x, y)
     axes = f'data-x-axis="{x.data}" data-y-axis="{y.data}"' if chart.switchable else ""
@@ -175,8 +77,49 @@ def drawn(chart: Chart) -> Drawing:
         f'text-anchor="middle">{safe(chart.x_title)}</text>\n'
     )
     return Drawing(
-        title=chart.title, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=chart.width, note=chart.note
+        name=chart.name,
+        title=chart.title,
+        svg=Markup(f"{head}{''.join(parts)}</svg>"),
+        width=chart.width,
+        note=chart.note,
+        chart=chart,
+        values=values_table(chart),
     )
+
+
+def small(chart: Chart) -> Markup:
+    """The chart's lines and rules alone, for a row of a table; its values are in the drawing itself."""
+    width, height = _SMALL
+    x, y = _scales(chart)
+    x, y = replace(x, start=5, end=width - 5), replace(y, start=height - 5, end=5)
+    parts = []
+    for rule in chart.rules:
+        at = f"M{x.at(rule.x):.1f} 0V{height:.0f}" if rule.x is not None else ""
+        at = f"M0 {_held(y, rule.y):.1f}H{width:.0f}" if rule.y is not None else at
+        parts.append(f'<g class="{"ideal" if rule.x is None else "chosen"}"><path d="{at}"/></g>')
+    for line in chart.lines:
+        dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+        parts.append(
+            f'<g class="series" data-series="{safe(line.name)}" style="--c: var(--{line.colour})">'
+            f'<polyline points="{_way(line, x, y)}"{dash}/></g>'
+        )
+    cross = "m-2.5 -2.5l5 5m-5 0l5 -5"
+    gaps = "".join(f"M{x.at(size):.1f} {height - 4:.0f}{cross}" for size, _ in chart.missing)
+    missing = f'<g class="gap"><path d="{gaps}"/></g>' if gaps else ""
+    return Markup(
+        f'<svg class="chart small" viewBox="0 0 {width:.0f} {height:.0f}" aria-hidden="true">'
+        f"{''.join(parts)}{missing}</svg>"
+    )
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Cut long names in the middle; no two names become equal."""
+    for most in _NAME_LENGTHS:
+        head, tail = most // 2, most // 2 - 3
+        cut = {name: name if len(name) <= most else f"{name[:head]}...{name[-tail:]}" for name in names}
+        if len(set(cut.values())) == len(cut):
+            return cut
+    return {name: name for name in names}
 
 
 def nice_ticks(low: float, high: float) -> list[float]:
@@ -204,18 +147,29 @@ def _scales(chart: Chart) -> tuple[_Scale, _Scale]:
     points = [point for line in chart.lines for point in line.every]
     starts = [line.start for line in chart.lines if line.start is not None]
     xs = sorted({point.x for point in points} | {x for x, _ in (*chart.missing, *starts)})
-    ends = [end for point in points for end in (point.y, point.low, point.high) if end is not None]
-    ends += [y for _, y in starts]
-    ends += [rule.y for rule in chart.rules if rule.y is not None]
-    low = min(ends) if chart.y_from is None else min(chart.y_from, *ends)
-    high = max(ends)
+    middle = [point.y for point in points] + [y for _, y in starts]
+    middle += [rule.y for rule in chart.rules if rule.y is not None]
+    low, high = min(middle), max(middle)
+    if chart.y_most is not None and low < chart.y_most:
+        high = min(high, chart.y_most)
+    # Wide intervals extend an axis by half of the values' range at most, so that they do not squash lines.
+    reach = 0.5 * ((high - low) or abs(high) or 1.0)
+    intervals = [end for point in points for end in (point.low, point.high) if end is not None]
+    low, high = min((low, *intervals)), max((high, *intervals))
     if chart.y_axis == "log":
-        low, high = low / 1.15, high * 1.15
+        low, high = max(low, min(middle) / 2) / 1.15, min(high, 2 * max(middle)) * 1.15
     else:
+        low, high = max(low, min(middle) - reach), min(high, max(middle) + reach)
+        if chart.y_most is not None and min(middle) < chart.y_most:
+            high = min(high, chart.y_most)
+        low = low if chart.y_from is None else min(chart.y_from, low)
         room = 0.05 * ((high - low) or abs(high) or 1.0)
         low, high = (low - room if chart.y_from is None or low < chart.y_from else low), high + room
-    letters = max((len(line.name) for line in chart.lines), default=0)
-    right = min(_LABEL_ROOM[1], max(_LABEL_ROOM[0], letters * _LETTER + 16))
+    shown = short_names([line.name for line in chart.lines if not line.pale])
+    letters = max(
+        map(len, (*shown.values(), *(rule.text for rule in chart.rules if rule.x is None))), default=0
+    )
+    right = min(_LABEL_ROOM[1] * chart.width, max(_LABEL_ROOM[0], letters * _LETTER + 16))
     x_low, x_high = xs[0], xs[-1]
     if chart.x_axis == "linear":
         x_low = min(0.0, x_low)
@@ -256,20 +210,24 @@ def _x_ticks(chart: Chart, x: _Scale) -> set[float]:
 
 
 def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
-    for rule in chart.rules:
+    free = _LEFT
+    for rule in sorted(chart.rules, key=lambda rule: rule.x or 0.0):
         if rule.x is not None:
-            # Its name is on its right, or at the right end of the drawing on its left.
-            place = 'x="-5" text-anchor="end"' if rule.x >= x.high else 'x="5"'
+            # Its name is above the drawing: on its right, or on its left where there is no room.
+            at, width = x.at(rule.x), _LETTER * 1.1 * len(rule.text)
+            left = at + width > chart.width
+            place = 'x="-5" text-anchor="end"' if left else 'x="5"'
+            begin = at - width - 5 if left else at + 5
+            text = f'<text {place} y="{_TOP - 7:.0f}">{safe(rule.text)}</text>' if begin >= free else ""
+            free = begin + width + 5 if text else free
             yield (
-                f'<g class="chosen" data-x="{rule.x:.6g}" transform="translate({x.at(rule.x):.1f} 0)">'
-                f'<path d="M0 {_TOP:.0f}V{chart.height - _BOTTOM:.0f}"/>'
-                f'<text {place} y="{y.end + 9:.1f}">{safe(rule.text)}</text></g>\n'
+                f'<g class="chosen" data-x="{rule.x:.6g}" transform="translate({at:.1f} 0)">'
+                f'<path d="M0 {_TOP - 16:.0f}V{chart.height - _BOTTOM:.0f}"/>{text}</g>\n'
             )
         elif rule.y is not None:
             yield (
-                f'<g class="ideal" data-y="{rule.y:.6g}" transform="translate(0 {y.at(rule.y):.1f})">'
-                f'<path d="M{_LEFT:.0f} 0H{x.end:.0f}"/>'
-                f'<text x="{x.end + 8:.0f}" y="3.5">{safe(rule.text)}</text></g>\n'
+                f'<g class="ideal" data-y="{rule.y:.6g}" transform="translate(0 {_held(y, rule.y):.1f})">'
+                f'<path d="M{_LEFT:.0f} 0H{x.end:.0f}"/></g>\n'
             )
         elif rule.slope is not None:
             # The ideal, as far as the drawing goes.
@@ -280,29 +238,46 @@ def _rules(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
                 yield f'<polyline class="ideal" data-slope="{rule.slope:.6g}" points="{ends}"/>\n'
 
 
+def _way(line: Line, x: _Scale, y: _Scale) -> str:
+    """The vertices of a line."""
+    way = [*([line.start] if line.start else []), *((point.x, point.y) for point in line.points)]
+    return " ".join(f"{x.at(right):.1f},{_held(y, up):.1f}" for right, up in way)
+
+
 def _series(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
     named = [line for line in chart.lines if not line.pale]
-    names = _label_places([(line.name, y.at(line.every[-1].y)) for line in named], chart)
+    names = short_names([line.name for line in named])
+    levels = [rule for rule in chart.rules if rule.y is not None and rule.text]
+    places = _label_places(
+        [
+            *((line, _held(y, line.every[-1].y)) for line in named),
+            *((rule, _held(y, rule.y)) for rule in levels if rule.y is not None),
+        ],
+        chart,
+    )
+    for rule in levels:
+        yield (
+            f'<text class="level" data-level="{rule.y:.6g}" x="{x.end + 8:.1f}" '
+            f'y="{places[rule] + 3.5:.1f}">{safe(rule.text)}</text>\n'
+        )
     for line in chart.lines:
         if line.pale:
-            points = " ".join(f"{x.at(point.x):.1f},{y.at(point.y):.1f}" for point in line.points)
-            yield f'<polyline class="pale" style="--c: var(--{line.colour})" points="{points}"/>\n'
+            yield f'<polyline class="pale" style="--c: var(--{line.colour})" points="{_way(line, x, y)}"/>\n'
+    taken: list[_Box] = []
     for line in named:
-        last = line.every[-1]
-        way = [*([line.start] if line.start else []), *((point.x, point.y) for point in line.points)]
-        points = " ".join(f"{x.at(right):.1f},{y.at(up):.1f}" for right, up in way)
+        last, place = line.every[-1], places[line]
         start = f' data-start="{line.start[0]:.6g} {line.start[1]:.6g}"' if line.start else ""
         dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
-        at, place = x.at(last.x), names[line.name]
-        name = line.name if len(line.name) <= 26 else f"{line.name[:14]}...{line.name[-9:]}"
+        full = "" if names[line.name] == line.name else f"<title>{safe(line.name)}</title>"
         # The leader joins a line to its label, which may be moved or beyond the line's end.
-        leader = f'<path class="leader" d="M{at + 5:.1f} {y.at(last.y):.1f}L{x.end + 6:.1f} {place:.1f}"/>'
+        begin = f"M{x.at(last.x) + 5:.1f} {_held(y, last.y):.1f}"
+        leader = f'<path class="leader" d="{begin}L{x.end + 6:.1f} {place:.1f}"/>'
         yield (
             f'<g class="series" data-series="{safe(line.name)}"{start} style="--c: var(--{line.colour})">'
-            f'{_ahead(line, x, y)}<polyline points="{points}"{dash}/>{leader}'
-            f"{'' if line.plain else ''.join(_marks(line, x, y))}"
-            f'<text class="name" x="{x.end + 8:.1f}" y="{place + 3.5:.1f}">{safe(name)}</text>'
-            f"</g>\n"
+            f'{_ahead(line, x, y)}<polyline points="{_way(line, x, y)}"{dash}/>{leader}'
+            f"{'' if line.plain else ''.join(_marks(line, x, y, taken))}"
+            f'<text class="name" x="{x.end + 8:.1f}" y="{place + 3.5:.1f}">{full}'
+            f"{safe(names[line.name])}</text></g>\n"
         )
 
 
@@ -326,8 +301,12 @@ def _held(y: _Scale, value: float) -> float:
     return y.at(min(max(value, y.low), y.high))
 
 
-def _marks(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
-    """Draw the dots of the runs, and then the points with their intervals."""
+_Box = tuple[float, float, float, float]
+"""Left, right, top, bottom."""
+
+
+def _marks(line: Line, x: _Scale, y: _Scale, taken: list[_Box]) -> Iterator[str]:
+    """Draw the dots of the runs, and then the points with their intervals; arrows lead beyond the axis."""
     for point in line.points:
         for run in point.runs if len(point.runs) > 1 else ():
             yield (
@@ -341,36 +320,55 @@ def _marks(line: Line, x: _Scale, y: _Scale) -> Iterator[str]:
                 f"</circle>"
             )
     for point in line.every:
-        at = y.at(point.y)
+        at = _held(y, point.y)
         ends, bar = "", ""
         if point.low is not None and point.high is not None:
             ends = f' data-low="{point.low:.5g}" data-high="{point.high:.5g}"'
-            span = f"M0 {_held(y, point.low) - at:.1f}V{_held(y, point.high) - at:.1f}"
+            down = "m-3 -4l3 4l3 -4m-3 4" if point.low < y.low else ""
+            up = "m-3 4l3 -4l3 4" if point.high > y.high else ""
+            low, high = _held(y, point.low) - at, _held(y, point.high) - at
+            span = f"M0 {low:.1f}{down}V{high:.1f}{up}"
             bar = "" if point in line.ahead else f'<path class="bar" d="{span}"/>'
         look = f"point{' hollow' if point.hollow else ''}"
         ring = (
-            f'<circle class="ring" r="6.5"/><text x="-8" y="14" text-anchor="end">{point.mark}</text>'
-            if point.mark
-            else ""
+            f'<circle class="ring" r="6.5"/>{_mark(point, x.at(point.x), at, x, taken)}' if point.mark else ""
         )
+        beyond = '<path class="beyond" d="M-4 -7L0 -12L4 -7"/>' if point.y > y.high else ""
         leads = f'href="#{safe(point.href)}"' if point.href else 'tabindex="0" role="img"'
         yield (
             f'<a class="{look}" {leads} aria-label="{safe(point.label)}" data-x="{point.x:.6g}" '
             f'data-y="{point.y:.6g}"{ends} transform="translate({x.at(point.x):.1f} {at:.1f})">'
-            f'{bar}<circle r="3.6"/>{ring}</a>'
+            f'{bar}<circle r="3.6"/>{ring}{beyond}</a>'
         )
 
 
-def _label_places(wanted: Sequence[tuple[str, float]], chart: Chart) -> dict[str, float]:
+def _mark(point: Point, across: float, down: float, x: _Scale, taken: list[_Box]) -> str:
+    """The label of a ring: at the first place beside it that is free and in the drawing."""
+    width = _LETTER * 1.1 * len(point.mark)
+    for left, base in product((True, False), (14, -7, 27, -20)):
+        begin = across - 8 - width if left else across + 8
+        box = (begin, begin + width, down + base - 10, down + base + 2)
+        covers = any(
+            box[0] < other[1] and other[0] < box[1] and box[2] < other[3] and other[2] < box[3]
+            for other in taken
+        )
+        if not covers and begin >= x.start - 2 and box[1] <= x.end + 4:
+            taken.append(box)
+            anchor = 'x="-8" text-anchor="end"' if left else 'x="8"'
+            return f'<text {anchor} y="{base}">{safe(point.mark)}</text>'
+    return ""
+
+
+def _label_places(wanted: Sequence[tuple[Line | Rule, float]], chart: Chart) -> dict[Line | Rule, float]:
     """Place direct labels at the ends of their lines, and move apart those that would overlap."""
     ordered = sorted(wanted, key=lambda one: one[1])
     places: list[float] = []
     for _, place in ordered:
         places.append(max(place, places[-1] + _BETWEEN_LABELS) if places else max(place, _TOP - 8))
-    over = (places[-1] if places else 0.0) - (chart.height - _BOTTOM + 6)
+    over = (places[-1] if places else 0.0) - (chart.height - _BOTTOM - 2)
     for number in range(len(places) - 1, -1, -1):
         if over <= 0:
             break
         places[number] -= over
         over = 0.0 if number == 0 else places[number - 1] + _BETWEEN_LABELS - places[number]
-    return {name: place for (name, _), place in zip(ordered, places, strict=True)}
+    return {one: place for (one, _), place in zip(ordered, places, strict=True)}

@@ -394,7 +394,7 @@ CELLS = (
     text("unit", "figures.newest.unit"),
     *(real(f"{phase}_ns", f"figures.phase_ns.{phase}") for phase in (*PHASES, "other")),
     *metric("exposed_ns", "figures.exposed_ns"),
-    *metric("exposed_share", "figures.exposed_share", "on less off", RATIO, "method-exposed"),
+    *metric("exposed_share", "figures.exposed_share", "added by the exchange", RATIO, "method-exposed"),
     text("exposed_absent", "figures.exposed_absent"),
     text(
         "budget_method",

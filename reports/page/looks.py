@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from reports.analysis.scaling import Curve
 from reports.analysis.series import setting_of
 from reports.analysis.study import StudyFigures
-from reports.text import batch
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, label
 from results.notation import NO_LINK
 
@@ -77,11 +76,12 @@ def study_dash(studies: Sequence[str], study: str) -> str:
 
 
 def cell_label(study: StudyFigures, cell: Cell) -> str:
-    """`ddp x 16, 8 / 128`: its strategy, size, batch per replica and global batch, and its other settings."""
+    """`ddp on 16, batch 8 a replica`: its strategy, size and batch, and its other settings."""
     setting = study.settings[setting_of(cell)]
     workloads = {pool.cell.workload for pool in study.pools.values()}
     workload = f"{cell.workload}, " if len(workloads) > 1 else ""
-    return f"{workload}{label(cell)} x {cell.gpus:,}, {batch(cell)}{f', {setting}' if setting else ''}"
+    work = f"{workload}{label(cell)} on {cell.gpus:,}, batch {cell.batch_per_replica:,} a replica"
+    return f"{work}, {setting}" if setting else work
 
 
 WorkCurves = tuple[str, tuple[Curve, ...]]

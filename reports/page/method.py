@@ -70,7 +70,7 @@ _SHARED = (
     ),
     Definition(
         "method-exposed",
-        "On less off",
+        "Added by the exchange",
         Markup(
             "<code>((on1 + on2) - (off1 + off2)) / (2 x steps of a block)</code>: what the exchange adds to "
             "a step, each block to the last rank. Blocks with (on) and without (off) the exchange run in "

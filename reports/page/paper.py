@@ -1,17 +1,16 @@
 """Drawings of a study as files for papers and slides: throughput, efficiency and losses, each by itself.
 
-A drawing shows one piece of work (a workload, a rule of scaling, a batch, a setting, a network). It has a
-line for each strategy with its compressor and collective, in the page's colour and dashes, marks with their
-intervals, and the ideal as a thin line. Equal studies give equal bytes: files do not contain a date.
+A file shows what a drawing of the page shows, from the same description (`reports.page.description`): the
+lines of one piece of work with the page's colours and dashes, intervals, and the ideal as a thin line. Equal
+studies give equal bytes: files do not contain a date.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any, Literal
 
@@ -20,15 +19,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-from reports.analysis.losses import LossGroup, loss_group
-from reports.analysis.scaling import Curve, CurvePoint, Piece, pieces
-from reports.analysis.side_by_side import CellInStudy, side_by_side
+from reports.analysis.losses import loss_group
+from reports.analysis.scaling import Piece, pieces
+from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
-from reports.page.chart import Axis
-from reports.page.looks import ON_PAPER, Looks, colours_over_studies, looks, study_dash
-from results.cell import Cell, label
-from results.outcome import Evidence
-from results.statistics import Metric
+from reports.page.description import Chart, Line, Point
+from reports.page.looks import ON_PAPER, looks
+from reports.page.section import Drawing
+from reports.page.sections.comparison import shared_charts
+from reports.page.sections.correctness import loss_curves
+from reports.page.sections.scaling import efficiency_chart, throughput_chart
 
 FileForm = Literal["svg", "pdf", "png"]
 FORMS: tuple[FileForm, ...] = ("svg", "pdf", "png")
@@ -58,8 +58,6 @@ _PAGE_LINE = 2
 """Width of a line of the page: dashes are multiples of it."""
 _MOST_LINES = 9
 """Largest number of lines that a reader can distinguish. A drawing says if others are left out."""
-_ROWS = 12
-"""Rows of a drawing of ratios."""
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
@@ -72,32 +70,19 @@ class FigureFile:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """A curve as it is drawn."""
-
-    curve: Curve
-    name: str
-    colour: str
-    mark: str
-    dash: str
-    """The SVG dash pattern."""
-
-
 def figure_files(study: StudyFigures, forms: Sequence[FileForm], style: Style) -> Iterator[FigureFile]:
     """Every drawing of a study in every form; no drawing without figures."""
     taken: dict[str, int] = {}
     shown = looks(study.curves)
     for piece in pieces(study.curves):
-        stem = _stem(piece, taken)
-        named = [
-            (curve, curve.key.label, shown[curve.key.exchange].colour, shown[curve.key.exchange].dash)
-            for curve in piece.curves
-        ]
-        yield from _curve_files(stem, _marked(named), forms, style, y_axis="linear")
+        given = ("", piece.curves, shown, study.devices_word)
         losses = loss_group(piece.curves)
-        if losses is not None:
-            yield from _files(f"{stem}-losses", partial(_losses, group=losses, shown=shown), forms, style)
+        drawings = {
+            "throughput": throughput_chart(*given),
+            "efficiency": efficiency_chart(*given),
+            "losses": loss_curves(losses, shown, name="", common="") if losses else None,
+        }
+        yield from _piece_files(_stem(piece, taken), drawings, forms, style)
 
 
 def shared_figure_files(
@@ -106,55 +91,33 @@ def shared_figure_files(
     """Draw several studies on the same axes: curves of equal work, and ratios of matched cells."""
     comparison = side_by_side(studies)
     taken: dict[str, int] = {}
+    ratios = 0
     for those in comparison.pieces:
-        colours = colours_over_studies(curve for one in those for curve in one.piece.curves)
-        named = [
-            (
-                curve,
-                f"{curve.key.label}, {one.study}",
-                colours[curve.key.exchange],
-                study_dash(comparison.studies, one.study),
-            )
-            for one in those
-            for curve in one.piece.curves
-        ]
-        stem = _stem(those[0].piece, taken)
-        yield from _curve_files(stem, _marked(named), forms, style, y_axis="log")
-    judged = [
-        (shared.cell, entry)
-        for shared in comparison.cells
-        for entry in shared.entries[1:]
-        if entry.ratio is not None
-    ]
-    for number in range(0, len(judged), _ROWS):
-        part = judged[number : number + _ROWS]
-        name = "ratios" if number == 0 else f"ratios-{number // _ROWS + 1}"
-        yield from _files(name, partial(_ratios, rows=part), forms, style)
+        drawings = shared_charts(comparison, those)
+        yield from _piece_files(_stem(those[0].piece, taken), drawings, forms, style)
+        ratio = drawings.get("ratio")
+        if ratio is not None and ratio.chart is not None:
+            ratios += 1
+            yield from _files("ratios" if ratios == 1 else f"ratios-{ratios}", ratio.chart, "", forms, style)
 
 
-def _marked(named: Sequence[tuple[Curve, str, str, str]]) -> list[_Line]:
-    """Lines with a name, a colour and a dash of the page, and a mark for each way to train."""
-    marks = dict(zip(dict.fromkeys(curve.key.label for curve, *_ in named), cycle(_MARKS), strict=False))
-    return [
-        _Line(curve=curve, name=name, colour=ON_PAPER[colour], mark=marks[curve.key.label], dash=dash)
-        for curve, name, colour, dash in named
-    ]
-
-
-def _curve_files(
-    stem: str, lines: Sequence[_Line], forms: Sequence[FileForm], style: Style, *, y_axis: Axis
+def _piece_files(
+    stem: str, drawings: Mapping[str, Drawing | None], forms: Sequence[FileForm], style: Style
 ) -> Iterator[FigureFile]:
-    """Draw the fastest lines and note how many there are; `y_axis` is the axis of the throughputs."""
-    ranked = sorted(lines, key=lambda line: line.curve.points[-1].figures.samples_per_s.value, reverse=True)
-    shown = [line for line in lines if line in ranked[:_MOST_LINES]]
-    left_out = f"the {len(shown)} fastest of {len(lines)} lines" if len(shown) < len(lines) else ""
-    throughput = partial(_throughput, lines=shown, note=left_out, y_axis=y_axis)
-    yield from _files(f"{stem}-throughput", throughput, forms, style)
-    yield from _files(f"{stem}-efficiency", partial(_efficiency, lines=shown, note=left_out), forms, style)
+    """Draw the fastest lines, and note how many there are."""
+    charts = {kind: one.chart for kind, one in drawings.items() if one and one.chart and kind != "ratio"}
+    first = charts.get("throughput")
+    lines = sorted(first.lines, key=lambda line: line.points[-1].y, reverse=True) if first else []
+    fastest = {line.name for line in lines[:_MOST_LINES]}
+    note = f"the {len(fastest)} fastest of {len(lines)} lines" if len(fastest) < len(lines) else ""
+    for kind, chart in charts.items():
+        kept = tuple(line for line in chart.lines if line.name in fastest) if note else chart.lines
+        if kept:
+            yield from _files(f"{stem}-{kind}", replace(chart, lines=kept), note, forms, style)
 
 
 def _files(
-    stem: str, draw: Callable[[Axes], None], forms: Sequence[FileForm], style: Style
+    stem: str, chart: Chart, note: str, forms: Sequence[FileForm], style: Style
 ) -> Iterator[FigureFile]:
     look = STYLES[style]
     settings: dict[Any, Any] = {
@@ -181,7 +144,7 @@ def _files(
     for form in forms:
         with mpl.rc_context(settings):
             figure = Figure(figsize=(look.width_mm * MM, look.height_mm * MM), layout="constrained")
-            draw(figure.add_subplot())
+            _draw(figure.add_subplot(), chart, note)
             file = io.BytesIO()
             metadata: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[form]
             figure.savefig(file, format=form, dpi=look.dots_per_inch, metadata=metadata)
@@ -198,44 +161,66 @@ def _stem(piece: Piece, taken: dict[str, int]) -> str:
     return words if taken[words] == 1 else f"{words}-{taken[words]}"
 
 
-def _throughput(axes: Axes, lines: Sequence[_Line], note: str, y_axis: Axis) -> None:
-    _draw(axes, lines, lambda point: point.figures.throughput)
-    if y_axis == "log":
+def _draw(axes: Axes, chart: Chart, note: str) -> None:
+    """Draw a chart: measured points are filled, emulated ones hollow, bars are intervals, crosses gaps."""
+    for line, mark in zip(chart.lines, cycle(_MARKS), strict=False):
+        _draw_line(axes, line, mark)
+    thin: dict[str, Any] = {"color": MUTED, "linewidth": 0.7, "linestyle": (0, (6, 2, 1, 2)), "zorder": 1}
+    for rule in chart.rules:
+        if rule.y is not None:
+            axes.axhline(rule.y, **thin)
+        elif rule.x is not None:
+            axes.axvline(rule.x, **thin)
+        elif rule.slope is not None:
+            axes.axline((1, rule.slope), (2, 2 * rule.slope), **thin)
+    gaps = [size for size, _ in chart.missing]
+    axes.plot(gaps, [0.02] * len(gaps), "x", color=MUTED, transform=axes.get_xaxis_transform())
+    _scale_axes(axes, chart)
+    axes.set_xlabel(chart.x_title)
+    axes.set_ylabel(chart.y_title)
+    axes.grid(axis="y", linewidth=0.4)
+    axes.set_title(note, loc="right", color=MUTED)
+    axes.legend()
+
+
+def _scale_axes(axes: Axes, chart: Chart) -> None:
+    if chart.y_axis == "log":
         axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    axes.set_ylabel(f"throughput ({lines[0].curve.points[0].figures.throughput.unit})")
-    _finish(axes, lines, note)
+    if chart.y_from is not None:
+        axes.set_ylim(bottom=chart.y_from)
+    if chart.y_most is not None and axes.get_ylim()[1] > chart.y_most > axes.get_ylim()[0]:
+        axes.set_ylim(top=chart.y_most)
+    if chart.x_axis == "log":
+        axes.set_xscale("log", base=2 if chart.sizes else 10)
+    if chart.sizes:
+        sizes = {point.x for line in chart.lines for point in line.points} | {
+            size for size, _ in chart.missing
+        }
+        axes.xaxis.set_major_locator(FixedLocator(sorted(sizes)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def _efficiency(axes: Axes, lines: Sequence[_Line], note: str) -> None:
-    _draw(axes, lines, lambda point: point.efficiency.metric, scale=100)
-    axes.axhline(100, color=MUTED, linewidth=0.7, linestyle=(0, (6, 2, 1, 2)), zorder=1)
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("efficiency (%)")
-    _finish(axes, lines, note)
-
-
-def _draw(
-    axes: Axes, lines: Sequence[_Line], metric: Callable[[CurvePoint], Metric | None], *, scale: float = 1.0
-) -> None:
-    """Draw the lines: measured points are filled, emulated ones hollow, and bars are intervals."""
-    for line in lines:
-        found = [(point, one) for point in line.curve.points if (one := metric(point)) is not None]
-        if not found:
-            continue
-        emulated = any(point.figures.evidence is Evidence.EMULATED for point, _ in found)
-        short = line.name if len(line.name) <= 40 else f"{line.name[:37]}..."
+def _draw_line(axes: Axes, line: Line, mark: str) -> None:
+    colour = ON_PAPER.get(line.colour, MUTED)
+    way = [*([line.start] if line.start else []), *((point.x, point.y) for point in line.points)]
+    xs, ys = [x for x, _ in way], [y for _, y in way]
+    if line.pale:
+        axes.plot(xs, ys, color=colour, linewidth=0.4, alpha=0.35)
+        return
+    short = line.name if len(line.name) <= 40 else f"{line.name[:37]}..."
+    axes.plot(xs, ys, color=colour, linestyle=_dashed(line.dash), label=short if line.plain else None)
+    if not line.plain:
         axes.errorbar(
-            [point.gpus for point, _ in found],
-            [scale * one.value for _, one in found],
-            yerr=_errors([one for _, one in found], scale),
-            color=line.colour,
-            marker=line.mark,
-            markerfacecolor="none" if emulated else line.colour,
+            [point.x for point in line.points],
+            [point.y for point in line.points],
+            yerr=_errors(line.points),
+            color=colour,
+            marker=mark,
+            markerfacecolor="none" if any(point.hollow for point in line.points) else colour,
             linestyle=_dashed(line.dash),
             capsize=1.5,
-            label=f"{short} (emulated)" if emulated else short,
+            label=short,
         )
 
 
@@ -244,58 +229,8 @@ def _dashed(dash: str) -> str | tuple[float, tuple[float, ...]]:
     return (0.0, tuple(float(part) / _PAGE_LINE for part in dash.split())) if dash else "-"
 
 
-def _errors(metrics: Sequence[Metric], scale: float) -> list[list[float]]:
+def _errors(points: Sequence[Point]) -> list[list[float]]:
     """Lengths of the error bars below and above each value; 0 without an interval."""
-    below = [0.0 if one.low is None else scale * (one.value - one.low) for one in metrics]
-    above = [0.0 if one.high is None else scale * (one.high - one.value) for one in metrics]
+    below = [0.0 if one.low is None else one.y - one.low for one in points]
+    above = [0.0 if one.high is None else one.high - one.y for one in points]
     return [below, above]
-
-
-def _finish(axes: Axes, lines: Sequence[_Line], note: str) -> None:
-    points = [point for line in lines for point in line.curve.points]
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted({float(point.gpus) for point in points})))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.set_xlabel("GPUs" if points[0].figures.cell.device == "cuda" else "ranks (CPU)")
-    axes.grid(axis="y", linewidth=0.4)
-    axes.set_title(note, loc="right", color=MUTED)
-    axes.legend()
-
-
-def _ratios(axes: Axes, rows: Sequence[tuple[Cell, CellInStudy]]) -> None:
-    """Draw a row for each matched cell: the ratio to the first study with its interval; hollow: not
-    judged."""
-    for place, (_, entry) in enumerate(rows):
-        assert entry.ratio is not None
-        colour = ON_PAPER.get({"faster": "green", "slower": "vermillion"}.get(entry.change or "", ""), MUTED)
-        axes.errorbar(
-            [entry.ratio.value],
-            [place],
-            xerr=_errors([entry.ratio], 1.0),
-            color=colour,
-            marker="o",
-            markerfacecolor="none" if entry.change is None else colour,
-            linestyle="none",
-            capsize=1.5,
-        )
-    axes.axvline(1, color=MUTED, linewidth=0.7, zorder=1)
-    names = [f"{label(cell)} on {cell.gpus:,}, {entry.study}" for cell, entry in rows]
-    axes.set_yticks(range(len(rows)), [one if len(one) <= 40 else f"{one[:37]}..." for one in names])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel("times as fast as in the first study")
-    axes.grid(axis="x", linewidth=0.4)
-
-
-def _losses(axes: Axes, group: LossGroup, shown: Looks) -> None:
-    for curve in group.curves:
-        look = shown[curve.label]
-        colour, samples = ON_PAPER[look.colour], [step * curve.global_batch for step in curve.steps]
-        axes.plot(samples, curve.losses, color=colour, linewidth=0.4, alpha=0.35)
-        axes.plot(
-            samples, group.smoothed(curve), color=colour, linestyle=_dashed(look.dash), label=curve.label
-        )
-    axes.set_xlabel("samples")
-    axes.set_ylabel("training loss")
-    axes.grid(axis="y", linewidth=0.4)
-    axes.legend()

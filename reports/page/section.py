@@ -13,6 +13,7 @@ from typing import Literal
 from markupsafe import Markup, escape
 
 from reports.fields import Field
+from reports.page.description import Chart
 from reports.table import TextTable
 from reports.text import NOTHING
 from results.foreign_text import visible
@@ -31,6 +32,18 @@ class Drawing:
     """The width in pixels at which its letters are as large as the page's."""
     note: str = ""
     """A note that a reader of the drawing needs; empty for no note."""
+    name: str = ""
+    """Unique on the page: the anchor is `figure-NAME`. Empty: no anchor."""
+    values: TextTable | None = None
+    """The values that it shows."""
+    chart: Chart | None = None
+    """Its description, which can also be drawn for paper; None for drawings that are not of lines."""
+
+    @property
+    def table(self) -> Table:
+        """The values under the drawing's title."""
+        assert self.values is not None
+        return Table(self.values, self.title)
 
     def of(self, work: str) -> Drawing:
         """The drawing with the work in front of its caption."""
@@ -123,7 +136,7 @@ class Downloads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """One answer of the first screen."""
+    """One answer that is about the complete study."""
 
     title: str
     figure: str
@@ -138,6 +151,35 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Tiles:
     tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One answer about a piece of work: a figure in large type, and what belongs to it."""
+
+    figure: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answers about one piece of work."""
+
+    work: str
+    how: str
+    told: tuple[Told, ...]
+    """One for each question."""
+    drawing: Markup | None
+    """A small drawing; None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """A row for each piece of work, a column for each question."""
+
+    questions: tuple[tuple[str, str], ...]
+    """The heads, each with the anchor of its definition."""
+    rows: tuple[Answer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +229,7 @@ Block = (
     | Drawings
     | Downloads
     | Tiles
+    | Answers
     | Points
     | Command
     | Facts

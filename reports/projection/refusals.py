@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from reports.analysis.next_run import gpu_hours, highest_price, matrix_call
-from reports.analysis.knee import size_of
 from reports.analysis.next_run import gpu_hours, matrix_call
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import SeriesKey

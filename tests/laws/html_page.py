@@ -37,7 +37,7 @@ class Page(HTMLParser):
             self.sections.append(found["id"] or "")
         if tag == "th":
             self._bare = "n" in (found.get("class") or "").split() and not found.get("title")
-            assert found["scope"] == "col"
+            assert found["scope"] in ("col", "row")
         for name in ("href", "xlink:href"):
             if found.get(name):
                 self.hrefs.append(found[name] or "")

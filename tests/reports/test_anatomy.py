@@ -67,8 +67,8 @@ def test_a_large_residual_is_warned_of(planted) -> None:
     sound, warned = (remarks(planted.analysed([one])) for one in (run, lacking))
     assert not any("the parts come from" in text for text in sound)
     assert (
-        "ddp x 2, 8 / 16: the parts come from steps that took 10.0 % less time than the timed ones: the "
-        "machine changed in between."
+        "ddp on 2, batch 8 a replica: the parts come from steps that took 10.0 % less time than the timed "
+        "ones: the machine changed in between."
     ) in warned
 
 
@@ -89,13 +89,16 @@ def test_compute_that_is_encoding_and_decoding_is_told_of(planted, new_timing) -
                     step_ms=12.0, input_ms=1.0, off_step_ns=quads, recorded=lambda rank, one=kept: one
                 ),
             )
-    told = "Compute contains encoding and decoding (CPU time): ddp + topk:0.01 x 2, 8 / 16: 3.00 ms."
+    told = (
+        "Compute contains encoding and decoding (CPU time): ddp + topk:0.01 on 2, batch 8 a replica: 3.00 ms."
+    )
     assert told in remarks(planted.analysed())
 
 
 def test_where_a_cell_has_no_budget_the_reason_is_given(small) -> None:
     assert any(
-        text.startswith("No budget of ddp x 2, 8 / 16, ddp x 4, 8 / 32") for text in remarks(small.analysed())
+        text.startswith("No budget of ddp on 2, batch 8 a replica; ddp on 4, batch 8 a replica")
+        for text in remarks(small.analysed())
     )
 
 
@@ -166,7 +169,7 @@ def test_bars_are_the_parts_end_to_end_in_shares_of_their_steps(study) -> None:
     # Single: input 0.5 and compute 9.5 of 10 ms. Ddp: 1, 10.5, 3.5 and 1 of 16 ms.
     shares = [0.05, 0.95, 1 / 16, 10.5 / 16, 3.5 / 16, 1 / 16]
     assert widths(svg) == pytest.approx([share * whole for share in shares], abs=0.1)
-    assert "single on 1: 10.0 ms, of which input 5.0 %, compute 95.0 %" in svg
+    assert "single on 1 10.0 ms, of which input 5.0 %, compute 95.0 %" in svg
     assert drawing.note == ""
 
 

@@ -26,7 +26,7 @@ def test_the_headline_of_the_small_study_in_full(small) -> None:
         "throughput",
         "efficiency",
         "against",
-        "on less off",
+        "added by the exchange",
         "proof",
         "runs",
     ]
@@ -43,8 +43,8 @@ def test_the_headline_of_the_small_study_in_full(small) -> None:
         "62.5 % (55.6 to 71.4)",
     ]
     assert column(table, "against") == ["-", "single on 1", "single on 1"] * 2
-    assert column(table, "on less off") == ["-", "20.0 %", "25.0 %"] * 2
-    (hint,) = [column.hint for column in table.columns if column.title == "on less off"]
+    assert column(table, "added by the exchange") == ["-", "20.0 %", "25.0 %"] * 2
+    (hint,) = [column.hint for column in table.columns if column.title == "added by the exchange"]
     assert "not the sum of exposed transfer and exposed wait" in hint
 
 

@@ -82,13 +82,13 @@ def test_on_a_gpu_it_is_a_share_of_one_device(gpus) -> None:
 
 def test_the_section_says_what_is_fullest(hosts, gpus) -> None:
     assert _texts(analysed(hosts)) == [
-        "Fullest: ddp x 4, 8 / 32, at most 14.6 % of the host's 8.00 GiB.",
+        "Fullest: ddp on 4, batch 8 a replica, at most 14.6 % of the host's 8.00 GiB.",
     ]
     assert _texts(analysed(gpus, device_allocated_peak_bytes=60 * GIB)) == [
-        "Fullest: ddp x 2, 8 / 16, 75.0 % of a GPU's 80.0 GiB.",
+        "Fullest: ddp on 2, batch 8 a replica, 75.0 % of a GPU's 80.0 GiB.",
     ]
     assert _texts(analysed(gpus, device_allocated_peak_bytes=76 * GIB)) == [
-        "Fullest: ddp x 2, 8 / 16, 95.0 % of a GPU's 80.0 GiB: there is hardly room for more.",
+        "Fullest: ddp on 2, batch 8 a replica, 95.0 % of a GPU's 80.0 GiB: there is hardly room for more.",
     ]
     assert _texts(analysed(gpus)) == []
 
@@ -97,7 +97,7 @@ def test_cells_that_ran_out_of_memory_are_named_also_where_nothing_else_is(plant
     planted.points("ddp", {2: 1}, outcome=Outcome.OUT_OF_MEMORY, reason="allocating 2 GiB")
     planted.points("ddp", {4: 1}, outcome=Outcome.CRASHED, reason="no kernel")
     planted.plan(repeats=1)
-    assert _texts(planted.analysed()) == ["1 cell ran out of memory: ddp x 2, 8 / 16."]
+    assert _texts(planted.analysed()) == ["1 cell ran out of memory: ddp on 2, batch 8 a replica."]
 
 
 def test_without_figures_and_failures_of_memory_there_is_nothing_to_show(planted) -> None:
@@ -124,7 +124,10 @@ def test_measured_memory_stands_beside_its_prediction(planted, full_rows) -> Non
     # 100 / 80 = 1.25, 152 / 160 = 0.95.
     assert [one.over_prediction for one in cell_memories(study)] == [1.25, pytest.approx(0.95), None]
     (text,) = _texts(study)
-    told = "2 cells took 0.95 times (ddp x 2, 8 / 16) to 1.25 times (ddp x 1, 8 / 8) the memory predicted."
+    told = (
+        "2 cells took 0.95 times (ddp on 2, batch 8 a replica) to 1.25 times (ddp on 1, batch 8 a replica) "
+        "the memory predicted."
+    )
     assert text.endswith(f" {told}")
     (table,) = [block for block in memory_section(study).blocks if isinstance(block, Table)]
     # The fullest cell has no prediction.
@@ -154,7 +157,7 @@ def test_on_a_gpu_the_peak_of_the_allocator_is_held_against_the_prediction(gpus)
     ]
     study = analyse("memory", [told], results)
     (text,) = _texts(study)
-    assert text.endswith(" ddp x 2, 8 / 16 took 1.25 times the memory predicted.")
+    assert text.endswith(" ddp on 2, batch 8 a replica took 1.25 times the memory predicted.")
     (table,) = [block for block in memory_section(study).blocks if isinstance(block, Table)]
     assert table.data.texts[0][-2:] == ("48.0 GiB", "1.25")
 

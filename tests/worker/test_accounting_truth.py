@@ -230,7 +230,7 @@ def missed_exposed(case: str, results: list[dict[str, Any]]) -> list[str]:
         if not least <= beyond < EXPOSED_MS[case] + SLACK_MS:
             missed.append(f"rank {rank}: {beyond} ms were planted after computation")
         if not abs(on_off) < SLACK_MS:
-            missed.append(f"rank {rank}: on less off is {on_off} ms beside what was exposed")
+            missed.append(f"rank {rank}: added by the exchange is {on_off} ms beside what was exposed")
         if not -3.0 < noise < SLACK_MS:
             missed.append(f"rank {rank}: blocked {noise} ms beside what was exposed")
     return missed

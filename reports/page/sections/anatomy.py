@@ -6,16 +6,20 @@ Budgets are drawn as stacked bars in SVG: one row for each cell, with parts as s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from markupsafe import Markup
 
+from reports import fields
 from reports.analysis.budget import PARTS, BudgetPart, CellBudget, budget, why_no_budget
 from reports.analysis.communication import communication
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
+from reports.fields import Field
 from reports.page.looks import ROW, cell_label, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section, safe
+from reports.table import Column, figures, table, words
 from reports.text import count, duration, listed, percent
 from results.cell import REFERENCE_STRATEGY
 from results.outcome import Evidence
@@ -173,7 +177,23 @@ def budget_bars(name: str, title: str, rows: Labelled) -> Drawing:
         if longer
         else ""
     )
-    return Drawing(title=full, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=_WIDTH, note=note)
+    columns: list[Column[tuple[str, CellBudget]]] = [
+        words("configuration", lambda row: row[0]),
+        figures("step", lambda row: fields.duration(row[1].step_ns), anchor="method-step-time"),
+    ]
+    columns += [figures(PART_NAMES[part], partial(_part, part), anchor="method-budget") for part in shown]
+    return Drawing(
+        name=name,
+        title=full,
+        svg=Markup(f"{head}{''.join(parts)}</svg>"),
+        width=_WIDTH,
+        note=note,
+        values=table(rows, columns),
+    )
+
+
+def _part(part: BudgetPart, row: tuple[str, CellBudget]) -> Field:
+    return fields.duration(row[1].part_ns.get(part))
 
 
 def _drawn_ns(one: CellBudget) -> dict[BudgetPart, float]:
@@ -193,9 +213,13 @@ def _bar(label: str, one: CellBudget, top: float, scale: float) -> Iterator[str]
     said = ", ".join(f"{PART_NAMES[part]} {percent(ns / one.step_ns)}" for part, ns in parts.items() if ns)
     short = label if len(label) <= _LONGEST else f"{label[:16]}...{label[-10:]}"
     together = f"; the parts together {duration(whole)}" if _is_longer(one) else ""
+    end = _LEFT + 100 * scale + 5
+    length = f"{duration(one.step_ns)} of {duration(whole)}" if _is_longer(one) else duration(one.step_ns)
+    full = "" if short == label else f" ({label})"
+    # The name begins with the words that are seen: who speaks to the browser says these.
     yield (
         f'<a class="point" href="#{safe(ROW + one.cell.id)}" '
-        f'aria-label="{safe(f"{label}: {duration(one.step_ns)}, of which {said}{together}")}">'
+        f'aria-label="{safe(f"{short} {length}, of which {said}{together}{full}")}">'
         f'<text x="{_LEFT - 8:.0f}" y="{top + 11.5:.1f}" text-anchor="end">{safe(short)}</text>'
     )
     x = _LEFT
@@ -207,6 +231,4 @@ def _bar(label: str, one: CellBudget, top: float, scale: float) -> Iterator[str]
                 f'style="fill: var(--{_COLOURS[part]})"/>'
             )
         x += width
-    end = _LEFT + 100 * scale + 5
-    length = f"{duration(one.step_ns)} of {duration(whole)}" if _is_longer(one) else duration(one.step_ns)
-    yield f'<text x="{end:.1f}" y="{top + 11.5:.1f}">{length}</text></a>\n'
+    yield f' <text x="{end:.1f}" y="{top + 11.5:.1f}">{length}</text></a>\n'

@@ -19,7 +19,8 @@ from reports.analysis.exchange import FEWEST_RUNS, exchange_parts
 from reports.analysis.headline import runs_text
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.study import StudyFigures
-from reports.page.chart import Chart, Line, Point, drawn, interval_point
+from reports.page.chart import drawn
+from reports.page.description import Chart, Line, Point, interval_point
 from reports.page.looks import ROW, cell_label, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Section
 from reports.text import count, devices, duration, listed, metric, percent

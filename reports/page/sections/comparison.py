@@ -8,19 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import log
 
 from reports import fields
 from reports.analysis.effect import claim_rule
 from reports.analysis.headline import efficiency_field, runs_text
 from reports.analysis.scaling import Curve, CurvePoint
 from reports.analysis.series import setting_labels, setting_of
-from reports.analysis.side_by_side import CellInStudy, SideBySide
+from reports.analysis.side_by_side import CellInStudy, SideBySide, StudyPiece
 from reports.fields import NONE, Field
-from reports.page.chart import Chart, Line, Point, Rule, drawn, interval_point
+from reports.page.chart import drawn
+from reports.page.description import Chart, Line, Point, Rule, interval_point
 from reports.page.looks import colours_over_studies, study_dash
-from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
+from reports.page.section import (
+    Block,
+    Bullets,
+    Definition,
+    Drawing,
+    Drawings,
+    Paragraph,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+)
+from reports.page.sections.scaling import MOST
 from reports.table import Column, TextTable, figures, table, words
-from reports.text import NOTHING, devices, devices_word, metric
+from reports.text import NOTHING, count, devices, devices_word, metric, percent
 from results.cell import Cell, label
 
 ANCHOR = "comparison"
@@ -29,6 +43,8 @@ _ABOUT = (
     "first study that has the cell."
 )
 _AGAINST_FIRST = "method-against-first"
+_LARGEST = 3
+"""The number of changes with a tile of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +55,18 @@ class _Row:
 
 def comparison_section(comparison: SideBySide) -> Section:
     """Make the section: the work that the studies share, and the work that differs."""
-    blocks: list[Block] = [Paragraph(_ABOUT), Bullets(comparison.findings)]
-    drawings = tuple(shared_charts(comparison))
+    blocks: list[Block] = [
+        Tiles(tuple(changed_tiles(comparison))),
+        Paragraph(_ABOUT, "plain"),
+        Bullets(comparison.findings),
+    ]
+    drawings = tuple(
+        drawing
+        for those in comparison.pieces
+        for kind, drawing in shared_charts(comparison, those).items()
+        # On the page, the efficiencies are on the first screen of each study.
+        if kind != "efficiency"
+    )
     if drawings:
         blocks.append(Drawings(drawings))
     shared = comparison_table(comparison)
@@ -61,6 +87,38 @@ def comparison_section(comparison: SideBySide) -> Section:
     return Section(
         anchor=ANCHOR, title="Studies side by side", blocks=tuple(blocks), definitions=(definition,)
     )
+
+
+def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
+    """What changed: how many cells, and the largest changes, the largest first."""
+    judged = [
+        (shared.cell, entry)
+        for shared in comparison.cells
+        for entry in shared.entries[1:]
+        if entry.change is not None
+    ]
+    changed = [pair for pair in judged if pair[1].change != "no difference shown"]
+    if comparison.cells:
+        yield Tile(
+            title="What changed",
+            figure=f"{len(changed):,} of {count(len(judged), 'cell')} changed",
+            lines=() if judged else ("nothing could be judged: the table says why",),
+            anchor=_AGAINST_FIRST,
+            alarm=any(entry.change == "slower" for _, entry in changed),
+        )
+    changed.sort(key=lambda pair: abs(log(pair[1].ratio.value)) if pair[1].ratio else 0.0, reverse=True)
+    for cell, entry in changed[:_LARGEST]:
+        assert entry.ratio is not None
+        yield Tile(
+            title=f"{cell.workload}, {label(cell)} on {cell.gpus:,}",
+            figure=f"{percent(abs(1 / entry.ratio.value - 1))} {entry.change}",
+            lines=(
+                f"in {entry.study}: step time, {metric(entry.ratio).note} times as fast",
+                f"differs in: {_differs(_Row(cell, entry))}",
+            ),
+            anchor=_AGAINST_FIRST,
+            alarm=entry.change == "slower",
+        )
 
 
 def comparison_table(comparison: SideBySide) -> TextTable:
@@ -122,36 +180,42 @@ def _differs(row: _Row) -> str:
     return ", ".join(texts) or (NOTHING if entry.ratio is None else "nothing")
 
 
-def shared_charts(comparison: SideBySide) -> Iterator[Drawing]:
-    """Draw, for each shared piece of work, the throughputs, and the ratios of matched cells."""
-    for number, those in enumerate(comparison.pieces):
-        curves = [(one.study, curve) for one in those for curve in one.piece.curves]
-        first = curves[0][1]
-        word = devices_word({first.points[0].figures.cell.device})
-        work = f"{first.key.workload}, {first.key.kind} scaling, batch {first.key.constant_batch:,}"
-        yield drawn(
-            Chart(
-                name=f"shared-{number}-throughput",
-                title=f"{work}: throughput by {word}",
-                y_title=first.points[0].figures.throughput.unit,
-                x_title=word,
-                lines=_lines(comparison, curves, _throughputs),
-                y_axis="log",
-            )
-        )
-        ratios = _lines(comparison, curves, partial(_ratios, comparison))
-        if ratios:
-            yield drawn(
-                Chart(
-                    name=f"shared-{number}-ratio",
-                    title=f"{work}: times as fast as in {those[0].study}, by {word}",
-                    y_title="times as fast",
-                    x_title=word,
-                    lines=ratios,
-                    rules=(Rule(text="as fast", y=1.0),),
-                    note="Hollow: not judged. The table below says why, and which conditions differ.",
-                )
-            )
+def shared_charts(comparison: SideBySide, those: Sequence[StudyPiece]) -> dict[str, Drawing]:
+    """Draw the `throughput` and `efficiency` of a shared piece of work, and the `ratio` of matched cells."""
+    number = comparison.pieces.index(tuple(those))
+    curves = [(one.study, curve) for one in those for curve in one.piece.curves]
+    first = curves[0][1]
+    word = devices_word({first.points[0].figures.cell.device})
+    work = f"{first.key.workload}, {first.key.kind} scaling, batch {first.key.constant_batch:,}"
+    charts = {
+        "throughput": Chart(
+            name=f"shared-{number}-throughput",
+            title=f"{work}: throughput by {word}",
+            y_title=first.points[0].figures.throughput.unit,
+            x_title=word,
+            lines=_lines(comparison, curves, _throughputs),
+            y_axis="log",
+        ),
+        "efficiency": Chart(
+            name=f"shared-{number}-efficiency",
+            title=f"{work}: efficiency by {word}",
+            y_title="efficiency, %",
+            x_title=word,
+            lines=_lines(comparison, curves, _efficiencies),
+            rules=(Rule(text="100 % ideal", y=100),),
+            y_most=MOST,
+        ),
+        "ratio": Chart(
+            name=f"shared-{number}-ratio",
+            title=f"{work}: times as fast as in {those[0].study}, by {word}",
+            y_title="times as fast",
+            x_title=word,
+            lines=_lines(comparison, curves, partial(_ratios, comparison)),
+            rules=(Rule(text="as fast", y=1.0),),
+            note="Hollow: not judged. The table below says why, and which conditions differ.",
+        ),
+    }
+    return {kind: drawn(chart) for kind, chart in charts.items() if chart.lines}
 
 
 def _lines(
@@ -183,6 +247,14 @@ def _throughputs(study: str, curve: Curve) -> Iterator[Point]:
             runs=tuple(value.value * mean / step for step in point.figures.run_step_ns),
             label=f"{_where(study, curve, point)}: {metric(value)}",
         )
+
+
+def _efficiencies(study: str, curve: Curve) -> Iterator[Point]:
+    for point in curve.points:
+        value = point.efficiency.metric
+        if value is not None:
+            label = f"{_where(study, curve, point)}: {metric(value)}"
+            yield interval_point(point.gpus, value, 100, label=label)
 
 
 def _ratios(comparison: SideBySide, study: str, curve: Curve) -> Iterator[Point]:

@@ -13,7 +13,8 @@ from reports import fields
 from reports.analysis.figures import NOT_CHECKED
 from reports.analysis.losses import LossCurve, LossGroup, loss_group
 from reports.analysis.study import StudyFigures
-from reports.page.chart import Chart, Line, Rule, drawn, thinned
+from reports.page.chart import drawn
+from reports.page.description import Chart, Line, Rule, thinned
 from reports.page.looks import Looks, looks, works
 from reports.page.section import Block, Definition, Drawing, Drawings, Heading, Paragraph, Section, Table
 from reports.table import Column, TextTable, figures, table, words

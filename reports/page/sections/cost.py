@@ -15,7 +15,8 @@ from reports.analysis.cost import NO_EPOCH, CellCost, Frontier, cell_costs, fron
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.sentences import epoch_clause
-from reports.page.chart import Chart, Line, Point, drawn, interval_point
+from reports.page.chart import drawn
+from reports.page.description import Chart, Line, Point, interval_point
 from reports.page.looks import ROW, Looks, cell_label, looks, works
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section
 from reports.text import count, devices, duration, metric

@@ -10,7 +10,8 @@ from reports import fields
 from reports.analysis.network import GroupRows, groups_of, stranger
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
-from reports.page.chart import Chart, Line, Point, drawn
+from reports.page.chart import drawn
+from reports.page.description import Chart, Line, Point
 from reports.page.looks import COLOURS
 from reports.page.section import Block, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words

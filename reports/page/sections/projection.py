@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from reports import fields
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
-from reports.page.chart import Chart, Line, Point, drawn
+from reports.page.chart import drawn
+from reports.page.description import Chart, Line, Point
 from reports.page.looks import Looks, looks
 from reports.page.section import (
     Block,

@@ -13,12 +13,14 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from reports import fields
 from reports.analysis.figures import CellFigures
 from reports.analysis.stragglers import FALSE_ALARM, SLOW_ABOVE, Stragglers, stragglers
 from reports.analysis.study import StudyFigures
 from reports.page.looks import cell_label
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, safe
-from reports.text import count, listed, percent
+from reports.table import Column, figures, table, words
+from reports.text import NOTHING, count, listed, percent
 
 _DRAWN = 4
 """The number of cells with slow ranks that are drawn, the largest first."""
@@ -113,7 +115,22 @@ def rank_map(rows: Sequence[MapRow], devices: str) -> Drawing:
         f'<title id="ranks-0-title">{safe(title)}</title>\n'
         f'<desc id="ranks-0-description">{safe(description)}</desc>\n'
     )
-    return Drawing(title=title, svg=Markup(f"{head}{''.join(parts)}</svg>"), width=1.27 * _WIDTH)
+    ranked = [(label, found, rank) for label, found in rows for rank in found.persistent]
+    columns: list[Column[tuple[str, Stragglers, int]]] = [
+        words("cell", lambda row: row[0]),
+        figures("slow rank", lambda row: fields.whole(row[2]), anchor="method-slow-rank"),
+        words("host", lambda row: row[1].hosts[row[2]] if row[1].hosts else NOTHING),
+        figures(
+            "above the median", lambda row: fields.percent(row[1].excess[row[2]]), anchor="method-slow-rank"
+        ),
+    ]
+    return Drawing(
+        name="ranks",
+        title=title,
+        svg=Markup(f"{head}{''.join(parts)}</svg>"),
+        width=1.27 * _WIDTH,
+        values=table(ranked, columns),
+    )
 
 
 def _of_one_size(rows: Sequence[MapRow]) -> Iterator[str]:

@@ -9,7 +9,8 @@ from reports.analysis.outcomes import outcome_words
 from reports.analysis.scaling import Curve, CurvePoint, piece_of
 from reports.analysis.size_to_buy import Purchase, sizes_to_buy
 from reports.analysis.study import StudyFigures
-from reports.page.chart import Chart, Line, Point, Rule, drawn, interval_point
+from reports.page.chart import drawn
+from reports.page.description import Chart, Line, Point, Rule, interval_point
 from reports.page.looks import ROW, Looks, WorkCurves, looks, works
 from reports.page.section import Block, Bullets, Drawing, Drawings, Paragraph, Section
 from reports.text import devices, listed, metric
@@ -66,11 +67,16 @@ def _no_claims(groups: list[WorkCurves]) -> Iterator[str]:
                 if claim.baseline is not None and claim.reason is not None:
                     points.setdefault(claim.reason, {})[f"{curve.key.label} on {point.gpus:,}"] = None
     for reason, those in points.items():
-        yield f"{', '.join(those)}: {reason}"
+        yield f"{listed(list(those), most=len(those), last=', ')}: {reason}"
 
 
 FEW, FEW_WIDTH = 3, 415.0
 """The number of sizes up to which a chart is narrow, and its width then."""
+
+DOUBLED = 4
+"""The ratio of the largest size to the smallest from which axes are logarithmic: two doublings."""
+MOST = 150.0
+"""The highest efficiency, in percent, that an axis reaches: few curves are super-linear, and none by more."""
 
 Figure = Callable[[CurvePoint], Metric | None]
 
@@ -91,12 +97,13 @@ def efficiency_chart(
     lines = _lines(curves, shown, _efficiency, scale=100)
     baselines = dict.fromkeys(claim.baseline.short for claim in claims if claim.baseline is not None)
     missing: dict[int, list[str]] = {}
-    named = []
+    gone: dict[tuple[str, str], list[str]] = {}
     for curve in curves:
         for gap in (one for one in curve.gaps if not one.skipped):
             outcome = outcome_words(gap.outcome or "")
             missing.setdefault(gap.gpus, []).append(f"{curve.key.label}: {outcome}")
-            named.append(f"{curve.key.label} on {gap.gpus:,} ({outcome})")
+            gone.setdefault((curve.key.label, outcome), []).append(f"{gap.gpus:,}")
+    named = [f"{who} on {listed(sizes, most=9)} ({how})" for (who, how), sizes in gone.items()]
     against = next(iter(baselines)) if len(baselines) == 1 else "each series' own smallest size"
     rules = [Rule(text="100 % ideal", y=100)]
     if chosen is not None:
@@ -113,15 +120,17 @@ def efficiency_chart(
                 (size, f"no result on {size:,}: {'; '.join(those)}")
                 for size, those in sorted(missing.items())
             ),
-            note=f"Crosses at the foot: {listed(named, last=', ')}." if named else "",
+            y_most=MOST,
+            note=f"Crosses: no result of {listed(named, most=6, last='; ')}." if named else "",
             width=820 if first else _width(curves),
-            height=390 if first else 330 if _width(curves) > FEW_WIDTH else 240,
+            height=260 if first else 330 if _width(curves) > FEW_WIDTH else 240,
         )
     )
 
 
 def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_word: str) -> Drawing | None:
-    """Draw throughputs on linear axes, so that a curve bends where growing brings less; None for one size."""
+    """Draw throughputs, on logarithmic axes where sizes double, so that no size is squashed; None for one
+    size."""
     points = [point for curve in curves for point in curve.points]
     if len({point.gpus for point in points}) < 2:
         return None
@@ -129,6 +138,8 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
     by, prefix = next((one for one in ((1e9, "G "), (1e6, "M "), (1e3, "k ")) if top >= one[0]), (1.0, ""))
     scale = 1 / by
     unit = points[0].figures.throughput.unit
+    sizes = {point.gpus for point in points}
+    doubles = max(sizes) >= DOUBLED * min(sizes)
     singles = [curve.single for curve in curves if curve.single is not None]
     slope = [
         Rule(text="ideal", slope=scale * single.figures.throughput.value / single.gpus)
@@ -142,8 +153,9 @@ def throughput_chart(name: str, curves: Sequence[Curve], shown: Looks, devices_w
             x_title=devices_word,
             lines=_lines(curves, shown, lambda point: point.figures.throughput, scale=scale),
             rules=tuple(slope),
-            x_axis="linear",
-            y_from=0.0,
+            x_axis="log" if doubles else "linear",
+            y_axis="log" if doubles else "linear",
+            y_from=None if doubles else 0.0,
             width=_width(curves),
             height=330 if _width(curves) > FEW_WIDTH else 240,
         )

@@ -1,13 +1,14 @@
-"""The first screen: what was asked and where it ran, four tiles, one drawing, and what to run next.
+"""The first screen: what was asked and where it ran, the answers, their trust, and what to run next.
 
-The tiles name the size to buy, how well it scales, what an epoch takes, and how far to trust the figures.
-Three sentences follow the drawing: where growing stops paying, why, and how certain that is.
+A row for each workload and rule of scaling names the size to buy, how well it scales, what an epoch takes,
+and how sure that is. A drawing of the first row follows, with three sentences: where growing stops paying,
+why, and how certain that is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import shorten
 
 from markupsafe import Markup
@@ -17,19 +18,22 @@ from reports.analysis.budget import RESIDUAL_ABOVE
 from reports.analysis.cost import CellCost, cell_costs
 from reports.analysis.exchange import FEWEST_RUNS
 from reports.analysis.figures import CellFigures
-from reports.analysis.knee import PAYS_FROM
+from reports.analysis.knee import PAYS_FROM, SURE_FROM
 from reports.analysis.next_run import next_run
 from reports.analysis.outcomes import NOT_RUN, failures_text
 from reports.analysis.scaling import piece_of
 from reports.analysis.series import told_settings
-from reports.analysis.size_to_buy import UNPROVEN, SizeToBuy, sizes_to_buy
+from reports.analysis.size_to_buy import LIKELY_FROM, UNPROVEN, SizeToBuy, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.scalability import LITTLE, Configuration, Scalability, reach_of, scalability
 from reports.analysis.verdict.sentences import cause
 from reports.analysis.verdict.verdict import slow_cells, verdict
+from reports.page.chart import small
 from reports.page.looks import looks
 from reports.page.section import (
+    Answer,
+    Answers,
     Beside,
     Block,
     Bullets,
@@ -37,15 +41,28 @@ from reports.page.section import (
     Definition,
     Paragraph,
     Points,
+    Row,
     Section,
     Tile,
     Tiles,
+    Told,
 )
 from reports.page.sections.scaling import efficiency_chart
-from reports.text import capital, count, device_word, duration, listed, metric, number, percent
+from reports.text import (
+    NOTHING,
+    capital,
+    count,
+    device_word,
+    duration,
+    listed,
+    metric,
+    number,
+    percent,
+    whole_percent,
+)
 from results.cell import DEFAULT_COLLECTIVE, SYNTHETIC, UNCOMPRESSED, label
 from results.notation import NO_LINK
-from results.statistics import Metric
+from results.statistics import FEWEST_FOR_INTERVAL, Metric
 from results.version import VERSION
 
 NOTHING_SUCCEEDED = Markup(
@@ -65,12 +82,15 @@ def summary_section(study: StudyFigures) -> Section:
 def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
     yield Paragraph(asked_text(study), "finding")
     yield Paragraph(f"{ran(study)}; page by bench {VERSION}{called(study)}", "plain")
-    yield Tiles(tiles(study, every))
     then = next_run(study)
     command = [Command(f"Run next {then.order}, since {then.why}:", then.command)] if then else []
-    if not every:
+    if every:
+        yield Answers(_QUESTIONS, tuple(_answer(study, one) for one in every[:_MOST_ROWS]))
+        yield Paragraph(" ".join(_beside_the_answers(study, every)), "plain")
+    else:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
-        yield from command
+    yield Row((Tiles((*_slow_tile(study), _trust_tile(study))), *command))
+    if not every:
         return
     first = every[0]
     bought = first.bought
@@ -85,8 +105,7 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
         first=True,
     )
     title = f"{bought.workload}, {first.work}" if drawing else ""
-    slow = [Paragraph(f"{ranks.clause}.") for _, ranks in slow_cells(study.cells.values())[:1]]
-    yield Beside(drawing, title, (points, *command, *slow, Bullets(verdict(study).sentences, "folded")))
+    yield Beside(drawing, title, (points, Bullets(verdict(study).sentences, "folded")))
 
 
 def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
@@ -128,6 +147,14 @@ _DEFINITIONS = (
             "--goal</code> chooses by throughput, cost, time or efficiency. Ranks on a CPU and emulated "
             "sizes are not recommended."
         ).format(pays=percent(PAYS_FROM)),
+    ),
+    Definition(
+        "method-confidence",
+        "Confidence",
+        f"Low: fewer than {whole_percent(LIKELY_FROM)} of resamples of the runs name the size, or a size has "
+        f"one run. Medium: fewer than {whole_percent(SURE_FROM)} do, a deciding size has fewer than "
+        f"{FEWEST_FOR_INTERVAL} runs that count, or the choice rests on disturbed runs or on code with local "
+        "changes. High: none of these.",
     ),
     Definition(
         "method-verdict",
@@ -255,14 +282,98 @@ def shown(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> list[Shown]:
     return found
 
 
-def tiles(study: StudyFigures, all_shown: Sequence[Shown]) -> tuple[Tile, ...]:
-    """Make the tiles, in reading order."""
-    return (
-        _size_tile(all_shown),
-        _efficiency_tile(all_shown),
-        _epoch_tile(study, all_shown),
-        _trust_tile(study),
+_QUESTIONS = (
+    ("Size to buy", "method-size-to-buy"),
+    ("Efficiency", "method-efficiency"),
+    ("An epoch", "method-epoch"),
+    ("Confidence", "method-confidence"),
+)
+_MOST_ROWS = 8
+"""The number of rows that leave the trust and the next run on the first screen."""
+
+
+def _answer(study: StudyFigures, one: Shown) -> Answer:
+    """Make the row of one workload and rule of scaling."""
+    piece = piece_of(study.curves, one.bought.workload, one.bought.scaling)
+    curves = piece.curves if piece else ()
+    drawing = efficiency_chart("", curves, looks(study.curves), study.devices_word, chosen=one.bought.choice)
+    chart = drawing.chart if drawing else None
+    # From 0, so that the rows can be compared.
+    return Answer(
+        work=one.bought.workload,
+        how=one.work,
+        told=(_size(one), _efficiency(one), _epoch(study, one), _confidence(one)),
+        drawing=small(replace(chart, y_from=0.0)) if chart else None,
     )
+
+
+def _size(one: Shown) -> Told:
+    choice = one.bought.choice
+    if choice is None:
+        return Told(figure="none", lines=(one.bought.absent or "",))
+    return Told(figure=choice.size, lines=(f"with {choice.strategy}",))
+
+
+def _confidence(one: Shown) -> Told:
+    bought = one.bought
+    if bought.choice is None or bought.confidence is None:
+        return Told(figure=NOTHING)
+    odds = bought.choice.odds
+    named = [f"{whole_percent(odds[bought.choice.gpus])} of resamples name this size"] if odds else []
+    return Told(figure=bought.confidence, lines=(*named, *bought.doubts))
+
+
+def _efficiency(one: Shown) -> Told:
+    value, against, where = _claim(one)
+    if value is None:
+        baseline = "the others are measured against it"
+        return (
+            Told(figure="baseline", lines=(baseline,))
+            if one.bought.choice
+            else Told(figure="not claimed", lines=(against,))
+        )
+    said = metric(value)
+    lines = (said.note, f"{where}against {against}")
+    return (
+        Told(figure=said.value, lines=lines)
+        if value.tells
+        else Told(figure="cannot be told", lines=(_too_far_apart(one), *lines))
+    )
+
+
+def _epoch(study: StudyFigures, one: Shown) -> Told:
+    cost = next((cost for cost in cell_costs(study) if one.cell and cost.cell.id == one.cell.cell.id), None)
+    if cost is None:
+        return Told(figure="unknown", lines=("no measured cell",))
+    time, usd = _basis(cost)
+    ends = [] if time.low is None or time.high is None else [f"{_time(time.low)} to {_time(time.high)}"]
+    ends += [f"{metric(usd).ends} USD"] if usd and metric(usd).ends else []
+    samples = f"{cost.epoch_samples:,}" if cost.epoch_ns and cost.epoch_samples else "a million"
+    on = "" if one.bought.choice else f", {label(cost.cell)} on {cost.cell.gpus:,}"
+    return Told(
+        figure=_took(cost) if time.tells else "cannot be told",
+        lines=(
+            *([] if time.tells else [_too_far_apart(one)]),
+            *([", ".join(ends)] if ends else []),
+            f"{samples} samples{on}",
+        ),
+    )
+
+
+def _beside_the_answers(study: StudyFigures, every: Sequence[Shown]) -> Iterator[str]:
+    """Say what the answers rest on: the price, and the points that they were not chosen from."""
+    if any(one.bought.choice for one in every):
+        yield f"Size to buy: {every[0].bought.goal}."
+    costs = {cost.cell.id: cost for cost in cell_costs(study)}
+    prices = [
+        _price_text(study, costs[one.cell.cell.id]) for one in every if one.cell and one.cell.cell.id in costs
+    ]
+    yield from (f"{capital(price)}." for price in dict.fromkeys(prices))
+    left_out = list(dict.fromkeys(point for one in every for point in one.bought.left_out))
+    yield from (f"{capital(text)}." for text in _left_out(left_out))
+    if len(every) > _MOST_ROWS:
+        rest = [f"{one.named}: {one.bought.text}" for one in every[_MOST_ROWS:]]
+        yield f"Further: {listed(rest, most=6)}."
 
 
 def _best_id(study: StudyFigures, scaling: Scalability | None) -> str | None:
@@ -288,31 +399,20 @@ def _configuration(scaling: Scalability | None) -> Configuration | None:
     return scaling.largest.configuration if scaling.largest else scaling.fastest
 
 
-def _size_tile(all_shown: Sequence[Shown]) -> Tile:
-    first = all_shown[0].bought if all_shown else None
-    figure, lines = "none", ["no cell has a figure" if first is None else first.absent or ""]
-    if first is not None and first.choice is not None:
-        figure = first.choice.size
-        lines = [
-            f"with {first.choice.strategy}; {all_shown[0].named}",
-            first.choice.doubt or first.goal,
-            *_left_out(first.left_out),
-            *(f"{one.named}: {one.bought.text}" for one in all_shown[1:4]),
-        ]
-    return Tile(title="Size to buy", figure=figure, lines=tuple(lines), anchor="method-size-to-buy")
-
-
 def _left_out(points: Sequence[str]) -> Iterator[str]:
     """Name the points that could not be chosen, and why, with the first of each kind."""
     unproven = [point for point in points if point.endswith(f"({UNPROVEN})")]
     other = [point for point in points if point not in unproven]
     if other:
         yield (
-            f"not chosen from: {count(len(other), 'point')} of other training, which may take more samples "
-            f"to the same loss, such as {other[0]}"
+            f"not chosen from: {count(len(other), 'cell')} that may need more samples for the same loss, "
+            f"such as {other[0]}"
         )
     if unproven:
-        yield f"not chosen from: {count(len(unproven), 'point')} without a proof, such as {unproven[0]}"
+        yield (
+            f"not chosen from: {count(len(unproven), 'cell')} whose training was not checked, such as "
+            f"{unproven[0]}"
+        )
 
 
 def _too_far_apart(one: Shown) -> str:
@@ -324,65 +424,16 @@ def _too_far_apart(one: Shown) -> str:
     return f"{disturbed:,} of its {count(len(runs), 'run')} were disturbed: run again on a quiet machine"
 
 
-def _efficiency_tile(all_shown: Sequence[Shown]) -> Tile:
-    lines: list[str] = []
-    figure = ""
-    for one in all_shown[:4]:
-        value, against, where = _claim(one)
-        if value is None:
-            told = f"{one.named}: {against}"
-        else:
-            said = metric(value)
-            told = f"{where}: {said.value} ({said.note})"
-            if not figure:
-                figure = said.value if value.tells else "cannot be told"
-                told = f"{said.note}; {where}, against {against}"
-                if not value.tells:
-                    lines.append(_too_far_apart(one))
-        lines.append(told)
-    return Tile(
-        title="Efficiency",
-        figure=figure or "not claimed",
-        lines=tuple(lines) or ("no cell has a figure",),
-        anchor="method-efficiency",
-    )
-
-
 def _claim(one: Shown) -> tuple[Metric | None, str, str]:
-    """Return the efficiency, its baseline (or why it is missing), and its strategy, size and scaling."""
+    """Return the efficiency, its baseline (or why it is missing), and where it is not of the chosen size."""
     choice = one.bought.choice
     if choice is not None:
-        where = f"{choice.strategy} on {choice.gpus:,}, {one.short}"
-        return choice.efficiency, choice.against or "the baseline itself", where
+        return choice.efficiency, choice.against or "", ""
     best = _configuration(one.scaling)
     if best is None:
         return None, "every figure is emulated", ""
-    where = f"{best.strategy} on {best.gpus:,}, {one.short}"
-    return best.efficiency, best.against or f"{where} has no baseline to compare with", where
-
-
-def _epoch_tile(study: StudyFigures, all_shown: Sequence[Shown]) -> Tile:
-    costs = {cost.cell.id: cost for cost in cell_costs(study)}
-    found = [(one, costs[one.cell.cell.id]) for one in all_shown if one.cell and one.cell.cell.id in costs]
-    if not found:
-        return Tile(title="An epoch", figure="unknown", lines=("no measured cell",), anchor="method-epoch")
-    first = found[0][1]
-    time, usd = _basis(first)
-    ends = [] if time.low is None or time.high is None else [f"{_time(time.low)} to {_time(time.high)}"]
-    ends += [f"{metric(usd).ends} USD"] if usd and metric(usd).ends else []
-    interval = f" ({', '.join(ends)})" if ends else ""
-    samples = first.epoch_samples if first.epoch_ns and first.epoch_samples else 1_000_000
-    return Tile(
-        title="An epoch" if first.epoch_ns else "A million samples",
-        figure=_took(first) if time.tells else "cannot be told",
-        lines=(
-            *([] if time.tells else [_too_far_apart(found[0][0])]),
-            f"{samples:,} samples by {_where(found[0][0], first)}{interval}",
-            _price_text(study, first),
-            *(f"{_where(one, cost)}: {_took(cost)}" for one, cost in found[1:4]),
-        ),
-        anchor="method-epoch",
-    )
+    where = f"{best.strategy} on {best.gpus:,}"
+    return best.efficiency, best.against or f"{where} has no baseline to compare with", f"{where}, "
 
 
 def _basis(cost: CellCost) -> tuple[Metric, Metric | None]:
@@ -403,13 +454,6 @@ def _time(ns: float) -> str:
     return f"{number(ns / 3.6e12)} h" if ns >= 3.6e12 else duration(ns)
 
 
-def _where(one: Shown, cost: CellCost) -> str:
-    assert one.cell is not None
-    choice = one.bought.choice
-    name = choice.strategy if choice else label(cost.cell)
-    return f"{name} on {cost.cell.gpus:,}, {one.short}"
-
-
 def _price_text(study: StudyFigures, cost: CellCost) -> str:
     """Describe the price with its date and range, or the reason why it is missing."""
     quote = cost.quote
@@ -426,6 +470,18 @@ def _price_text(study: StudyFigures, cost: CellCost) -> str:
     return f"{told}{f'; {warning}' if warning else ''})"
 
 
+def _slow_tile(study: StudyFigures) -> Iterator[Tile]:
+    """Name what is slow, by the name of its host, if anything is."""
+    for _, ranks in slow_cells(study.cells.values())[:1]:
+        yield Tile(
+            title="Slow",
+            figure=ranks.slow_names,
+            lines=(f"{ranks.clause}.",),
+            anchor="method-slow-rank",
+            alarm=True,
+        )
+
+
 def _trust_tile(study: StudyFigures) -> Tile:
     proven = sum(one.proof is not None for one in study.cells.values())
     cells, runs = len(study.cells), study.runs
@@ -435,21 +491,23 @@ def _trust_tile(study: StudyFigures) -> Tile:
     not_run = sum(failure.outcome == NOT_RUN for failure in study.failures)
     failed = [failure for failure in study.failures if failure.runs]
     left_out = len(study.failures) - len(failed) - not_run
-    lost = f", {count(len(study.lost), 'run')} of other cells" if study.lost else ""
+    lost = f", and {count(len(study.lost), 'run')} of other cells" if study.lost else ""
     skipped = sum(len(group.gpus) for group in study.skipped)
+    gone = [
+        f"failed: {failures_text(failed) or 'none'}{lost}",
+        f"not run: {not_run:,}",
+        *([f"left out: {left_out:,}"] if left_out else []),
+        *([f"planned not to run: {skipped:,}"] if skipped else []),
+    ]
     return Tile(
         title="Trust",
-        figure=f"{proven:,} of {count(cells, 'cell')} proven"
-        if cells == len(study.pools)
-        else f"{cells:,} of {count(len(study.pools), 'cell')}",
+        figure=f"{cells:,} of {count(len(study.pools), 'cell')} have a figure",
         lines=(
-            f"have a figure; proven: {proven:,} of {cells:,}",
-            f"disturbed: {disturbed:,} of {count(len(runs) + out, 'run')}"
-            f"{f' ({out:,} left out)' if out else ''}; code with local changes: {dirty:,}",
-            f"failed: {failures_text(failed) or 'none'}{lost}; not run: {not_run:,}"
-            f"{f'; left out: {left_out:,}' if left_out else ''}",
+            f"training checked: {proven:,} of {cells:,}; disturbed: {disturbed:,} of "
+            f"{count(len(runs) + out, 'run')}{f' ({out:,} left out)' if out else ''}; "
+            f"code with local changes: {dirty:,}",
+            "; ".join(gone),
             *([f"why: {study.logs_call(failed[0].cell.id)}"] if failed else []),
-            f"skipped: {count(skipped, 'point')}",
             *([study.review_text] if study.review_text else []),
         ),
         anchor="method-proof",

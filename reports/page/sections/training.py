@@ -18,11 +18,12 @@ from reports.analysis.trained import (
     told_not_finite,
 )
 from reports.fields import Field
-from reports.page.chart import Chart, Line, Rule, drawn, thinned
+from reports.page.chart import drawn
+from reports.page.description import Chart, Line, Rule, thinned
 from reports.page.looks import COLOURS, cell_label
 from reports.page.section import Block, Definition, Drawing, Drawings, Heading, Paragraph, Section, Table
 from reports.table import TextTable, figures, table, words
-from reports.text import NOTHING, batch, count, duration, percent, rate
+from reports.text import NOTHING, count, duration, percent, rate
 from results.cell import exchange_label
 from results.train_order import METRICS
 
@@ -255,7 +256,8 @@ def _race(race: Race) -> Iterator[Block]:
     yield Table(
         _ways(race),
         f"{cell.workload} on {cell.dataset}, {cell.gpus:,} {'ranks' if cell.device == 'cpu' else 'GPUs'}, "
-        f"batch {batch(cell)}: time and samples to {race.target}, "
+        f"batch {cell.batch_per_replica:,} a replica, {cell.global_batch:,} in all: "
+        f"time and samples to {race.target}, "
         f"{'median over seeds with the range' if several else 'of one seed each'}",
     )
     for way in race.ways:

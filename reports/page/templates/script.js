@@ -55,10 +55,10 @@
       const title = head.dataset.title;
       const link = head.querySelector("a");
       head.replaceChildren(made("button", { type: "button", className: "sort" }, title));
-      head.setAttribute("aria-label", title);
       if (link) {
         Object.assign(link, { textContent: "", className: "what", ariaLabel: `What ${title} is` });
-        head.append(link);
+        // Beside the words, and not between them and the edge with which figures line up.
+        head.classList.contains("n") ? head.prepend(link) : head.append(link);
       }
       head.addEventListener("click", (event) => event.target !== link && sort(head, place));
     });
@@ -149,36 +149,42 @@
       const [x, y] = [...series.querySelectorAll(".point")].at(-1).getAttribute("transform").match(/[-\d.]+/g).map(Number);
       return { x, y, name: series.querySelector(".name"), leader: series.querySelector(".leader") };
     });
+    for (const name of svg.querySelectorAll(".level")) found.push({ y: Number(name.dataset.at), name });
     let place = -Infinity;
     for (const one of found.sort((a, b) => a.y - b.y)) {
       place = Math.max(one.y, place + SPACE);
       one.name.setAttribute("y", place + 3.5);
-      one.leader.setAttribute("d", `M${one.x + 5} ${one.y}L${one.name.getAttribute("x") - 2} ${place}`);
+      one.leader?.setAttribute("d", `M${one.x + 5} ${one.y}L${one.name.getAttribute("x") - 2} ${place}`);
     }
   }
 
   function redraw(svg) {
     const [x, y] = [scale(svg, "x"), scale(svg, "y")];
-    const foot = Number(svg.dataset.yAxis.split(" ")[2]);
+    const [foot, top] = svg.dataset.yAxis.split(" ").slice(2, 4).map(Number);
+    // Beyond the axis: at its end, as it was drawn.
+    const held = (value) => Math.max(top, Math.min(foot, y(Number(value)) || foot));
     for (const one of svg.querySelectorAll("[data-x], [data-y]")) {
       const [oldX, oldY] = one.getAttribute("transform").match(/[-\d.]+/g).map(Number);
       const newX = "x" in one.dataset ? x(Number(one.dataset.x)) : oldX;
-      const newY = "y" in one.dataset ? y(Number(one.dataset.y)) : oldY;
-      const there = Number.isFinite(newX + newY);
+      const there = Number.isFinite(newX + ("y" in one.dataset ? y(Number(one.dataset.y)) : oldY));
+      const newY = "y" in one.dataset ? held(one.dataset.y) : oldY;
       one.style.display = there ? "" : "none";
       if (there) one.setAttribute("transform", `translate(${newX} ${newY})`);
       if ("low" in one.dataset) {
-        const ends = [one.dataset.low, one.dataset.high].map((end) => y(Number(end)));
-        one.querySelector(".bar").setAttribute("d", `M0 ${(ends[0] < foot ? ends[0] : foot) - newY}V${ends[1] - newY}`);
+        const { low, high } = one.dataset;
+        const [down, up] = [y(Number(low)) > foot + 1, y(Number(high)) < top - 1];
+        const ends = [`M0 ${held(low) - newY}${down ? "m-3 -4l3 4l3 -4m-3 4" : ""}`, `V${held(high) - newY}${up ? "m-3 4l3 -4l3 4" : ""}`];
+        one.querySelector(".bar").setAttribute("d", ends.join(""));
       }
     }
     for (const series of svg.querySelectorAll(".series")) {
       const [startX, startY] = series.dataset.start?.split(" ") ?? [];
       const start = startX ? [{ dataset: { x: startX, y: startY } }] : [];
-      const at = (one) => `${x(Number(one.dataset.x))},${y(Number(one.dataset.y))}`;
+      const at = (one) => `${x(Number(one.dataset.x))},${held(one.dataset.y)}`;
       series.querySelector("polyline").setAttribute("points", [...start, ...series.querySelectorAll(".point")].map(at).join(" "));
     }
     for (const line of svg.querySelectorAll("[data-slope]")) line.style.display = state.get("x") || state.get("y") ? "none" : "";
+    for (const level of svg.querySelectorAll(".level")) level.dataset.at = held(level.dataset.level);
     let last = Infinity;
     for (const tick of [...svg.querySelectorAll(".tick[data-x]")]) {
       const at = x(Number(tick.dataset.x));
@@ -221,13 +227,38 @@
   // What a point says, for the eye; a screen reader reads its label.
   const tip = made("div", { className: "tip", ariaHidden: "true", hidden: true });
 
+  // The point that was clicked last. Its series is lit in all drawings, or else the one under the pointer.
+  let clicked;
+
+  function light(point) {
+    const name = (point ?? clicked)?.closest(".series")?.dataset.series;
+    for (const one of document.querySelectorAll(".series")) one.classList.toggle("lit", one.dataset.series === name);
+  }
+
   function tell(point) {
+    light(point);
     tip.hidden = !point;
     if (!point) return;
     tip.textContent = point.getAttribute("aria-label");
     const box = point.getBoundingClientRect();
     tip.style.left = `${Math.max(4, Math.min(box.left + scrollX, scrollX + innerWidth - tip.offsetWidth - 12))}px`;
     tip.style.top = `${box.top + scrollY - tip.offsetHeight - 8}px`;
+  }
+
+  // The row that a point leads to stays marked, and leads back.
+  function marked(row) {
+    for (const one of document.querySelectorAll("tr.lit")) one.classList.remove("lit");
+    document.querySelector(".back")?.remove();
+    row?.classList.add("lit");
+    const figure = clicked?.closest("figure[id]");
+    if (row && figure) row.cells[0].append(made("a", { className: "back", href: `#${figure.id}`, ariaLabel: "Back to the drawing" }));
+  }
+
+  function pressed(event) {
+    const link = event.target.closest?.("a.copy");
+    if (link) copy(link.href).then((done) => done && (link.textContent = "Link copied"));
+    clicked = event.target.closest?.("a.point[href]") ?? (event.target.closest?.(".back, tr") ? clicked : undefined);
+    light();
   }
 
   // What the address leads to is shown, though filtered out or folded; one that was sent with another view needs a new page.
@@ -240,10 +271,11 @@
     for (const one of document.querySelectorAll("details:not([open])")) goes = (one.open = one.contains(there)) || goes;
     for (const box of document.querySelectorAll("[type=search]")) box.dispatchEvent(new CustomEvent("input", { detail: there?.id }));
     write();
+    marked(there?.closest("tr"));
     if (goes) there?.scrollIntoView();
   }
 
-  document.querySelectorAll("table").forEach((table) => {
+  document.querySelectorAll("table:not(.answers)").forEach((table) => {
     for (const head of table.tHead.rows[0].cells) head.dataset.title = said(head);
     if (table.tBodies[0].rows.length > 1) sortable(table);
   });
@@ -256,6 +288,7 @@
   document.body.append(tip);
   for (const kind of ["pointerover", "focusin"]) addEventListener(kind, (event) => tell(event.target.closest?.(".point")));
   addEventListener("keydown", (event) => event.key === "Escape" && tell(null));
+  addEventListener("click", pressed);
   addEventListener("hashchange", reveal);
   reveal();
 

@@ -93,8 +93,8 @@ def test_the_communication_section_says_what_limits(limited, undrawn) -> None:
     ) in found
     # Of one piece of work the cell with the largest share exposed, alone.
     assert [text for text in found if "consistent with a full link" in text] == [
-        "ddp x 8, 8 / 64: 30.0 % (30.0 to 30.0) of the step is exposed transfer, and its collectives "
-        "reach 80.0 % of the 100 MB/s that plain all-reduces reach: consistent with a full link."
+        "ddp on 8, batch 8 a replica: 30.0 % (30.0 to 30.0) of the step is exposed transfer, and its "
+        "collectives reach 80.0 % of the 100 MB/s that plain all-reduces reach: consistent with a full link."
     ]
 
 
@@ -131,16 +131,16 @@ def test_a_bandwidth_is_not_divided_by_a_peak_that_varied(disagreeing, undrawn, 
     assert [row["link's peak, MB/s"] for row in traffic] == ["200", "200"]
     assert "of the peak, %" not in traffic[0]
     assert (
-        "ddp x 8, 8 / 64: 30.0 % (30.0 to 30.0) of the step is exposed transfer; the link's own peak "
-        "varied from 100 MB/s to 300 MB/s, so the bandwidth is not judged."
+        "ddp on 8, batch 8 a replica: 30.0 % (30.0 to 30.0) of the step is exposed transfer; the link's own "
+        "peak varied from 100 MB/s to 300 MB/s, so the bandwidth is not judged."
     ) in texts(section)
 
 
 def test_methods_that_disagree_and_a_recorder_that_disturbs_are_pointed_out(limited, undrawn) -> None:
     found = texts(communication_section(limited()))
     assert (
-        "ddp x 8, 8 / 64: two methods disagree by 30.0 % of the step: on-off blocks measure 3.50 ms of "
-        "communication and wait, the recorder 500 us of blocked time."
+        "ddp on 8, batch 8 a replica: two methods disagree by 30.0 % of the step: on-off blocks measure 3.50 "
+        "ms of communication and wait, the recorder 500 us of blocked time."
     ) in found
     # 2 ms and 0.5 ms apart are a fifth of the step at most.
     assert sum("two methods disagree" in text for text in found) == 1
@@ -155,8 +155,8 @@ def test_the_full_table_shows_what_is_exposed_hidden_and_carried(limited, full_r
     shown = {
         "exposed transfer, ms": "3.00",
         "exposed wait, ms": "0.500",
-        "on less off, %": "30.0",
-        "on less off, from, %": "30.0",
+        "added by the exchange, %": "30.0",
+        "added by the exchange, from, %": "30.0",
         # 1 - 3.5 / 4.
         "hidden, %": "12.5",
         "payload, MiB": "3.81",
@@ -191,7 +191,9 @@ def test_a_slow_rank_is_named_in_words(limited) -> None:
     section = ranks_section(limited())
     assert section is not None
     (finding,) = [text for text in texts(section) if "persistently slow:" in text]
-    assert finding.startswith("ddp x 8, 8 / 64: Rank 7 is persistently slow: 14.3 % above the median rank")
+    assert finding.startswith(
+        "ddp on 8, batch 8 a replica: Rank 7 is persistently slow: 14.3 % above the median rank"
+    )
 
 
 def test_without_a_slow_rank_none_is_named(limited) -> None:
@@ -296,7 +298,10 @@ def test_cells_with_the_same_slow_ranks_are_one_sentence_and_few_are_drawn(
     assert section is not None
     (finding,) = texts(section)
     assert "is persistently slow" in finding
-    assert "The same in ddp:bucket_mb=2.0 x 8, 8 / 64, ddp:bucket_mb=3.0 x 8, 8 / 64" in finding
+    assert (
+        "The same in ddp:bucket_mb=2.0 on 8, batch 8 a replica; ddp:bucket_mb=3.0 on 8, batch 8 a replica"
+        in finding
+    )
     assert finding.endswith("; 3 more.")
     (drawing,) = drawings(section)
     assert str(drawing.svg).count('<text x="0" y=') >= 4
