@@ -115,8 +115,7 @@ def replace(path: Path, data: bytes, *, in_study: bool = False) -> None:
 def append(path: Path, lines: bytes) -> None:
     """Append whole lines to a file of a study, synced; one process at a time, while others wait.
 
-    If a killed writer has left a line without its end, the line gets one. Raises StoreError if the file
-    cannot be written, and leaves it as it was.
+    A line that a killed writer or a full disk cut off gets its end first. Raises StoreError.
     """
     with _errors(path):
         descriptor = no_follow(str(path), os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -127,13 +126,9 @@ def append(path: Path, lines: bytes) -> None:
             size = os.fstat(descriptor).st_size
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             left = b"\n" * torn + lines
-            try:
-                while left:
-                    left = left[os.write(descriptor, left) :]
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, size)
-                raise
+            while left:
+                left = left[os.write(descriptor, left) :]
+            os.fsync(descriptor)
             sync_folder(path.parent)
         finally:
             os.close(descriptor)
@@ -303,13 +298,18 @@ def study_lock(root: Path) -> Iterator[int]:
 
 
 def is_busy(root: Path) -> bool:
-    """Whether another process holds the lock of a study; False where this user may not ask."""
-    if os.access(root / LOCK, os.W_OK):
+    """Whether a process holds the lock of a study; False if there is no lock to ask.
+
+    A shared lock, because two that ask at once do not hold the study.
+    """
+    with suppress(OSError):
+        descriptor = no_follow(str(root / LOCK), os.O_RDONLY)
         try:
-            with study_lock(root):
-                pass
-        except StudyBusyError:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
             return True
+        finally:
+            os.close(descriptor)
     return False
 
 

@@ -80,6 +80,8 @@ class Review:
             return words, True
         further = len(results) - entry.runs
         change = (
-            f"{further:,} further run{'s' * (further > 1)}" if further > 0 else "a change of what it was of"
+            f"{further:,} further run{'s' * (further > 1)}"
+            if further > 0
+            else "a change of its runs or exclusions"
         )
         return f"{words}, before {change}", False

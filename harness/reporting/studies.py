@@ -338,9 +338,7 @@ def _redacted(read: Sequence[_Read]) -> list[_Read]:
     Folders of the same name are numbered.
     """
     roots = [one.study.root for one in read]
-    # A reason may name its author, or another reviewer, by a part of the name.
-    authors = [entry.author for one in read for entry in one.told.review.entries]
-    users = {word for author in authors for word in (author, *author.split()) if len(word) > 2}
+    users = {entry.author for one in read for entry in one.told.review.entries}
     hosts = {platform.node()}
     for one in read:
         # A reason may name a node that left no record.

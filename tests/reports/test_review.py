@@ -34,7 +34,7 @@ def review(*words: str) -> int:
 
 
 def exclude(name: str = SLOW) -> None:
-    assert review("--exclude", name, "--reason", "node-a was hot, Ann saw it") == 0
+    assert review("--exclude", name, "--reason", "node-a was hot, Ann Example saw it") == 0
 
 
 def row(path: Path, **fields: str) -> dict[str, str]:
@@ -51,19 +51,21 @@ def test_an_excluded_run_is_in_no_figure_and_comes_back(study, capsys) -> None:
     assert "1 of 6 runs excluded by review" in capsys.readouterr().out
     cell = row(study.root / "cells.csv", gpus="4")
     assert (float(cell["step_ns"]), cell["runs"], cell["runs_left_out"]) == (1e7, "2", "1")
-    slow = row(study.root / "runs.csv", reason="excluded by review: node-a was hot, Ann saw it")
+    slow = row(study.root / "runs.csv", reason="excluded by review: node-a was hot, Ann Example saw it")
     assert (slow["counted"], slow["gpus"]) == ("False", "4")
     page = (study.root / "report.html").read_text(encoding="utf-8")
     assert re.findall(r'class="run excluded"[^>]*><title>(\S+) ([^<]*)<', page)[0] == (
         slow["run_id"],
-        "excluded by review: node-a was hot, Ann saw it",
+        "excluded by review: node-a was hot, Ann Example saw it",
     )
     assert SLOW in page.partition('id="review"')[2].partition("</section>")[0]
     capsys.readouterr()
     assert run(["export", "planted", "--format", "json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["studies"]
     (cell_4,) = [one for one in found["cells"] if one["cell"]["gpus"] == 4]
-    assert cell_4["runs_left_out"] == {slow["run_id"]: "excluded by review: node-a was hot, Ann saw it"}
+    assert cell_4["runs_left_out"] == {
+        slow["run_id"]: "excluded by review: node-a was hot, Ann Example saw it"
+    }
     assert found["review"][0]["run_ids"] == [slow["run_id"]]
     assert review("--include", slow["run_id"], "--reason", "it was not") == 0
     study.review_path.rename(study.root / "aside.jsonl")

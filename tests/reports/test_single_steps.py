@@ -18,16 +18,9 @@ STEPS = StepColumns(
     optimizer_ns=[2, 4],
     loss=[1.5, None],
 )
-OPERATIONS = Operations(
-    names=["allreduce", "send"],
-    groups=["0-1"],
-    step=[0, 0],
-    name=[1, 0],
-    group=[0, 0],
-    payload_bytes=[4096, 8],
-    issued_ns=[5, 7],
-    duration_ns=[3, 1],
-)
+PLACES = {"step": [0, 0], "name": [1, 0], "group": [0, 0]}
+TIMES = {"payload_bytes": [4096, 8], "issued_ns": [5, 7], "duration_ns": [3, 1]}
+OPERATIONS = Operations(names=["allreduce", "send"], groups=["0-1"], **PLACES, **TIMES)
 
 
 @pytest.fixture
@@ -50,11 +43,7 @@ def test_a_row_is_a_step_of_a_rank(runs, planted) -> None:
     study = reports.load(planted.study.root)
     steps = study.steps(runs[0])
     own = steps[steps["rank"] == 1].drop(columns=["study", "cell_id", "run_id", "rank"])
-    assert [*own.columns] == [
-        "step",
-        *("step_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns"),
-        "loss",
-    ]
+    assert [*own.columns] == ["step", *STEPS.__struct_fields__]
     assert own.iloc[0].tolist() == [0, 10, 1, 3, 4, 2, 1.5]
     assert own.iloc[1].tolist()[:-1] == [1, 20, 2, 6, 8, 4]
     assert own["loss"].isna().tolist()[:2] == [False, True]
@@ -66,9 +55,7 @@ def test_a_row_is_a_step_of_a_rank(runs, planted) -> None:
 def test_a_row_is_an_operation_of_a_rank(runs, planted) -> None:
     operations = reports.load(planted.study.root).operations(runs[:1])
     found = operations.drop(columns=["study", "cell_id"]).to_dict("split", index=False)
-    assert found["columns"] == [
-        *("run_id", "rank", "step", "operation", "group", "payload_bytes", "issued_ns", "duration_ns")
-    ]
+    assert found["columns"] == ["run_id", "rank", "step", "operation", "group", *TIMES]
     assert found["data"] == [
         [runs[0], 1, 0, "send", "0-1", 4096, 5, 3],
         [runs[0], 1, 0, "allreduce", "0-1", 8, 7, 1],
