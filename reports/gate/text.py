@@ -15,9 +15,9 @@ from reports.fields import Field, whole
 from reports.gate.comparison import FAILING, ORDER, Comparison, Finding
 from reports.gate.effect import Verdict
 from reports.gate.metrics import EXACT, TIMED, TimedMetric
-from reports.gate.trends import Step, Trend
+from reports.gate.trends import Step, Trend, Within
 from reports.table import TextTable, figures, table, words
-from reports.text import NOTHING, count, duration, number, percent, size
+from reports.text import NOTHING, count, duration, number, percent, size, whole_percent
 from results.baseline import Acceptance, Baseline, Exact, exact_text
 from results.foreign_text import shortened, visible
 
@@ -25,6 +25,8 @@ MOST_ROWS = 100
 MOST_CHARACTERS = 300
 """Longest reason in characters. Markdown has both limits, as a comment on GitHub has at most 65,536
 characters."""
+SURE = 0.99
+"""Odds beyond this are not shown as a figure."""
 NOT_LISTED = (Verdict.UNCHANGED, Verdict.SHOWN)
 
 
@@ -183,16 +185,33 @@ def trend_table(found: Sequence[Trend]) -> TextTable:
 
 
 def step_sentence(trend: Trend, step: Step) -> str:
-    """`step time of mlp, ddp, 2 x 32: worse, +10.1 % from 2026-01-09 on, commits abc to def, torch ...`."""
+    """`step time of mlp, ddp, 2 x 32: worse, +10.1 % between 2026-01-09 and 2026-01-12 (seen on 2026-01-15),
+    commits abc to def with odds of 94 %, most likely bcd to cde (60 %), torch ...`."""
     facts = "".join(f", {name} {before} to {after}" for name, (before, after) in step.facts.items())
-    commits = list(dict.fromkeys((night.commit or "unknown")[:12] for night in (step.before, step.after)))
-    named = f"commits {' to '.join(commits)}" if len(commits) > 1 else f"commit {commits[0]}"
+    first, last = (night.measured_at[:10] for night in (step.range.before, step.range.after))
+    seen = step.seen.measured_at[:10]
+    when = f"between {first} and {last} (seen on {seen})"
+    likeliest = f", most likely {commits_text(step.likeliest, 12)} ({odds_text(step.likeliest.odds)})"
+    if step.range.after == step.after and step.range.before == step.before:
+        when = f"from {last} on (the night before was {first}, seen on {seen})"
+        likeliest = ""
+    pooled = f", by {step.series} series" if step.series > 1 else ""
     return (
         f"{trend.metric.title} of {trend.label}: {'worse' if step.is_worse else 'better'}, "
-        f"{_signed(step.effect)} from {step.after.measured_at[:10]} on "
-        f"(the night before was {step.before.measured_at[:10]}, seen on {step.seen.measured_at[:10]}), "
-        f"{named}{facts or ', nothing changed in the environment'}"
+        f"{_signed(step.effect)} {when}, {commits_text(step.range, 12)} with odds of "
+        f"{odds_text(step.range.odds)}{pooled}{likeliest}{facts or ', nothing changed in the environment'}"
     )
+
+
+def commits_text(within: Within, digits: int) -> str:
+    """`commits abc to def`, or `commit abc` where it is the same on both nights."""
+    commits = dict.fromkeys((night.commit or "unknown")[:digits] for night in (within.before, within.after))
+    return f"commit{'s' if len(commits) > 1 else ''} {' to '.join(commits)}"
+
+
+def odds_text(odds: float) -> str:
+    """`94 %`; no odds are shown as certain."""
+    return whole_percent(odds) if odds < SURE else f"over {whole_percent(SURE)}"
 
 
 def _plain(text: str) -> str:
@@ -247,6 +266,9 @@ def changes_json(found: Sequence[tuple[Trend, Step]]) -> str:
                     "before": msgspec.to_builtins(step.before),
                     "after": msgspec.to_builtins(step.after),
                     "seen": msgspec.to_builtins(step.seen),
+                    "odds": step.likeliest.odds,
+                    "range": msgspec.to_builtins(step.range),
+                    "series": step.series,
                     "environment": step.facts,
                     "sentence": step_sentence(trend, step),
                 }

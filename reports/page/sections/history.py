@@ -20,6 +20,9 @@ from reports.gate.text import figure_text, step_sentence
 from reports.gate.trends import BEFORE, RECENT, SMALLEST, THRESHOLD, Night, Trend, trends
 from reports.page.chart import drawn
 from reports.page.description import Chart, Line, Point, Rule
+from reports.gate.text import commits_text, figure_text, odds_text, step_sentence
+from reports.gate.trends import BEFORE, RANGE_ODDS, RECENT, SMALLEST, THRESHOLD, Night, Trend, trends
+from reports.page.chart import Chart, Line, Point, Rule, drawn
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
 from reports.text import percent
@@ -27,8 +30,8 @@ from results.baseline import Baseline
 
 _ABOUT = (
     "The step times of cells in the nights of the history, a series for each cell and machine; "
-    "other metrics ({others}) where one changed. A change is named with the nights and commits on either "
-    "side, and with what changed in the environment between them."
+    "other metrics ({others}) where one changed. A change is named with the range of nights and commits in "
+    "which it lies and the odds of that, and with what changed in the environment between them."
 )
 _OTHERS = ("exposed", "wait", "peak_memory", "startup", "loss")
 """Metrics that are searched too and shown where they changed. Throughput changes with step time."""
@@ -110,7 +113,10 @@ _DEFINITIONS = (
         f"The median of the last {RECENT[0]} to {RECENT[-1]} nights is compared with the median of up to "
         f"{BEFORE} nights before them; a change is at least {THRESHOLD} standard errors of the series' "
         f"noise, and at least {percent(SMALLEST)}. The search is repeated with every night, and never "
-        "changes what it found on an earlier night.",
+        "changes what it found on an earlier night. The change lies in its range of commits with the odds "
+        f"named, at least {percent(RANGE_ODDS)}: by the likelihood of each place, if the noise is normal and "
+        "a night in twenty is disturbed. Series of a machine that changed at places that fit together are "
+        "pooled, and have one range.",
     ),
 )
 
@@ -122,8 +128,7 @@ _SCALES = {"ns": (1e6, ", ms"), "bytes": (2**20, ", MiB")}
 def night_curve(trend: Trend, *, name: str) -> Drawing:
     """The nights of one series. `name` is unique on the page.
 
-    The new level begins after the last night of the old one. The cause lies between the two nights, at the
-    commits that the rule names.
+    The new level begins at the likeliest night. The cause lies in the range of commits that the rule names.
     """
     scale, unit = _SCALES.get(trend.metric.unit, (1, ""))
     title = trend.metric.title
@@ -154,7 +159,7 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
     )
     rules = tuple(
         Rule(
-            text=" to ".join((night.commit or "unknown")[:7] for night in (step.before, step.after)),
+            text=f"{commits_text(step.range, 7)}, {odds_text(step.range.odds)}",
             x=days[first],
         )
         for step, first in zip(trend.steps, starts[1:], strict=False)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import numpy as np
 import pytest
 
-from reports.gate.trends import change_points
+from reports.gate.trends import Step, change_points, closest_range, place_likelihoods, trends
+from results.baseline import Baseline, Subject
 
 
 def history(seed: int, nights: int = 60, *, noise: float = 0.02, disturbed: float = 0.05) -> np.ndarray:
@@ -69,3 +72,92 @@ def test_slow_drift_before_a_step_does_not_turn_its_sign() -> None:
     assert abs(change.at - 300) <= 1
     # The median of the 30 nights before lies half of them back: 15 / 300 of the drift.
     assert change.effect == pytest.approx(0.96 * 1.1**0.05 - 1, abs=0.005)
+
+
+def nights_of(*cells: np.ndarray, lacking: tuple[tuple[int, int], ...] = ()) -> list[Baseline]:
+    """A night a day, each at another commit; `lacking`: the cells and the nights that lack a figure."""
+    return [
+        Baseline(
+            name="night",
+            measured_at=(datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=night)).isoformat(),
+            commit=f"{night}",
+            subjects=tuple(
+                Subject(key=str(cell), label=str(cell), timed={"step_time": (float(values[night]),)})
+                for cell, values in enumerate(cells)
+                if (cell, night) not in lacking
+            ),
+        )
+        for night in range(len(cells[0]))
+    ]
+
+
+def steps_of(nights: list[Baseline]) -> list[Step]:
+    return [step for trend in trends({"here": nights}, ("step_time",)) for step in trend.steps]
+
+
+def ends(step: Step) -> tuple[int, int]:
+    return int(step.range.before.commit), int(step.range.after.commit)
+
+
+def step_at(place: int, seed: int, size: float, nights: int = 60) -> np.ndarray:
+    values = history(seed, nights, disturbed=0)
+    values[place:] *= size
+    return values
+
+
+def test_a_likelihood_of_two_nights_a_level_is_the_exact_one() -> None:
+    """Normal noise of 1: m nights of a level, integrated over it, have exp(-squares / 2) / sqrt(m)."""
+    logs = np.array([0.0, 1.2, 2.4, 3.0])
+    odds = np.exp(place_likelihoods(logs, 1.0))
+    squares = [sum((part - part.mean()) ** 2) for part in (logs[:1], logs[1:], logs[:2], logs[2:])]
+    exact = (
+        np.exp(-(squares[0] + squares[1]) / 2)
+        / np.sqrt(1 * 3)
+        / (np.exp(-(squares[2] + squares[3]) / 2) / np.sqrt(2 * 2))
+    )
+    assert odds[0] == 0
+    # A night in twenty is disturbed, and may be anywhere.
+    assert odds[1] / odds[2] == pytest.approx(exact, rel=0.1)
+
+
+def test_the_shortest_range_with_enough_odds_is_named() -> None:
+    assert closest_range(np.array([0.02, 0.05, 0.5, 0.41, 0.02])) == (2, 3)
+    assert closest_range(np.array([0.02, 0.95, 0.03])) == (1, 1)
+    assert closest_range(np.array([0.3, 0.3, 0.4])) == (0, 2)
+
+
+def test_a_night_between_both_levels_may_belong_to_either() -> None:
+    values = step_at(40, 3, 1.12)
+    [clear] = steps_of(nights_of(values))
+    assert (ends(clear), clear.range) == ((39, 40), clear.likeliest)
+    assert clear.range.odds > 0.95
+    values[40] = np.sqrt(np.median(values[20:40]) * np.median(values[41:]))
+    [open_] = steps_of(nights_of(values))
+    assert ends(open_) == (39, 41)
+    assert open_.range.odds > 0.95
+    assert 0.45 <= open_.likeliest.odds < 0.75
+    assert int(open_.likeliest.before.commit) + 1 == int(open_.likeliest.after.commit)
+
+
+def test_series_of_one_night_have_one_range_that_is_closer_than_their_own() -> None:
+    cells = [step_at(40, seed, 1.05) for seed in (3, 11, 12)]
+    alone = [step for cell in cells for step in steps_of(nights_of(cell))]
+    together = steps_of(nights_of(*cells, lacking=((1, 40),)))
+    assert len(together) == len(alone) == 3
+    assert {step.series for step in together} == {3}
+    assert len({step.range.odds for step in together}) == 1
+    # The cell that lacks the night has the one after it as its first night of the new level.
+    assert [ends(step) for step in together] == [(39, 40), (39, 41), (39, 40)]
+    assert any(ends(step) != (39, 40) for step in alone)
+
+
+def test_two_changes_are_not_pooled() -> None:
+    found = steps_of(nights_of(step_at(25, 5, 1.2), step_at(40, 6, 1.2)))
+    assert [(ends(step), step.series) for step in found] == [((24, 25), 1), ((39, 40), 1)]
+
+
+def test_a_series_told_twice_is_no_surer() -> None:
+    values = step_at(40, 3, 1.045)
+    [alone], twice = steps_of(nights_of(values)), steps_of(nights_of(values, values))
+    assert [step.series for step in twice] == [2, 2]
+    assert [step.range.odds for step in twice] == pytest.approx([alone.range.odds] * 2)

@@ -501,7 +501,7 @@ def test_a_history_names_the_night_the_commits_and_what_changed(tmp_path, monkey
     assert "was damaged or edited" in printed.err
     (sentence,) = [line for line in printed.out.splitlines() if line.startswith("time of sum")]
     assert "worse, +20.0 % from 2026-01-13 on (the night before was 2026-01-12, " in sentence
-    assert "commits c11 to c12, python 3.11 to 3.12" in sentence
+    assert "commits c11 to c12 with odds of over 99 %, python 3.11 to 3.12" in sentence
     assert run(["history", "show", "--metric", "step"]) == 2
     assert run(["history", "show", "--folder", "none"]) == 2
 
@@ -528,6 +528,8 @@ def test_the_night_that_shows_a_change_for_the_worse_sets_a_command_off(
     (change,) = json.loads(Path("told.json").read_text())["changes"]
     assert change["seen"]["commit"] == f"c{number:02d}"
     assert (change["before"]["commit"], change["after"]["commit"]) == ("c11", "c12")
+    assert (change["range"]["before"]["commit"], change["range"]["after"]["commit"]) == ("c11", "c12")
+    assert change["range"]["odds"] > 0.99
     assert change["sentence"] in capsys.readouterr().out
     Path("told.json").unlink()
     night(number + 1, 1.2)

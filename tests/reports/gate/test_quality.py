@@ -25,6 +25,7 @@ def script(name: str) -> ModuleType:
 
 
 waiting_model, quality = script("waiting_model"), script("quality")
+history_quality = script("history_quality")
 
 
 class SharedCore:
@@ -111,3 +112,17 @@ def test_each_planted_edit_still_matches_the_source() -> None:
     assert len(edits) == 2
     for file, place, _ in edits:
         assert (Path(__file__).parents[3] / file).read_text().count(place) == 1, file
+
+
+def test_the_odds_of_generated_histories_are_calibrated() -> None:
+    """docs/gate.md has 200 histories of each kind."""
+    random, said = np.random.default_rng(7), []
+    for _ in range(60):
+        found, at = history_quality.history_with_step(random, "outliers", 2, 0.5)
+        for one in found[:1]:
+            first, last = int(one.range.before.commit), int(one.range.after.commit)
+            said.append((one.range.odds, first < at <= last))
+    stated, right = np.mean(said, axis=0)
+    # Of about 50 changes at odds of 0.96, fewer than 44 right are seen in 1 of 200 such tests.
+    assert len(said) > 40
+    assert right > stated - 0.09
