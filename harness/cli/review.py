@@ -75,14 +75,17 @@ def review_command(
 
 def _show(figures: StudyFigures, console: Console) -> None:
     from reports.page.sections.review import entry_table, run_names
+    from reports.text import duration
 
-    runs = {run.run_id: run for pool in figures.pools.values() for run in pool.every}
-    excluded = figures.review.excluded
-    rows = [
-        (name, run_id, f"{runs[run_id].outcome}", excluded.get(run_id, ""))
-        for run_id, name in run_names(figures).items()
-    ]
-    console.table(("run", "id", "outcome", ""), rows, numeric=[False] * 4)
+    names, rows = run_names(figures), []
+    for run in (run for pool in figures.pools.values() for run in pool.every):
+        step, why = (
+            duration(run.step_ns.value) if run.step_ns else "",
+            figures.review.excluded.get(run.run_id),
+        )
+        rows.append((names[run.run_id], run.run_id, f"{run.outcome}", step, why or ""))
+    heads = ("run", "id", "outcome", "step time", "")
+    console.table(heads, rows, numeric=[head == "step time" for head in heads])
     table = entry_table(figures)
     if table.rows:
         console.result()
