@@ -729,7 +729,7 @@ def test_the_page_of_a_running_study_becomes_the_finished_one_by_itself(chromium
         files.replace(page, short.encode())
 
     deadline = time.monotonic() + PATIENCE_S
-    top = "document.querySelector('#correctness').getBoundingClientRect().top"
+    top = "document.querySelector('#curves').getBoundingClientRect().top"
     state = "document.querySelector('#running td:nth-child(2)')?.textContent"
 
     def waits_for(expression: str) -> None:
@@ -752,7 +752,7 @@ def test_the_page_of_a_running_study_becomes_the_finished_one_by_itself(chromium
     chromium.open(page, anchor="#outcomes")
     hold()
     chromium.read("document.querySelector('details').open = true")
-    chromium.read("document.querySelector('#correctness').scrollIntoView(); scrollBy(0, -40)")
+    chromium.read("document.querySelector('#curves').scrollIntoView(); scrollBy(0, -40)")
     same = f"Math.abs({top} - {chromium.read(top)}) <= 1"
     write("waiting")
     chromium.read("getSelection().removeAllRanges()")

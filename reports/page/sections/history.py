@@ -18,7 +18,7 @@ from reports.gate.metrics import TIMED
 from reports.gate.reduce import subject_key
 from reports.gate.text import commits_text, figure_text, odds_text, step_sentence
 from reports.gate.trends import BEFORE, RANGE_ODDS, RECENT, SMALLEST, THRESHOLD, Night, Trend, trends
-from reports.page.chart import Chart, Line, Point, Rule, drawn
+from reports.page.chart import drawn
 from reports.page.description import Chart, Line, Point, Rule
 from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, Paragraph, Section, Table
 from reports.table import Column, figures, table, words

@@ -297,9 +297,8 @@
     const there = document.getElementById(reading.id);
     const back = () => there && scrollBy(0, there.getBoundingClientRect().top - reading.top);
     document.querySelectorAll("details").forEach((one, place) => (one.open ||= Boolean(reading.open[place])));
-    addEventListener("load", back);
     back();
     history.replaceState("written", "");
-    history.scrollRestoration = "auto";
+    addEventListener("load", () => (history.scrollRestoration = "auto") && back());
   }
 })();
