@@ -403,7 +403,6 @@ def test_a_pair_that_never_ends_names_the_silent_side_its_part_and_its_last_line
         PairedComparison(request, Rules(margins={}), Console()).run()
     told = str(raised.value)
     assert f"the pair waited for NEW (main, {head[:12]}): {part} (rank" in told
-    assert "stdout" in told
     assert "reads weights" in told
     assert "BASE" not in told
 

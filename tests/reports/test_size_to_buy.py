@@ -164,11 +164,8 @@ def test_the_figures_beside_the_size_are_of_the_runs_that_the_size_rests_on(gpus
     planted.runs(cell, [1.4 * STEPS[cell.gpus]] * 2, foreign_cpu_cores=1.0)
     found = bought(planted, goal, epoch_samples=1_000_000, price=PRICE)
     assert found.choice == quiet.choice
-    assert (found.rests_on.runs, found.rests_on.disturbed, found.rests_on.disturbed_out) == (
-        quiet.rests_on.runs,
-        0,
-        2,
-    )
+    rests_on = found.rests_on
+    assert (rests_on.runs, rests_on.disturbed, rests_on.disturbed_out) == (quiet.rests_on.runs, 0, 2)
 
 
 def test_an_open_size_with_disturbed_runs_gets_as_many_others(gpus) -> None:
