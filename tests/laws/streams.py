@@ -34,7 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
@@ -343,13 +343,21 @@ class Watch(TorchDispatchMode):
         return result
 
 
+@cache
+def _written(func: Any) -> dict[str, bool]:
+    """Whether an operator writes to its argument, by name. Torch makes a schema anew each time it is read."""
+    return {
+        argument.name: argument.alias_info is not None and argument.alias_info.is_write
+        for argument in func._schema.arguments
+    }
+
+
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, bool]]:
     """The tensors that an operator is given, and whether it writes to them."""
-    declared = func._schema.arguments
-    named = {argument.name: argument for argument in declared}
-    given = [*zip(declared, args, strict=False), *((named[name], value) for name, value in kwargs.items())]
-    for argument, value in given:
-        writes = argument.alias_info is not None and argument.alias_info.is_write
+    declared = _written(func)
+    given = [*zip(declared.values(), args, strict=False)]
+    given += [(declared[name], value) for name, value in kwargs.items()]
+    for writes, value in given:
         yield from ((tensor, writes) for tensor in tree_leaves(value) if isinstance(tensor, Tensor))
 
 
