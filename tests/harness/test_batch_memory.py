@@ -62,7 +62,7 @@ def test_a_batch_that_is_too_large_leaves_out_larger_ones_unless_they_are_asked_
             for result in study.results()
         }
 
-    found = run("4,8")
+    found = run("4,8", "--no-report")
     assert found[4] == ("ok", "None")
     assert found[8][0] == "out_of_memory"
     assert "you tried to allocate 536870912 bytes" in found[8][1]
@@ -72,7 +72,7 @@ def test_a_batch_that_is_too_large_leaves_out_larger_ones_unless_they_are_asked_
     assert "skipped" in shown
     assert "inferred out of memory: " in shown
     assert "inferred out of memory" in (tmp_path / "study" / "report.html").read_text()
-    found = run("4,8,16", "--no-prune")
+    found = run("4,8,16", "--no-prune", "--no-report")
     assert found[16][0] == "out_of_memory"
     assert "you tried to allocate 1073741824 bytes" in found[16][1]
     assert "skipped" not in bench("status", "study").stdout
