@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -52,44 +51,6 @@ _DISAGREE = 2.0
 _Key = tuple[Collective, int, int, int]
 
 
-@dataclass
-class _Part:
-    """The output of one call of a test so far."""
-
-    collective: Collective | None
-    hosts: list[str] = field(default_factory=list)
-    head: list[str] = field(default_factory=list)
-
-    def row(self, line: str) -> tuple[_Key, float] | None:
-        """The key and the seconds of a row; None for no bytes. Raises ValueError for one that is damaged."""
-        words, ranks = line.split(), len(self.hosts)
-        if not self.head or len(words) != len(self.head):
-            raise ValueError(f"it has {len(words)} columns, and the head {len(self.head)}")
-        assert self.collective is not None
-        place = self.head.index("time")
-        size = int(words[0])
-        time_us, algbw, busbw = (float(word) for word in words[place : place + 3])
-        if size == 0:
-            return None
-        if self.head[place + 3 : place + 4] in (["#wrong"], ["error"]) and words[place + 3] not in _RIGHT:
-            raise ValueError(f"the test found wrong results ({words[place + 3]})")
-        if ranks < 2:
-            raise ValueError(f"the output names {ranks} ranks before it")
-        if not time_us > 0 or not _near(algbw, size / time_us / 1e3):
-            raise ValueError(f"{size} bytes in {time_us} us are not {algbw} GB/s")
-        if not _near(busbw, algbw * busbw_factor(self.collective, ranks)):
-            raise ValueError(f"busbw {busbw} is not that of {self.collective} over the {ranks} ranks named")
-        if self.collective == "send" and ranks > 2:
-            raise ValueError("sendrecv over more than 2 ranks is a ring: run it with 2")
-        payload = size // ranks if self.collective == "all-gather" else size
-        if payload == 0:
-            return None
-        return (self.collective, payload, ranks, len(set(self.hosts))), time_us / 1e6
-
-
-_RIGHT = ("0", "N/A", "0e+00")
-
-
 def read_nccl_tests(paths: Sequence[Path]) -> NetworkTable:
     """The table of outputs of nccl-tests on one cluster.
 
@@ -109,9 +70,15 @@ class _Reader:
         self._times: dict[_Key, list[tuple[float, str]]] = {}
         """Seconds, and the place of the line."""
         self._absent: dict[str, str] = {}
-        self._devices: dict[str, str] = {}
-        self._libraries: dict[str, str] = {}
-        """Names found, each with the place of the first line that has it."""
+        self._names: dict[str, dict[str, str]] = {"devices": {}, "versions of NCCL": {}}
+        """The names found, each with the place of the first line that has it."""
+        self._begin(None)
+
+    def _begin(self, collective: Collective | None) -> None:
+        """Begin the output of one call of a test."""
+        self._collective = collective
+        self._hosts: list[str] = []
+        self._head: list[str] = []
 
     def read(self, path: Path) -> None:
         try:
@@ -119,70 +86,79 @@ class _Reader:
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
         by_name = next((_NAMES[name] for name in _NAMES if name in path.name.replace("-", "_")), None)
-        part, rows = _Part(by_name), 0
+        self._begin(by_name)
+        rows = 0
         for number, line in enumerate(text.splitlines(), 1):
             line, place = _PREFIX.sub("", line).strip(), f"line {number} of {path}"
-            if _BEGINS.match(line) and part.head:
-                part = _Part(by_name)
-            if match := _LIBRARY.search(line):
-                self._note(match, place)
-            if line.startswith("#"):
-                self._comment(line, part, place)
-            elif _ROW.match(line):
-                rows += 1
-                self._row(line, part, place)
+            if _BEGINS.match(line) and self._head:
+                self._begin(by_name)
+            if not _ROW.match(line):
+                self._words(line, place)
+                continue
+            rows += 1
+            try:
+                self._row(line, place)
+            except ValueError as error:
+                self._absent[place] = str(error)
         if not rows:
             raise UsageError(f"{path} has no row of nccl-tests: give the text that all_reduce_perf prints")
 
-    def _note(self, match: re.Match[str], place: str) -> None:
-        code = match[1]
-        version = match[2] or f"{int(code[:-4])}.{int(code[-4:-2])}.{int(code[-2:])}"
-        self._libraries.setdefault(f"NCCL {version}", place)
-
-    def _comment(self, line: str, part: _Part, place: str) -> None:
+    def _words(self, line: str, place: str) -> None:
+        """Take the facts of a line that is no row."""
+        if match := _LIBRARY.search(line):
+            code = match[1]
+            version = match[2] or f"{int(code[:-4])}.{int(code[-4:-2])}.{int(code[-2:])}"
+            self._names["versions of NCCL"].setdefault(f"NCCL {version}", place)
         if match := _STARTING.search(line):
-            part.collective = _NAMES.get(match[1])
+            self._collective = _NAMES.get(match[1])
         elif match := _RANK.match(line):
             if match[1] not in (None, "0"):
-                raise UsageError(
-                    f"{place}: several groups were tested at once, which share their links: test one"
-                )
-            part.hosts.append(match[2])
-            self._devices.setdefault(match[3].strip(), place)
-        elif "algbw" in line and "busbw" in line:
-            part.head = line.removeprefix("#").split()
+                raise UsageError(f"{place}: several groups at once share their links: test one at a time")
+            self._hosts.append(match[2])
+            self._names["devices"].setdefault(match[3].strip(), place)
+        elif line.startswith("#") and "busbw" in line:
+            self._head = line.removeprefix("#").split()
 
-    def _row(self, line: str, part: _Part, place: str) -> None:
-        if part.collective is None:
+    def _row(self, line: str, place: str) -> None:
+        """Take a row. Raises ValueError for a damaged one, and UsageError where its test is not known."""
+        name, words, ranks = self._collective, line.split(), len(self._hosts)
+        if name is None:
+            known = ", ".join(_NAMES)
             raise UsageError(
-                f"{place}: which collective it is of is not said before it: name the file after its test, "
-                f"such as all_reduce.txt ({', '.join(_NAMES)})"
+                f"{place} is of no known test: name the file after it, all_reduce.txt say ({known})"
             )
-        try:
-            found = part.row(line)
-        except ValueError as error:
-            self._absent[place] = str(error)
+        if not self._head or len(words) != len(self._head):
+            raise ValueError(f"it has {len(words)} columns, and the head {len(self._head)}")
+        at = self._head.index("time")
+        size, wrong = int(words[0]), words[at + 3]
+        time_us, algbw, busbw = (float(word) for word in words[at : at + 3])
+        payload = size // ranks if name == "all-gather" and ranks else size
+        if payload == 0:
             return
-        if found is not None:
-            self._times.setdefault(found[0], []).append((found[1], place))
+        if wrong not in ("0", "0e+00", "N/A"):
+            raise ValueError(f"the test found wrong results ({wrong})")
+        if ranks < 2 or (name == "send" and ranks > 2):
+            raise ValueError(f"the output names {ranks} ranks before it")
+        if not time_us > 0 or not _near(algbw, size / time_us / 1e3):
+            raise ValueError(f"{size} bytes in {time_us} us are not {algbw} GB/s")
+        if not _near(busbw, algbw * busbw_factor(name, ranks)):
+            raise ValueError(f"busbw {busbw} is not that of {name} over the {ranks} ranks named")
+        key = (name, payload, ranks, len(set(self._hosts)))
+        self._times.setdefault(key, []).append((time_us / 1e6, place))
 
     def table(self, moment: float) -> NetworkTable:
-        for kind, names in (("devices", self._devices), ("versions of NCCL", self._libraries)):
+        for kind, names in self._names.items():
             if len(names) > 1:
                 told = ", ".join(f"{name} ({place})" for name, place in names.items())
                 raise UsageError(f"the files are of several {kind}: {told}; give the files of one cluster")
         if not self._times:
             place, why = next(iter(self._absent.items()), ("the files", "no row has bytes"))
             raise UsageError(f"no row can be used; {place}: {why}")
-        facts = NetworkFacts(
-            backend="nccl",
-            device_name=next(iter(self._devices), None),
-            library=next(iter(self._libraries), None),
-        )
+        device, library = (next(iter(names), None) for names in self._names.values())
         return NetworkTable(
             source="nccl-tests",
             measured_at=utc_text(datetime.fromtimestamp(moment, UTC)),
-            facts=facts,
+            facts=NetworkFacts(backend="nccl", device_name=device, library=library),
             evidence=Evidence.MEASURED,
             measurements=tuple(_measurement(key, times) for key, times in self._times.items()),
             absent=self._absent,

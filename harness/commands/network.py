@@ -17,7 +17,7 @@ from harness.plan.study_file import StudyFile, merge
 from harness.reporting.report import write_report
 from harness.reporting.studies import CostFlags, place_words, read_figures
 from harness.terminal.console import Console
-from reports.analysis.network import summary_table
+from reports.page.sections.network import summary_table
 from results import files
 from results.cell import REFERENCE_STRATEGY, Cell
 from results.derivation.network import network_table
@@ -181,20 +181,16 @@ def options_of(study: Study, given: StudyFile) -> StudyFile:
     links = list(dict.fromkeys(cell.link for plan in plans for cell in plan.cells))
     if len(links) > 1 and given.link is None:
         raise UsageError(f"the cells of {study.root} are over {', '.join(links)}: say which by --link")
-    words = dict(zip(*(iter(place_words(study)[2:]),) * 2, strict=True))
-    found = {
+    found: dict[str, object] = {
         "gpus": str(max(cell.gpus for plan in plans for cell in plan.cells)),
-        "device": request.device,
-        "backend": request.backend,
-        "gpus_per_node": request.gpus_per_node,
-        "node_size": request.node_size,
         "link": links[0],
-        "launcher": words.get("--launcher"),
-        "site": words.get("--site"),
         "name": None if given.out is not None else f"network-{study.name}"[:100],
     }
+    found |= {name: getattr(request, name) for name in ("device", "backend", "gpus_per_node", "node_size")}
+    words = iter(place_words(study)[2:])
+    found |= {flag[2:].replace("-", "_"): value for flag, value in zip(words, words, strict=True)}
     known = {name: value for name, value in found.items() if value is not None}
-    return merge(msgspec.convert(known, StudyFile), given)
+    return merge(msgspec.convert(known, StudyFile, strict=False), given)
 
 
 def collectives_of(study: Study | None, given: str | None) -> tuple[Collective, ...]:

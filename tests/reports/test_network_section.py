@@ -11,10 +11,9 @@ from builders import NETWORK_HERE, a_network
 
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
-from reports.analysis.network import stranger, summary_table
 from reports.page.contents import NETWORK, contents
 from reports.page.section import Drawings, Paragraph, Table
-from reports.page.sections.network import network_section
+from reports.page.sections.network import network_section, stranger, summary_table
 from results import schemas
 from results.errors import StoreError
 from results.network import NETWORK_FILE, NetworkFacts, NetworkOrder, NetworkTable

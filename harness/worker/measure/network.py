@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psutil
 import torch
@@ -46,7 +46,6 @@ class _Case:
     call: Callable[[], None] | None
     """One operation; None on ranks that are not in the group."""
     in_a_row: int = 1
-    samples_ns: list[float] = field(default_factory=list)
 
 
 def measure_network(run: Run, order: NetworkOrder) -> None:
@@ -87,21 +86,11 @@ class _Rounds:
         began, budget_s = time.monotonic(), self._run.cell.steps.budget_s
         for number in range(MOST_ROUNDS):
             for case in cases if number % 2 == 0 else reversed(cases):
-                case.samples_ns.append(self._time_ns(case))
+                case.times.duration_ns.append(self._time_ns(case))
             over = self._control.from_first(float(time.monotonic() - began > budget_s))
             if over and number + 1 >= FEWEST_ROUNDS:
                 break
-        return [
-            NetworkTimes(
-                collective=case.times.collective,
-                payload_bytes=case.times.payload_bytes,
-                ranks=case.times.ranks,
-                nodes=case.times.nodes,
-                duration_ns=case.samples_ns,
-            )
-            for case in cases
-            if case.call is not None
-        ]
+        return [case.times for case in cases if case.call is not None]
 
     def _cases(self) -> Iterator[_Case]:
         """Every collective over every group, of growing size until one would take too long; collective."""
