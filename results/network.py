@@ -236,6 +236,19 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         below them. Groups of other sizes scale `_other_group`. Raises UsageError for a level that was not
         measured (`covers`).
         """
+        key = collective, payload_bytes, ranks, nodes
+        if key not in self._asked:
+            self._asked[key] = self._seconds(*key)
+        return self._asked[key]
+
+    @cached_property
+    def _asked(self) -> dict[tuple[Collective, float, int, int], CollectiveTime]:
+        """The answers so far: a replay asks for one operation thousands of times."""
+        return {}
+
+    def _seconds(
+        self, collective: Collective, payload_bytes: float, ranks: int, nodes: int
+    ) -> CollectiveTime:
         if ranks <= 1 or payload_bytes <= 0:
             nothing = "nothing is sent"
             return CollectiveTime(seconds=0.0, low_s=0.0, high_s=0.0, basis="measured", why=nothing)
