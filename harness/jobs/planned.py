@@ -83,12 +83,14 @@ def planned_jobs(
     for key in sorted(groups):
         own = {cell.id for launch in groups[key] for cell in launch.cells}
         extra = [] if baseline is None or baseline.id in own else [baseline_launch(baseline)]
-        costs = estimate([*extra, *groups[key]], earlier=earlier, hardware=hardware)
+        seconds = estimate([*extra, *groups[key]], earlier=earlier, hardware=hardware).seconds
+        if plan.network is not None:
+            seconds = sum(cell.steps.budget_s for launch in groups[key] for cell in launch.cells)
         jobs.append(
             PlannedJob(
                 launches=tuple(groups[key]),
                 baseline=baseline if extra else None,
-                estimate_s=costs.seconds,
+                estimate_s=seconds,
             )
         )
     return jobs

@@ -69,6 +69,17 @@ def test_a_dry_run_shows_the_launch_and_writes_nothing(bench) -> None:
     assert list(bench.folder.iterdir()) == []
 
 
+def test_a_job_has_time_for_the_budget_of_each_repeat_and_for_its_start(bench) -> None:
+    cluster = ("--launcher", "slurm", "--device", "cpu", "--gpus", "4", "--gpus-per-node", "2")
+    done = bench("network", *cluster, "--budget", "2m", "--repeats", "3", "--dry-run")
+    assert done.code == 0, done.stderr
+    # 15 min + 3 x 2 min.
+    assert "#SBATCH --time=0-00:21:00" in done.stdout
+    assert "#SBATCH --nodes=2" in done.stdout
+    given = bench("network", *cluster, "--time", "1h", "--dry-run")
+    assert "#SBATCH --time=0-01:00:00" in given.stdout
+
+
 def test_the_output_of_nccl_tests_becomes_the_table_of_a_study(bench, study_of) -> None:
     (bench.folder / "log").write_text(NCCL)
     study = study_of(bench.folder / "study")
