@@ -104,7 +104,7 @@ class _Reader:
             raise UsageError(f"{path} has no row of nccl-tests: give the text that all_reduce_perf prints")
 
     def _words(self, line: str, place: str) -> None:
-        """Take the facts of a line that is no row."""
+        """Take the facts of a comment, or of NCCL's own line."""
         if match := _LIBRARY.search(line):
             code = match[1]
             version = match[2] or f"{int(code[:-4])}.{int(code[-4:-2])}.{int(code[-2:])}"
