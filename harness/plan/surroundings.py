@@ -318,7 +318,9 @@ class Surroundings:
 
     def lines(self) -> list[str]:
         """The basis of a choice in lines, including its assumptions."""
-        return [*self._memory_lines(), *self._rate_lines(), *self._link_lines(), *self.notes]
+        known = ["local batches that the study has measured: computation and update as measured"]
+        works = known if self.devices.measured.works else []
+        return [*self._memory_lines(), *self._rate_lines(), *works, *self._link_lines(), *self.notes]
 
     def _memory_lines(self) -> list[str]:
         cell = self.cell
