@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import log2
@@ -25,6 +26,7 @@ from results.cell import (
     Device,
     StepPolicy,
 )
+from results.errors import SchemaError, StoreError
 from results.groups import Dimension, GroupLayout
 from results.network import NETWORK_FILE, NetworkTable
 from results.notation import link_text
@@ -82,12 +84,11 @@ class Measured:
 
     @classmethod
     def of_study(cls, study: Study, results: Iterable[RunResult]) -> Measured:
-        """Take what these runs of a study and the network table in its folder say.
-
-        Raises SchemaError for a table that cannot be read.
-        """
-        path = study.root / NETWORK_FILE
-        table = NETWORK.read(path) if path.exists() else None
+        """Take what these runs of a study and the network table in its folder say."""
+        path, table = study.root / NETWORK_FILE, None
+        # A torn table must not keep a study from being measured: the commands that need one say what to do.
+        with suppress(SchemaError, StoreError):
+            table = NETWORK.read(path)
         return cls.of(results, (cell for plan in study.plans() for cell in plan.cells), table)
 
     @classmethod

@@ -16,7 +16,9 @@ from results.network import Measurement, NetworkFacts, NetworkTable
 from results.outcome import Evidence, Outcome
 from results.parts import VALUE_BYTES
 from results.run import RunResult, StepBudget
+from results.schemas import NETWORK
 from results.statistics import Metric
+from results.store import Study
 from strategies.closed_form.terms import Collective, Overlap, Term, term
 from strategies.predictions import traffic
 
@@ -166,6 +168,24 @@ def test_measured_computation_goes_before_assumed() -> None:
     assert other.compute == times_of(nano_cell("ddp", 8, micro_batch=8), HOST, None).compute
 
 
+def table_of(rows: tuple[Measurement, ...]) -> NetworkTable:
+    facts = NetworkFacts(backend="gloo", link_mbit_per_s=1000.0)
+    return NetworkTable(
+        source="bench", measured_at="2026-01-01T00:00:00Z", facts=facts, evidence=Evidence.EMULATED,
+        measurements=rows,
+    )  # fmt: skip
+
+
+def test_a_study_has_its_network_in_its_folder(tmp_path) -> None:
+    """A torn table does not keep the study from being measured: times are assumed."""
+    study = Study(tmp_path)
+    assert Measured.of_study(study, []) == Measured()
+    (tmp_path / "network.json").write_bytes(NETWORK.encode(table_of(())))
+    assert Measured.of_study(study, []).network == table_of(())
+    (tmp_path / "network.json").write_bytes(NETWORK.encode(table_of(()))[:-20])
+    assert Measured.of_study(study, []) == Measured()
+
+
 def test_a_measured_network_goes_before_an_assumed_one() -> None:
     """A table of 4 ranks on 4 nodes under this link: 1 s an operation of any size. For another link,
     and for operations that it lacks, times are assumed."""
@@ -176,12 +196,7 @@ def test_a_measured_network_goes_before_an_assumed_one() -> None:
         )
         for size in (1, 10**9)
     )  # fmt: skip
-    facts = NetworkFacts(backend="gloo", link_mbit_per_s=1000.0)
-    table = NetworkTable(
-        source="bench", measured_at="2026-01-01T00:00:00Z", facts=facts, evidence=Evidence.EMULATED,
-        measurements=rows,
-    )  # fmt: skip
-    devices = replace(HOST, measured=Measured(network=table))
+    devices = replace(HOST, measured=Measured(network=table_of(rows)))
     link = {"link_mbit_per_s": 1000.0, "node_size": 1}
     found = times_of(nano_cell("ddp", 4, **link), devices, None)
     assert found.measured == ("network",)

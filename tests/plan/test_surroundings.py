@@ -11,15 +11,18 @@ from harness.plan.surroundings import (
     RESERVE_BYTES,
     SHARE,
     Devices,
+    Measured,
     Surroundings,
     devices_here,
     devices_of,
     leaving_bytes,
 )
 from results.cell import Cell
+from results.network import Measurement, NetworkFacts, NetworkTable
+from results.outcome import Evidence
 from results.plan import Request
 from strategies.catalog import group_layout
-from strategies.closed_form.replay import Operation
+from strategies.closed_form.replay import Operation, Work, operations_of
 from strategies.predictions import traffic
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
@@ -65,6 +68,30 @@ def test_ranks_send_no_faster_across_nodes_than_inside(rate) -> None:
     assert seconds == pytest.approx(sums.wire_bytes / min(1e9, rate))
     alone = Surroundings.of(nano_cell("ddp", 8), HOST, None).seconds(sums, groups) - 600e-6
     assert seconds >= alone * (1 - 1e-12)
+
+
+def test_groups_of_a_table_share_a_nodes_way_out() -> None:
+    """hsdp on 2 nodes of 8: a sum of 2 ranks takes 1 s alone. 8 of them together take at least as long as one
+    sum over all 16 that moves as much out of a node."""
+    cell = nano_cell("hsdp", 16, node_size=8, **GPU)
+    groups = group_layout("hsdp", 16, 8)
+    [_, across] = [term for term in traffic(cell, parts_of(cell.workload)) if term.collective != "all-gather"]
+    [one, *_] = operations_of([across], Work(forward_s=1, backward_s=2), groups, 8)
+    assert (one.ranks, one.nodes, one.rivals) == (2, 2, 8)
+    whole = 8 * one.wire_bytes / (2 * 15 / 16)
+    pair = Measurement(
+        collective="all-reduce", payload_bytes=int(one.payload_bytes), ranks=2, nodes=2, runs=9,
+        median_s=1.0, low_s=1.0, high_s=1.0,
+    )  # fmt: skip
+    for seconds, expected in ((3.0, 3.0), (0.5, 1.0)):
+        times = {"median_s": seconds, "low_s": seconds, "high_s": seconds}
+        flat = msgspec.structs.replace(pair, ranks=16, payload_bytes=round(whole), **times)
+        table = NetworkTable(
+            source="bench", measured_at="2026-01-01T00:00:00Z", facts=NetworkFacts(backend="nccl"),
+            evidence=Evidence.MEASURED, measurements=(pair, flat),
+        )  # fmt: skip
+        around = Surroundings.of(cell, Devices(measured=Measured(network=table)), 8)
+        assert around.seconds(one, groups) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize(
