@@ -109,10 +109,12 @@ def show(found: Projection, console: Console) -> None:
     """Print the table, the refusals with what lifts them, and how far each series pays."""
     from reports.page.sections import projection as section
 
-    table = section.projection_table(found)
-    console.table(table.titles, table.texts, numeric=table.numeric)
-    for one in section.refusals(found):
+    for series in found.series:
+        console.result(f"{section.named(series)}:")
+        table = section.size_table(series)
+        console.table(table.titles, table.texts, numeric=table.numeric)
         console.result()
+    for one in section.refusals(found):
         console.sentence(one.text)
         for line in command_lines(one.command, console.width) if one.command else ():
             console.result(line)

@@ -182,7 +182,7 @@ class _Projector:
         of, loss, levels = self.of, _loss(self.of.curve, self.of.last), 0
         if not isinstance(by.replays, str):
             loss, levels = by.replays[gpus].loss, by.replays[gpus].levels
-        about = band(by.law, math.log2(gpus / of.largest) + levels, of.steps.roughness)
+        about = band(by.law, math.log2(gpus / of.largest) + levels, by.roughness)
         value, known = by.step_ns(gpus), of.last.step_ns
         low, high = ((end or known.value) / known.value for end in (known.low, known.high))
         return Span(value=value, low=value * about.low * low, high=value * about.high * high), loss

@@ -118,6 +118,8 @@ class Answer:
     skill: float | None
     """1 less its error over the error of constant efficiency, on measured sizes; None: not tested."""
     step_ns: Callable[[int], float]
+    roughness: float
+    """What widens its band: unevenness of the measured curve, or the error of a replay on the largest size."""
     replays: Replays
     """The replay that answers, or why none does."""
 
@@ -129,16 +131,24 @@ def answer(of: Measured, replays: Replays) -> Answer:
         law = chosen_law(of.steps)
         why = replays if isinstance(replays, str) else str(scale)
         return Answer(
-            law=law.name, skill=law.skill, step_ns=lambda gpus: law.predict(of.steps, gpus), replays=why
+            law=law.name,
+            skill=law.skill,
+            step_ns=lambda gpus: law.predict(of.steps, gpus),
+            roughness=of.steps.roughness,
+            replays=why,
         )
-    factor, skill = scale
+    factor, error, skill = scale
     return Answer(
-        law=REPLAY, skill=skill, step_ns=lambda gpus: factor * replays[gpus].step_ns, replays=replays
+        law=REPLAY,
+        skill=skill,
+        step_ns=lambda gpus: factor * replays[gpus].step_ns,
+        roughness=error,
+        replays=replays,
     )
 
 
-def _scale(steps: Steps, replays: Mapping[int, Replayed]) -> tuple[float, float | None] | str:
-    """The scale of a replay with its skill on the largest size, or why the replay does not answer."""
+def _scale(steps: Steps, replays: Mapping[int, Replayed]) -> tuple[float, float, float | None] | str:
+    """The scale of a replay, its error and skill on the largest size, or why the replay does not answer."""
     logs = [math.log(ns / replays[gpus].step_ns) for gpus, ns in zip(steps.gpus, steps.ns, strict=True)]
     before = fmean(logs[:-1]) if len(logs) > 1 else 0.0
     if not CLAMP[0] <= math.exp(before) <= CLAMP[1]:
@@ -149,7 +159,7 @@ def _scale(steps: Steps, replays: Mapping[int, Replayed]) -> tuple[float, float 
         fitted = f"fitted without the {steps.gpus[-1]:,} devices" if len(logs) > 1 else "unscaled"
         return f"{fitted} it is {percent(error)} off there, more than {whole_percent(REPRODUCES)}"
     if len(logs) == 1:
-        return 1.0, None
+        return 1.0, error, None
     constant = abs(steps.ns[-2] / steps.ns[-1] - 1)
     factor = min(max(math.exp(fmean(logs)), CLAMP[0]), CLAMP[1])
-    return factor, 1 - error / constant if constant else None
+    return factor, error, 1 - error / constant if constant else None

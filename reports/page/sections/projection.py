@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from reports import fields
 from reports.analysis.study import StudyFigures
@@ -37,12 +38,6 @@ DEFINITION = Definition(
     "the truth in 80 % of cases: its ends are errors of the same law on published tables "
     "(docs/projection.md). Refused: no law is known to be right there.",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    series: ProjectedSeries
-    size: ProjectedSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +81,7 @@ def projection_section(study: StudyFigures) -> Section | None:
     drawings = tuple(_drawings(found, looks(study.curves)))
     if drawings:
         blocks.append(Drawings(drawings))
-    blocks.append(Table(projection_table(found), f"Sizes up to {found.to:,}"))
+    blocks += [Table(size_table(series), named(series)) for series in found.series]
     for one in refusals(found):
         blocks.append(Paragraph(one.text, "plain") if one.command is None else Command(one.text, one.command))
     if said := tuple(remarks(found)):
@@ -137,32 +132,30 @@ def named(series: ProjectedSeries) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def projection_table(found: Projection) -> TextTable:
-    """One row for each size, measured ones first."""
-    rows = [_Row(series, size) for series in found.series for size in series.sizes]
-    columns: list[Column[_Row]] = [
-        words("series", lambda row: named(row.series)),
-        figures("size", lambda row: fields.whole(row.size.gpus)),
-        words("basis", _basis, anchor=DEFINITION.anchor),
-        figures("step time", lambda row: _field(row.size.step_ns, "ns")),
-        figures("efficiency", lambda row: _field(row.size.efficiency, "ratio")),
-        figures("throughput", lambda row: _field(row.size.samples_per_s, "samples/s")),
-        figures("epoch", lambda row: _time(row.size.epoch_ns)),
-        figures("USD an epoch", lambda row: _field(row.size.usd_per_epoch, "USD")),
-        figures("memory", lambda row: fields.size(row.size.memory_bytes)),
-        words("largest loss", lambda row: row.size.loss or ""),
+def size_table(series: ProjectedSeries) -> TextTable:
+    """One row for each size of a series, measured ones first."""
+    columns: list[Column[ProjectedSize]] = [
+        figures("size", lambda size: fields.whole(size.gpus)),
+        words("basis", partial(_basis, series), anchor=DEFINITION.anchor),
+        figures("step time", lambda size: _field(size.step_ns, "ns")),
+        figures("efficiency", lambda size: _field(size.efficiency, "ratio")),
+        figures("throughput", lambda size: _field(size.samples_per_s, "samples/s")),
+        figures("epoch", lambda size: _time(size.epoch_ns)),
+        figures("USD an epoch", lambda size: _field(size.usd_per_epoch, "USD")),
+        figures("memory", lambda size: fields.size(size.memory_bytes)),
+        words("largest loss", lambda size: size.loss or ""),
     ]
-    return table(rows, columns)
+    return table(series.sizes, columns)
 
 
-def _basis(row: _Row) -> str:
-    if row.size.refusal is not None:
-        return f"refused: {row.size.refusal.kind}"
-    if row.size.basis == "measured":
-        return row.size.basis
-    largest = max(size.gpus for size in row.series.of("measured"))
-    far = "" if row.size.gpus <= 2**FARTHEST_VALIDATED * largest else ", not validated"
-    return f"{row.series.law or 'as weak'}{far}"
+def _basis(series: ProjectedSeries, size: ProjectedSize) -> str:
+    if size.refusal is not None:
+        return f"refused: {size.refusal.kind}"
+    if size.basis == "measured":
+        return size.basis
+    largest = max(one.gpus for one in series.of("measured"))
+    far = "" if size.gpus <= 2**FARTHEST_VALIDATED * largest else ", not validated"
+    return f"{series.law or 'as weak'}{far}"
 
 
 def _field(span: Span | None, unit: str) -> Field:
