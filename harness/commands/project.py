@@ -107,11 +107,12 @@ def outside_of(study: Study, figures: StudyFigures, table: NetworkTable | None) 
 
 def show(found: Projection, console: Console) -> None:
     """Print the table, the refusals with what lifts them, and how far each series pays."""
+    from reports.page.section import Table
     from reports.page.sections import projection as section
 
     for series in found.series:
         console.result(f"{section.named(series)}:")
-        table = section.size_table(series)
+        table = Table(section.size_table(series), section.named(series)).shown
         console.table(table.titles, table.texts, numeric=table.numeric)
         console.result()
     for one in section.refusals(found):

@@ -91,7 +91,7 @@ def _emulated(asked: Asked, gpus: int) -> Refusal | None:
     reason = (
         f"{named} was emulated: ranks shared cores, or a virtual network, and say nothing of a larger size"
     )
-    needs = f"needs other hardware: a separate device for each {word}, on the sizes {named}"
+    needs = f"it needs other hardware, a separate device for each {word} on {named}"
     return Refusal(kind="emulated", reason=reason, lift=Lift(command=None, what=needs))
 
 
@@ -103,7 +103,7 @@ def _cores(asked: Asked, gpus: int) -> Refusal | None:
         return None
     cores = count(environment.cores, "core")
     reason = f"ranks on CPU share the {cores} of their host, which are fewer than {gpus:,}"
-    needs = f"needs other hardware, a host with {count(gpus, 'core')}: {gpus:,} itself"
+    needs = f"it needs other hardware, a host with {count(gpus, 'core')}"
     return Refusal(kind="cores", reason=reason, lift=asked.runs(needs, [gpus]))
 
 
