@@ -133,9 +133,21 @@ def named(series: ProjectedSeries) -> str:
 
 
 def size_table(series: ProjectedSeries) -> TextTable:
-    """One row for each size of a series, measured ones first."""
+    """One row for each size, measured ones first; sizes that one reason refuses share a row.
+
+    Of a series without a projected size only the two largest measured ones are shown.
+    """
+    measured = series.of("measured")
+    rows = [*(measured if series.of("projected") else measured[-2:])]
+    last: dict[int, int] = {}
+    for size in series.sizes[len(measured) :]:
+        kind = size.refusal.kind if size.refusal else None
+        if kind is not None and rows[-1].refusal is not None and rows[-1].refusal.kind == kind:
+            last[rows[-1].gpus] = size.gpus
+        else:
+            rows.append(size)
     columns: list[Column[ProjectedSize]] = [
-        figures("size", lambda size: fields.whole(size.gpus)),
+        figures("size", lambda size: _sizes(size.gpus, last.get(size.gpus))),
         words("basis", partial(_basis, series), anchor=DEFINITION.anchor),
         figures("step time", lambda size: _field(size.step_ns, "ns")),
         figures("efficiency", lambda size: _field(size.efficiency, "ratio")),
@@ -145,7 +157,11 @@ def size_table(series: ProjectedSeries) -> TextTable:
         figures("memory", lambda size: fields.size(size.memory_bytes)),
         words("largest loss", lambda size: size.loss or ""),
     ]
-    return table(series.sizes, columns)
+    return table(rows, columns)
+
+
+def _sizes(first: int, last: int | None) -> Field:
+    return fields.whole(first) if last is None else Field(f"{first:,} to {last:,}", first)
 
 
 def _basis(series: ProjectedSeries, size: ProjectedSize) -> str:
