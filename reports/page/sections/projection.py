@@ -26,7 +26,7 @@ from reports.page.section import (
 from reports.projection.bands import FARTHEST_VALIDATED, covered
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import duration, listed, number, percent
-from results.projection import ProjectedSeries, ProjectedSize, Projection, Refusal, Span, ahead
+from results.projection import Lift, ProjectedSeries, ProjectedSize, Projection, Refusal, Span, ahead
 from results.statistics import Metric
 
 DEFINITION = Definition(
@@ -47,6 +47,9 @@ class Refused:
     series: ProjectedSeries
     gpus: tuple[int, ...]
     refusal: Refusal
+    """The refusal of the smallest."""
+    last: Refusal
+    """The refusal of the largest."""
 
     @property
     def command(self) -> str | None:
@@ -57,12 +60,19 @@ class Refused:
         """The sizes, the reason and what lifts it, in two sentences."""
         sizes = listed([f"{size:,}" for size in self.gpus])
         told = f"{named(self.series)}, {sizes}: {self.refusal.reason}."
-        lift = self.refusal.lift
-        if lift is None:
+        first, last = self.refusal.lift, self.last.lift
+        if first is None:
             return told
-        hours = "" if lift.gpu_hours is None else f"about {number(lift.gpu_hours)} GPU-hours"
-        price = "" if lift.usd is None else f", {lift.usd:,.2f} USD"
-        return f"{told} To lift it: {lift.what}{f' ({hours}{price})' if hours else ''}."
+        more = "" if last is None or last.what == first.what else f"; for {self.gpus[-1]:,}: {_order(last)}"
+        return f"{told} To lift it: {_order(first)}{more}."
+
+
+def _order(lift: Lift) -> str:
+    """What is measured with what it takes: `64 itself (about 0.6 GPU-hours, 2.11 USD)`."""
+    if lift.gpu_hours is None:
+        return lift.what
+    price = "" if lift.usd is None else f", {lift.usd:,.2f} USD"
+    return f"{lift.what} (about {number(lift.gpu_hours)} GPU-hours{price})"
 
 
 def projection_section(study: StudyFigures) -> Section | None:
@@ -91,7 +101,7 @@ def projection_section(study: StudyFigures) -> Section | None:
 
 
 def refusals(found: Projection) -> list[Refused]:
-    """The refusals, each with all its sizes; what lifts it is of the smallest."""
+    """The refusals, each with all its sizes."""
     groups: dict[tuple[int, str], list[ProjectedSize]] = {}
     for place, series in enumerate(found.series):
         for size in series.of("refused"):
@@ -99,10 +109,11 @@ def refusals(found: Projection) -> list[Refused]:
                 groups.setdefault((place, size.refusal.kind), []).append(size)
     made = []
     for (place, _), sizes in groups.items():
-        first = sizes[0].refusal
+        first, last = sizes[0].refusal, sizes[-1].refusal
         assert first is not None
+        assert last is not None
         gpus = tuple(size.gpus for size in sizes)
-        made.append(Refused(series=found.series[place], gpus=gpus, refusal=first))
+        made.append(Refused(series=found.series[place], gpus=gpus, refusal=first, last=last))
     return made
 
 
