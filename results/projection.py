@@ -67,7 +67,7 @@ class ProjectedSize(msgspec.Struct, frozen=True, kw_only=True):
     epoch_ns: Span | None = None
     usd_per_epoch: Span | None = None
     memory_bytes: int | None = None
-    """The memory of the fullest rank, measured or in closed form."""
+    """Memory of the fullest rank: measured, or in closed form."""
     loss: str | None = None
     """The part of a step that costs the most efficiency, a clause."""
     refusal: Refusal | None = None
@@ -104,7 +104,7 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
     """All series of a study up to a size."""
 
     digest: str
-    """The hash of the runs that it was made from (`digest`)."""
+    """`digest` of the runs that the projection was made from."""
     to: int
     command: str
     network: str | None

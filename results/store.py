@@ -403,12 +403,12 @@ class Study:
         try:
             kept = schemas.RUN_RESULT.read(path)
         except StoreError:
-            # Not derived yet, by another version, or damaged.
+            # The result was not derived yet, was derived by another version, or is damaged.
             kept = None
         # A folder that was copied under another name holds another run's result: it counts once.
         own = kept is not None and (kept.cell_id, kept.run_id) == (cell.id, run_id)
         if kept is not None and own and _still_holds(kept, path):
-            # It may have been derived before its launch had ended, which records the time of its start-up.
+            # A launch records its start-up time when it ends, maybe after this result was derived.
             startup_known = attempt is not None and attempt.startup_ns is not None
             if not (startup_known and kept.outcome is Outcome.OK and kept.startup_ns is None):
                 return kept

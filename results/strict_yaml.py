@@ -220,7 +220,7 @@ def _parsed(text: str, path: Path) -> tuple[object, yaml.Node | None]:
         return (None if root is None else loader.construct_document(root)), root
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        # A missing end is marked on the line after the last.
+        # For a missing closing bracket or quote YAML marks the line after the last one: use the last line.
         line = 0 if mark is None else min(mark.line, text.rstrip().count("\n"))
         problem = (
             str(error.problem) if isinstance(error, _Refusal) else f"not readable as YAML: {error.problem}"

@@ -59,7 +59,7 @@ class Client:
             jobs = ":".join(map(str, after))
             options += [f"--dependency=afterany:{jobs}", "--kill-on-invalid-dep=yes"]
         printed = self._sbatch(options, script)
-        # Some sites print greetings around it.
+        # Some sites print greetings before or after the job id.
         match = _JOB_ID.search(printed)
         if match is None:
             raise NoAnswerError(f"sbatch printed no job id: {printed.strip()!r}; look into squeue --me")

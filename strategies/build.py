@@ -81,7 +81,7 @@ def lay_out(
         exchange=exchange,
         layout=layout,
         groups=facts.groups(Link(exchange.group).size, exchange.node_size),
-        # Without `initial` the module was built with values.
+        # `initial` is None if the module was built with its values: nothing is to be filled.
         fill=lambda tensor: None if initial is None else initial(tensor, device),
     )
     build: Callable[[nn.Module, Setting], ParallelModel] = load(facts.model)

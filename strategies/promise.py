@@ -1,4 +1,4 @@
-"""The promise of a strategy for a step: whose values a replica averages, and when.
+"""The promise of a strategy for a step: with which replicas a replica averages, and when.
 
 The proof (`harness/worker/proof/proof.py`) checks each strategy only by its promise.
 """

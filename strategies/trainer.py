@@ -277,10 +277,10 @@ class Trainer:
 
         Collective. On the same number of ranks with the same strategy and settings it continues bit for bit
         on CPU; what differs is reported in a CheckpointWarning. On another number of ranks, or by another
-        strategy, parameters and the optimizer's state are equal, and residuals and random states start anew;
-        a trainer that has trained resumes only from its own layout. Before the call, attach what was attached
-        when the checkpoint was saved. Raises UsageError for a checkpoint of another model or optimizer,
-        StoreError where no checkpoint is complete.
+        strategy, parameters and the optimizer's state are equal, and residuals and random states start anew.
+        A trainer that has already taken steps resumes only from a checkpoint with its own layout. Before the
+        call, `attach` under the same names what was attached when the checkpoint was saved. Raises UsageError
+        for a checkpoint of another model or optimizer, StoreError where no checkpoint is complete.
         """
         return self._saved().resume(Path(folder), step)
 

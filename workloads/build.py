@@ -91,10 +91,10 @@ def _call(positional: str, *, folder: Path) -> Workload:
 def _import(name: str, *, folder: Path) -> ModuleType:
     expected = module_file(name, folder)
     if str(folder) not in sys.path:
-        # First and permanently, as for a script: a model may import its neighbours as late as in forward().
+        # The folder stays first in sys.path, as for a script: forward() may still import from it.
         sys.path.insert(0, str(folder))
     if name not in sys.modules:
-        # A file that was written after its folder was last listed would not be found.
+        # Otherwise the import system, which caches the folder's listing, would miss a file written since.
         importlib.invalidate_caches()
     try:
         module = importlib.import_module(name)

@@ -1,6 +1,6 @@
-"""The facts of models that a family declares without building them: one class for each family, torch-free.
+"""The facts that a family of models declares without building a model: one class a family, torch-free.
 
-The module and the closed forms with which it is checked are both built from one shape. FLOPs are counted for
+One shape gives the module, and the closed forms against which the module is checked. FLOPs are counted for
 one sample's forward pass, 1 multiply-add = 2 FLOP: convolutions, matrix products and the two products of
 attention (in full, including the masked causal half). Biases, normalisation, activations, pooling, softmax,
 embedding look-ups and the loss are left out.

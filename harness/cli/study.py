@@ -133,7 +133,7 @@ def _jobs(study: Study, console: Console) -> list[JobStatus]:
     try:
         return job_statuses(study)
     except SchedulerError as error:
-        # The states of the cells do not need its answer.
+        # The states of the cells do not depend on the scheduler.
         console.warn(
             f"the states of jobs are those that were written down last, not the scheduler's: {error}"
         )

@@ -142,7 +142,7 @@ def _memory(cell: Cell, per_node: int) -> int | None:
     try:
         return predicted_bytes([cell], whole).get(cell.id)
     except BenchError:
-        # Of a strategy, an optimizer or a workload that is not installed here.
+        # The cell's strategy, optimizer or workload is not installed here.
         return None
 
 

@@ -44,7 +44,7 @@ def _close(study: Study, found: list[Launch], stopped: Ending, *, scheduler: str
         attempt = Attempt(
             launch_id=launch.launch_id,
             command=(),
-            # Only the lost supervisor knew it.
+            # Only the supervisor, which is lost, knew the start time.
             started_at=None,
             ended_at=utc_now(),
             exit_code=None,

@@ -87,7 +87,7 @@ def own_word(study: Study, job: Job, restarts: int | None) -> Ending | None:
     if not starts:
         return None
     last = starts[-1]
-    # Where the scheduler does not count starts, an open launch is of a later start.
+    # Where the scheduler does not count starts, an open launch belongs to a later start.
     is_last = not open_launches(study, job.job_id) if restarts is None else last.start == restarts
     return Ending(last.outcome, last.reason or "") if is_last else None
 

@@ -166,7 +166,7 @@ class Campaign:
             elif self._starts_again(launch, attempt, retries):
                 retries -= 1
                 continue
-            # Of a launch in which no cell began, the first slot has the outcome.
+            # If no cell of the launch began, the first slot gets the outcome.
             ended = state.started or [launch.slots[0].run_id]
             results = self._take(launch, attempt, ended, tally)
             if self._trains_again(results, tally):

@@ -42,7 +42,7 @@ def check_request(
     member = MEMBERS[spec.name]
     texts = [STRATEGIES.facts(text).spec.text for text in strategies or ()]
     for facts in STRATEGIES.all_facts if strategies is None else ():
-        # Not the single-device strategy, nor one that a plan replaces by another.
+        # Leave out the single-device strategy, and one that a plan replaces by another.
         if facts.distributed and hasattr(facts, "model"):
             value = facts.positional
             is_needed = value is not None and value.default is None

@@ -263,7 +263,7 @@ def inferred_ending(exits: Sequence[RankExit], stopped: Ending | None, signs: Si
     if signs.left is not None and by_code:
         return Ending(Outcome.MISSING_RANKS, f"ranks are missing: {signs.left}")
     if signs.killed_on_a_node is not None:
-        # Its guardian, or srun, has asked the others to end.
+        # The guardian of the killed process, or srun, has asked the other ranks to end.
         return _process_killed(*signs.killed_on_a_node, signs)
     if exits or signs.asked_to_end:
         return _FROM_OUTSIDE
@@ -281,7 +281,7 @@ def _failed(culprits: Sequence[RankExit], signs: Signs) -> Ending:
     first = next((rank for rank in culprits if rank.message), culprits[0])
     reason = f"rank {first.rank}: {first.message or f'exit code {first.exit_code}'}"
     if first.message and _DISK_FULL.search(first.message):
-        # Not the cell's fault: it is run again when there is room.
+        # Not the cell's fault: the cell is run again when the disk has room.
         return Ending(Outcome.CANCELLED, f"the disk is full: {reason}")
     return Ending(Outcome.CRASHED, reason)
 
@@ -336,7 +336,7 @@ def startup_ending(
             # First, because the launch is then tried again: a machine's fault would end the campaign.
             ending = Ending(Outcome.MISSING_RANKS, f"the workers did not meet ({unmet})")
         elif fault is not None:
-            # Not the cell's fault: it is run again when the machine is mended.
+            # Not the cell's fault: the cell is run again when the machine is repaired.
             ending = Ending(Outcome.CANCELLED, f"the machine is the cause: {fault}")
         elif ending.outcome is Outcome.UNKNOWN and signs.exit_code is not None and signs.exit_code >= 0:
             said = log_end(folder)

@@ -50,7 +50,7 @@ class LogTail:
                 file.seek(self._offset)
                 data = file.readall()
         except OSError:
-            # It is not there yet, or is not a log.
+            # The file does not exist yet, or is not a log.
             return []
         whole, _, _ = data.rpartition(b"\n")
         if not whole:

@@ -21,8 +21,9 @@ _GUARDIAN = (sys.executable, "-I", "-S", str(Path(guardian.__file__)))
 class Guarded:
     """One running command below a guardian (`harness.launch.guardian`).
 
-    The guardian ends as the command did, when no process of it is left. If the guardian is killed, the kernel
-    kills the command, and when torchrun ends, its ranks. Processes that a rank has forked are then left.
+    When no process of the command is left, the guardian ends with the command's exit code or signal. If the
+    guardian is killed, the kernel kills the command, and then, if the command is torchrun, its ranks. The
+    kernel does not kill the processes that a rank has forked.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Guarded:
                 pass_fds=(watched, *descriptors),
             )
         except BaseException:
-            # Ctrl-C as well: nobody else knows the descriptor.
+            # Also on Ctrl-C: only this object holds the descriptor, so nothing else would close it.
             os.close(self._held)
             raise
         finally:

@@ -76,10 +76,10 @@ class Guardian:
         while not self._childless and time.monotonic() < end:
             for pid in _children():
                 try:
-                    # Its children become those of this process, and are next.
+                    # Its children become children of this process, and are killed in the next round.
                     os.kill(pid, signal.SIGKILL)
                 except OSError:
-                    # It has ended, or belongs to another user by now.
+                    # The process has ended, or belongs to another user by now.
                     pass
             self._wait(lambda: self._childless, POLL_S)
         if not self._childless:

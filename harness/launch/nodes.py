@@ -40,9 +40,9 @@ def main() -> int:
     """Start a torchrun on every node and stay until all have ended. Returns the largest of their codes."""
     path = Path(sys.argv[1]).resolve()
     switch = VirtualSwitch()
-    # The kernel forgets it when a process becomes root of a user namespace, as this one may have.
+    # Set here: the kernel clears it when a process becomes root of a user namespace, as this one may have.
     die_with_parent()
-    # Not before: numpy, which comes along, starts threads, and a process with threads gets no user namespace.
+    # Imported late: numpy starts threads, and a process with threads cannot enter a user namespace.
     from results.schemas import LAUNCH
 
     launch = LAUNCH.read(path)

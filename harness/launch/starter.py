@@ -58,7 +58,7 @@ class Starter(ABC):
         return Ending(Outcome.CANCELLED, "interrupted by the user")
 
     def notice(self) -> Ending | None:
-        """Why the scheduler ends the job, and with it the workers; None if it has not said that it does."""
+        """Why the scheduler ends the job and its workers; None if it has announced no end."""
         return None
 
 

@@ -279,9 +279,10 @@ class Supervisor:
         return self._records(self._state.started[-1]) if self._state.started else frozenset()
 
     def _ended_early(self, exits: Sequence[RankExit], exit_code: int | None) -> frozenset[int]:
-        """Ranks that torchrun does not report as failed, and that have no record of the last run.
+        """Ranks that ended without a record of the last run, and without a failure that torchrun reports.
 
-        This is known if all torchruns ended well, or if the only torchrun has reported the ranks that failed.
+        They are known only if all torchruns ended without an error, or if there is one torchrun and it has
+        reported the ranks that failed. Otherwise the set is empty.
         """
         reported = bool(exits) and self._launch.placement.nodes == 1
         well = exit_code == 0 or (exit_code is not None and exit_code > 0 and reported)

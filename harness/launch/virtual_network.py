@@ -96,7 +96,7 @@ def _plug_in(node: VirtualNode, port: str, mbit_per_s: float) -> None:
         "link set lo up",
         f"addr add {node.address}/{_ADDRESSES.prefixlen} dev {INTERFACE} noprefixroute",
         f"link set {INTERFACE} up {segment}",
-        # The same on every machine, and allowed in every namespace; no pauses to probe, as BBR makes.
+        # Reno is on every machine, allowed in every namespace, and does not pause to probe, as BBR does.
         f"route add {_ADDRESSES} dev {INTERFACE} src {node.address} congctl reno",
     ]
     _batch("ip", outside)

@@ -60,7 +60,7 @@ class JobCall(LauncherCall):
     def left(
         self, study: Study, plan: Plan, code: CodeVersion, *, held: Set[str] = frozenset()
     ) -> tuple[list[PlannedLaunch], list[Document]]:
-        """The launches that are left, but for the cells in `held`, which live jobs have; and their jobs.
+        """Return the launches that are left, and their jobs, without the cells that live jobs have (`held`).
 
         The hosts of the jobs are not known here, so that only the code of earlier runs is compared; the job
         that runs a cell compares the other conditions.

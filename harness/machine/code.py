@@ -173,7 +173,7 @@ def packages_of(cells: Collection[Cell]) -> dict[str, str]:
 
 
 def with_packages(code: CodeVersion, cells: Collection[Cell]) -> CodeVersion:
-    """The code with what these cells use of other packages."""
+    """Return the version of the code with the versions of the other packages that these cells use."""
     return msgspec.structs.replace(code, extensions=packages_of(cells) or msgspec.UNSET)
 
 

@@ -29,7 +29,7 @@ def temporary_folder(prefix: str) -> Iterator[tuple[Path, int]]:
             start_new_session=True,
         )
     except BaseException:
-        # Ctrl-C as well: without a sweeper nobody else removes the folder.
+        # Also on Ctrl-C: without the sweeper, nothing else removes the folder.
         os.close(held)
         shutil.rmtree(folder)
         raise

@@ -59,8 +59,11 @@ class TorchDevices(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def ask_torch() -> TorchDevices:
-    """Ask torch, once in the life of this process: it takes some seconds. If torch cannot be imported, the
-    answer has an `error`."""
+    """Ask torch, in a child process, for its version and its devices.
+
+    This takes some seconds, so this process does it only once. If torch cannot be imported, the answer has an
+    `error`.
+    """
     command = [sys.executable, "-P", "-W", "ignore", "-c", _QUESTION]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LONGEST_S)
@@ -70,5 +73,5 @@ def ask_torch() -> TorchDevices:
         why = f"torch did not answer in {LONGEST_S:.0f} s"
     except msgspec.DecodeError:
         said = done.stderr.strip().splitlines()
-        why = said[-1] if said else f"the process that asked torch ended with {done.returncode}"
+        why = said[-1] if said else f"the process that imported torch ended with exit code {done.returncode}"
     return TorchDevices(torch="", cuda=None, devices=0, error=why)

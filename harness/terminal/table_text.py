@@ -33,10 +33,10 @@ def table_lines(headers: Row, rows: Sequence[Row], *, numeric: Sequence[bool]) -
 
 
 def fitted_lines(headers: Row, rows: Sequence[Row], *, numeric: Sequence[bool], width: int) -> Iterator[str]:
-    """A table in lines of at most `width` characters (of at least 40), but for figures that are longer.
+    """Lay out a table in lines of at most `width` (at least 40) characters; only a longer figure exceeds it.
 
-    Words continue below, in their column; figures never break. The last columns, if they have no room, are
-    below each row, each cell after its head; empty cells are left out.
+    Words wrap within their column; figures never break. The last columns that have no room are printed in
+    lines below each row, each cell after its column's head; empty cells are left out.
     """
     rows = _plain(rows)
     for kept in range(len(headers), 0, -1):

@@ -44,7 +44,8 @@ from results.store import Study
 from strategies.devices import StreamedDevice, device_of
 
 LEEWAY_S = 60.0
-"""A collective times out this much later than the supervisor, which ends a hang and names the rank behind."""
+"""A collective times out this much later than the supervisor, so that the supervisor is the one that ends a
+hang: it can name the rank that lags."""
 STARTS_AFRESH = {
     Outcome.OUT_OF_MEMORY,
     Outcome.CRASHED,

@@ -86,7 +86,7 @@ class Measurement:
         traffic, used = around.exchange.traffic, replace(self._uses)
         before = traffic.payload_bytes, traffic.operations
         measured = self._blocks()
-        # Not after the warm-up, which may have no step.
+        # Checked here and not after the warm-up, which may take no step.
         if cell.compile:
             require_compiled()
         steps, uses = len(measured.columns.step_ns), self._uses.since(used)

@@ -61,13 +61,13 @@ def measure_cell(run: Run) -> None:
 def _measure_cell(run: Run, turns: Turns | None) -> None:
     around, only_timed = run.around, turns is not None and turns.only_timed
     run.begin("build")
-    # First, so that the groups of the cell before are not taken for idle memory.
+    # Before memory is counted, so that the groups of the previous cell do not count as idle memory.
     around.exchange.reset()
-    # Likewise: what the profiler takes is the idle worker's, in the first cell as in later ones.
+    # Before memory is counted, so that the profiler's own memory counts as idle in every cell.
     attach_profiler(around.device)
     memory = MemoryUse(around.device)
     setup = CellSetup.of(around, run.cell)
-    # What comes after the measured steps keeps copies of its own, and none of it is the strategy's.
+    # Steps after the measured ones keep their own copies, which are not memory of the strategy.
     with setup.memory.kept():
         uses = Uses()
         built = _build(run, setup, uses)

@@ -112,12 +112,12 @@ def _left_open(study: StudyFigures) -> NextRun | None:
         picked = PICK[KNEE.kind](piece, candidates, KNEE)
     if isinstance(picked, str):
         return None
-    # Of the curves with the chosen cell, or measured against it, the one with the most sizes.
+    # Take the curve with the most sizes among those that have the chosen cell or are measured against it.
     chosen = picked.candidate.figures.cell.id
     with_it = [curve for curve in piece.curves if any(one.cell.id == chosen for one in curve.figures)]
     curve = max(with_it, key=lambda curve: len(curve.points))
     more = _more_runs(study, piece, curve, picked)
-    # Beyond sizes that cannot be compared, nothing is known of growth.
+    # If the larger sizes cannot be compared, it is unknown whether growing beyond the chosen one pays.
     unjudged = picked.knee is not None and picked.knee.unclaimed
     if more is not None or unjudged or not picked.or_more:
         return more

@@ -2,8 +2,8 @@
 
 Two cells do the same work if all their fields are equal except how long is measured (`steps`). Other cells
 are not compared, and the fields that differ are named. Conditions may differ, because studies are made to
-compare them: the report names them with the ratio, which may be due to any of them. It also names how many
-runs of either side other processes on the machine disturbed.
+compare them: the report names them with the ratio, which may be due to any of them. It also says, for each
+side, how many runs were disturbed by other processes on the machine.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def device_ns(self) -> float:
-        """Time of all devices for a million samples: the cost, but for the price of a device."""
+        """Time for a million samples, summed over devices; times the price of a device, it is the cost."""
         return self.cost.million_samples_ns.value * self.gpus
 
 

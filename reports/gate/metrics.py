@@ -77,7 +77,7 @@ TIMED: Mapping[str, TimedMetric] = MappingProxyType(
                 name="time",
                 title="time",
                 unit="ns",
-                # Of a benchmark; a run of a cell has a step time.
+                # Only a benchmark has this metric; a run of a cell has a step time instead.
                 read=lambda run: None,
                 margin=0.05,
             ),

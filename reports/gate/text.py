@@ -343,7 +343,7 @@ def github_action_benchmark(comparison: Comparison) -> str:
         [
             {
                 "name": finding_name(finding),
-                # Its schema requires a unit.
+                # The schema of github-action-benchmark requires a unit.
                 "unit": finding.timed.unit or finding.timed.name,
                 "value": finding.new[0],
                 "extra": finding_sentence(finding),

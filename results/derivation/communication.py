@@ -42,8 +42,9 @@ def step_communication(
 ) -> Communication | None:
     """The communication of one step; None unless all ranks recorded steps.
 
-    total = length of the union of the intervals from issue to done. Of each collective: transfer = the
-    shortest duration over its ranks, wait = duration - transfer; both summed over a step's collectives.
+    total = length of the union of the intervals from issue to done. For each collective,
+    transfer = the shortest duration over its ranks, and wait = duration - transfer; both are summed over a
+    step's collectives.
     """
     recorded = recorded_of(ranks)
     if recorded is None or matched is None:

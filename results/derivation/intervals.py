@@ -51,6 +51,6 @@ def length_of_columns(start: Ints, end: Ints) -> int:
     """`length` of the intervals `start[i], end[i]`, for the millions of a large run."""
     order = np.argsort(start)
     start, end = start[order], end[order]
-    # Of each interval, only what lies beyond the ends of all earlier ones is new.
+    # An interval adds only the part that lies beyond the ends of all earlier ones.
     reached = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
     return int(np.maximum(end - np.maximum(start, reached), 0).sum())

@@ -90,7 +90,7 @@ class Link:
         self._group.broadcast([values], options).wait()
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """Gather (n,) of every rank as (size, n), in the order of ranks."""
+        """Gather the (n,) values of every rank into (size, n) values, one row per rank, in rank order."""
         gathered = values.new_empty(self.size * values.numel())
         self._group._allgather_base(gathered, values).wait()
         return gathered.view(self.size, -1)

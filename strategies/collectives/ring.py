@@ -48,7 +48,7 @@ class Ring(ScheduledWire):
         return _rounds(self.rank, bounds, chunk, adds)
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """(n,) of every rank as (size, n), in the order of ranks."""
+        """Gather the (n,) values of every rank into (size, n) values, one row per rank, in rank order."""
         # All rows are set, not only this rank's: a switched-off exchange leaves them as they are.
         rows = values.repeat(self.size, 1)
         bounds = [values.numel() * rank for rank in range(self.size + 1)]

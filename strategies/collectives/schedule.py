@@ -86,7 +86,10 @@ class ScheduledWire(ABC):
         self._link.largest(values)
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """(n,) of every rank as (size, n). Raises NotImplementedError where no schedule does it."""
+        """Gather the (n,) values of every rank into (size, n) values, one row per rank.
+
+        Raises NotImplementedError if no schedule gathers.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no all-gather")
 
     def all_to_all(self, values: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ class TreeNode:
 def binary_tree(size: int, shift: int) -> list[TreeNode]:
     """The nodes of ranks 0 to `size` - 1, rank r under the label (r + `shift`) % `size` + 1.
 
-    Of a range of labels the one with the highest power of two as a divisor is the root, and the labels on
-    either side of it are its subtrees. Odd labels are thus leaves and even ones are not, so that inner
+    The root of a range of labels is the label that the highest power of two divides, and the labels on
+    either side of it form its subtrees. Odd labels are thus leaves and even ones are not, so that inner
     nodes of a tree are leaves of the one with the next shift.
     """
     nodes: dict[int, TreeNode] = {}

@@ -23,10 +23,10 @@ class Wire(Protocol):
         """Sum (n,) over the ranks, in place; the same bits on all of them."""
 
     def largest(self, values: Tensor) -> None:
-        """Each element's maximum over the ranks, in place; for a few numbers."""
+        """Replace each element by its maximum over the ranks, in place; meant for a few numbers."""
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """(n,) of every rank as (size, n), in the order of ranks."""
+        """Gather the (n,) values of every rank into (size, n) values, one row per rank, in rank order."""
 
     def all_to_all(self, values: Tensor) -> Tensor:
-        """(size, n), row r for rank r, to (size, n), row r from rank r."""
+        """Send row r of the (size, n) values to rank r; row r of the result is what rank r sent here."""

@@ -46,7 +46,7 @@ class DdpModel(ParallelModel):
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
             process_group=exchange.group,
-            # With any number, even its default, torch makes the first bucket as large as the others.
+            # If given any number, even torch's default, torch makes the first bucket as large as the others.
             bucket_cap_mb=None if bucket_mb == TORCHS_BUCKET_MB else bucket_mb,
             static_graph=spec.flag("static_graph"),
             gradient_as_bucket_view=spec.flag("bucket_view"),

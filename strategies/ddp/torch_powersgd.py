@@ -40,7 +40,7 @@ class TorchPowerSgd:
             process_group=group,
             matrix_approximation_rank=rank,
             start_powerSGD_iter=RAMP_STEPS,
-            # Without it a gradient of zeros becomes one of NaN.
+            # Without an epsilon, a gradient of zeros becomes NaN.
             orthogonalization_epsilon=1e-8,
             random_seed=seed,
         )
@@ -103,7 +103,7 @@ class TorchPowerSgd:
         self._state.iter = cast(int, state["iter"])
         drawn = cast("dict[str, Any]", state["rng"])
         words = {"key": np.array(drawn["key"], dtype=np.uint32), "pos": drawn["pos"]}
-        # It draws only whole numbers, none of which is kept for later.
+        # torch draws only integers from this generator, so it has no spare Gaussian value to restore.
         self._state.rng.set_state({"bit_generator": "MT19937", "state": words, "has_gauss": 0, "gauss": 0.0})
 
     def _residuals(self) -> dict[str, Tensor]:

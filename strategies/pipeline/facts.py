@@ -193,7 +193,7 @@ class Pipeline(StrategyFacts):
         yield Footprint(moment="model built", parameters=sizes.built)
         begin = largest.begin * len(own) if len(own) > 1 else largest.begin
         before = trained if sizes.accumulates or pieces * len(own) > flights else 0
-        # The second microbatch begins with gradients, and without the activations of the first.
+        # The second microbatch's backward pass begins with gradients, and the first one's activations freed.
         for gradients, activations in ((before, begin), (trained, begin - begin // flights)):
             yield Footprint(
                 moment="backward begins",

@@ -280,14 +280,14 @@ class StageModule(nn.Module):
         with self._context():
             for piece in self._pieces:
                 x = piece(x)
-        # It is sent as it is in memory.
+        # The next stage gets the bytes as they lie in memory, so they must be contiguous.
         return x.contiguous()
 
 
 def prune(module: nn.Module, kept: Collection[str], path: str = "") -> None:
     """Delete all modules except the `kept` ones, their parts, and the modules that contain them.
 
-    Names stay. `path` is the module's own name with a dot after it.
+    The modules that remain keep their names. `path` is the name of `module` with a dot after it.
     """
     for name, part in list(module._modules.items()):
         if part is None or path + name in kept:

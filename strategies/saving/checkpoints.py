@@ -118,7 +118,7 @@ class Checkpoints:
     def __init__(self, trainer: Resumable) -> None:
         """Collective."""
         self._trainer = trainer
-        # A thread that runs in parallel with training may use it.
+        # A separate link: a thread that saves in parallel with training may use it.
         self._ranks = Ranks(None if trainer.link is None else trainer.link.beside(), CPU)
         self._session = secrets.token_hex(8)
         """Only the value on rank 0 counts, because rank 0 reads the folder for all ranks; the same holds for

@@ -100,7 +100,7 @@ class GradientReducer:
             yield
             self._finish()
         except BaseException:
-            # Ctrl-C as well: exchanges under way would meet the collectives of a rank that continues.
+            # Also on Ctrl-C: pending exchanges would pair with collectives of a rank that continues.
             for pending in self._pending:
                 with suppress(Exception):
                     pending.wait()

@@ -144,7 +144,7 @@ class UnitSchedule:
             self._refusal.refuse(sorted(self._missing or ()))
             self._sharding.settle()
         except BaseException:
-            # Ctrl-C as well: exchanges under way would meet the collectives of a rank that continues.
+            # Also on Ctrl-C: pending exchanges would pair with collectives of a rank that continues.
             self._abandon()
             raise
         finally:

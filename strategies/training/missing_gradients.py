@@ -38,7 +38,7 @@ class MissingGradients:
             self._link.largest(most)
             self._agreed = not most.item()
             if not self._agreed and not names:
-                raise UsageError("no gradient came for a parameter on another rank, whose error names it")
+                raise UsageError("a parameter has no gradient on another rank, whose error names it")
         if names:
             raise UsageError(
                 f"no gradient came for {', '.join(names[:3])} ({len(names)} parameters), and {self._reason}: "

@@ -392,7 +392,7 @@ def complaint(rank: int, strategy: str, frozen: tuple[str, ...]) -> str:
 
 
 def test_a_trained_parameter_without_gradient_is_refused_on_all_ranks(ranks) -> None:
-    there = "no gradient came for a parameter on another rank, whose error names it"
+    there = "a parameter has no gradient on another rank, whose error names it"
     # Block 0 is in the first stage.
     frozen = tuple(f"{block}.{name}" for block in range(1, BLOCKS) for name in IDLE)
     here = (

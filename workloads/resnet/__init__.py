@@ -93,7 +93,7 @@ class ResNetShape(Shape):
             parts=self.parts(),
             heads=(),
             batch_norm=True,
-            # In training it needs two values a channel: two samples where one position is left.
+            # BatchNorm needs two values a channel in training: two samples if the last feature map is 1 x 1.
             minimum_batch=2 if last.own[-1].px == 1 else 1,
             memory_formats=("contiguous", "channels_last"),
             datasets=fit_images(shape=(3, self.px, self.px), classes=self.classes),

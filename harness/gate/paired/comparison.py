@@ -212,7 +212,7 @@ class PairedComparison:
         if counted % PAIRS_A_LOOK or not counted:
             return False
         if counted == _counted(paired_samples(self.folder, pairs[:-1], spoiled_above).values()):
-            # The last pair added none to this cell: there was a look at this number of pairs already.
+            # The last pair did not count, so the same number of counted pairs has been looked at before.
             return False
         open_ = any(finding.is_open for finding in found.findings)
         return not open_ or counted >= self._request.looks * PAIRS_A_LOOK

@@ -256,7 +256,7 @@ class Repository:
         done = subprocess.run(
             ["git", *arguments],
             cwd=self._folder,
-            # Without it `git diff` may write the index.
+            # Without this variable `git diff` may write the index.
             env=variables | {"GIT_OPTIONAL_LOCKS": "0"},
             capture_output=True,
             text=True,

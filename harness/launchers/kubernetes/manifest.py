@@ -127,7 +127,7 @@ def _pod(profile: KubernetesProfile, job: Job, command: list[str], selector: dic
             "runtimeClassName": profile.runtime_class,
             "schedulerName": profile.scheduler_name,
             "hostNetwork": True if profile.host_network else None,
-            # Without it a pod on the host's network asks the host's DNS, which does not know the other pods.
+            # Otherwise a pod on the host's network asks the host's DNS, which does not know the other pods.
             "dnsPolicy": "ClusterFirstWithHostNet" if profile.host_network else None,
             "nodeSelector": dict(sorted(profile.node_selector.items())),
             "tolerations": [

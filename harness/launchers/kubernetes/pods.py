@@ -132,7 +132,7 @@ class _Follower:
             except NewerSchemaError:
                 raise
             except StoreError:
-                # Its file is not there yet, or not complete to see.
+                # The launch's file does not exist yet, or is only partly visible.
                 continue
             is_ours = launch.job_id == self._job.job_id and self._rank < launch.placement.nodes
             if is_ours and not self._study.has_attempt(name):

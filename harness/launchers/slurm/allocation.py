@@ -182,7 +182,7 @@ class SlurmEnvironment(JobEnvironment):
         return None if view is None else view.left_s(time.time())
 
     def conditions(self, code: CodeVersion) -> Conditions:
-        # What is in the image is not seen from outside of it.
+        # The software inside a container image is not visible from outside.
         return Conditions.elsewhere(code) if self._in_container else Conditions.here(code)
 
     def earlier_notice(self) -> Ending | None:

@@ -105,7 +105,7 @@ def _found(study: Study, lost: JobStatus, by_name: dict[str, JobView], cluster: 
         store.add_submission(submission)
         return _with_view(study, replace(lost, submission=submission), view)
     if store.starts(job_id) or any(launch.job_id == job_id for launch in study.launches()):
-        # It was taken, has run, and the scheduler has forgotten it.
+        # The scheduler took the job, ran it, and has forgotten it.
         return _with_view(study, lost, None)
     return close(study, lost, Ending(Outcome.CANCELLED, "the scheduler never took it"))
 
@@ -130,7 +130,7 @@ def _with_view(study: Study, status: JobStatus, view: JobView | None) -> JobStat
             study,
             status,
             Ending(Outcome.CRASHED, killed),
-            # Its ranks are gone, and no cell is to blame: they are run again.
+            # The job's ranks are gone, and no cell is to blame: the cells are run again.
             runs=Ending(Outcome.MISSING_RANKS, killed),
             scheduler=view.words,
         )

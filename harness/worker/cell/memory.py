@@ -146,7 +146,7 @@ class DeviceMemory:
         self._device = device
 
     def taken(self) -> int:
-        # What is cached and free is nobody's, and would be in the way of whoever comes next.
+        # The allocator's cached free memory belongs to no part, and would leave less for the next one.
         self._device.release_memory()
         return self._figures().reserved
 

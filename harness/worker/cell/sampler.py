@@ -95,7 +95,7 @@ class Sampler:
                 generator = _generator(f"{self._cell.seed}/{replica}/unexpected/{number}")
                 yield self._placed(self._drawn(generator))
             elif self.reads_own:
-                # Of a workload's own data only how to read them is known.
+                # Only the workload's own code can read its data, so other targets cannot be made for them.
                 yield batch
             else:
                 # Each sample gets the targets of the one before it; those of a single sample move by one.

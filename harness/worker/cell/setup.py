@@ -1,6 +1,7 @@
 """Build what one cell needs on this rank, anew for each run: workload, data, Trainer and random state.
 
-The description of the model that a workload's code built keeps runs of unlike programs from being pooled.
+A description of the model that the workload's code built is recorded with each run, so that runs of unlike
+programs are not pooled.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class ExchangeGroup(dist.ProcessGroup):
         """The class of torch that moves the data, such as ProcessGroupNCCL."""
         devices = self._backend._device_types
         transport = self._backend._get_backend(devices[0]) if devices else self._backend
-        # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps it.
+        # With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps the group in another.
         return type(getattr(transport, "wrapped_pg", transport)).__name__
 
     @property
@@ -141,7 +141,10 @@ class ExchangeGroup(dist.ProcessGroup):
     supports_coalescing = False
 
     def _get_backend(self, device: torch.device) -> ExchangeGroup:
-        """The group itself: torch's `batch_isend_irecv` asks its backend whether it supports coalescing."""
+        """Return this group as its own backend.
+
+        torch's `batch_isend_irecv` gets the backend of a group and reads its `supports_coalescing`.
+        """
         return self
 
     @property
@@ -215,7 +218,7 @@ class ExchangeGroup(dist.ProcessGroup):
         elif rows[self._rank].data_ptr() != values.data_ptr():
             rows[self._rank].copy_(values.view(-1))
 
-    # What torch calls the two from version 2.13 on.
+    # From version 2.13 on torch calls these two operations by these names.
     all_gather_single = _allgather_base  # type: ignore[assignment]
 
     def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Options = None) -> MaybeWork:

@@ -68,7 +68,7 @@ class _Rounds:
         self._control, self._device = run.around.control, run.around.device
         [negated] = self._control.largest([-self._room()])
         self._largest = int(-negated)
-        # Of a group of p ranks up to p - 1 values more are needed.
+        # A group of p ranks needs up to p - 1 more values.
         values = self._largest // _VALUE_BYTES + run.around.rank.gpus
         self._sent, self._received = (torch.zeros(values, device=self._device) for _ in range(2))
         self._one = torch.zeros(1, device=self._device)

@@ -195,7 +195,7 @@ class TelemetrySampler:
         return self._samples.recent("sm_clock_mhz", GPU_WARM_UP_S)
 
     def telemetry(self) -> Telemetry:
-        """Return all samples; call it after the exit."""
+        """Return all samples; call it after the `with` block of this object has ended."""
         found = self._samples.telemetry(self._start_ns)
         if len(self._energies) < 2:
             return found

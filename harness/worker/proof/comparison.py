@@ -300,7 +300,7 @@ def explained_by_rounding(
     size, size_of_one = size_of(reference), size_of(exact)
     found = max(finding.difference for finding in findings if not finding.passed) / size
     by_rounding = distance([(rounded[name], exact[name]) for name in exact]) / size_of_one
-    # Of a simulation that is not finite nothing is known.
+    # A simulation with values that are not finite does not show how much rounding changes.
     if not TOLERANCE[cell.precision] < by_rounding < math.inf or found > MORE_THAN_ROUNDING * by_rounding:
         return None
     longer = abs(size_of(ours) / size - 1)

@@ -186,7 +186,7 @@ def compare_promises(
     """Check each promise of a compressor in each exchange whose values are finite, on all ranks."""
     for promise in promises:
         for exchanged in seen:
-            # What another rank gave may have overflowed, and with it the sums.
+            # The values of another rank may have overflowed, and then the sums are not finite either.
             if exchanged.values.isfinite().all() and exchanged.sums.isfinite().all():
                 what, difference, bound = _check(promise, exchanged)
                 what = f"{compression} does not keep its promise: {what}"

@@ -325,7 +325,7 @@ class Examination:
         with self.setup.memory.kept(), self.first.part():
             loss = self.trainer.compute_gradients(used)
         if not device_of(self.setup.device).asynchronous and not cell.compile:
-            # Without waiting for the exchange; where a kernel is only queued, nothing is known of it.
+            # CPU time excludes waiting for the exchange. It measures nothing where kernels are only queued.
             computed_s = time.thread_time() - began_s
             if cell.activation_checkpointing:
                 # A simulation computes no forward pass again, which takes no longer than all the rest.
@@ -400,7 +400,7 @@ class Examination:
         self._stale |= not partners.agree(hash_number(model.named_buffers()))
 
     def _averaged_buffers(self) -> dict[str, Tensor]:
-        """Copy the buffers that the next average makes their mean; the same names on all ranks."""
+        """Copy the buffers that the next average replaces by their mean; all ranks copy the same ones."""
         if not self._promise.mean_buffers:
             return {}
         return {

@@ -114,7 +114,7 @@ def prove(
             first=FirstStep() if first is None else first,
         )
         promise = STRATEGIES.facts(setup.cell.strategy).promise
-        # Of the steps after a warm-up too, of which every rank may simulate its own.
+        # Every rank may simulate its own replica in the steps after a warm-up, so each of them needs memory.
         simulates = setup.rank.rank == 0 or not promise.averages_all_gradients(promise.after)
         obstacle = memory_shortage(control, trainer.parameter_bytes, copies=COPIES if simulates else 0)
         for step_checked in first_steps(trainer.model):

@@ -130,7 +130,7 @@ class ReferenceModel:
     def __init__(self, setup: CellSetup) -> None:
         """Build the model; this rank's random state stays as it is."""
         before = torch.get_rng_state()
-        # Not by `setup`, which builds the model that is trained: its initial values are compared with these.
+        # Seeded here, not by `setup`: the proof compares the initial values of this model and of the trained one.
         torch.manual_seed(setup.cell.seed)
         self.workload = build_workload(setup.cell.workload, source_folder=setup.source_folder)
         torch.set_rng_state(before)
@@ -197,7 +197,7 @@ class ReferenceModel:
             parameter.grad = None
         for _, value in reference_state(self.module):
             storage = value.untyped_storage()
-            # What shares its memory with other tensors, or has it from elsewhere, keeps it.
+            # A tensor that shares its memory with others, or whose memory cannot be resized, keeps it.
             if storage.resizable() and storage.nbytes() == value.nbytes > 0:
                 self._resting.append((storage, storage.nbytes()))
                 storage.resize_(0)
@@ -215,8 +215,8 @@ def simulate_step(
     """Simulate one step of the named replicas, one after another, each from the state that `start` returns.
 
     The code is deliberately plain: it does not use what is under test (Trainer, strategies). `beat` is called
-    after each micro-batch. Raises TooLongError if, by the first replica, the step would take more than
-    `longest_s`.
+    after each micro-batch. Raises TooLongError if the time of the first replica, multiplied by the number of
+    replicas, exceeds `longest_s`.
     """
     replicas = what.replicas
     sums: dict[str, Tensor] = {}
@@ -237,7 +237,7 @@ def simulate_step(
             if seconds > longest_s:
                 raise TooLongError(seconds, len(replicas))
             buffers = {name: buffer.to("cpu", copy=True) for name, buffer in model.module.named_buffers()}
-    # Of each term: its share is rounded, by a factor that may be rounded itself, and terms - 1 sums are.
+    # Each term is rounded when it is scaled, by a factor that may be rounded itself, and in terms - 1 sums.
     terms = summed_terms(setup.cell, what.averaged)
     roundoff = (terms + 1) * UNIT_ROUNDOFF
     return Reference(
@@ -288,7 +288,7 @@ def _replica_step(
     gradients: dict[str, Tensor] = {}
     sizes: dict[str, Tensor] = {}
     for batch in _passes(batches, cell):
-        # Not by the trainer's own code, which may be wrong.
+        # Autocast is written out here, because the trainer's own code may be wrong.
         with nullcontext() if half is None else torch.autocast(setup.device.type, dtype=half):
             loss = workload.loss_of(workload.module, batch) / passes
         (loss * what.scale).backward()  # type: ignore[no-untyped-call]

@@ -303,14 +303,17 @@ class Simulator:
         return reference
 
     def _in_fp32(self, model: ReferenceModel, step: TrainedStep, what: Simulated) -> dict[str, Tensor]:
-        """Simulate the very first step in fp32; return nothing if the cell asks for fp32, if the model does
-        not compute in it, and if this rank recomputes a part of what is averaged."""
+        """Simulate the very first step in fp32.
+
+        Returns nothing if the cell asks for fp32, if the model does not compute in it, or if this rank
+        recomputes only a part of what is averaged.
+        """
         part = what.averaged > len(what.replicas)
         if self._precision_known or part or self.unexpected or self._setup.cell.precision not in HALF:
             return {}
         self._precision_known = True
         try:
-            # Without the trainer's gradients: the scale of the loss stays as it is.
+            # The trainer's gradients are left out, so that the loss keeps its scale.
             return self._simulated(model, replace(step, gradients={}), replace(what, in_fp32=True)).gradients
         except RuntimeError:
             # A user's model may have tensors in half precision, which torch multiplies under autocast alone.

@@ -231,7 +231,7 @@ def allocation(names: Iterable[JobVariables], variables: Mapping[str, str] = os.
 def device_uuid(device: torch.device) -> str:
     """The name that NVML has for a CUDA device.
 
-    Of a part of a GPU CUDA gives the part's own UUID (cuDeviceGetUuid_v2), and a name such as `NVIDIA
+    For a part of a GPU, CUDA gives the UUID of the part (cuDeviceGetUuid_v2), and a name such as `NVIDIA
     A100-SXM4-40GB MIG 1g.5gb`.
     """
     found = torch.cuda.get_device_properties(device)

@@ -61,7 +61,7 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
     text = shortened(said)
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if _disk_is_full(error):
-        # Not the cell's fault: it is run again when there is room.
+        # Not the cell's fault: the cell is run again when the disk has room.
         return Outcome.CANCELLED, f"the disk is full: {reason}"
     if isinstance(error, DivergedError):
         return Outcome.DIVERGED, text

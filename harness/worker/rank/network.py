@@ -154,7 +154,7 @@ def flight_recording(backend: Backend) -> bytes | None:
     """The backend's recording as JSON; None if this torch keeps none."""
     dump: Callable[[bool, bool], bytes] | None
     dump = getattr(torch._C._distributed_c10d, _DUMPS[backend], None)
-    # With finished collectives too, not only active ones: ranks differ in the number of their collectives.
+    # The dump includes finished collectives: ranks differ in the number that they have finished.
     return None if dump is None else dump(True, False)
 
 
@@ -167,5 +167,5 @@ def write_recording(path: Path, backend: Backend) -> None:
             return
         replace(path, recording)
     except Exception:
-        # It is called beside the run, which may still come to a good end.
+        # This runs in parallel with the run, which may still succeed.
         traceback.print_exc()

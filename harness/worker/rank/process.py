@@ -54,7 +54,7 @@ def tune_kernels(device: torch.device) -> None:
 def tear_down(device: torch.device) -> None:
     """Free what the last run left and set the process's switches back."""
     if "torch._dynamo" in sys.modules:
-        # Else the limit on recompilations, which counts over cells, falls back to eager without a word.
+        # Without the reset, recompilations of all cells add up, and at the limit torch silently runs eagerly.
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
     free_memory(device)
@@ -72,7 +72,7 @@ def free_memory(device: torch.device) -> None:
     """Return unreferenced memory to the system, so that later peaks do not include it."""
     gc.collect()
     device_of(device).release_memory()
-    # The C library keeps freed memory for itself, and with it the resident size, unless it is asked.
+    # The C library keeps freed memory, so the resident size stays high until `malloc_trim` returns it.
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -92,7 +92,7 @@ def import_for(cells: Sequence[Cell], source_folder: str | None) -> None:
     # Every optimizer imports it when it is made; 2 s.
     import_module("torch._dynamo")
     for cell in cells:
-        # What cannot be imported, or calls sys.exit meanwhile, fails in the run, which records it.
+        # A module that cannot be imported, or calls sys.exit, fails again in the run, which records it.
         with suppress(Exception, SystemExit):
             import_module(STRATEGIES.facts(cell.strategy).model.partition(":")[0])
             import_builder(cell.workload, source_folder=Path(source_folder) if source_folder else None)

@@ -46,8 +46,7 @@ def leave_after(work: Callable[[], int | None]) -> NoReturn:
     try:
         code = work() or 0
     except BaseException:
-        # This catches also what ends the interpreter silently: nothing may reach the interpreter's own
-        # shutdown.
+        # SystemExit and KeyboardInterrupt too: no exception may reach the interpreter's own shutdown.
         traceback.print_exc()
         code = 1
     with suppress(OSError):
