@@ -130,7 +130,7 @@ class ReferenceModel:
     def __init__(self, setup: CellSetup) -> None:
         """Build the model; this rank's random state stays as it is."""
         before = torch.get_rng_state()
-        # Seeded here, not by `setup`: the proof compares the initial values of this model and of the trained one.
+        # Seeded here, not by `setup`: the proof compares this model's initial values with the trained one's.
         torch.manual_seed(setup.cell.seed)
         self.workload = build_workload(setup.cell.workload, source_folder=setup.source_folder)
         torch.set_rng_state(before)
