@@ -292,7 +292,7 @@ class Matrix:
             )
 
     def _require_one_kind(self, study: Study) -> None:
-        """Raise UsageError if the study's plans are of another kind than this call."""
+        """Raise UsageError if the kind of the study's plans differs from the kind of this call."""
         kinds = {plan.kind for plan in study.plans()} - {self.kind}
         if kinds:
             raise UsageError(

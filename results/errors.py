@@ -70,7 +70,7 @@ class MachineError(BenchError):
 
 
 class ExtensionError(BenchError):
-    """An extension of another package cannot be imported, or is of the wrong kind."""
+    """An extension of another package cannot be imported, or has the wrong kind."""
 
 
 class SchedulerError(BenchError):

@@ -195,7 +195,7 @@ def _among_which_processes() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return f"{boot[:8]}{Path('/proc/self/ns/pid').stat().st_ino:x}"
     except OSError:
-        # This is no Linux: files of every other process count as those of another host.
+        # This is not Linux: each process counts as a host, so files of other processes are foreign.
         return secrets.token_hex(8)
 
 

@@ -28,7 +28,7 @@ def read_link(text: str) -> float | None:
         raise UsageError(
             f"--link takes {NO_LINK} or a rate like 100mbit, 1gbit, 2.5gbit (bits a second), not {text!r}"
         )
-    # To the kbit/s: what two units write in two ways is one rate to the last bit.
+    # Rounded to kbit/s, so that the same rate in two units gives the same number.
     rate = round(float(match["number"]) * _MBIT[match["unit"]], 3)
     if not SLOWEST_MBIT_PER_S <= rate <= FASTEST_MBIT_PER_S:
         raise UsageError(

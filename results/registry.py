@@ -13,7 +13,7 @@ from results.spec import Catalog, Entry, Option, Spec, require_options
 
 
 class CatalogFacts:
-    """Facts of one name of a catalog, known without running it; an instance is of one spec.
+    """Facts of one name of a catalog, known without running it; an instance belongs to one spec.
 
     A subclass declares the name; modules with such classes import no torch.
     """

@@ -163,7 +163,7 @@ def _srun(site: SiteProfile, placement: Placement) -> tuple[str, ...]:
         f"--nodes={placement.nodes}",
         f"--ntasks={placement.nodes}",
         "--ntasks-per-node=1",
-        # Repeated, as srun 22.05 to 23.02 does not take it over from the job.
+        # Repeated, because srun 22.05 to 23.02 does not inherit this option from the job.
         *(() if site.cpus_per_gpu is None else (f"--cpus-per-task={_cpus(site, placement)}",)),
         "--kill-on-bad-exit=1",
         # The process that starts the ranks binds them.

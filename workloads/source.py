@@ -117,7 +117,7 @@ def noting_opens(positional: str, folder: Path) -> Iterator[None]:
             note(path)
         return open_descriptor(path, flags, *others, **named)
 
-    # Path.open calls that of `io`.
+    # Path.open calls io.open.
     builtins.open = io.open = noted  # type: ignore[assignment]
     os.open = noted_descriptor
     try:
@@ -197,7 +197,7 @@ def _imports(path: Path) -> Iterator[str]:
     try:
         tree = ast.parse(_content(path))
     except (SyntaxError, ValueError):
-        return  # Hashed all the same: a package may hold files that are not code of this Python.
+        return  # The file is still hashed: a package may contain files that this Python cannot parse.
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)

@@ -58,9 +58,9 @@ _GENERAL = {
 _DEFAULT = re.compile(f"BENCH_({'|'.join(name.upper() for name in COMMANDS)})_")
 """Variables that give options of commands; no other variable of bench begins with these names."""
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+"""Exit code after Ctrl-C, as shells report it: 128 + SIGINT."""
 NOBODY_READS = 141
-"""Exit code after `| head` has had enough, as shells have it: 128 + SIGPIPE."""
+"""Exit code after `| head` closes the pipe, as shells report it: 128 + SIGPIPE."""
 
 
 def command_of(name: str) -> click.Command:

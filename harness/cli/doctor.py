@@ -57,7 +57,7 @@ def doctor_command(site: str | None, *, noise: bool, budget: str, baselines: Pat
         raise UsageError("--json is for what doctor finds, and --noise writes a JSON file: leave one out")
     if noise:
         return _measure_noise(budget, baselines)
-    # First, because its errors are all there is to say.
+    # The profile is checked first: if it has an error, that error is the only output.
     found = None if site is None else _site_checks(Path(site))
     console = Console()
     machine, heads = _machine(), ("level", "about", "found")

@@ -122,7 +122,7 @@ class _Shown:
             raise UsageError(f"--rank {self._rank}: launch {launch.launch_id} has {ranks}; name one of them")
         tails: dict[Path, OutputTail] = {}
         while True:
-            # Asked first: what was printed before the end is read after it.
+            # Asked before the files are read, so that all that was printed before the end is read.
             ended = not follow or self._study.has_attempt(launch.launch_id)
             for file in self._files(launch):
                 tail = tails.setdefault(file.path, OutputTail(file, self._run_id))

@@ -201,7 +201,7 @@ def export_command(
     figures = compared_over(figures, over)
     for path, data in _exported(figures, form, table, output):
         if path is None:
-            # As it is, without rich.
+            # rich would wrap or style the data: print it unchanged.
             click.echo(data, nl=False)
         else:
             files.replace(Path(path), data)

@@ -97,7 +97,7 @@ class Network(Matrix):
 def _completed(options: StudyFile) -> StudyFile:
     """The options with the values that a measurement of the network has. Raises UsageError."""
     if options.link is not None and len(read_names(options.link)) > 1:
-        raise UsageError(f"--link {options.link}: a table is of one network: give one rate")
+        raise UsageError(f"--link {options.link}: a table describes one network: give one rate")
     if options.gpus is not None and len(read_gpus(options.gpus, "--gpus")) > 1:
         raise UsageError(
             f"--gpus {options.gpus}: give the largest number of workers, whose smaller groups are measured "

@@ -85,7 +85,7 @@ def _table(
 
 
 def _require_same(replayer: Replayer, network: str) -> None:
-    """Raises UsageError if the table is of the network of no cell of the study."""
+    """Raises UsageError if no cell of the study ran on the network of the table."""
     unlike = [replayer.unlike(one) for one in replayer.figures.cells.values()]
     if unlike and all(unlike):
         raise UsageError(

@@ -31,7 +31,7 @@ from strategies.predictions import traffic
 from workloads.catalog import WORKLOADS, facts
 
 TERMS = {"inter_node_gbps": True, "intra_node_gbps": False}
-"""Terms of `--what-if`, each with whether it is of groups over several nodes."""
+"""Terms of `--what-if`, each with whether it describes groups that span several nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Replayer:
         if not projected or not last.cell.dense:
             return "its messages are not replayed"
         if unlike := self.unlike(last):
-            return f"the network table is of another network ({listed(unlike, last='; ')})"
+            return f"the network table describes another network ({listed(unlike, last='; ')})"
         if local_work(last.cell) not in self.measured.works:
             return "the computation of its batch of a replica was not measured: a budget needs --quads"
         records = self._records(last)

@@ -102,7 +102,7 @@ def kept_folders(given: Path | None, name: str, runs: Path) -> list[Path]:
 def finish_removals(folder: Path) -> None:
     """Remove what interrupted removals left in `folder`."""
     for path in folder.glob(".removed-*"):
-        # Another process may remove it at the same time.
+        # Another process may remove this folder at the same time.
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -42,7 +42,7 @@ class Guardian:
         self.asked: str | None = None
         """Why the command is to end; None: nobody has asked."""
         self.status: int | None = None
-        """The status of the command, as waitpid(2) has it; None: it runs."""
+        """The status of the command, as waitpid(2) returns it; None while it runs."""
         self._childless = False
         self._pipe = pipe
         self._grace_s = grace_s
@@ -64,7 +64,7 @@ class Guardian:
         self._events.register(woken, select.POLLIN)
 
     def stay(self) -> int:
-        """Return when no process of the command is left: its status, as waitpid(2) has it."""
+        """Wait until no process of the command is left. Returns its status, as waitpid(2) returns it."""
         self._wait(lambda: self.status is not None or self.asked is not None)
         if self.status is None:
             _tell(f"{self.asked}: the workers are asked to end")
@@ -131,7 +131,7 @@ def _start(command: list[str]) -> int:
         # The guardian may have been killed before the call of prctl.
         if os.getppid() == guardian:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):
-                # Python ignores them.
+                # Python ignores these signals, and the command would inherit that.
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             os.execvp(command[0], command)

@@ -83,7 +83,7 @@ def start(node: VirtualNode, cores: Sequence[int], command: Sequence[str]) -> su
         stdin=subprocess.DEVNULL,
         env={**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE},
         preexec_fn=move_in,
-        # Descriptors that this process was given, as the study's lock, are for the workers.
+        # The workers inherit the descriptors that this process was given, such as the study's lock.
         close_fds=False,
         # Ctrl-C in a terminal reaches this process alone, which then ends the torchruns.
         start_new_session=True,
@@ -93,7 +93,7 @@ def start(node: VirtualNode, cores: Sequence[int], command: Sequence[str]) -> su
 def outlast(agents: _Agents, stopped: Callable[[], bool]) -> int:
     """Stay until all agents have ended: by themselves, or by signals after `stopped()` or a bad end of one.
 
-    Returns the largest exit code, as `shell_code` has it. Torchruns that meet at a fixed address do not
+    Returns the largest exit code, as given by `shell_code`. Torchruns that meet at a fixed address do not
     report a failure to each other, and a rank may compute for long before it misses a lost one.
     """
     _wait(agents, until=lambda: stopped() or any(agent.returncode for agent in agents))
@@ -109,7 +109,7 @@ def outlast(agents: _Agents, stopped: Callable[[], bool]) -> int:
 
 
 def shell_code(code: int) -> int:
-    """An exit code as shells have it: for a signal 128 and its number."""
+    """The exit code that a shell reports: for a signal, 128 plus the signal's number."""
     return code if code >= 0 else 128 - code
 
 

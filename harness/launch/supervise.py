@@ -43,7 +43,7 @@ LOOK_S = 1.0
 PATIENCE_S = 10.0
 """Seconds after a node has left in which the other ranks may notice, write their records, and end."""
 NOTICE_S = 30.0
-"""Seconds in which the scheduler may say why, after it has refused a launch because the job is over."""
+"""Seconds that the scheduler may take to print why, after it has refused a launch because the job ended."""
 
 
 class Interrupted(Exception):
@@ -105,7 +105,7 @@ class Supervisor:
             try:
                 stopped, interrupted = self._until_end(process)
             finally:
-                # Whatever came between, no worker outlives its supervisor and no launch its record.
+                # After any error, all workers are ended and the launch still gets its record.
                 with _deaf() as heard:
                     exit_code = process.end()
                     attempt = self._attempt(command, started_at, began, exit_code, stopped)
@@ -139,7 +139,7 @@ class Supervisor:
                 return Ending(Outcome.CANCELLED, f"its allocation was over: {over['words']}"), True
             failed = scheduler_said(self._folder, log_patterns.node_failed)
             if failed is not None and (stopped is None or stopped.outcome is Outcome.HUNG):
-                # Even where the job may go on without the node, no other launch of this size can start.
+                # Even if the job may continue without the node, no other launch of this size can start.
                 reason = f"the scheduler says that the node {failed['node']} failed"
                 return self._starter.notice() or Ending(Outcome.NODE_FAILED, reason), True
             if stopped is None and self._asked_to_end():
@@ -186,7 +186,7 @@ class Supervisor:
             return None
         waits = never_started(self._folder, self._starter.log_words)
         if waits is not None:
-            # No program of the cell has run, so none hangs.
+            # No program of the cell has started, so the silence is not a hang.
             reason = f"the scheduler started no process within {self._launch.silence_s:.0f} s: {waits}"
             return Ending(Outcome.NODE_FAILED, reason)
         self._await_recordings()

@@ -69,9 +69,9 @@ class Conditions:
     def changes(self, result: RunResult, *, virtual: bool) -> list[str]:
         """The conditions in which a run differs: `torch 2.12.0 then, 2.13.0 now`.
 
-        Runs of other code or versions are not pooled by the report, nor emulated ones with measured ones,
-        and so do not count as done; on `virtual` nodes all are emulated. A run that left no record counts, as
-        its conditions are not known.
+        The report does not pool runs of other code or versions, or emulated runs with measured ones, so such
+        runs do not count as done; on `virtual` nodes all runs are emulated. No conditions
+        differ for a run without a record, because they are unknown.
         """
         environment = result.environment
         if environment is None:

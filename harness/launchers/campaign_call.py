@@ -28,7 +28,7 @@ from results.plan import Plan
 from results.store import Study
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+"""Exit code after Ctrl-C, as shells report it: 128 + SIGINT."""
 
 
 class CampaignCall(LauncherCall):

@@ -102,7 +102,7 @@ class ManualCall(LauncherCall):
             if launch is None:
                 launch = msgspec.structs.replace(
                     maker.launch(planned, planned.cells, so_far),
-                    # Which hosts will run it is not known here, nor watched.
+                    # This process does not know which hosts will run the launch, and does not supervise it.
                     evidence=Evidence.EMULATED if planned.virtual else Evidence.MEASURED,
                     pin=True,
                     supervisor_pid=None,

@@ -40,7 +40,7 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
         print_headline(figures, console)
         print_verdict(figures, console)
     if figures.compare_over is not None:
-        # Imported here: it imports the drawing, which the page has needed already.
+        # Imported late: `over_table` imports the drawing code, which writing the page has already loaded.
         from reports.page.sections.over import over_table
 
         table = over_table(figures)

@@ -48,7 +48,7 @@ def write_site(folder: Path, target: Path, console: Console, *, history: Path | 
             name = f"a study ({len(unreadable) + 1})" if redact else root.relative_to(folder).as_posix()
             unreadable[name] = "it cannot be read" if redact else str(error)
     if redact:
-        # One redaction, so that two studies have the same stand-in only for the same thing.
+        # One redaction for all studies, so that a stand-in means the same thing in all of them.
         figures = read_figures([str(root) for root in read], CostFlags(), console, redact=True)
         read = dict(zip(read, figures, strict=True))
     mark = f"{VERSION} {'redacted' if redact else 'as it is'}"

@@ -76,7 +76,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
         slots = (mine,)
     # The first thread: a rank that forks has none.
     bound_output()
-    # Before this process takes a part of it.
+    # Measured before this process itself uses the machine.
     busy = _warnings(launch, rank)
     device = _device(launch, rank)
     folder = launch_path.parent
@@ -124,7 +124,7 @@ def _warnings(launch: Launch, rank: Rank) -> tuple[str, ...]:
 def _join(launch: Launch, device: torch.device, meeting: str, timeout: timedelta) -> ExchangeGroup:
     """The exchange over the launch's backend, and the default group, over which the ranks agree; collective.
 
-    `meeting` is a name that no earlier processes of this launch have met under: they share torchrun's store.
+    `meeting` is a name that earlier processes of this launch have not used: all share torchrun's store.
 
     The default group is Gloo's on every device, so that an agreement takes no memory and no stream of the
     device, and still works when the device has failed. NCCL moves only the exchange.
@@ -209,7 +209,7 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
         return record.outcome, True
     reason = None
     if around.forked:
-        # Nothing follows in this process. Later repeats lean on the proof of the first.
+        # A forked process ends after this run. Later repeats rely on the proof of the first one.
         reason = None if record.outcome is Outcome.OK else "the run failed"
     else:
         tear_down(around.device)

@@ -104,7 +104,7 @@ def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
     workload = setup.workload()
     run.program = setup.program(workload.module)
     run.model = weakref.ref(workload.module)
-    # Counted while it is whole: a strategy may leave this rank a part of it.
+    # Counted while the model is complete: a strategy may leave only a part of it on this rank.
     parameters = sum(parameter.numel() for parameter in workload.module.parameters())
     if around.rank.rank == 0:
         run.warnings += facts(WORKLOADS.parse(cell.workload)).contradicted(parameters=parameters)

@@ -71,7 +71,7 @@ class Knee:
     """The size at which a curve stops paying, as far as it was measured."""
 
     growths: tuple[Growth, ...]
-    """The growths between measured sizes, ascending, up to the first size of which no claim is made."""
+    """The growths between measured sizes, ascending, up to the first size for which no claim is made."""
     odds: Mapping[int, float] | None
     """The share of resamples that name each size (the largest: no knee); None for single runs."""
     left_out: int

@@ -150,7 +150,7 @@ def setting_labels(cells: Iterable[Cell]) -> Mapping[SeriesSetting, str]:
     labels = {}
     for settings in by_workload.values():
         names = dict.fromkeys(name for setting in settings for name, _ in setting)
-        # Only environment variables are in some settings and not in others.
+        # A setting that some cells lack is always an environment variable: it is unset there.
         full = {setting: {**dict.fromkeys(names, "unset"), **dict(setting)} for setting in settings}
         for setting, values in full.items():
             unlike = [name for name in names if any(other[name] != values[name] for other in full.values())]
@@ -184,7 +184,7 @@ def setting_of(cell: Cell) -> SeriesSetting:
 
 
 def value_text(value: object) -> str:
-    """A setting's value as labels have it: `bf16`, `yes`, `none`."""
+    """A setting's value as labels show it: `bf16`, `yes`, `none`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):

@@ -283,7 +283,7 @@ FEWEST_BEFORE = 8
 THRESHOLD = 4.5
 """Standard errors, chosen by simulation (docs/gate.md)."""
 SMALLEST = 0.03
-"""Changes below this share are not reported: seasons and drift are of this size."""
+"""Changes below this share are not reported: seasonal effects and drift are as large as this."""
 AROUND = 15
 """The number of nights of the running median from which the noise of a night is measured."""
 MEDIAN_ERROR = 1.2533

@@ -1,7 +1,7 @@
 """Prices of devices an hour: `prices.csv`, list prices of clouds, and files of the same columns.
 
-A price is of one GPU with its share of the instance (CPU, memory, network). On-demand, unless its note says
-otherwise; never a quotation for the reader.
+A price is for one GPU with its share of the instance (CPU, memory, network). It is the on-demand price unless
+its note says otherwise, and never a quotation for the reader.
 """
 
 from __future__ import annotations

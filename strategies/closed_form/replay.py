@@ -86,7 +86,7 @@ class Operation:
     needed_s: float
     """Computation that continues only after its end; equal to `ready_s`: it blocks."""
     count: float = 1.0
-    """A fraction where not every step has it."""
+    """Occurrences in a step: a fraction if not every step has this operation."""
 
     @property
     def blocks(self) -> bool:
@@ -188,8 +188,9 @@ def _wall_s(
 def operations_of(terms: Iterable[Term], work: Work, groups: GroupLayout, node_size: int) -> list[Operation]:
     """Place the messages of a step on its computation.
 
-    A message that overlaps with nothing blocks. A sum begins when its gradients are ready, and is needed when
-    all passes are over. A gathering begins when the one before it is needed, and is needed by its own pass.
+    A message that overlaps with nothing blocks. A sum begins when its gradients are ready, and must
+    have ended when all passes are over. A gathering begins when the pass that needs the previous gathering
+    begins, and must have ended when its own pass begins.
     """
     found: list[Operation] = []
     for term in terms:

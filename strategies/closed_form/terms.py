@@ -107,8 +107,8 @@ def gradients_ready(parts: ModelParts) -> Iterator[tuple[int, float]]:
     """Yield the bytes of each gradient, and the share of a backward pass after which it is ready: last layer
     first.
 
-    The share is of FLOPs. Inside of a part it follows the parameters; a part without FLOPs (an embedding) has
-    its gradients when the pass is over.
+    The share is a share of the FLOPs. Within a part it is divided by the number of parameters. A part without
+    FLOPs (an embedding) has its gradients when the pass ends.
     """
     total, done = parts.flops, 0.0
     for part in reversed(parts.parts):
@@ -127,8 +127,11 @@ def shares_before_blocks(parts: ModelParts) -> list[float]:
 
 
 def sums_of_units(units: tuple[int, list[int]], parts: ModelParts) -> tuple[Piece, ...]:
-    """Return the sums of a sharded model in a backward pass: the last block first, last what is around the
-    blocks; `units` are the bytes of that and of each block. A unit without trained parameters has none."""
+    """Return the sums of a sharded model in a backward pass: blocks from last to first, then the rest.
+
+    `units` are the bytes of the rest (what is around the blocks) and of each block. A unit without trained
+    parameters has no sum.
+    """
     around, blocks = units
     shares = [1.0 - share for share in shares_before_blocks(parts)]
     sums = [Piece(size, share) for size, share in zip(reversed(blocks), reversed(shares), strict=True)]
@@ -138,9 +141,11 @@ def sums_of_units(units: tuple[int, list[int]], parts: ModelParts) -> tuple[Piec
 def gatherings_of_units(
     units: tuple[float, list[float]], parts: ModelParts, again: Sequence[bool], cell: Cell
 ) -> tuple[Piece, ...]:
-    """Return the gatherings of a sharded model in a micro-batch: what is around the blocks, then each block;
-    `units` are the bytes of both, and `again` says which blocks are gathered for backward as well. Shares are
-    of forward where none is, else of both passes."""
+    """Return the gatherings of a sharded model in a micro-batch: what is around the blocks, then each block.
+
+    `units` are the bytes of both, and `again` says which blocks are gathered for backward as well. If no
+    block is, shares are shares of the forward pass, else of both passes.
+    """
     around, blocks = units
     before = shares_before_blocks(parts)
     if not any(again):

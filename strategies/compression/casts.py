@@ -1,7 +1,7 @@
-"""`fp16` and `bf16`: gradients are summed in half as many bytes.
+"""`fp16` and `bf16`: gradients are sent and summed in half as many bytes.
 
 The rounding error of a rank's own share is its `residual`. The sums within the all-reduce are rounded too, at
-most once a rank; that error is in no rank's `residual`.
+most once for each rank; that error is in no rank's `residual`.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class RandomK(Compressor):
 
     With feedback values are sent as they are, a contraction. Without it they are sent times the length of
     their block, which makes the result unbiased: E C(x) = x, E |C(x) - x|^2 = (n/k - 1) |x|^2 where all
-    blocks have n/k elements. Never both: what feedback needs is a contraction (Stich et al. 2018,
-    arXiv:1809.07599, definition 2.1), which scaled values are not.
+    blocks have n/k elements. Feedback and scaling are never combined: feedback needs a
+    contraction (Stich et al. 2018, arXiv:1809.07599, definition 2.1), and sending scaled values is not one.
     """
 
     def __init__(self, ratio: float, streams: Streams, *, feedback: bool) -> None:
@@ -61,7 +61,7 @@ class RandomK(Compressor):
         sent = values.index_select(0, indices)
         if not self.feedback:
             sent.mul_(lengths)
-        # Adds 0, or NaN if a value is not finite, drawn or not: an overflow must be seen in this step.
+        # Adds NaN if any value is not finite, sent or not, else 0: this step must show an overflow.
         low, high = values.aminmax()
         sent.add_(0 * low + 0 * high)
         if residual is not None:

@@ -74,14 +74,14 @@ class Reading:
             if shape != box.shape:
                 has = "does not have it" if shape is None else f"has it with the shape {list(shape)}"
                 raise UsageError(
-                    f"{self._kept.path} is of another model: this one has {box.name} {list(box.shape)}, and "
-                    f"the checkpoint {has}; build the model that was saved"
+                    f"{self._kept.path} belongs to another model: this one has {box.name} {list(box.shape)}, "
+                    f"and the checkpoint {has}; build the model that was saved"
                 )
         for key in known:
             name = key.removeprefix(prefix)
             if key.startswith(prefix) and name not in self._names:
                 raise UsageError(
-                    f"{self._kept.path} is of another model: it has {name}, which this one lacks; build "
+                    f"{self._kept.path} belongs to another model: it has {name}, which this one lacks; build "
                     f"the model that was saved"
                 )
 

@@ -52,7 +52,7 @@ def require_attachable(name: str, each: Any, optimizer: Optimizer) -> None:
         return
     if each.optimizer is not optimizer:
         raise UsageError(
-            f"{name} ({type(each).__name__}) is of another optimizer: make it with trainer.optimizer"
+            f"{name} ({type(each).__name__}) belongs to another optimizer: make it with trainer.optimizer"
         )
     for part in getattr(each, "_schedulers", [each]):
         for length in _LENGTHS:
@@ -108,7 +108,7 @@ def optimizer_name(trainer: Resumable) -> str:
 
 
 def require_optimizer(trainer: Resumable, name: str) -> None:
-    """Raise UsageError if the state is of another optimizer than the trainer's."""
+    """Raise UsageError if the state belongs to another optimizer than the trainer's."""
     kind = optimizer_name(trainer)
     if kind != name:
         raise UsageError(
@@ -363,12 +363,12 @@ def require_alike(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Box
         if found.get(text) != box.sizes:
             kept = f"has it as {list(found[text])}" if text in found else "has none"
             raise UsageError(
-                f"the state is of another model: this one has {text} {list(box.sizes)}, and the state "
+                f"the state belongs to another model: this one has {text} {list(box.sizes)}, and the state "
                 f"{kept}; build the model that was saved"
             )
     for text in found:
         if text not in wanted:
             raise UsageError(
-                f"the state is of another model: it has {text}, which this one lacks; build the "
+                f"the state belongs to another model: it has {text}, which this one lacks; build the "
                 f"model that was saved"
             )

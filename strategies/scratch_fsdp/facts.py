@@ -73,7 +73,7 @@ class ScratchFsdp(ShardingFacts):
         return Units(sizes, full=full, halved=self.gathers_bf16)
 
     def built(self, sizes: Sizes, units: Units) -> int:
-        # Parameters are initialised one by one, each in addition to the vector that it is copied to.
+        # Parameters are initialised one at a time, each in addition to the vector into which it is copied.
         return super().built(sizes, units) + VALUE_BYTES * sizes.parts.largest_weight
 
     def gathered(self, units: Units) -> Gathered:

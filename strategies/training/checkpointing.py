@@ -35,11 +35,11 @@ _PRODUCTS = {
 
 def checkpoint_blocks(module: nn.Module, layout: ModelLayout, *, selective: bool = False) -> None:
     """Make every block of `layout` recompute its activations in backward, in place; if `selective`, only
-    those that are not results of matrix products, convolutions and attention.
+    those that are not results of matrix products, convolutions or attention.
 
-    The random state is restored, so that dropout is the same both times, and running statistics of BatchNorm
-    are updated once, as without checkpointing. The `forward` of a block is replaced, and the block is not
-    wrapped, so that parameter names stay.
+    The random state is restored for the recomputation, so that dropout is the same both times. The running
+    statistics of BatchNorm are updated once, as without checkpointing. The `forward` of a block is replaced,
+    and the block is not wrapped, so that parameters keep their names.
     """
     if not layout.blocks:
         raise UsageError("activation checkpointing needs a model whose layout names its blocks")

@@ -185,7 +185,7 @@ def test_what_cannot_be_trained_is_refused_with_the_fix_and_nothing_is_lost(tmp_
     shutil.copytree(kept, other.study.checkpoints_folder(other.cell))
     code, said = other.train("--steps", "24", "--restarts", "0", workload="wide")
     assert code == 1, said
-    assert "is of another model: this one has 0.weight [32, 2]" in said
+    assert "belongs to another model: this one has 0.weight [32, 2]" in said
     assert other.checkpoints() == place.checkpoints()
 
 

@@ -442,7 +442,7 @@ def test_a_memory_limit_and_selective_checkpointing_are_of_every_cell() -> None:
 
 def test_two_kinds_of_checkpointing_at_once_are_refused() -> None:
     for given in (True, False):
-        with pytest.raises(UsageError, match="give one of the two"):
+        with pytest.raises(UsageError, match="give only one of the two"):
             plan_of(workload="gpt-nano", gpus=2, activation_checkpointing=given, selective_checkpointing=True)
 
 

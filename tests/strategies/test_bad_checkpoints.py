@@ -120,7 +120,8 @@ def test_a_newer_checkpoint_is_refused_and_not_passed_over(run) -> None:
     [
         (
             {"width": 5},
-            r"is of another model: this one has 0\.weight \[5, 3\], and the checkpoint has it with the shape",
+            r"belongs to another model: this one has 0\.weight \[5, 3\], "
+            r"and the checkpoint has it with the shape",
         ),
         ({"optimizer": "adamw"}, "was trained by SGD, and this trainer has AdamW: use the same optimizer"),
     ],
@@ -408,7 +409,7 @@ def test_attaching_an_unfit_object_is_refused_with_the_reason() -> None:
     trainer, schedules = opened(), torch.optim.lr_scheduler
     with pytest.raises(UsageError, match=r"data \(list\) has no state_dict"):
         trainer.attach(data=[])
-    with pytest.raises(UsageError, match=r"is of another optimizer: make it with trainer\.optimizer"):
+    with pytest.raises(UsageError, match=r"belongs to another optimizer: make it with trainer\.optimizer"):
         trainer.attach(schedule=schedules.StepLR(opened().optimizer, 2))
     with pytest.raises(UsageError, match=r"schedule \(CosineAnnealingLR\) has no steps \(T_max=0\)"):
         trainer.attach(schedule=schedules.CosineAnnealingLR(trainer.optimizer, 0))
@@ -441,7 +442,7 @@ def test_a_state_of_another_layout_is_refused() -> None:
     state = trainer.state_dict()
     with pytest.raises(UsageError, match="for the same rank of"):
         trainer.load_state_dict({**state, "laid_out": ["ddp", "none", "default", 2, None, 0]})
-    with pytest.raises(UsageError, match="of another model"):
+    with pytest.raises(UsageError, match="belongs to another model"):
         opened(width=5).load_state_dict(state)
     other = opened(optimizer="adamw")
     with pytest.raises(UsageError, match="was trained by SGD, and this trainer has AdamW"):

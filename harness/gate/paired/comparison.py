@@ -177,7 +177,7 @@ class PairedComparison:
                 with _alarm(None if limit_s is None else began + 2 * limit_s - time.monotonic()):
                     self._add_pair(source)
             except _AlarmError:
-                # Before the side is ended, which changes what it printed last.
+                # The reason is read before the side is ended, because ending the side changes its last lines.
                 stopped = f"twice --max-time was over while the pair waited for {source.waits_for}"
                 source.close()
                 if not pairs:

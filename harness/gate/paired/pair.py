@@ -171,7 +171,7 @@ class Session:
         self._repeat = 0
         self._lost = False
         with ExitStack() as stack:
-            # Before the launches, so that no rank finds its socket missing.
+            # The sockets exist before the launches start, so that no rank finds its socket missing.
             self._seats = {side: Seat(_socket_path(context, number, side)) for side in order}
             for seat in self._seats.values():
                 stack.callback(seat.close)
@@ -378,7 +378,7 @@ def share_of_others(run: RunResult, *, on_cpu: bool) -> float | None:
     if run.foreign_cpu_cores is None or run.environment is None:
         return None
     ran = run.environment
-    # As a rank counts them: where it is pinned on CPU those of its host's ranks, else all.
+    # Count the cores as a rank does: those of its host's ranks if it is pinned on CPU, else all cores.
     cores = ran.gpus_per_node * ran.threads if on_cpu and ran.pinned_cores else ran.cores
     return run.foreign_cpu_cores / cores
 

@@ -84,7 +84,7 @@ class Seat:
         first = Told()
         self._leave()
         while not self._ranks or len(self._ranks) < first["gpus"]:
-            # First, so that what connected just before the end is still seen.
+            # Asked before `accept`, so that a rank that connected just before the end is still accepted.
             ended = exit_code() is not None
             try:
                 connection, _ = self._listener.accept()

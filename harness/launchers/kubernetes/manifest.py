@@ -39,7 +39,7 @@ _WORDS = {"false", "n", "no", "null", "off", "on", "true", "y", "yes"}
 _FAILURES: list[_Json] = [
     # First, because the program of a pod that is evicted ends with an exit code as well.
     {"action": "Count", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    # Schemas up to 1.28 ask for conditions in every rule, by mistake; no conditions are none.
+    # Schemas up to 1.28 wrongly require conditions in every rule; an empty list means no condition.
     {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}, "onPodConditions": []},
 ]
 """A pod that the cluster took away is replaced, as often as there are retries; one that failed is not."""
@@ -171,7 +171,7 @@ def _container(profile: KubernetesProfile, job: Job, command: list[str]) -> _Jso
         **({} if profile.code_path is None else {"PYTHONPATH": profile.code_path}),
     }
     ranks, cpus = job.placement.gpus_per_node, profile.cpus_per_gpu
-    # Requests and limits alike: pods whose CPUs and memory are given are never squeezed for others.
+    # Requests equal limits, so that no other pod gets CPUs or memory that the profile gives to this one.
     resources = _given(
         {
             "cpu": None if cpus is None else str(cpus * ranks),
@@ -234,7 +234,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        # Lists are set in, as people write them.
+        # Lists are indented, as people write them.
         super().increase_indent(flow, False)
 
 

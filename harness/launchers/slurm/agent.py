@@ -1,8 +1,8 @@
 """`python -m harness.launchers.slurm.agent LAUNCH.json HOST:PORT`: one node's share of a launch, under srun.
 
-Starts this node's torchrun and stays until it has ended. The nodes meet at HOST:PORT, which is of the first
-one. After a bad end it waits a moment: srun ends the other nodes at once, and they are to find out what
-happened by themselves and to write it down.
+Starts this node's torchrun and stays until it has ended. The nodes meet at HOST:PORT, an address of the
+first one. After a failure the agent waits a moment before it ends: srun ends the other nodes as soon as one
+agent has failed, and the agents of the other nodes must first find out and record what happened there.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class SlurmStarter(Starter):
         self._launches = 0
         # The job's program sees all cores of the node, a rank those that srun gives it.
         self.threads = site.cpus_per_gpu
-        # Nobody else's ranks are on the node, or nobody else's can be on its cores.
+        # Ranks may be pinned if no other job is on the node, or if no other job can use this job's cores.
         confined = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
         self.pins = site.exclusive or confined
 

@@ -47,7 +47,7 @@ class Submitter:
         self._site = site
         self._console = console
         self._poll_s = POLL_S
-        # Asked for beforehand: nothing comes between a job's number and its record.
+        # Asked for before a job is submitted, so that its number can be recorded at once.
         self._cluster = client.cluster_name
         # Without a partition Slurm chooses one, and a QOS may override the limits of a partition.
         self._groups: tuple[NodeGroup, ...] = ()

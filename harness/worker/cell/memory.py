@@ -1,9 +1,9 @@
 """The memory of a run on this rank: what it uses, and a limit that simulates smaller devices.
 
 The limit (`memory_limit_mb`) is RLIMIT_DATA (getrlimit(2)) on CPU: the kernel refuses private writable memory
-beyond it, and the allocator raises as a full device would. What counts is address space as VmData of
-/proc/self/status has it (proc(5)), so that the stack of a thread that a strategy starts counts whole, 8 MiB
-as a rule. The C library is asked to take each block of 128 KiB or more from the kernel and to give it back
+beyond it, and the allocator raises as a full device would. The limit applies to the address space that VmData
+of /proc/self/status reports (proc(5)), so that the stack of a thread that a strategy starts counts in full,
+usually 8 MiB. The C library is asked to take each block of 128 KiB or more from the kernel and to return it
 when it is freed (mallopt(3), M_MMAP_THRESHOLD), else its heap would hide what is free and what is not: steps
 under a limit pay for fresh pages. On CUDA it is the fraction of the device that torch's allocator may
 reserve.

@@ -70,7 +70,7 @@ def parts_of(workload: Workload) -> ModelParts:
         return Part(
             weights=tuple(weights.get(key, ())),
             saved=Saved(whole=each),
-            # Which of them a selective checkpoint keeps is not known: at most all.
+            # It is unknown which results a selective checkpoint keeps; at most, it keeps all.
             products=Saved(whole=max(0, each - taken)),
             saved_once=max(0, few.saved.get(key, 0) - _FEW * each),
             input=taken,

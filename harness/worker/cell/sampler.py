@@ -86,8 +86,8 @@ class Sampler:
     def unexpected(self, batches: Iterable[Batch], replica: int, first: int) -> Iterator[Batch]:
         """Yield micro-batches that the model has not learned, instead of a replica's from number `first` on.
 
-        A model that knows its data by heart has gradients that are hardly more than rounding, of which
-        nothing can be said; of targets that it does not expect they are as large as ever. The loss of a
+        A model that has memorised its data has gradients that are hardly more than rounding, so they cannot
+        be compared; with targets that it does not expect, gradients are as large as ever. The loss of a
         user's workload may refuse the targets of other samples: its `synthetic` draws new samples instead.
         """
         for number, batch in enumerate(batches, first):

@@ -253,7 +253,7 @@ class Recorder:
 
     def take(self, columns: StepColumns) -> Recorded:
         """Return the records since the last call, of the steps of `columns`; the device has finished them."""
-        # Who waits for a work is woken before its callbacks are called.
+        # torch wakes the threads that wait for a work before it calls the work's callbacks.
         late = time.monotonic() + _LATE_S
         while time.monotonic() < late and any(
             operation.promised and operation.ended is None for operation in self._operations

@@ -90,9 +90,9 @@ class Stopwatch:
         """Take steps until the step time is steady, or up to the policy's limit. Returns the steps, and
         whether the time is steady.
 
-        On a device the limits are of time, and its clock must be flat as well: `clock_mhz` gives the latest
-        readings of this rank's, none where it cannot be read. The first steps, in which a strategy works
-        differently, have been taken before (`proof.first_steps`).
+        On a device the limits are times, and the clock of the device must be flat as well: `clock_mhz` gives
+        the latest readings of the clock of this rank's device, and none where it cannot be read. The
+        first steps, in which a strategy works differently, have been taken before (`proof.first_steps`).
         """
         columns, warmed_s, before_s = StepColumns(), 0.0, math.inf
         steady, timed = False, self._device.asynchronous and policy.warmup_max_steps > 0
@@ -173,7 +173,7 @@ class Stopwatch:
             snapshot = Snapshot(self._trainer)
             exchange.traffic.enabled = False
             quads.off_first_ns.append(self._off_block(batches, quads.off_step_ns))
-            # Before the next ones are drawn: on a device they take its memory.
+            # Deleted before the next batches are drawn, because batches take memory of the device.
             del batches
             batches = self._draw(steps)
             quads.off_second_ns.append(self._off_block(batches, quads.off_step_ns))
@@ -275,10 +275,10 @@ class Stopwatch:
         start = self._device.moment()
         for _ in range(steps):
             self._trainer.step(batches)
-            # Reads a clock, and writes a line every few seconds, so that slow steps are not taken for a hang.
+            # It reads a clock and logs a line every few seconds, so that slow steps do not look like a hang.
             self._log.heartbeat()
         self._control.synchronize()
-        # After the wait, as a strategy may leave work on other streams than the current one.
+        # Read after the wait, because a strategy may leave work on streams other than the current one.
         end = self._device.moment()
         self._control.synchronize()
         mine = self._device.elapsed_ns(start, end)

@@ -254,7 +254,7 @@ def process_readings() -> dict[str, Read]:
 
 
 def host_readings() -> dict[str, Read]:
-    # Without psutil's memory of counters that began again: `rates` sees them go back.
+    # `nowrap=False`: psutil does not correct counters that started again; `rates` sees that they went back.
     return {
         "network_sent_bytes": lambda: psutil.net_io_counters(nowrap=False).bytes_sent,
         "network_received_bytes": lambda: psutil.net_io_counters(nowrap=False).bytes_recv,

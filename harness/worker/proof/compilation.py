@@ -21,10 +21,10 @@ class NotCompiledError(Exception):
 class Compilation:
     """The compiled code of one run's model.
 
-    A compiled dropout draws other numbers than an eager one, so that the two could never be compared; what is
-    measured is compiled as a user would have it. A model that draws random numbers is therefore compiled
-    three times: for the proof, for what is measured, and for the late proof. Any other model is compiled
-    once, and the code that is measured is the code that was proven.
+    A compiled dropout draws other numbers than an eager one, so that the two could never be compared. The
+    measured model is compiled as a user would compile it. A model that draws random numbers is therefore
+    compiled three times: for the proof, for what is measured, and for the late proof. Any other model is
+    compiled once, and the code that is measured is the code that was proven.
     """
 
     def __init__(self, cell: Cell, device: torch.device) -> None:

@@ -341,7 +341,7 @@ def _(promise: ScaledSigns, exchanged: Exchanged) -> PromiseCheck:
         signs = torch.where(values >= 0, 1.0, -1.0)
         mean = float(values.abs().mean())
         # What was sent is a difference: its rounding is a share of the larger of its terms.
-        # That of a subnormal number is no share of it, but as large as that of the smallest normal one.
+        # The rounding of a subnormal number is as large as that of the smallest normal number.
         size = float(values.abs().max()) + mean + torch.finfo(torch.float32).tiny
         worst = max(worst, float((sent - mean * signs).abs().max()) / size)
     return "a value was not sent as its sign times the mean of its shard", worst, ROUNDING

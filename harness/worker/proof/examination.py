@@ -147,7 +147,7 @@ class Examination:
         cell, step = self.setup.cell, self.step
         seed_step(cell.seed, step, self.setup.replica)
         self._history = None
-        # Drawn by the operating system, so that no rounding knows of it.
+        # The operating system draws the seed, so that no rounding can depend on it.
         seed = int(self.control.from_first(float(secrets.randbelow(2**52))))
         sampling = Sampling(cell, self.trainer.model, self.control, seed=seed, beat=self.beat)
         with sampling.watching():

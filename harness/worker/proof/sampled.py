@@ -128,7 +128,7 @@ class Sampling:
 
     def _project(self, name: str, gradient: Tensor) -> None:
         if self._cell.accumulation > 1:
-            # One term is what the exchange is given: it adds up in the type that it leaves.
+            # The exchange gets the sum of the micro-batches, which is rounded in the type of the gradients.
             self._roundoff = max(self._roundoff, torch.finfo(gradient.dtype).eps / 2)
         row = self._row(name, gradient)
         self._rows[name] = self._rows[name] + row if name in self._rows else row

@@ -406,7 +406,7 @@ class Simulator:
                 if gathering or not out_of_memory(error):
                     raise
                 seconds = 0.0
-        # Parameters are gathered by all ranks: also by one that simulates nothing, or has no room for it.
+        # All ranks gather the parameters, even a rank that simulates nothing or has no memory for it.
         for _ in walk:
             pass
         return own, blank, seconds

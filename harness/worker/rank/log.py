@@ -73,8 +73,9 @@ class Watchdog:
     """Prints where a rank is stuck when nothing has happened for too long.
 
     Every thread's stack goes to stderr. The watchdog waits in C, outside of Python, so that a rank prints its
-    stacks whatever it is stuck in. `record` is called by a thread that sleeps until then, so that a measured
-    step pays for neither; it is called again with every further silence of that length, and must not raise.
+    stacks wherever it is stuck. A thread sleeps until then and calls `record`, so that a measured step takes
+    no longer for either; it calls `record` again after every further silence of that length. `record` must
+    not raise.
     """
 
     def __init__(self, silence_s: float, record: Callable[[], None] | None = None) -> None:
@@ -190,7 +191,7 @@ class _Output:
 
     def _cut(self, size: int) -> None:
         """Take the middle out of the file, which has `size` bytes."""
-        # Through another descriptor, because one that appends cannot write elsewhere.
+        # Opened again, because a descriptor in append mode writes only at the end.
         with Path(f"/proc/self/fd/{self._descriptor}").open("r+b", buffering=0) as file:
             with mmap(file.fileno(), size, access=ACCESS_READ) as text:
                 if self._head is None:

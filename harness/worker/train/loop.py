@@ -153,7 +153,7 @@ class TrainingLoop:
         # Only a user's code can give the same samples to several replicas.
         self._own_data = DATASETS.facts(request.dataset).takes == Own.takes
         self._trainer = setup.trainer(self._workload, self._around.exchange)
-        # Before the trainer resumes: the rates are those that its optimizer was built with.
+        # Made before the trainer resumes, because it takes the rates with which the optimizer was built.
         self._rate = Rate(self._trainer.optimizer)
         order.require_metrics(self._workload.metrics)
         forward_alone = self._trainer.model.forward_alone
