@@ -79,7 +79,7 @@ class Measured:
     """Measurements of a study: its steps and its network."""
 
     works: Mapping[str, Work] = field(default_factory=dict)
-    """The computation of a rank, by `local_work`; never of another local batch."""
+    """The computation of a rank, by `local_work`; never of another batch per replica."""
     network: NetworkTable | None = None
 
     @classmethod
@@ -95,7 +95,7 @@ class Measured:
     def of(
         cls, results: Iterable[RunResult], cells: Iterable[Cell], network: NetworkTable | None = None
     ) -> Measured:
-        """Take the median computation of each local batch from the undisturbed runs of its smallest cell."""
+        """Take the median computation of each batch per replica, of undisturbed runs of its smallest cell."""
         runs: dict[str, list[Work]] = defaultdict(list)
         for run in results:
             if run.outcome is Outcome.OK and not run.disturbed and (work := _work_of(run)) is not None:
@@ -319,7 +319,7 @@ class Surroundings:
 
     def lines(self) -> list[str]:
         """The basis of a choice in lines, including its assumptions."""
-        known = ["local batches that the study has measured: computation and update as measured"]
+        known = ["batches per replica that the study has measured: computation and update as measured"]
         works = known if self.devices.measured.works else []
         return [*self._memory_lines(), *self._rate_lines(), *works, *self._link_lines(), *self.notes]
 
