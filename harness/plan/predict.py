@@ -2,8 +2,8 @@
 
 The time is a replay (`strategies.closed_form.replay`) of the step's computation and messages. What the
 study has measured (`Measured`) goes before what is assumed: computation of the same batch per replica before
-FLOPs over an assumed rate, the network's table before assumed links. A pipeline's bubble is added. Predictions
-serve to choose and to plan; `StepTimes.measured` says which parts were measured.
+FLOPs over an assumed rate, the network's table before assumed links. A pipeline's bubble is added. The
+predictions serve to choose and to plan; `StepTimes.measured` says which parts were measured.
 """
 
 from __future__ import annotations
