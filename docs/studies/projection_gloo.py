@@ -246,7 +246,7 @@ def launch(mbit: float, rounds: int, per_node: int) -> list[dict[str, list[Any]]
 
 
 class Launch:
-    """What the ranks of one launch measured, and what follows for 4 of them."""
+    """Predicts steps of 4 ranks from what the ranks of one launch measured."""
 
     def __init__(self, ranks: list[dict[str, list[Any]]], per_node: int) -> None:
         self.ranks, self.per_node = ranks, per_node
@@ -321,7 +321,7 @@ class Launch:
         return replay(work, operations, self.seconds, at_once=AT_ONCE["gloo"], delays_s=delays).step_s
 
     def _recorded(self, term: Term, setting: Setting) -> Term:
-        """The buckets that 2 ranks recorded, instead of those of the closed form."""
+        """Replace the buckets of the closed form by the ones that 2 ranks recorded."""
         if setting.strategy == "fsdp":
             return term
         steps = [step for rank in self.of(setting, 2) for step in rank]

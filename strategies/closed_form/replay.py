@@ -60,11 +60,6 @@ class Work:
             return begin + share * (forward + backward)
         return begin + (share * forward if passes == "forward" else forward + share * backward)
 
-    def slower(self, factor: float) -> Work:
-        """Return this work on a rank that needs `factor` times as long."""
-        parts = ("forward_s", "backward_s", "update_s")
-        return replace(self, **{part: factor * getattr(self, part) for part in parts})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
@@ -129,8 +124,8 @@ def replay(
     """Replay a step of the mean rank, and of slowest ranks.
 
     `delays_s` is a sample of the time that the slowest rank of a step computes longer than the mean rank
-    (`strategies.closed_form.recorded`): all ranks meet in its operations, so its step is that of all. The
-    delay is spread over its computation. Without delays all ranks are alike.
+    (`strategies.closed_form.recorded`). All ranks wait for the slowest rank in its operations, so that its
+    step is the step of all; its delay is spread over its computation. Without delays all ranks are alike.
     """
     times = [each.count * seconds(each) for each in operations]
     alike = _wall_s(work.compute_s, operations, times, at_once, 1.0)

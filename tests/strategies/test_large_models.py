@@ -58,7 +58,7 @@ def shapes_alone(monkeypatch) -> Iterator[None]:
 @pytest.mark.usefixtures("shapes_alone")
 def test_the_closed_form_of_a_billion_parameters_on_256_ranks() -> None:
     """1,235,814,400 parameters, which with AdamW would be 18 GiB on one rank: every gathering and sum, in
-    order, is that of the closed form."""
+    order, is in the closed form."""
     parts = SHAPE.parts()
     assert isinstance(parts, ModelParts)
     assert parts.values == 1_235_814_400

@@ -72,7 +72,7 @@ class Clock:
 
 @contextmanager
 def timed(clock: Clock, strategy: str) -> Iterator[None]:
-    """Have every operation take its time. Sums of buckets go on beside the passes; all others block."""
+    """Have every operation take its time. The passes continue during sums of buckets; all others block."""
     note = RecordedGroup._done
 
     def done(group: RecordedGroup, operation: str, sent: list[Tensor], result: Any) -> Any:
