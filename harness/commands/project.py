@@ -148,22 +148,13 @@ def _memory(cell: Cell, per_node: int) -> int | None:
 
 def _fitting(cell: Cell, share: float) -> str | None:
     """A strategy, or activation checkpointing, that takes at most a share of a cell's memory."""
-    needed = predicted_bytes([cell], None).get(cell.id)
-    if needed is None:
-        return None
     others = {"--activation-checkpointing": msgspec.structs.replace(cell, activation_checkpointing=True)}
     for facts in STRATEGIES.all_facts:
         if facts.projected and facts.distributed:
-            words = f"--strategy {facts.name}"
-            others[words] = msgspec.structs.replace(cell, strategy=facts.name)
-    return next(
-        (
-            words
-            for words, other in others.items()
-            if predicted_bytes([other], None)[other.id] <= share * needed
-        ),
-        None,
-    )
+            others[f"--strategy {facts.name}"] = msgspec.structs.replace(cell, strategy=facts.name)
+    room = share * (_memory(cell, cell.gpus) or 0)
+    known = {words: _memory(other, cell.gpus) for words, other in others.items()}
+    return next((words for words, needed in known.items() if needed and needed <= room), None)
 
 
 def _network_call(study: Study, gpus: int) -> str:

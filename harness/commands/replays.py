@@ -60,13 +60,13 @@ class Replayer:
         last = of.last
         try:
             parts = facts(WORKLOADS.parse(last.cell.workload)).parts
-            projected = STRATEGIES.facts(last.cell.strategy).projected
+            strategy = STRATEGIES.facts(last.cell.strategy)
         except BenchError as error:
             return str(error)
         if isinstance(parts, Unknown):
             return f"the messages of {last.cell.workload} are not known: {parts.reason}"
-        if not projected or not last.cell.dense:
-            return "its messages are not replayed"
+        if not (strategy.projected and strategy.distributed and last.cell.dense):
+            return f"the messages of {last.cell.strategy} are not replayed"
         if unlike := self.unlike(last):
             return f"the network table describes another network ({listed(unlike, last='; ')})"
         if local_work(last.cell) not in self.measured.works:

@@ -133,6 +133,19 @@ def test_a_table_that_lacks_a_collective_is_noticed(study, tmp_path) -> None:
     assert "does not cover 16 ranks on 2 nodes" in refused.refusal.reason
 
 
+def test_one_device_alone_has_no_messages_to_replay(planted, new_timing, tmp_path) -> None:
+    planted.device = "cuda"
+    [alone] = planted.series("weak", "single", [1], batch=8, optimizer="sgd")
+    planted.plan()
+    planted.run(alone, new_timing(step_ms=10.0, input_ms=0.0, off_step_ns=lambda rank: [10 * MS] * 8))
+    path = tmp_path / "table.json"
+    path.write_bytes(schemas.NETWORK.encode(a_table(environment=an_environment(nccl=None))))
+    [series] = project(planted.study.root, "--network", str(path), to=2).series
+    [refused] = series.of("refused")
+    assert refused.refusal.kind == "one size"
+    assert "--strategy ddp --gpus 2" in refused.refusal.lift.command
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
