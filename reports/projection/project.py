@@ -31,7 +31,7 @@ from results.statistics import Metric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Functions that tell what reports do not know of cells. The defaults know nothing."""
+    """Functions for facts of cells that only strategies know. By default these are unknown."""
 
     replay: Callable[[Measured], Replays] = lambda of: "no network table was given"
     projects: Callable[[Cell], bool] = lambda cell: cell.dense

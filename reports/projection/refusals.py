@@ -89,7 +89,7 @@ def _emulated(asked: Asked, gpus: int) -> Refusal | None:
     named = ", ".join(f"{one:,}" for one in emulated)
     word = device_word(asked.of.last.cell.device)
     reason = (
-        f"{named} was emulated: ranks shared cores, or a virtual network, and say nothing of a larger size"
+        f"{named} was emulated: ranks that share cores, or a virtual network, do not tell of larger sizes"
     )
     needs = f"it needs other hardware, a separate device for each {word} on {named}"
     return Refusal(kind="emulated", reason=reason, lift=Lift(command=None, what=needs))
@@ -173,7 +173,7 @@ def _law(asked: Asked, gpus: int) -> Refusal | None:
 
 def _one_size(asked: Asked, gpus: int) -> Refusal:
     largest, replay = asked.of.largest, asked.answer.replays
-    reason = f"one size was measured, and there is no replay: {replay}"
+    reason = f"one size was measured, and a replay does not answer: {replay}"
     half = largest // 2
     if half >= 2:
         lift = asked.runs(f"{half:,} as well", [half])
@@ -187,9 +187,8 @@ def _one_size(asked: Asked, gpus: int) -> Refusal:
 
 def _boundary(asked: Asked, gpus: int) -> Refusal:
     of, two = asked.of, 2 * asked.of.per_node
-    reason = (
-        f"no size was measured over nodes of {of.per_node:,}, and there is no replay: {asked.answer.replays}"
-    )
+    why = asked.answer.replays
+    reason = f"sizes were measured inside of a node of {of.per_node:,}, and a replay does not answer: {why}"
     return Refusal(kind="node boundary", reason=reason, lift=asked.runs(f"two nodes, {two:,}", [two]))
 
 
@@ -200,7 +199,7 @@ def _irregular(asked: Asked, gpus: int) -> Refusal:
     word = "lost" if change > 0 else "gained"
     reason = (
         f"efficiency {word} {percent(abs(math.expm1(-change)))} a doubling up to {at:,}, more than 10 %, and "
-        f"there is no replay: {asked.answer.replays}"
+        f"a replay does not answer: {asked.answer.replays}"
     )
     table = asked.network(max(of.largest, 2 * of.per_node)) if isinstance(asked.answer.replays, str) else None
     itself = asked.itself(gpus)

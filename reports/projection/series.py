@@ -119,7 +119,7 @@ class Answer:
     """1 less its error over the error of constant efficiency, on measured sizes; None: not tested."""
     step_ns: Callable[[int], float]
     roughness: float
-    """What widens its band: unevenness of the curve, or the error of a replay on the largest size."""
+    """Unevenness of the curve, or the error of a replay on the largest size, which widens the band."""
     replays: Replays
     """The replay that answers, or why none does."""
 

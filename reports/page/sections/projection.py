@@ -68,7 +68,7 @@ class Refused:
 
 
 def _order(lift: Lift) -> str:
-    """What is measured with what it takes: `64 itself (about 0.6 GPU-hours, 2.11 USD)`."""
+    """The measurement with what it takes: `64 itself (about 0.6 GPU-hours, 2.11 USD)`."""
     if lift.gpu_hours is None:
         return lift.what
     price = "" if lift.usd is None else f", {lift.usd:,.2f} USD"
