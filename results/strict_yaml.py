@@ -160,7 +160,7 @@ def _misfit(mapping: Mapping[str, object], hint: Any) -> str:
 def _advice(hint: Any, given: object, text: str) -> str:
     """Advice where YAML, or the author of the file, confused a string and a number."""
     kinds = set(alternatives(hint))
-    # Where a list is allowed too, a string holds several values: a value of a switch is then not a string.
+    # If a list is allowed too, a string holds several values, so the value of a switch cannot be a string.
     switches = bool in kinds and any(get_origin(kind) is list for kind in kinds)
     if str in kinds and not switches and not kinds & {int, float}:
         if isinstance(given, dict) and len(given) == 1:

@@ -333,7 +333,7 @@ def startup_ending(
         if away is not None:
             ending = Ending(Outcome.NODE_FAILED, f"the scheduler did not answer: {away['words']}")
         elif unmet is not None:
-            # First, because the launch is then tried again: a machine's fault would end the campaign.
+            # Checked first: this launch is tried again, and a fault of the machine would end the campaign.
             ending = Ending(Outcome.MISSING_RANKS, f"the workers did not meet ({unmet})")
         elif fault is not None:
             # Not the cell's fault: the cell is run again when the machine is repaired.

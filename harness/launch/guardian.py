@@ -148,7 +148,7 @@ def _children() -> list[int]:
         if name.isdecimal():
             try:
                 with open(f"/proc/{name}/stat", errors="replace") as file:
-                    # What is in brackets is the program's name, which may hold anything.
+                    # The program's name is in brackets, and may contain anything.
                     fields = file.read().rpartition(")")[2].split()
             except OSError:
                 continue

@@ -51,7 +51,7 @@ def heartbeats(folder: Path) -> dict[int, str]:
         with path.open("rb") as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
             lines = file.read().split(b"\n")
-        # What comes after the last line's end is a line that was cut off.
+        # The text after the last line's end is a line that was cut off.
         for line in reversed(lines[:-1]):
             with suppress(ValueError, KeyError, TypeError):
                 times[rank] = str(json.loads(line)["at"])

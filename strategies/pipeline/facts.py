@@ -210,7 +210,7 @@ class Pipeline(StrategyFacts):
             activations=largest.end,
             **rest,
         )
-        fewer = update + received  # What is received may be of half precision.
+        fewer = update + received  # Received values may have half precision.
         yield Footprint(moment="update", optimizer=state + update, gradients=trained, estimated=fewer, **rest)
 
     def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:

@@ -259,7 +259,7 @@ def restore(trainer: Resumable, state: RankState, *, exact: bool) -> None:
     model, shared = trainer.model, state.shared
     require_groups(trainer, state)
     if exact:
-        # First, as forming the buckets may take a step.
+        # Loaded first, because forming the buckets may take a training step.
         model.load_strategy_state(state.own["strategy"])
     _restore_tensors(trainer, state)
     _restore_optimizer(trainer, state)

@@ -39,8 +39,8 @@ class GPTShape(TextShape):
                 *linear(d, 4 * d, by="outputs"),
                 *linear(4 * d, d, by="inputs"),
             ),
-            # Whole: inputs and results of both norms. Split: query, key, value, the result of attention, and
-            # input and result of GELU.
+            # `whole`: inputs and results of both norms. `split`: query, key, value, the result of attention,
+            # and input and result of GELU.
             saved=saved(whole=4 * t * d + 4 * t, split=12 * t * d + t * self.heads),
             products=saved(whole=2 * t * d, split=8 * t * d + t * self.heads),
             input=VALUE_BYTES * t * d,

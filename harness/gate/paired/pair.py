@@ -455,7 +455,7 @@ def _standing(context: PairContext, number: int, side: Side) -> str:
             phases.setdefault(state.phase, []).append(str(rank))
         run_id = next((state.started[-1] for state in states.values() if state.started), "")
         printed = rank_output(folder, launches[-1])
-        # What a rank says of a failure is on stderr.
+        # Ranks report failures on stderr.
         printed.sort(key=lambda file: file.stream != "stderr")
         files = [*printed, *launcher_output(folder), *files]
     ranks = [f"{phase} (rank{'s' if len(of) > 1 else ''} {listed(of)})" for phase, of in phases.items()]

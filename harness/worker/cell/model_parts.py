@@ -260,8 +260,8 @@ def flops_of(
     if any([tensor.shape for tensor in tensors(other)] != shapes for other in others):
         raise BenchError("the workload's batches differ in shape")
     module = workload.module.to(device)
-    # Named, so that the count never depends on which kernel torch prefers: a fused kernel's backward computes
-    # the scores again, which would be counted, and the CPU's fused kernel is not counted at all.
+    # The backend is named, so that the count does not depend on which kernel torch prefers: a fused kernel's
+    # backward computes the scores again, which would be counted, and the CPU's fused kernel is not counted.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss = workload.loss_of(module, batch)
         forward = counter.get_total_flops()

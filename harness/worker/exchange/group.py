@@ -149,7 +149,7 @@ class ExchangeGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        # Given by torch after construction, and asked for once more after torch has forgotten the group.
+        # torch names the group after construction, and asks for the name even after forgetting the group.
         self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
         return self._name
 

@@ -298,7 +298,7 @@ class Recorder:
         for operation in self._operations:
             start, end = self._steps[operation.step]
             begin_ns = self._device.elapsed_ns(start, operation.issued)
-            # Nothing is in flight when a step has ended.
+            # When a step has ended, no operation is in flight, so an operation without an end ended with it.
             end_ns = self._device.elapsed_ns(start, end if operation.ended is None else operation.ended)
             if operation.name not in POINT_TO_POINT:
                 queue = operation.step, operation.group

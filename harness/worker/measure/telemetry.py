@@ -211,7 +211,7 @@ class TelemetrySampler:
         for name, read in list(self._readings.items()):
             value = self._try(name, read)
             if value is None:
-                # What failed once is not asked for again.
+                # A reading that failed once is not tried again.
                 del self._readings[name]
             else:
                 row[name] = value

@@ -434,7 +434,7 @@ class Simulator:
         ).contiguous()
         self._control.sum_to_first(total)
         self._beat()
-        # After the sum, the values on the other ranks mean nothing.
+        # Only rank 0 has the sum; the values on the other ranks are meaningless.
         return total if self._setup.rank.rank == 0 else total.new_empty(0)
 
 

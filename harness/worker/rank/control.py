@@ -31,7 +31,7 @@ class Control:
             dist.barrier()
 
     def begin_together(self, *, devices: bool = True) -> None:
-        """Wait until all ranks have arrived; with `devices`, their device queues wait for each other as well.
+        """Wait until all ranks have arrived; with `devices`, the queues of their devices wait as well.
 
         Hosts leave the barrier some 0.1 ms apart.
         """
