@@ -107,7 +107,7 @@ def _file_name(night: Baseline) -> str:
 
 
 def _same_night(runs: Set[str], path: Path) -> Path | None:
-    """The night of a machine that has one of these runs, or `path` if it exists; None if neither does.
+    """The night of a machine that has one of these runs, or `path` if it exists; None if there is neither.
 
     Damaged files are ignored: `read_nights` names them.
     """

@@ -79,8 +79,8 @@ def open_batches(request: DataRequest) -> Iterator[Batch]:
 
     All random numbers come from separate generators, so that torch's global random state stays as it is and
     one process can open the batches of every replica. Real data and a user's Dataset are dealt anew each
-    epoch (a seeded permutation), no sample to two replicas; samples that do not fill a batch are left out. Of
-    an iterable of samples each replica takes every `replicas`-th. A function decides itself what it opens.
+    epoch (a seeded permutation), no sample to two replicas; samples that do not fill a batch are left out.
+    From an iterable of samples each replica takes every `replicas`-th. A function decides what it opens.
     Raises UsageError if the data set does not fit the workload or has less than one batch for each replica;
     and, with the batches, for a batch of another number of samples, and for any error of a user's data.
     """

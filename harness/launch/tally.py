@@ -56,7 +56,7 @@ class Conditions:
 
     @classmethod
     def elsewhere(cls, code: CodeVersion) -> Conditions:
-        """The conditions of runs on other machines, of which only the code is known."""
+        """The conditions of runs on other machines; only their code is known."""
         return cls(code_hash=code.code_hash, packages=code.packages)
 
     def after(self, results: Sequence[RunResult]) -> Conditions:

@@ -115,7 +115,7 @@ def frontiers(costs: Sequence[CellCost]) -> list[Frontier]:
 def cheapest_within(frontier: Frontier, within_s: float) -> CellCost | None:
     """The cheapest cell whose epoch takes at most `within_s` seconds; None if all take longer.
 
-    Of equally cheap cells it is the fastest. The answer is on the frontier for any time.
+    If several cells are equally cheap, it is the fastest of them. The answer is on the frontier for any time.
     """
     in_time = [
         cost for cost in frontier.best if cost.epoch_ns is not None and cost.epoch_ns.value <= within_s * 1e9

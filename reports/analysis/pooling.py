@@ -1,8 +1,8 @@
 """Pools: the runs of a cell in one environment, with one kind of evidence.
 
-The newest environment with a successful run counts; every other run is named with the facts that differ. Of
-its runs those that other processes disturbed are left out where two others are left, so that one slow run
-does not move a figure. All figures of a study rest on the same runs.
+The newest environment with a successful run counts; every other run is named with the facts that differ.
+Runs of that environment that other processes disturbed are left out if at least two other runs remain, so
+that one slow run does not move a figure. All figures of a study rest on the same runs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The log has one JSON object a line, for people with `jq` and for the supervisor,
 log has not grown for too long, a watchdog inside the rank prints where the rank is stuck.
 
 torchrun gives each rank a file for stdout and one for stderr, and a model that prints in each step would fill
-the disk. The words before a crash matter most, and must be in the file whoever ends the process. So output is
+the disk. The words before a crash matter most, and must be in the file however the process ends. So output is
 never buffered: a thread looks at the sizes of the files while the rank prints, and cuts the middle out of a
 file that is too long, so that its beginning and its end remain.
 """
@@ -211,9 +211,9 @@ class _Output:
     def _rewrite(file: int, at: int, data: bytes, size: int) -> None:
         """Replace what lies between `at` and `size`, the file's end, by `data`.
 
-        What is appended meanwhile is moved with it, in `_ROUNDS` reads at most: no copy catches up with a
-        process that prints without pause. What is appended between the last look and the cut is lost: no call
-        does both, and whoever writes is not held up.
+        Text that is appended meanwhile is moved too, in `_ROUNDS` reads at most, because no copy catches up
+        with a process that prints without pause. Text that is appended between the last look and the cut is
+        lost: no system call does both, and the writing process is not blocked.
         """
         at += os.pwrite(file, data, at)
         for _ in range(_ROUNDS):
