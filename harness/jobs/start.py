@@ -169,7 +169,7 @@ class JobStart:
     def _ask_for_end(self) -> None:
         """Ask the scheduler when the job ends: its signal may come earlier than requested.
 
-        Slurm sends it up to 60 s early (--signal in its manual). Without an answer it is taken to be punctual.
+        Slurm sends it up to 60 s early (--signal in its manual). Otherwise the signal counts as punctual.
         """
         heard = time.monotonic()
         left_s = self._environment.left_s()

@@ -99,7 +99,7 @@ def _epochs(studies: Sequence[Study], text: str, console: Console) -> dict[str, 
             raise UsageError(f"--epoch-samples {item}: the workloads are {', '.join(workloads)}")
     if "" in found and len(workloads) > 1:
         each = ",".join(f"{workload}=N" for workload in workloads)
-        console.warn(f"--epoch-samples {text}: a number names no workload; give --epoch-samples {each}")
+        console.warn(f"--epoch-samples {text} is of no single workload: give --epoch-samples {each}")
         return {}
     return {workload or workloads[0]: number for workload, number in found.items() if workloads}
 

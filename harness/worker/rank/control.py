@@ -31,10 +31,8 @@ class Control:
             dist.barrier()
 
     def begin_together(self, *, devices: bool = True) -> None:
-        """Wait until all ranks have arrived; with `devices`, the queues of their devices wait as well.
-
-        Hosts leave the barrier some 0.1 ms apart.
-        """
+        """A barrier of the ranks, and with `devices` one in the queues of their devices as well: hosts leave
+        theirs some 0.1 ms apart."""
         self.barrier()
         if devices and dist.get_world_size() > 1 and device_of(self.device).asynchronous:
             self.all_reduce(torch.zeros(1, device=self.device))
