@@ -169,7 +169,8 @@ class JobStart:
     def _ask_for_end(self) -> None:
         """Ask the scheduler when the job ends: its signal may come earlier than requested.
 
-        Slurm sends it up to 60 s early (--signal in its manual). Otherwise the signal counts as punctual.
+        Slurm sends it up to 60 s early (--signal in its manual). If the scheduler does not
+        answer, the signal counts as punctual.
         """
         heard = time.monotonic()
         left_s = self._environment.left_s()
