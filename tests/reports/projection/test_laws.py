@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import pytest
 
@@ -125,3 +126,14 @@ def test_the_shipped_bands_hold_what_the_docs_say() -> None:
         middle = len(widths) // 2
         assert (widths[middle] + widths[(len(widths) - 1) // 2]) / 2 <= widest, times
     assert all(one.distance == distance(one.doublings, one.roughness) for one in errors)
+
+
+def test_the_chosen_law_is_nowhere_worse_than_constant_efficiency_by_more_than_0_2_points() -> None:
+    for family in shipped().families:
+        for times in {round(2**one.doublings) for one in family.residuals}:
+            those = [one for one in family.residuals if round(2**one.doublings) == times]
+            own, constant = (
+                median(abs(math.expm1(-one.errors[law or one.law])) for one in those)
+                for law in (None, CONSTANT)
+            )
+            assert own <= constant + 0.002, (family.source, times)
