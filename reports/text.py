@@ -136,7 +136,7 @@ def metric(figure: Metric) -> MetricText:
 def listed(items: Sequence[str], *, most: int = 4, last: str = " and ") -> str:
     """`a`, `a and b`, `a, b and c`; beyond `most`: `a, b, c and 3 more`. `last` joins the last two.
 
-    Items with commas of their own are set apart by semicolons: `a, ring; b, tree and c`.
+    Semicolons separate items that contain commas: `a, ring; b, tree and c`.
     """
     if len(items) > most:
         items = [*items[: most - 1], f"{len(items) - most + 1} more"]

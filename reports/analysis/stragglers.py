@@ -83,7 +83,7 @@ class Stragglers:
 
     @property
     def slow_names(self) -> str:
-        """What is slow in a few words: `host node-05`, `rank 3 on node-00`, `4 ranks`."""
+        """Name what is slow: `host node-05`, `rank 3 on node-00`, `4 ranks`."""
         if self.slow_nodes:
             return self.node_names
         on = (

@@ -88,7 +88,7 @@ def drawn(chart: Chart) -> Drawing:
 
 
 def small(chart: Chart) -> Markup:
-    """The chart's lines and rules alone, for a row of a table; its values are in the drawing itself."""
+    """Draw the chart's lines and rules without words, for a row of a table."""
     width, height = _SMALL
     x, y = _scales(chart)
     x, y = replace(x, start=5, end=width - 5), replace(y, start=height - 5, end=5)
@@ -343,7 +343,7 @@ def _marks(line: Line, x: _Scale, y: _Scale, taken: list[_Box]) -> Iterator[str]
 
 
 def _mark(point: Point, across: float, down: float, x: _Scale, taken: list[_Box]) -> str:
-    """The label of a ring: at the first place beside it that is free and in the drawing."""
+    """Draw the label of a ring at the first place near it that is free and in the drawing."""
     width = _LETTER * 1.1 * len(point.mark)
     for left, base in product((True, False), (14, -7, 27, -20)):
         begin = across - 8 - width if left else across + 8

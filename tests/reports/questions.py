@@ -53,7 +53,7 @@ class Planted:
 
 @dataclass(kw_only=True)
 class _Making:
-    """What a study is made from while its cells and runs are drawn."""
+    """Collects the cells and runs of a study while they are drawn."""
 
     random: np.random.Generator
     cells: dict[str, Cell] = field(default_factory=dict)

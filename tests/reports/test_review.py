@@ -15,7 +15,7 @@ from harness.launch.tally import Conditions, study_tally
 from results.job import RunOptions
 from results.store import Study
 
-SLOW = "ddp x 4, 8 / 32, run 3"
+SLOW = "ddp on 4, batch 8 a replica, run 3"
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_an_excluded_run_does_not_count_as_done(study) -> None:
 
 def test_a_cell_whose_runs_are_all_excluded_has_no_figure_and_the_next_command_runs_it(study, capsys) -> None:
     for number in (1, 2, 3):
-        exclude(f"ddp x 4, 8 / 32, run {number}")
+        exclude(f"ddp on 4, batch 8 a replica, run {number}")
     assert run(["report", "planted"]) == 0
     cell = row(study.root / "cells.csv", gpus="4")
     assert (cell["outcome"], cell["step_ns"]) == ("excluded", "")
@@ -98,7 +98,10 @@ def test_a_cell_whose_runs_are_all_excluded_has_no_figure_and_the_next_command_r
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--exclude", "ddp x 4, 8 / 32, run 4", "--reason", "x"], "did you mean 'ddp x 4, 8 / 32, run"),
+        (
+            ["--exclude", "ddp on 4, batch 8 a replica, run 4", "--reason", "x"],
+            "did you mean 'ddp on 4, batch 8 a replica, run",
+        ),
         (["--exclude", "20260102T030405Z-00000", "--reason", "x"], "did you mean '20260102T030405Z-00000"),
         (["--include", SLOW, "--reason", "x"], "is not excluded"),
         (["--exclude", SLOW], "--reason"),
@@ -112,7 +115,7 @@ def test_a_wrong_call_is_a_sentence_and_writes_nothing(study, capsys, words, say
 
 
 def test_several_runs_in_one_call_and_the_list_names_them(study, capsys) -> None:
-    names = [f"ddp x 2, 8 / 16, run {number}" for number in (1, 2)]
+    names = [f"ddp on 2, batch 8 a replica, run {number}" for number in (1, 2)]
     words = [word for name in names for word in ("--exclude", name)]
     assert review(*words, "--reason", "hot", "--note", "look again", "--approve") == 0
     assert [one.what for one in study.review().entries] == ["excluded", "noted", "approved"]

@@ -57,6 +57,16 @@ def test_slower_and_no_difference(plant, step_ms, change, words) -> None:
     assert words in comparison.findings[0]
 
 
+def test_what_changed_is_first_and_the_largest_change_leads(plant) -> None:
+    before = plant("before", [10.0, 10.1, 10.2], gpus=(2, 4))
+    slower = plant("after", [15.0, 15.1, 15.2], gpus=(2,))
+    faster = plant("later", [9.0, 9.1, 9.2], gpus=(2, 4))
+    page = render_studies([before, slower, faster])
+    found = re.findall(r'<p class="figure">([^<]*)</p>', page[: page.index("Cells that do the same work")])
+    # Step times: 15.1 / 10.1 is 49.5 % more, 9.1 / 10.1 is 9.9 % less.
+    assert found == ["3 of 3 cells changed", "49.5 % slower", "9.9 % faster", "9.9 % faster"]
+
+
 def test_two_runs_are_not_judged_but_shown(plant) -> None:
     comparison = side_by_side([plant("old", [10.0, 11.0]), plant("new", [5.0, 5.5])])
     entry = comparison.cells[0].entries[1]

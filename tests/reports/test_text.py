@@ -106,3 +106,8 @@ def test_a_number_is_never_minus_zero_and_is_near_its_value(value) -> None:
     shown = text.number(value)
     assert not (shown.startswith("-") and float(shown.replace(",", "")) == 0)
     assert math.isclose(float(shown.replace(",", "")), value, rel_tol=0.0051, abs_tol=1e-9)
+
+
+def test_items_with_commas_are_set_apart_by_semicolons() -> None:
+    assert text.listed(["ddp", "fsdp", "zero1"]) == "ddp, fsdp and zero1"
+    assert text.listed(["ddp, ring", "fsdp", "zero1"], last=", ") == "ddp, ring; fsdp; zero1"

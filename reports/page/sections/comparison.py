@@ -44,7 +44,7 @@ _ABOUT = (
 )
 _AGAINST_FIRST = "method-against-first"
 _LARGEST = 3
-"""The number of changes with a tile of their own."""
+"""The number of changes with a tile each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def comparison_section(comparison: SideBySide) -> Section:
 
 
 def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
-    """What changed: how many cells, and the largest changes, the largest first."""
+    """Say how many cells changed, and name the largest changes, the largest first."""
     judged = [
         (shared.cell, entry)
         for shared in comparison.cells
