@@ -88,7 +88,7 @@ LAUNCHES: dict[int, list[Setting]] = {
     1: [*APART, *SLOW],
     2: [replace(each, name="balanced, 2 ranks a node") for each in APART[:2]],
 }
-"""By the ranks of a node."""
+"""The settings of each launch, by the ranks of a node."""
 
 
 class Nap(torch.autograd.Function):
