@@ -79,7 +79,7 @@ class Measured:
     """Measurements of a study: its steps and its network."""
 
     works: Mapping[str, Work] = field(default_factory=dict)
-    """The computation of a rank, by `local_work`; never of another batch per replica."""
+    """The computation of a rank, by `local_work`; never of another batch of a replica."""
     network: NetworkTable | None = None
 
     @classmethod
@@ -95,7 +95,7 @@ class Measured:
     def of(
         cls, results: Iterable[RunResult], cells: Iterable[Cell], network: NetworkTable | None = None
     ) -> Measured:
-        """Take the median computation of each batch per replica, of undisturbed runs of its smallest cell."""
+        """Take the medians of undisturbed runs, for each batch of a replica of its smallest cell."""
         runs: dict[str, list[Work]] = defaultdict(list)
         for run in results:
             if run.outcome is Outcome.OK and not run.disturbed and (work := _work_of(run)) is not None:

@@ -150,7 +150,7 @@ def run_of(cell: Cell, compute_s: float, *, forward_s: float, update_s: float, *
 
 def test_measured_computation_goes_before_assumed() -> None:
     """12 s of one rank, of which 4 are forward and 1 is the update; the median of the quiet runs. It counts
-    for no other local batch, and for any number of ranks and any replicas."""
+    for no other batch of a replica, and for any number of ranks and any replicas."""
     alone, four = nano_cell("single", 1), nano_cell("ddp", 4)
     runs = [run_of(alone, compute_s, forward_s=4, update_s=1) for compute_s in (11, 12, 19)]
     runs.append(run_of(alone, 90, forward_s=4, update_s=1, disturbed=True))
