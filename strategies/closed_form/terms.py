@@ -127,11 +127,8 @@ def shares_before_blocks(parts: ModelParts) -> list[float]:
 
 
 def sums_of_units(units: tuple[int, list[int]], parts: ModelParts) -> tuple[Piece, ...]:
-    """Return the sums of a sharded model in a backward pass: blocks from last to first, then the rest.
-
-    `units` are the bytes of the rest (what is around the blocks) and of each block. A unit without trained
-    parameters has no sum.
-    """
+    """Return the sums of a sharded model in a backward pass: the last block first, last what is around the
+    blocks; `units` are the bytes of that and of each block. Units without trained parameters are left out."""
     around, blocks = units
     shares = [1.0 - share for share in shares_before_blocks(parts)]
     sums = [Piece(size, share) for size, share in zip(reversed(blocks), reversed(shares), strict=True)]

@@ -71,8 +71,8 @@ def test_ranks_send_no_faster_across_nodes_than_inside(rate) -> None:
 
 
 def test_groups_of_a_table_share_a_nodes_way_out() -> None:
-    """hsdp on 2 nodes of 8: a sum of 2 ranks takes 1 s alone. 8 of them together take at least as long as one
-    sum over all 16 that moves as much out of a node."""
+    """hsdp on 2 nodes of 8: a sum of 2 ranks takes 1 s while no other runs. 8 of them together take at least
+    as long as one sum over all 16 that moves as much out of a node."""
     cell = nano_cell("hsdp", 16, node_size=8, **GPU)
     groups = group_layout("hsdp", 16, 8)
     [_, across] = [term for term in traffic(cell, parts_of(cell.workload)) if term.collective != "all-gather"]
