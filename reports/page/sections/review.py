@@ -37,7 +37,7 @@ def entry_table(study: StudyFigures) -> TextTable:
 
 
 def run_names(study: StudyFigures) -> Mapping[str, str]:
-    """The name of each run of a planned cell, by run id: `ddp on 16, batch 8 a replica, run 2`, the cell's second."""
+    """The name of each run of a planned cell, by run id, such as `ddp on 16, batch 8 a replica, run 2`."""
     return {
         run.run_id: f"{cell_label(study, pool.cell)}, run {number}"
         for pool in study.pools.values()
