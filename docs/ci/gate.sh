@@ -5,7 +5,7 @@
 #
 # Against the branch that a change is for, a drift of 1 % a change is never reported: where the checkout has
 # baselines/accepted.yaml, the commit that it names is compared with in place of BASE (docs/gate.md).
-# FOLDER (gate) gets the pairs and what CI reads: summary.md, junit.xml, annotations.txt, verdict.json,
+# FOLDER (gate) gets the pairs, their pages in site/, and what CI reads: summary.md, junit.xml, annotations.txt, verdict.json,
 # bencher.json, benchmark.json. The exit code is that of bench compare (docs/gate.md).
 set -euo pipefail
 study=$1
@@ -29,6 +29,7 @@ bench compare --ab "$base" HEAD --out "$folder/pairs" \
     --format "bencher=$folder/bencher.json" \
     --format "github-action-benchmark=$folder/benchmark.json" \
     -- "$study" || code=$?
+bench site "$folder/pairs" -o "$folder/site" || echo "the pages of the pairs could not be written" >&2
 # A runner that is too busy to compare anything is no fault of the change.
 if [ "$code" = 3 ] && grep -q '"nothing compared"' "$folder/verdict.json"; then
     echo "nothing was compared: see $folder/summary.md" >&2

@@ -84,7 +84,7 @@ def _show(figures: StudyFigures, console: Console) -> None:
             figures.review.excluded.get(run.run_id),
         )
         rows.append((names[run.run_id], run.run_id, f"{run.outcome}", step, why or ""))
-    heads = ("run", "id", "outcome", "step time", "")
+    heads = ("run", "id", "outcome", "step time", "excluded because")
     console.table(heads, rows, numeric=[head == "step time" for head in heads])
     table = entry_table(figures)
     if table.rows:

@@ -115,7 +115,12 @@ def require_approval(text: str) -> None:
     study = Study(latest(text) if text.endswith(LATEST) else Path(text))
     if not study.is_there:
         raise UsageError(f"--reviewed needs a study that was approved, and {text} is not a study")
-    words, stands = study.review().approval(read_results(study))
+    review = study.review()
+    if review.damaged:
+        raise UsageError(
+            f"{study.root} was approved, if at all, without a damaged entry: {review.damaged[0]}"
+        )
+    words, stands = review.approval(read_results(study))
     if not stands:
         command = bench_call("review", study.root, "--approve")
         raise UsageError(f"{study.root} is {words or 'not approved'}: read its report, then call {command}")

@@ -8,7 +8,8 @@ cores of a machine, and stand-ins are not what one buys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +18,7 @@ from reports.analysis.cost import EMULATED, NO_EPOCH, CellCost, cell_costs
 from reports.analysis.effect import effect_text
 from reports.analysis.figures import CellFigures, differences_in_training
 from reports.analysis.knee import Knee, knee
-from reports.analysis.scaling import Curve, Efficiency, Piece, piece_of, ties
+from reports.analysis.scaling import Curve, Efficiency, Gap, Piece, piece_of, ties
 from reports.analysis.study import StudyFigures
 from reports.text import count, devices, duration, listed, metric, percent, whole_percent
 from results.cell import Device
@@ -394,7 +395,7 @@ def _size_to_buy(
     picked = _why_none(piece, candidates) or PICK[goal.kind](piece, candidates, goal)
     found = picked if isinstance(picked, Picked) else None
     rests_on = _rests_on(candidates, found) if found else None
-    doubts = _doubts(found, rests_on, study) if found and rests_on else ()
+    doubts = _doubts(found, rests_on, study, piece) if found and rests_on else ()
     return SizeToBuy(
         workload=workload,
         scaling=kind,
@@ -467,19 +468,30 @@ def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
     )
 
 
-def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures) -> tuple[str, ...]:
+def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, piece: Piece) -> tuple[str, ...]:
     few = rests_on.fewest_runs < FEWEST_FOR_INTERVAL
     disturbed, runs = rests_on.disturbed, rests_on.runs
     if picked.knee is not None:
         deciding = [study.cells[cell_id] for cell_id in rests_on.deciding]
         disturbed = sum(run.disturbed for one in deciding for run in one.runs)
         runs = sum(len(one.runs) for one in deciding)
+    # Sizes that failed between the choice and the next one that was measured: growing to them may pay.
+    untold = sorted({gap.gpus for curve in piece.curves for gap in _untold(curve, picked.candidate)})
     doubts = {
+        f"no figure on {listed([f'{gpus:,}' for gpus in untold])}" if untold else "": untold,
         f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": few,
         f"{_part(disturbed, runs)} disturbed": disturbed,
         f"{_part(rests_on.dirty, rests_on.runs)} of code with local changes": rests_on.dirty,
     }
     return (*picked.open, *(text for text, holds in doubts.items() if holds))
+
+
+def _untold(curve: Curve, chosen: Candidate) -> Iterator[Gap]:
+    larger = [point.gpus for point in curve.points if point.gpus > chosen.gpus]
+    if curve.key.label == chosen.strategy:
+        for gap in curve.gaps:
+            if not gap.skipped and chosen.gpus < gap.gpus < min(larger, default=math.inf):
+                yield gap
 
 
 def _part(these: int, runs: int) -> str:

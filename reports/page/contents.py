@@ -67,7 +67,14 @@ TRAINED: Mapping[str, Maker] = MappingProxyType(
     }
 )
 """The sections of a study that was trained and not measured."""
-NETWORK: Mapping[str, Maker] = MappingProxyType({"network": network_section, "outcomes": outcomes_section})
+NETWORK: Mapping[str, Maker] = MappingProxyType(
+    {
+        "running": running_section,
+        "network": network_section,
+        "outcomes": outcomes_section,
+        "review": review_section,
+    }
+)
 """The sections of a study that measured the network instead of steps."""
 TAKEN = frozenset({*SECTIONS, *TRAINED, *APPENDIX, "method"})
 """Anchors of the page's own sections, and of the definitions."""

@@ -164,7 +164,7 @@ def _stem(piece: Piece, taken: dict[str, int]) -> str:
 def _draw(axes: Axes, chart: Chart, note: str) -> None:
     """Draw a chart: measured points are filled, emulated ones hollow, bars are intervals, crosses gaps."""
     for line, mark in zip(chart.lines, cycle(_MARKS), strict=False):
-        _draw_line(axes, line, mark)
+        _draw_line(axes, line, mark, chart.y_most)
     thin: dict[str, Any] = {"color": MUTED, "linewidth": 0.7, "linestyle": (0, (6, 2, 1, 2)), "zorder": 1}
     for rule in chart.rules:
         if rule.y is not None:
@@ -201,10 +201,13 @@ def _scale_axes(axes: Axes, chart: Chart) -> None:
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def _draw_line(axes: Axes, line: Line, mark: str) -> None:
+def _draw_line(axes: Axes, line: Line, mark: str, most: float | None) -> None:
     colour = ON_PAPER.get(line.colour, MUTED)
     way = [*([line.start] if line.start else []), *((point.x, point.y) for point in line.points)]
     xs, ys = [x for x, _ in way], [y for _, y in way]
+    for point in line.points:
+        if most is not None and point.y > most:
+            axes.plot(point.x, most, "^", color=colour, clip_on=False)
     if line.pale:
         axes.plot(xs, ys, color=colour, linewidth=0.4, alpha=0.35)
         return

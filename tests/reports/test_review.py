@@ -54,9 +54,9 @@ def test_an_excluded_run_is_in_no_figure_and_comes_back(study, capsys) -> None:
     slow = row(study.root / "runs.csv", reason="excluded by review: node-a was hot, Ann Example saw it")
     assert (slow["counted"], slow["gpus"]) == ("False", "4")
     page = (study.root / "report.html").read_text(encoding="utf-8")
-    assert re.findall(r'class="run excluded"[^>]*><title>(\S+) ([^<]*)<', page)[0] == (
+    assert re.findall(r'class="run excluded"[^>]*><title>(\S+), ([^<]*)<', page)[0] == (
         slow["run_id"],
-        "excluded by review: node-a was hot, Ann Example saw it",
+        "30.0 ms: excluded by review: node-a was hot, Ann Example saw it",
     )
     assert SLOW in page.partition('id="review"')[2].partition("</section>")[0]
     capsys.readouterr()
@@ -151,13 +151,22 @@ def test_a_reviewed_promotion_needs_an_approval_of_the_study_as_it_is(study, pla
     assert "is not a study" in capsys.readouterr().err
 
 
+def test_a_study_without_a_review_lists_its_runs(study, capsys) -> None:
+    assert run(["review", "planted"]) == 0
+    assert SLOW in capsys.readouterr().out
+
+
 def test_a_damaged_line_is_reported_with_every_report(study, capsys) -> None:
+    assert run(["baseline", "save", "main", "planted"]) == 0
+    assert review("--approve") == 0
     exclude()
     study.review_path.write_bytes(study.review_path.read_bytes()[:-9])
+    # The torn line may have been an exclusion after the approval.
+    assert run(["baseline", "promote", "main", "planted", "--reason", "x", "--reviewed"]) == 2
     assert run(["report", "planted"]) == 0
-    assert "line 1 of planted/review.jsonl" in capsys.readouterr().err
-    assert "Line 1 of planted/review.jsonl" in (study.root / "report.html").read_text(encoding="utf-8")
-    with pytest.warns(UserWarning, match="line 1 of"):
+    assert "line 2 of planted/review.jsonl" in capsys.readouterr().err
+    assert "Line 2 of planted/review.jsonl" in (study.root / "report.html").read_text(encoding="utf-8")
+    with pytest.warns(UserWarning, match="line 2 of"):
         reports.load(study.root)
 
 

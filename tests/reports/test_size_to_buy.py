@@ -316,6 +316,19 @@ def test_what_was_not_run_or_failed_comes_before_what_is_open(gpus, new_study, n
     assert rest.kind == "repeats"
 
 
+def test_a_size_that_failed_beyond_the_choice_and_before_the_next_measured_one_lowers_the_confidence(
+    gpus, new_study, new_timing
+) -> None:
+    planted = new_study(gpus({1: 10.0, 2: 10.5, 16: 90.0}).study.root, device="cuda", runs_before=100)
+    assert (bought(planted).choice.gpus, bought(planted).confidence) == (2, "high")
+    cells = planted.series("weak", "ddp", [4, 8, 32], batch=8)
+    planted.plan()
+    for cell in cells:
+        planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
+    found = bought(planted)
+    assert (found.choice.gpus, found.confidence, found.doubts) == (2, "medium", ("no figure on 4 and 8",))
+
+
 def test_without_a_figure_the_next_run_is_what_did_not_run_or_failed(planted, new_timing) -> None:
     cells = planted.series("weak", "ddp", [2, 4], batch=8)
     planted.plan()

@@ -15,9 +15,10 @@ from reports.analysis.outcomes import SkippedSizes, outcome_words, reason_of
 from reports.analysis.study import StudyFigures
 from reports.page.section import Block, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
-from reports.text import count, listed
+from reports.text import count, listed, moment
 from results.cell import label
 from results.plan import Plan
+from results.store import utc_now
 
 _NAMED = 6
 
@@ -34,7 +35,10 @@ def running_section(study: StudyFigures) -> Section | None:
     counts = ", ".join(f"{number:,} {state}" for state, number in states.items())
     left = [row for row in study.running if row["state"] != "done"]
     shown = table(left, [words(head, itemgetter(head)) for head in study.running[0]])
-    note = "The page loads itself again every 10 seconds, unless text is selected, until the study has ended."
+    note = (
+        f"As of {moment(utc_now())}. The page loads itself again every 10 seconds, unless text is selected "
+        f"or a field is in use, until the study has ended."
+    )
     found = Paragraph(f"{count(len(study.running), 'cell')}: {counts}.", "finding")
     blocks = (found, Paragraph(note, "plain"), Table(shown, "Cells that are not done"))
     return Section(anchor="running", title="Running", blocks=blocks)

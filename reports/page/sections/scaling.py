@@ -13,7 +13,7 @@ from reports.page.chart import drawn
 from reports.page.description import Chart, Line, Point, Rule, interval_point
 from reports.page.looks import ROW, Looks, WorkCurves, looks, works
 from reports.page.section import Block, Bullets, Drawing, Drawings, Paragraph, Section
-from reports.text import devices, listed, metric
+from reports.text import devices, duration, listed, metric
 from results.cell import BASELINE_STRATEGY
 from results.outcome import Evidence
 from results.statistics import Metric
@@ -219,7 +219,10 @@ def _point(curve: Curve, point: CurvePoint, value: Metric, scale: float) -> Poin
         scale,
         runs=tuple(own),
         excluded=tuple(
-            (value.value * scale * mean / left.run.step_ns.value, f"{left.run.run_id} {left.reason}")
+            (
+                value.value * scale * mean / left.run.step_ns.value,
+                f"{left.run.run_id}, {duration(left.run.step_ns.value)}: {left.reason}",
+            )
             for left in figures.pool.excluded
             if left.run.step_ns is not None
         ),

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const EVERY_MS = 10000;
-  const reads = () => !getSelection().isCollapsed || document.querySelector("dialog[open], :is(input, select):focus");
+  const reads = () => !getSelection().isCollapsed || document.querySelector(":is(input, select):focus");
 
   function again() {
     if (reads()) return;
