@@ -65,6 +65,7 @@ def test_what_changed_is_first_and_the_largest_change_leads(plant) -> None:
     found = re.findall(r'<p class="figure">([^<]*)</p>', page[: page.index("Cells that do the same work")])
     # Step times: 15.1 / 10.1 is 49.5 % more, 9.1 / 10.1 is 9.9 % less.
     assert found == ["3 of 3 cells changed", "49.5 % slower", "9.9 % faster", "9.9 % faster"]
+    assert re.findall(r"in after: ([^<]*)", page)[0].startswith("0.669 times as fast (")
 
 
 def test_two_runs_are_not_judged_but_shown(plant) -> None:

@@ -109,12 +109,11 @@ def changed_tiles(comparison: SideBySide) -> Iterator[Tile]:
     changed.sort(key=lambda pair: abs(log(pair[1].ratio.value)) if pair[1].ratio else 0.0, reverse=True)
     for cell, entry in changed[:_LARGEST]:
         assert entry.ratio is not None
-        said = metric(entry.ratio)
         yield Tile(
             title=f"{cell.workload}, {label(cell)} on {cell.gpus:,}",
             figure=f"{percent(abs(1 / entry.ratio.value - 1))} {entry.change}",
             lines=(
-                f"in {entry.study}: {said.value} times as fast ({said.note})",
+                f"in {entry.study}: {entry.ratio.value:.3g} times as fast ({metric(entry.ratio).note})",
                 f"differs in: {_differs(_Row(cell, entry))}",
             ),
             anchor=_AGAINST_FIRST,
