@@ -1,4 +1,4 @@
-"""Pictures of the report's sections for docs/report.md, of the generated study (`make gallery`)."""
+"""Pictures of a generated study's report for README and docs/report.md (`make gallery`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,22 @@ FOLDER = Path(__file__).parents[2] / "docs" / "gallery"
 WIDTH, HEIGHT = 1100, 4000
 """Pixels of the browser's window; pictures are cut at their content and at `HIGHEST`."""
 HIGHEST = 560
+FIRST = 700
+"""The same of the picture of the first screen."""
 COLOURS = 48
-ANCHORS = ("best", "curves", "anatomy", "communication", "memory", "cost", "ranks", "outcomes", "table")
-"""Sections in the order of the page."""
+ANCHORS = (
+    "first",
+    "best",
+    "curves",
+    "anatomy",
+    "communication",
+    "memory",
+    "cost",
+    "ranks",
+    "outcomes",
+    "table",
+)
+"""Sections in the order of the page; `first` is the page as it opens."""
 
 
 @click.command()
@@ -31,7 +44,8 @@ def main(program: str) -> None:
         for anchor in ANCHORS:
             alone = f"header, section:not(#{anchor}) {{ display: none !important }} body {{ padding: 8px }}"
             path = Path(folder) / f"{anchor}.html"
-            path.write_text(page.replace("</style>", f"{alone}</style>", 1), encoding="utf-8")
+            style = "" if anchor == "first" else alone
+            path.write_text(page.replace("</style>", f"{style}</style>", 1), encoding="utf-8")
             raw = path.with_suffix(".png")
             flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
             subprocess.run(
@@ -45,7 +59,7 @@ def main(program: str) -> None:
             picture = Image.open(raw).convert("RGB")
             empty = Image.new("RGB", picture.size, picture.getpixel((0, HEIGHT - 1)))
             _, _, right, bottom = ImageChops.difference(picture, empty).getbbox()
-            cut = picture.crop((0, 0, right + 8, min(bottom + 8, HIGHEST)))
+            cut = picture.crop((0, 0, right + 8, min(bottom + 8, FIRST if anchor == "first" else HIGHEST)))
             cut.quantize(COLOURS).save(FOLDER / f"{anchor}.png", optimize=True)
             print(FOLDER / f"{anchor}.png")
 
