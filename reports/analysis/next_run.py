@@ -154,7 +154,8 @@ def _more_runs(study: StudyFigures, piece: Piece, curve: Curve, picked: Picked) 
     gpus, alone = asked(at), single(at)
     sizes = gpus if alone is None else (1, *gpus)
     run = _run(study, at, sizes, kind="repeats", why=why, repeats=wanted)
-    return replace(run, what=f"{count(wanted, 'run')} each of {run.what}")
+    each = " each" if len(sizes) > 1 else ""
+    return replace(run, what=f"{count(wanted, 'run')}{each} of {run.what}")
 
 
 def _larger(study: StudyFigures, curve: Curve, why: str) -> NextRun | None:

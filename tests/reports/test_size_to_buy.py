@@ -283,7 +283,7 @@ def test_the_single_device_that_decides_too_is_in_the_same_call(gpus) -> None:
     planted = gpus({1: 10.0, 2: 10.5, 4: 14.0}, runs=3)
     apart = next_run(analysed(planted, "efficiency:90%"))
     assert apart is not None
-    assert (apart.gpus, apart.what) == ((2,), "6 runs each of ddp on 2")
+    assert (apart.gpus, apart.what) == ((2,), "6 runs of ddp on 2")
     # A plan that refused ddp on one device: the product of both has no third cell.
     planted.series("weak", "ddp", [2, 4], batch=8)
     planted.skip("ddp", 1, "ddp needs at least 2 ranks; on 1 use single", batch=8)

@@ -71,6 +71,11 @@ NOTHING_SUCCEEDED = Markup(
 )
 
 
+_HOW_SURE = "How sure"
+_MOST_TOLD = 4
+"""Workloads and rules of scaling whose growth is told in sentences."""
+
+
 def summary_section(study: StudyFigures) -> Section:
     """Make the first section of the page."""
     every = shown(study, sizes_to_buy(study))
@@ -83,18 +88,28 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
     yield Paragraph(asked_text(study), "finding")
     yield Paragraph(f"{ran(study)}; page by bench {VERSION}{called(study)}", "plain")
     then = next_run(study)
-    command = [Command(f"Run next {then.order}, since {then.why}:", then.command)] if then else []
+    subject = f"{then.workload}: " if then and len({one.bought.workload for one in every}) > 1 else ""
+    command: Block = Paragraph("No further run is needed for these answers.", "plain")
+    if then:
+        command = Command(f"Run next {subject}{then.order}, since {then.why}:", then.command)
     if every:
         yield Answers(_QUESTIONS, tuple(_answer(study, one) for one in every[:_MOST_ROWS]))
         yield Paragraph(" ".join(_beside_the_answers(study, every)), "plain")
     else:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
-    yield Row((Tiles((*_slow_tile(study), _trust_tile(study))), *command))
+    yield Row((Tiles((*_slow_tile(study), _trust_tile(study))), command))
     if not every:
         return
     first = every[0]
     bought = first.bought
-    points = Points(tuple(_sentences(study, first)))
+    others = [
+        (
+            one.named if one.several else capital(one.named),
+            " ".join(text for head, text in _sentences(study, one) if head != _HOW_SURE),
+        )
+        for one in every[1:_MOST_TOLD]
+    ]
+    points = Points((*_sentences(study, first), *others))
     piece = piece_of(study.curves, bought.workload, bought.scaling)
     drawing = efficiency_chart(
         "first",
@@ -132,7 +147,7 @@ def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
     if bought.confidence is not None:
         because = f": {'; '.join(bought.doubts)}" if bought.doubts else ""
         made = f"{capital(bought.confidence)} confidence in the size{because}. {made}"
-    yield "How sure", made
+    yield _HOW_SURE, made
 
 
 _DEFINITIONS = (
@@ -506,7 +521,7 @@ def _trust_tile(study: StudyFigures) -> Tile:
             f"training checked: {proven:,} of {cells:,}; disturbed: {disturbed:,} of "
             f"{count(len(runs) + out, 'run')}{f' ({out:,} left out)' if out else ''}; "
             f"code with local changes: {dirty:,}",
-            "; ".join(gone),
+            "; ".join(gone) + ("" if slow_cells(study.cells.values()) else "; slow hosts or ranks: none"),
             *([f"why: {study.logs_call(failed[0].cell.id)}"] if failed else []),
             *([study.review_text] if study.review_text else []),
         ),
