@@ -49,7 +49,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     """`strategy`, `emulated`, `cores`, `mixed runs`, `disturbed`, `batch`, `memory`, `one size`,
-    `node boundary`, `irregular` or `too far`."""
+    `node boundary`, `irregular`, `not replayed`, `what-if` or `too far`."""
     reason: str
     """A clause."""
     lift: Lift | None

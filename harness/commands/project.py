@@ -43,7 +43,10 @@ def project(
     """
     study = Study.existing(Path(path))
     [figures] = read_figures([path], prices, console)
-    table, told = _table(study, network, what_if, console)
+    table, told = _table(study, network, console)
+    if table is None and what_if:
+        raise UsageError(f"--what-if {what_if[0]} needs a network table: give --network FILE")
+    other = other_network(table, what_if) if table is not None and what_if else None
     if table is not None and network is not None:
         _require_same(Replayer(study=study, figures=figures, table=table), network)
     given = [
@@ -61,7 +64,7 @@ def project(
         command=bench_call("project", path, "--to", to, *words, *(word for pair in given for word in pair)),
         network=told,
         what_if=tuple(what_if),
-        series=projected_series(figures, to, outside_of(study, figures, table)),
+        series=projected_series(figures, to, outside_of(study, figures, table, other)),
     )
     files.replace(study.projection_path, schemas.PROJECTION.encode(found), in_study=True)
     show(found, console)
@@ -69,19 +72,15 @@ def project(
     return found
 
 
-def _table(
-    study: Study, network: str | None, what_if: Sequence[str], console: Console
-) -> tuple[NetworkTable | None, str | None]:
-    """The table that was given, or the study's own, changed as `--what-if` asks, and what it is in words."""
+def _table(study: Study, network: str | None, console: Console) -> tuple[NetworkTable | None, str | None]:
+    """The table that was given, or the study's own, and what it is in words."""
     table = read_network(study, console, network)
     if table is None:
-        if what_if:
-            raise UsageError(f"--what-if {what_if[0]} needs a network table: give --network FILE")
         return None, None
     path = network or study.root / NETWORK_FILE
     groups = len({(row.ranks, row.nodes) for row in table.measurements})
     told = f"{path}, {count(groups, 'group')} measured {table.measured_at[:10]}, {table.evidence}"
-    return other_network(table, what_if), told
+    return table, told
 
 
 def _require_same(replayer: Replayer, network: str) -> None:
@@ -94,14 +93,20 @@ def _require_same(replayer: Replayer, network: str) -> None:
         )
 
 
-def outside_of(study: Study, figures: StudyFigures, table: NetworkTable | None) -> Outside:
-    """Return what strategies and a network table say of the cells of a study."""
+def outside_of(
+    study: Study, figures: StudyFigures, table: NetworkTable | None, other: NetworkTable | None = None
+) -> Outside:
+    """Return what strategies and a network table say of the cells of a study, and of targets on another
+    network."""
     return Outside(
-        replay=Replayer(study=study, figures=figures, table=table) if table else lambda of: NO_TABLE,
+        replay=Replayer(study=study, figures=figures, table=table, other=other)
+        if table
+        else lambda of: NO_TABLE,
         projects=_projects,
         memory=cache(_memory),
         fitting=_fitting,
         network_call=None if table else lambda gpus: _network_call(study, gpus),
+        what_if=other is not None,
     )
 
 

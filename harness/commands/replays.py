@@ -16,9 +16,9 @@ from harness.plan.surroundings import Devices, Measured, Surroundings, local_wor
 from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures
 from reports.projection import series
+from reports.projection.laws import FARTHEST
 from reports.projection.series import Replayed, Replays
 from reports.text import listed, percent
-from results.cell import Cell
 from results.errors import BenchError, SchemaError, UsageError, nearest
 from results.network import Measurement, NetworkFacts, NetworkTable
 from results.parts import Unknown
@@ -41,6 +41,8 @@ class Replayer:
     study: Study
     figures: StudyFigures
     table: NetworkTable
+    other: NetworkTable | None = None
+    """The network that the targets are asked for, if it is not the one that the study ran on."""
 
     @cached_property
     def measured(self) -> Measured:
@@ -72,13 +74,11 @@ class Replayer:
         if local_work(last.cell) not in self.measured.works:
             return "the computation of its batch of a replica was not measured: a budget needs --quads"
         records = self._records(last)
-        made: dict[int, Replayed] = {}
-        for gpus in (*of.steps.gpus, *of.targets):
-            one = self._replayed(of, of.cell(gpus), records)
-            if isinstance(one, str):
-                return one
-            made[gpus] = one
-        return made
+        here, there = self.measured, replace(self.measured, network=self.other or self.table)
+        near = [gpus for gpus in of.targets if gpus <= FARTHEST * of.largest]
+        return {gpus: self._replayed(of, gpus, records, here) for gpus in of.steps.gpus} | {
+            gpus: self._replayed(of, gpus, records, there) for gpus in near
+        }
 
     def _records(self, one: CellFigures) -> list[list[RankRecord]]:
         """The rank records of the counted runs of a cell; those that are damaged or gone are left out."""
@@ -91,8 +91,9 @@ class Replayer:
         return [records for records in found if len(records) == one.cell.gpus]
 
     def _replayed(
-        self, of: series.Measured, cell: Cell, records: Sequence[Sequence[RankRecord]]
+        self, of: series.Measured, gpus: int, records: Sequence[Sequence[RankRecord]], known: Measured
     ) -> Replayed | str:
+        cell = of.cell(gpus)
         per_node = min(of.per_node, cell.gpus)
         if cell.gpus % per_node:
             return f"{cell.gpus:,} devices do not fill whole nodes of {per_node:,}"
@@ -103,7 +104,7 @@ class Replayer:
             cores=environment.cores,
             gpu_name=environment.device_name,
             gpu_bytes=environment.device_memory_bytes,
-            measured=self.measured,
+            measured=known,
         )
         around = Surroundings.of(cell, devices, per_node)
         placed, nodes = around.placed(cell), cell.gpus // around.node_size

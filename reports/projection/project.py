@@ -21,7 +21,7 @@ from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.sentences import PART_WORDS
 from reports.projection.bands import band
 from reports.projection.refusals import Asked, refusal
-from reports.projection.series import Answer, Measured, Replays, answer, measured
+from reports.projection.series import Answer, Measured, Replayed, Replays, answer, measured
 from reports.text import devices, percent
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import UsageError
@@ -42,6 +42,8 @@ class Outside:
     """A setting by which a cell takes at most a share of its memory; None without one."""
     network_call: Callable[[int], str] | None = None
     """The command that measures the network of a number of devices."""
+    what_if: bool = False
+    """Whether the targets are asked for another network than the measured sizes ran on."""
 
 
 def projected_series(study: StudyFigures, to: int, outside: Outside) -> tuple[ProjectedSeries, ...]:
@@ -121,6 +123,7 @@ class _Projector:
             memory=self._memory,
             fitting=self.outside.fitting,
             network_call=self.outside.network_call,
+            what_if=self.outside.what_if,
         )
         sizes = [*map(self._measured, of.cells), *(self._target(asked, gpus) for gpus in of.targets)]
         answered = any(size.basis == "projected" for size in sizes)
@@ -180,10 +183,10 @@ class _Projector:
     def _step(self, by: Answer, gpus: int) -> tuple[Span, str | None]:
         """The step time, its band, which contains the interval of the largest size, and what costs most."""
         of, loss, levels = self.of, _loss(self.of.curve, self.of.last), 0
-        if not isinstance(by.replays, str):
-            loss, levels = by.replays[gpus].loss, by.replays[gpus].levels
+        if isinstance(one := by.replayed(gpus), Replayed):
+            loss, levels = one.loss, one.levels
         about = band(by.law, math.log2(gpus / of.largest) + levels, by.roughness)
-        value, known = by.step_ns(gpus), of.last.step_ns
+        value, known = by.step_ns[gpus], of.last.step_ns
         low, high = ((end or known.value) / known.value for end in (known.low, known.high))
         return Span(value=value, low=value * about.low * low, high=value * about.high * high), loss
 

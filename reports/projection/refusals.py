@@ -11,7 +11,7 @@ from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import SeriesKey
 from reports.analysis.study import StudyFigures
 from reports.projection.laws import FARTHEST, refused
-from reports.projection.series import REPLAY, Answer, Measured
+from reports.projection.series import Answer, Measured
 from reports.text import count, device_word, percent, size
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY, Cell
 from results.outcome import Evidence, Outcome
@@ -38,6 +38,8 @@ class Asked:
     """A setting by which a cell takes at most a share of its memory; None without one."""
     network_call: Callable[[int], str] | None
     """The command that measures the network of a number of devices."""
+    what_if: bool
+    """Whether the targets are asked for another network than the measured sizes ran on."""
 
     @property
     def key(self) -> SeriesKey:
@@ -164,9 +166,16 @@ def _memory(asked: Asked, gpus: int) -> Refusal | None:
 
 def _law(asked: Asked, gpus: int) -> Refusal | None:
     """The rules that depend on the law: a replay may answer where the step times alone cannot."""
-    of = asked.of
-    if asked.answer.law == REPLAY:
-        return _far(asked, gpus) if gpus > FARTHEST * of.largest else None
+    of, replays = asked.of, asked.answer.replays
+    if not isinstance(replays, str):
+        if gpus > FARTHEST * of.largest:
+            return _far(asked, gpus)
+        why = replays[gpus]
+        missing = Refusal(kind="not replayed", reason=str(why), lift=asked.itself(gpus))
+        return missing if isinstance(why, str) else None
+    if asked.what_if:
+        reason = f"only a replay answers for another network, and it does not: {replays}"
+        return Refusal(kind="what-if", reason=reason, lift=None)
     kind = refused(of.steps, gpus, of.per_node)
     return None if kind is None else _LAW_REFUSALS[kind](asked, gpus)
 

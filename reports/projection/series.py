@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -37,8 +37,9 @@ class Replayed:
     """Levels of the network that were not measured."""
 
 
-Replays = Mapping[int, Replayed] | str
-"""The measured sizes and the targets of a series by a replay, or why it is missing, a clause."""
+Replays = Mapping[int, Replayed | str] | str
+"""The measured sizes and near targets of a series by a replay; in place of one or all of them a clause that
+says why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,39 +118,53 @@ class Answer:
     law: str
     skill: float | None
     """1 less its error over the error of constant efficiency, on measured sizes; None: not tested."""
-    step_ns: Callable[[int], float]
+    step_ns: Mapping[int, float]
+    """The targets that it answers."""
     roughness: float
     """Unevenness of the curve, or the error of a replay on the largest size, which widens the band."""
     replays: Replays
     """The replay that answers, or why none does."""
 
+    def replayed(self, gpus: int) -> Replayed | str:
+        """The replay of a target, or why there is none."""
+        return self.replays if isinstance(self.replays, str) else self.replays[gpus]
+
 
 def answer(of: Measured, replays: Replays) -> Answer:
     """The replay if it reproduces the largest size, with a scale that was fitted without it; else a law."""
     scale = replays if isinstance(replays, str) else _scale(of.steps, replays)
+    if not isinstance(replays, str):
+        targets = [replays[gpus] for gpus in of.targets if gpus in replays]
+        if all(isinstance(one, str) for one in targets):
+            scale = str(targets[0])
     if isinstance(replays, str) or isinstance(scale, str):
         law = chosen_law(of.steps)
-        why = replays if isinstance(replays, str) else str(scale)
         return Answer(
             law=law.name,
             skill=law.skill,
-            step_ns=lambda gpus: law.predict(of.steps, gpus),
+            step_ns={gpus: law.predict(of.steps, gpus) for gpus in of.targets},
             roughness=of.steps.roughness,
-            replays=why,
+            replays=str(scale),
         )
     factor, error, skill = scale
     return Answer(
         law=REPLAY,
         skill=skill,
-        step_ns=lambda gpus: factor * replays[gpus].step_ns,
+        step_ns={gpus: factor * one.step_ns for gpus, one in replays.items() if isinstance(one, Replayed)},
         roughness=error,
         replays=replays,
     )
 
 
-def _scale(steps: Steps, replays: Mapping[int, Replayed]) -> tuple[float, float, float | None] | str:
+def _scale(steps: Steps, replays: Mapping[int, Replayed | str]) -> tuple[float, float, float | None] | str:
     """The scale of a replay, its error and skill on the largest size, or why the replay does not answer."""
-    logs = [math.log(ns / replays[gpus].step_ns) for gpus, ns in zip(steps.gpus, steps.ns, strict=True)]
+    if isinstance(last := replays[steps.gpus[-1]], str):
+        return last
+    logs = [
+        math.log(ns / one.step_ns)
+        for gpus, ns in zip(steps.gpus, steps.ns, strict=True)
+        if isinstance(one := replays[gpus], Replayed)
+    ]
     before = fmean(logs[:-1]) if len(logs) > 1 else 0.0
     if not CLAMP[0] <= math.exp(before) <= CLAMP[1]:
         scale = f"its scale is {math.exp(before):.2f}, beyond {CLAMP[0]:g} to {CLAMP[1]:g}"

@@ -21,7 +21,7 @@ from results import schemas
 from results.errors import UsageError
 from results.network import Measurement, NetworkFacts, NetworkTable
 from results.outcome import Evidence
-from results.projection import Projection
+from results.projection import ProjectedSeries, Projection
 from results.store import Study
 from strategies.closed_form.terms import wire_factor
 from strategies.predictions import traffic
@@ -86,6 +86,10 @@ def project(study: Path, *words: str, to: int = 16) -> Projection:
 
 def step_ms(found: Projection, gpus: int) -> float:
     [series] = found.series
+    return step_of(series, gpus)
+
+
+def step_of(series: ProjectedSeries, gpus: int) -> float:
     [size] = [size for size in series.sizes if size.gpus == gpus]
     assert size.step_ns is not None
     return size.step_ns.value / MS
@@ -231,6 +235,18 @@ def test_a_generated_study_of_32_gpus_is_drawn_to_256_by_a_network_table(monkeyp
     study = replace(study, curves=(replace(curve, points=tuple(points)),))
     replayer = Replayer(study=Study(tmp_path), figures=study, table=table)
     [found] = projected_series(study, 256, Outside(replay=replayer))
+    # 32 was measured on this network: another one changes what is asked for alone, and no law answers it.
+    other = replace(replayer, other=other_network(table, ["inter_node_gbps=1600"]))
+    [faster] = projected_series(study, 256, Outside(replay=other, what_if=True))
+    assert (faster.law, faster.of("measured")) == (REPLAY, found.of("measured"))
+    assert step_of(faster, 64) < step_of(found, 64)
+    [without] = projected_series(study, 64, Outside(what_if=True))
+    assert {size.refusal.kind for size in without.of("refused")} == {"what-if"}
+    # 100 do not fill nodes of 8, and 20 million are too far to be replayed: 64 are projected all the same.
+    for to, kind in ((100, "not replayed"), (20_000_000, "too far")):
+        [other_end] = projected_series(study, to, Outside(replay=replayer))
+        assert other_end.sizes[-1].refusal.kind == kind
+        assert step_of(other_end, 64) == step_of(found, 64)
     assert found.law == REPLAY
     assert [size.gpus for size in found.of("projected")] == [64, 128, 256]
     made = Projection(digest=study.digest, to=256, command="c", network="t", what_if=(), series=(found,))
