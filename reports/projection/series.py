@@ -132,7 +132,7 @@ class Answer:
 
 def answer(of: Measured, replays: Replays) -> Answer:
     """The replay if it reproduces the largest size, with a scale that was fitted without it; else a law."""
-    scale = replays if isinstance(replays, str) else _scale(of.steps, replays)
+    scale = replays if isinstance(replays, str) else scaled(of.steps, replays)
     if not isinstance(replays, str):
         targets = [replays[gpus] for gpus in of.targets if gpus in replays]
         if all(isinstance(one, str) for one in targets):
@@ -156,14 +156,17 @@ def answer(of: Measured, replays: Replays) -> Answer:
     )
 
 
-def _scale(steps: Steps, replays: Mapping[int, Replayed | str]) -> tuple[float, float, float | None] | str:
-    """The scale of a replay, its error and skill on the largest size, or why the replay does not answer."""
+def scaled(steps: Steps, replays: Mapping[int, Replayed | str]) -> tuple[float, float, float | None] | str:
+    """The scale of a replay, its error and skill on the largest size, or why the replay does not answer.
+
+    One device sends no messages, so that its step says nothing of the scale of the others.
+    """
     if isinstance(last := replays[steps.gpus[-1]], str):
         return last
     logs = [
         math.log(ns / one.step_ns)
         for gpus, ns in zip(steps.gpus, steps.ns, strict=True)
-        if isinstance(one := replays[gpus], Replayed)
+        if gpus > 1 and isinstance(one := replays[gpus], Replayed)
     ]
     before = fmean(logs[:-1]) if len(logs) > 1 else 0.0
     if not CLAMP[0] <= math.exp(before) <= CLAMP[1]:

@@ -211,6 +211,8 @@ def test_a_replay_is_scaled_by_the_measured_sizes(new_study) -> None:
     [
         # Fitted on 4 alone it says 10 for 8, and 12 was measured.
         ({4: 10.0, 8: 12.0}, "off there"),
+        # One device, without messages, does not say by how much 8 are off.
+        ({1: 12.0, 8: 12.0}, "unscaled it is"),
         # It lacks more than half of the step.
         ({4: 25.0, 8: 25.0}, "lacks a part"),
         ({8: 12.0}, "off there"),
