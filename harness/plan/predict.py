@@ -22,9 +22,10 @@ from harness.plan.surroundings import (
     devices_here,
     local_work,
     replica_seconds,
+    updated_share,
 )
 from results.cell import Cell
-from results.parts import VALUE_BYTES, ModelParts, Unknown
+from results.parts import ModelParts, Unknown
 from strategies.catalog import OPTIMIZERS, STRATEGIES, group_layout
 from strategies.closed_form.moments import Footprint
 from strategies.closed_form.replay import AT_ONCE, Work, operations_of, replay
@@ -129,11 +130,11 @@ def step_work(cell: Cell, parts: ModelParts, around: Surroundings) -> tuple[Work
     offloading = moved / HOST_LINK_BYTES_PER_S + values * there.gradients / CORE_BYTES_PER_S
     known = around.devices.measured.works.get(local_work(cell))
     if known is not None:
-        crowd, whole = around.crowd, VALUE_BYTES * parts.trained.values
+        crowd = around.crowd
         return Work(
             forward_s=crowd * share * known.forward_s,
             backward_s=crowd * share * known.backward_s,
-            update_s=crowd * known.update_s * (updated / whole if whole else 1.0) + offloading,
+            update_s=crowd * known.update_s * updated_share(cell, parts) + offloading,
             micro_batches=cell.accumulation,
         ), True
     alone = replica_seconds(cell, around.hardware)

@@ -31,11 +31,12 @@ from results.groups import Dimension, GroupLayout
 from results.network import NETWORK_FILE, NetworkTable
 from results.notation import link_text
 from results.outcome import Outcome
-from results.parts import Unknown
+from results.parts import VALUE_BYTES, ModelParts, Unknown
 from results.plan import Placement, Request, has_virtual_nodes
 from results.run import RunResult
 from results.schemas import NETWORK
 from results.store import Study
+from strategies.catalog import STRATEGIES
 from strategies.closed_form.replay import Operation, Work
 from strategies.closed_form.terms import Collective, wire_factor
 from workloads.catalog import WORKLOADS, facts
@@ -79,16 +80,18 @@ class Measured:
     """Measurements of a study: its steps and its network."""
 
     works: Mapping[str, Work] = field(default_factory=dict)
-    """The computation of a rank, by `local_work`; never of another batch of a replica."""
+    """The computation of a rank that has a core and updates all parameters, by `local_work`; never of another
+    batch of a replica."""
     network: NetworkTable | None = None
 
     @classmethod
     def of_study(cls, study: Study, results: Iterable[RunResult]) -> Measured:
-        """Take what these runs of a study and the network table in its folder say."""
+        """Take what these runs of a study say, without excluded ones, and the network table in its folder."""
         path, table = study.root / NETWORK_FILE, None
         # A torn table must not keep a study from being measured: the commands that need one say what to do.
         with suppress(SchemaError, StoreError):
             table = NETWORK.read(path)
+        results = study.review().counted([*results])
         return cls.of(results, (cell for plan in study.plans() for cell in plan.cells), table)
 
     @classmethod
@@ -97,12 +100,16 @@ class Measured:
     ) -> Measured:
         """Take the medians of undisturbed runs, for each batch of a replica of its smallest cell."""
         runs: dict[str, list[Work]] = defaultdict(list)
+        by_id = {cell.id: cell for cell in sorted(cells, key=lambda cell: (cell.gpus, cell.id))}
         for run in results:
-            if run.outcome is Outcome.OK and not run.disturbed and (work := _work_of(run)) is not None:
-                runs[run.cell_id].append(work)
+            cell = by_id.get(run.cell_id)
+            if cell is None or cell.model_parallel > 1 or run.outcome is not Outcome.OK or run.disturbed:
+                continue
+            if (work := _work_of(run, cell)) is not None:
+                runs[cell.id].append(work)
         found: dict[str, Work] = {}
-        for cell in sorted(cells, key=lambda cell: (cell.gpus, cell.id)):
-            if cell.id in runs and cell.model_parallel == 1:
+        for cell in by_id.values():
+            if cell.id in runs:
                 parts = {
                     name: median(getattr(work, name) for work in runs[cell.id])
                     for name in ("forward_s", "backward_s", "update_s")
@@ -120,10 +127,17 @@ def local_work(cell: Cell) -> str:
     ).id
 
 
-def _work_of(run: RunResult) -> Work | None:
+def updated_share(cell: Cell, parts: ModelParts) -> float:
+    """The share of the trained parameters that the busiest rank updates."""
+    whole = VALUE_BYTES * parts.trained.values
+    return STRATEGIES.facts(cell.strategy).updated_bytes(cell, parts) / whole if whole else 1.0
+
+
+def _work_of(run: RunResult, cell: Cell) -> Work | None:
     """Split the computation of a run, which includes the update, by its phases; None if it was not measured.
 
-    On several ranks the passes contain waits: a third of them is taken to be forward."""
+    On several ranks the passes contain waits: a third of them is taken to be forward. What ranks take longer
+    because they share cores, and what they save because each updates a share, is taken out."""
     if run.budget is None:
         return None
     compute, phases = run.budget.compute_ns / 1e9, run.phase_ns
@@ -131,7 +145,15 @@ def _work_of(run: RunResult) -> Work | None:
     forward = (compute - update) / BACKWARD_AND_FORWARD
     if run.ranks_expected == 1:
         forward = min(phases.get("forward", 0.0) / 1e9, compute - update)
-    return Work(forward_s=forward, backward_s=compute - update - forward, update_s=update)
+    there, parts = run.environment, facts(WORKLOADS.parse(cell.workload)).parts
+    devices = Devices(cores=there.cores) if there else Devices()
+    around = Surroundings.of(cell, devices, there.gpus_per_node if there else None)
+    share = 1.0 if isinstance(parts, Unknown) else updated_share(around.placed(cell), parts)
+    return Work(
+        forward_s=forward / around.crowd,
+        backward_s=(compute - update - forward) / around.crowd,
+        update_s=update / around.crowd / (share or 1.0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import nano_cell, parts_of
+from builders import an_environment, nano_cell, parts_of
 
 from harness.plan import surroundings
 from harness.plan.predict import StepTimes, predicted_bytes, predicted_times, unpredicted
@@ -166,6 +166,16 @@ def test_measured_computation_goes_before_assumed() -> None:
     other = times_of(nano_cell("ddp", 8, micro_batch=8), devices, None)
     assert other.measured == ()
     assert other.compute == times_of(nano_cell("ddp", 8, micro_batch=8), HOST, None).compute
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1"])
+def test_the_computation_of_shared_cores_and_of_a_shard_is_predicted_as_it_was_measured(strategy) -> None:
+    """8 ranks on 2 cores, which update a part each: what was measured there already has both."""
+    cell = nano_cell(strategy, 8)
+    host = an_environment(cores=2, nodes=1, gpus_per_node=8)
+    runs = [run_of(cell, 44, forward_s=4, update_s=4, environment=host)]
+    found = times_of(cell, Devices(cores=2, measured=Measured.of(runs, [cell])), None)
+    assert (found.compute, found.update) == pytest.approx((40, 4))
 
 
 def table_of(rows: tuple[Measurement, ...]) -> NetworkTable:
