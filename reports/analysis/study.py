@@ -164,11 +164,8 @@ class StudyFigures:
 
     @property
     def digest(self) -> str:
-        """A hash of all its runs, by which its projection is known to be of them."""
-        every = (
-            [*pool.runs, *pool.lost, *(left.run for left in pool.left_out)] for pool in self.pools.values()
-        )
-        return digest(run for runs in every for run in runs)
+        """A hash of the runs that count and of failures, by which its projection is known to be of them."""
+        return digest(run for pool in self.pools.values() for run in (*pool.runs, *pool.lost))
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

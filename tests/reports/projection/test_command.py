@@ -12,6 +12,7 @@ from generated_study import GPU, large_study
 
 from harness.cli import run
 from harness.commands.replays import Replayer, other_network
+from harness.plan.surroundings import Measured
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.page.render import render_figures
@@ -108,6 +109,11 @@ def test_a_projection_is_kept_printed_and_drawn_and_a_changed_study_makes_it_sta
     assert series.sizes[0].usd_per_epoch is not None
     assert run(["report", str(study)]) == 0
     assert "stale" not in (study / "report.html").read_text()
+    words = ("--exclude", "ddp on 8, batch 8 a replica, run 2", "--reason", "hot", "--author", "Ann")
+    assert run(["review", str(study), *words]) == 0
+    assert run(["report", str(study)]) == 0
+    assert "This projection is stale" in (study / "report.html").read_text()
+    project(study)
     planted.run(next(iter(planted.study.plans()[0].cells)), new_timing(step_ms=10.0, environment=HERE))
     assert run(["report", str(study)]) == 0
     assert "This projection is stale" in (study / "report.html").read_text()
@@ -183,6 +189,16 @@ def test_bad_input_is_a_sentence_with_the_fix_and_writes_nothing(
     assert says in captured.err
     assert captured.err.count("\n") == 1
     assert not (study / "projection.json").exists()
+
+
+def test_an_excluded_run_is_no_measurement_to_plan_by(study) -> None:
+    kept = Study(study)
+    known = Measured.of_study(kept, kept.results())
+    for name in ("single on 1", *(f"ddp on {size}" for size in STEPS)):
+        for number in (1, 2):
+            call = ("--exclude", f"{name}, batch 8 a replica, run {number}", "--reason", "hot")
+            assert run(["review", str(study), *call, "--author", "Ann"]) == 0
+    assert (len(known.works), len(Measured.of_study(kept, kept.results()).works)) == (1, 0)
 
 
 def test_a_damaged_projection_costs_the_report_only_its_section(study, capsys) -> None:
