@@ -197,7 +197,7 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     facts: NetworkFacts
     evidence: Evidence
     """`emulated` where ranks share cores, or nodes a host."""
-    measurements: tuple[Measurement, ...]
+    measurements: Annotated[tuple[Measurement, ...], msgspec.Meta(min_length=1)]
     absent: dict[str, str] = {}
     """Reasons why something was not measured, or a line was left out."""
 

@@ -60,6 +60,8 @@ class ProjectedSize(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: int
     basis: Basis
+    emulated: bool = False
+    """Whether its ranks shared cores, or its nodes a host, when it was measured."""
     step_ns: Span | None = None
     efficiency: Span | None = None
     """Against the baseline of the series; None where the study claims none."""
@@ -111,7 +113,6 @@ class Projection(msgspec.Struct, frozen=True, kw_only=True):
     """The network table it used, in words; None without one."""
     what_if: tuple[str, ...]
     series: tuple[ProjectedSeries, ...]
-    notes: tuple[str, ...] = ()
 
 
 def ahead(sizes: Iterable[ProjectedSize]) -> Iterator[ProjectedSize]:

@@ -19,7 +19,8 @@ from harness.cli.report import price_options
     "--what-if",
     multiple=True,
     metavar="TERM=VALUE",
-    help="replay another network: inter_node_gbps=800, where that was measured",
+    help="replay the larger sizes on another network: inter_node_gbps or intra_node_gbps, the highest busbw "
+    "of its largest groups between or inside nodes, where the table has one",
 )
 @price_options
 def project_command(

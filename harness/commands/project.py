@@ -9,11 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from harness.commands.replays import Replayer, other_network
+from harness.commands.replays import Replayer, measured_gbps, other_network
 from harness.plan.predict import predicted_bytes
+from harness.plan.surroundings import Devices, Surroundings
 from harness.reporting.report import command_lines
 from harness.reporting.studies import CostFlags, read_figures, read_network
 from harness.terminal.console import Console
+from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures
 from reports.projection.project import Outside, projected_series
 from reports.text import count, listed
@@ -46,7 +48,11 @@ def project(
     table, told = _table(study, network, console)
     if table is None and what_if:
         raise UsageError(f"--what-if {what_if[0]} needs a network table: give --network FILE")
-    other = other_network(table, what_if) if table is not None and what_if else None
+    other = None
+    if table is not None and what_if:
+        other = other_network(table, what_if)
+        for term in (one.partition("=")[0] for one in what_if):
+            told = f"{told}; {term} measured {measured_gbps(table, term):.4g}"
     if table is not None and network is not None:
         _require_same(Replayer(study=study, figures=figures, table=table), network)
     given = [
@@ -104,6 +110,7 @@ def outside_of(
         else lambda of: NO_TABLE,
         projects=_projects,
         memory=cache(_memory),
+        room=_room,
         fitting=_fitting,
         network_call=None if table else lambda gpus: _network_call(study, gpus),
         what_if=other is not None,
@@ -149,6 +156,15 @@ def _memory(cell: Cell, per_node: int) -> int | None:
     except BenchError:
         # The cell's strategy, optimizer or workload is not installed here.
         return None
+
+
+def _room(one: CellFigures) -> int | None:
+    """Bytes of a rank's memory that a plan would fill; None where they are not known."""
+    there = one.newest.environment
+    if there is None:
+        return None
+    devices = Devices(gpu_name=there.device_name, gpu_bytes=there.device_memory_bytes)
+    return Surroundings.of(one.cell, devices, None).room or None
 
 
 def _fitting(cell: Cell, share: float) -> str | None:

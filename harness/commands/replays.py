@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
 from typing import Any
 
 import msgspec
@@ -124,8 +123,8 @@ class Replayer:
         return Replayed(
             step_ns=1e9 * times.step,
             loss=f"{part}, {percent(lost[part] / times.step)} of a step",
-            # Two nodes may reduce over a tree, and more over a ring: another level.
-            levels=int(widest == 2 < nodes),
+            # More nodes than were measured may take another algorithm, or more switches: another level.
+            levels=int(widest < nodes),
         )
 
 
@@ -155,8 +154,8 @@ def _stragglers(records: Sequence[Sequence[RankRecord]]) -> Stragglers:
 def other_network(table: NetworkTable, asked: Sequence[str]) -> NetworkTable:
     """The table of a network with other rates: what is not latency takes as much less as the rate is higher.
 
-    The measured rate is the highest busbw of the largest groups of that level; the latency is the time of the
-    smallest array of the same group. Raises UsageError for a term that was not measured.
+    The latency is the time of the smallest array of the same group. Raises UsageError for a term that was not
+    measured.
     """
     told: dict[str, float] = {}
     for text in asked:
@@ -169,14 +168,7 @@ def other_network(table: NetworkTable, asked: Sequence[str]) -> NetworkTable:
         told[name] = _rate(text, value)
     measurements = table.measurements
     for name, gbps in told.items():
-        level = [row for row in measurements if (row.nodes > 1) == TERMS[name]]
-        if not level:
-            where = "over several nodes" if TERMS[name] else "inside a node"
-            raise UsageError(
-                f"--what-if {name}: the network table has nothing {where}; measure it by bench network"
-            )
-        most = max((row.nodes, row.ranks) for row in level)
-        old = 8e-9 * max(row.busbw for row in level if (row.nodes, row.ranks) == most)
+        old = measured_gbps(table, name)
         measurements = tuple(
             _faster(row, measurements, old / gbps) if (row.nodes > 1) == TERMS[name] else row
             for row in measurements
@@ -184,13 +176,26 @@ def other_network(table: NetworkTable, asked: Sequence[str]) -> NetworkTable:
     return msgspec.structs.replace(table, measurements=measurements)
 
 
+def measured_gbps(table: NetworkTable, term: str) -> float:
+    """The rate that a term of `--what-if` replaces, in Gbit/s: the highest busbw of the largest groups of its
+    level, between nodes thus of whole nodes. Raises UsageError if that level was not measured."""
+    level = [row for row in table.measurements if (row.nodes > 1) == TERMS[term]]
+    if not level:
+        where = "over several nodes" if TERMS[term] else "inside a node"
+        raise UsageError(
+            f"--what-if {term}: the network table has nothing {where}; measure it by bench network"
+        )
+    most = max((row.nodes, row.ranks) for row in level)
+    return 8e-9 * max(row.busbw for row in level if (row.nodes, row.ranks) == most)
+
+
 def _rate(text: str, value: str) -> float:
     try:
         gbps = float(value)
     except ValueError:
         gbps = 0.0
-    if not (isfinite(gbps) and gbps > 0):
-        raise UsageError(f"--what-if {text}: a rate is a number of Gbit/s above 0, like 800")
+    if not 1e-3 <= gbps <= 1e9:
+        raise UsageError(f"--what-if {text}: a rate is a number of Gbit/s from 0.001 to 1e9, like 800")
     return gbps
 
 

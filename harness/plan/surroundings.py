@@ -17,7 +17,13 @@ from statistics import median
 import msgspec
 
 from harness.machine.device import usable_cores, visible_gpus
-from results.catalogue.gpus import link_bytes_per_s, memory_bytes, memory_bytes_per_s, peak_flops_per_s
+from results.catalogue.gpus import (
+    catalogue_name,
+    link_bytes_per_s,
+    memory_bytes,
+    memory_bytes_per_s,
+    peak_flops_per_s,
+)
 from results.cell import (
     BASELINE_STRATEGY,
     DEFAULT_COLLECTIVE,
@@ -333,9 +339,12 @@ class Surroundings:
 
     @property
     def network(self) -> NetworkTable | None:
-        """The study's network table, if it is of this backend and under this link."""
+        """The study's network table, if it is of this device and backend, as far as known, and link."""
         table = self.devices.measured.network
         if table is None or table.facts.link_mbit_per_s != self.cell.link_mbit_per_s:
+            return None
+        there = catalogue_name(table.facts.device_name or "")
+        if self.cell.device == "cuda" and there not in (None, catalogue_name(self.name)):
             return None
         return table if table.facts.backend == self.cell.backend else None
 

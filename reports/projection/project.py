@@ -25,6 +25,7 @@ from reports.projection.series import Answer, Measured, Replayed, Replays, answe
 from reports.text import devices, percent
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import UsageError
+from results.outcome import Evidence
 from results.projection import ProjectedSeries, ProjectedSize, Span, ahead
 from results.statistics import Metric
 
@@ -38,6 +39,8 @@ class Outside:
     """Whether sizes of its strategy, with its exchange, are projected."""
     memory: Callable[[Cell, int], int | None] = lambda cell, per_node: None
     """Bytes of the fullest rank in closed form, on nodes of a number of devices; None if not known."""
+    room: Callable[[CellFigures], int | None] = lambda one: None
+    """Bytes of memory that a rank of a cell may take; None if not known."""
     fitting: Callable[[Cell, float], str | None] = lambda cell, share: None
     """A setting by which a cell takes at most a share of its memory; None without one."""
     network_call: Callable[[int], str] | None = None
@@ -121,6 +124,7 @@ class _Projector:
             price=self.price,
             projects=self.outside.projects(of.last.cell),
             memory=self._memory,
+            room=self.outside.room(self.of.last),
             fitting=self.outside.fitting,
             network_call=self.outside.network_call,
             what_if=self.outside.what_if,
@@ -153,6 +157,7 @@ class _Projector:
         return msgspec.structs.replace(
             self._row(gpus, step, efficiency),
             basis="measured",
+            emulated=one.evidence is Evidence.EMULATED,
             memory_bytes=_peak(one),
             loss=_loss(self.of.curve, one),
         )

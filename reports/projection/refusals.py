@@ -34,6 +34,8 @@ class Asked:
     """Whether sizes of its strategy, with its exchange, are projected."""
     memory: Callable[[int], int | None]
     """Bytes of the fullest rank on a size; None if not known."""
+    room: int | None
+    """Bytes of memory that a rank may take; None if not known."""
     fitting: Callable[[Cell, float], str | None]
     """A setting by which a cell takes at most a share of its memory; None without one."""
     network_call: Callable[[int], str] | None
@@ -62,7 +64,8 @@ class Asked:
 
     def network(self, gpus: int) -> Lift | None:
         """A lift by a network table of a number of devices; None where a replay would not use it."""
-        if self.network_call is None or not self.projects or not self.of.weak:
+        computed = any(run.budget for one in self.of.cells for run in one.runs)
+        if self.network_call is None or not (self.projects and self.of.weak and computed):
             return None
         hours = gpus * NETWORK_HOURS if self.of.last.cell.device == "cuda" else None
         return self._priced(self.network_call(gpus), f"the network of {gpus:,} devices", hours)
@@ -152,13 +155,11 @@ def _memory(asked: Asked, gpus: int) -> Refusal | None:
     of = asked.of
     if any((gap.gpus, gap.outcome) == (gpus, Outcome.OUT_OF_MEMORY) for gap in of.curve.gaps):
         return Refusal(kind="memory", reason="it was run, and memory ran out", lift=asked.itself(gpus))
-    environment, needed = of.last.newest.environment, asked.memory(gpus) if of.weak else None
-    room = environment.device_memory_bytes if environment and of.last.cell.device == "cuda" else None
+    room, needed = asked.room, asked.memory(gpus) if of.weak else None
     if room is None or needed is None or needed <= room:
         return None
-    reason = (
-        f"its fullest rank takes {size(needed)}, {size(needed - room)} more than the {size(room)} of a GPU"
-    )
+    more = f"{size(needed - room)} more than the {size(room)} that a rank may take"
+    reason = f"its fullest rank takes {size(needed)}, {more}"
     fitting = asked.fitting(of.cell(gpus), room / needed)
     fits = Lift(command=None, what=f"another setting: {fitting or 'a smaller batch of a replica'}")
     return Refusal(kind="memory", reason=reason, lift=fits)
@@ -210,7 +211,7 @@ def _irregular(asked: Asked, gpus: int) -> Refusal:
         f"efficiency {word} {percent(abs(math.expm1(-change)))} a doubling up to {at:,}, more than 10 %, and "
         f"a replay does not answer: {asked.answer.replays}"
     )
-    table = asked.network(max(of.largest, 2 * of.per_node)) if isinstance(asked.answer.replays, str) else None
+    table = asked.network(max(of.largest, 2 * of.per_node))
     itself = asked.itself(gpus)
     cheaper = table is not None and (table.gpu_hours or 0.0) < (itself.gpu_hours or math.inf)
     return Refusal(kind="irregular", reason=reason, lift=table if cheaper else itself)

@@ -178,6 +178,15 @@ def test_the_computation_of_shared_cores_and_of_a_shard_is_predicted_as_it_was_m
     assert (found.compute, found.update) == pytest.approx((40, 4))
 
 
+ROWS = tuple(
+    Measurement(
+        collective="all-reduce", payload_bytes=size, ranks=4, nodes=4, runs=9,
+        median_s=1.0, low_s=1.0, high_s=1.0,
+    )
+    for size in (1, 10**9)
+)  # fmt: skip
+
+
 def table_of(rows: tuple[Measurement, ...]) -> NetworkTable:
     facts = NetworkFacts(backend="gloo", link_mbit_per_s=1000.0)
     return NetworkTable(
@@ -189,24 +198,18 @@ def table_of(rows: tuple[Measurement, ...]) -> NetworkTable:
 def test_a_study_has_its_network_in_its_folder(tmp_path) -> None:
     """A torn table does not keep the study from being measured: times are assumed."""
     study = Study(tmp_path)
+    known = table_of(ROWS)
     assert Measured.of_study(study, []) == Measured()
-    (tmp_path / "network.json").write_bytes(NETWORK.encode(table_of(())))
-    assert Measured.of_study(study, []).network == table_of(())
-    (tmp_path / "network.json").write_bytes(NETWORK.encode(table_of(()))[:-20])
+    (tmp_path / "network.json").write_bytes(NETWORK.encode(known))
+    assert Measured.of_study(study, []).network == known
+    (tmp_path / "network.json").write_bytes(NETWORK.encode(known)[:-20])
     assert Measured.of_study(study, []) == Measured()
 
 
 def test_a_measured_network_goes_before_an_assumed_one() -> None:
     """A table of 4 ranks on 4 nodes under this link: 1 s an operation of any size. For another link,
     and for operations that it lacks, times are assumed."""
-    rows = tuple(
-        Measurement(
-            collective="all-reduce", payload_bytes=size, ranks=4, nodes=4, runs=9,
-            median_s=1.0, low_s=1.0, high_s=1.0,
-        )
-        for size in (1, 10**9)
-    )  # fmt: skip
-    devices = replace(HOST, measured=Measured(network=table_of(rows)))
+    devices = replace(HOST, measured=Measured(network=table_of(ROWS)))
     link = {"link_mbit_per_s": 1000.0, "node_size": 1}
     found = times_of(nano_cell("ddp", 4, **link), devices, None)
     assert found.measured == ("network",)

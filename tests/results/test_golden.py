@@ -697,7 +697,6 @@ PROJECTION = Projection(
             verify="bench matrix --gpus 32",
         ),
     ),
-    notes=("assumed",),
 )
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),

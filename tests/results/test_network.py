@@ -157,6 +157,13 @@ def test_a_damaged_row_is_refused(wrong) -> None:
         NETWORK.decode(data, "network.json")
 
 
+def test_a_table_without_a_row_is_refused() -> None:
+    with pytest.raises(SchemaError, match="bench network"):
+        NETWORK.decode(
+            NETWORK.encode(table(row())).partition(b'"measurements"')[0] + b'"measurements":[]}', "n"
+        )
+
+
 def test_one_size_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         table(row(), row(seconds=2e-3))

@@ -55,15 +55,10 @@ def test_a_step_by_hand(operations, seconds) -> None:
 
 
 def test_operations_that_run_together_share_the_network() -> None:
-    """Ready at 10 and 11, of 2 and 2: alone from 10 to 11, then each at half its rate. The first has 1 left
-    and ends at 13, the second ends at 14. One after another: 12 and 14."""
-    both = [operation(2, 10, needed=12), operation(2, 11, needed=13)]
-    assert exposed(*both, at_once=2) == pytest.approx(1)
-    assert exposed(*both, at_once=1) == pytest.approx(1)
-    # The second is needed at 12 by now: 14, or 14 with both.
-    urgent = [operation(2, 10, needed=13), operation(1, 11, needed=12)]
-    # Together from 11: 1 left each, both end at 13. One after another: 12, then 13.
-    assert exposed(*urgent, at_once=2) == exposed(*urgent, at_once=1) == pytest.approx(1)
+    """4 s from 8 on, and 1 s from 9 on that is needed at 10: together each at half its rate, so that it ends
+    at 11; one after another at 13."""
+    both = [operation(4, 8, needed=13), operation(1, 9, needed=10)]
+    assert (exposed(*both, at_once=2), exposed(*both)) == pytest.approx((1, 3))
     # Two groups run together also where a group has one at a time.
     apart = [operation(4, 0, needed=4), operation(4, 0, needed=8, dimension="shard")]
     assert exposed(*apart) == pytest.approx(4)

@@ -24,6 +24,7 @@ from reports.page.section import (
     Table,
 )
 from reports.projection.bands import FARTHEST_VALIDATED, covered
+from reports.projection.series import REPLAY
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import duration, listed, number, percent
 from results.projection import Lift, ProjectedSeries, ProjectedSize, Projection, Refusal, Span, ahead
@@ -126,15 +127,17 @@ def remarks(found: Projection) -> Iterator[str]:
                 worse = ", which is nearer to them" if series.skill < 0 else ""
                 skill = f"skill {max(series.skill, -1):.2f} against constant efficiency on own sizes{worse}"
             yield f"{named(series)}: {series.law}, {skill}."
-    if any(series.of("projected") for series in found.series):
+    laws = {series.law for series in found.series} - {None}
+    if laws - {REPLAY}:
         yield (
             "Bands of 80 %, mostly towards slower. Truths in them on published tables, each family of tables "
             f"left out in turn: {'; '.join(one.text for one in covered())}. No public data are at 8x."
         )
+    if REPLAY in laws:
+        yield "A replay has the widest band of the laws: no public data validate its own."
     if found.network is not None:
         yield f"Network: {found.network}."
     yield from (f"What if {one}: not what was measured." for one in found.what_if)
-    yield from found.notes
 
 
 def named(series: ProjectedSeries) -> str:
@@ -179,9 +182,10 @@ def _basis(series: ProjectedSeries, size: ProjectedSize) -> str:
     if size.refusal is not None:
         return f"refused: {size.refusal.kind}"
     if size.basis == "measured":
-        return size.basis
+        return "emulated" if size.emulated else size.basis
     largest = max(one.gpus for one in series.of("measured"))
-    far = "" if size.gpus <= 2**FARTHEST_VALIDATED * largest else ", not validated"
+    known = series.law != REPLAY and size.gpus <= 2**FARTHEST_VALIDATED * largest
+    far = "" if known else ", not validated"
     return f"{series.law or 'as weak'}{far}"
 
 

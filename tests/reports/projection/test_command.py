@@ -16,6 +16,7 @@ from harness.plan.surroundings import Measured
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.page.render import render_figures
+from reports.page.sections.projection import remarks, size_table
 from reports.projection.project import Outside, projected_series
 from reports.projection.series import REPLAY
 from results import schemas
@@ -129,6 +130,10 @@ def test_a_network_table_lifts_the_refusal_of_the_node_boundary(study, tmp_path)
     faster = project(study, "--network", str(path), "--what-if", "inter_node_gbps=800")
     assert step_ms(faster, 16) < step_ms(found, 16)
     assert faster.what_if == ("inter_node_gbps=800",)
+    assert "inter_node_gbps measured 8" in faster.network
+    shown = size_table(faster.series[0])
+    assert "not validated" in str(shown.rows)
+    assert "each family" not in " ".join(remarks(faster))
     # The table in the study's folder is taken where none is given.
     (study / "network.json").write_bytes(path.read_bytes())
     assert step_ms(project(study), 16) == step_ms(found, 16)
@@ -163,8 +168,8 @@ def test_one_device_alone_has_no_messages_to_replay(planted, new_timing, tmp_pat
         (("--to", "16", "--network", "gone.json"), "gone.json"),
         (("--to", "16", "--what-if", "inter_node_gbps=800"), "give --network"),
         (("--to", "16", "--network", "TABLE", "--what-if", "speed=1"), "inter_node_gbps=VALUE"),
-        (("--to", "16", "--network", "TABLE", "--what-if", "inter_node_gbps=-1"), "above 0"),
-        (("--to", "16", "--network", "TABLE", "--what-if", "inter_node_gbps=nan"), "above 0"),
+        (("--to", "16", "--network", "TABLE", "--what-if", "inter_node_gbps=1e-320"), "from 0.001"),
+        (("--to", "16", "--network", "TABLE", "--what-if", "inter_node_gbps=nan"), "from 0.001"),
         (
             ("--to", "16", "--network", "TABLE", *("--what-if", "inter_node_gbps=1") * 2),
             "is given twice",
@@ -251,6 +256,11 @@ def test_a_generated_study_of_32_gpus_is_drawn_to_256_by_a_network_table(monkeyp
     study = replace(study, curves=(replace(curve, points=tuple(points)),))
     replayer = Replayer(study=Study(tmp_path), figures=study, table=table)
     [found] = projected_series(study, 256, Outside(replay=replayer))
+    # More nodes than the table has are less certain.
+    known = replace(replayer, table=a_table(180e9, 20e9, (*groups, (256, 32)), GPU))
+    [narrow] = projected_series(study, 256, Outside(replay=known))
+    wide, own = (one.of("projected")[-1].step_ns for one in (found, narrow))
+    assert wide.high / wide.value > own.high / own.value
     # 32 was measured on this network: another one changes what is asked for alone, and no law answers it.
     other = replace(replayer, other=other_network(table, ["inter_node_gbps=1600"]))
     [faster] = projected_series(study, 256, Outside(replay=other, what_if=True))
