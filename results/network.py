@@ -6,11 +6,9 @@ is algbw times what a rank must send of the array over the array.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal, get_args
 
@@ -25,10 +23,8 @@ from results.outcome import Evidence
 Collective = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "all-to-all", "send"]
 """`strategies.closed_form.terms.Collective`."""
 COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
-Basis = Literal["measured", "extrapolated"]
 NETWORK_FILE = "network.json"
 """Its name in the folder of a study that it belongs to."""
-_TWO_NODES = "two nodes may reduce over a tree, at half the traffic of the ring over more nodes"
 
 
 def busbw_factor(collective: Collective, ranks: int) -> float:
@@ -103,11 +99,6 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True):
             settings=environment.nccl_settings if nccl else None,
         )
 
-    @property
-    def fingerprint(self) -> str:
-        """12 hex digits over all facts."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
-
     def unlike(self, other: NetworkFacts) -> list[str]:
         """Return the differences, as `device: A100 in the table, H100 here`, of facts that both sides
         have."""
@@ -176,19 +167,6 @@ def array_bytes(collective: Collective, payload_bytes: float, ranks: int) -> flo
     return payload_bytes * ranks if collective == "all-gather" else payload_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTime:
-    """The time of one operation by a table."""
-
-    seconds: float
-    low_s: float
-    high_s: float
-    """Measured: the interval of the median. Extrapolated: by the logarithmic and the linear law."""
-    basis: Basis
-    why: str
-    """The measurements that it was taken from."""
-
-
 class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Measurements of one network, and the environment that they belong to."""
 
@@ -207,11 +185,6 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             twice = next(key for place, key in enumerate(keys) if key in keys[:place])
             raise ValueError("{} of {} ranks on {} nodes has {} bytes twice".format(*twice))
 
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of its facts."""
-        return self.facts.fingerprint
-
     @cached_property
     def groups(self) -> Mapping[tuple[Collective, int, int], Sequence[Measurement]]:
         """The measurements by collective, ranks and nodes, the smallest payload first."""
@@ -228,8 +201,8 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         return ranks <= 1 or self._reference(collective, ranks, nodes) is not None
 
-    def seconds(self, collective: Collective, payload_bytes: float, ranks: int, nodes: int) -> CollectiveTime:
-        """The time of an operation for which a rank hands over `payload_bytes`.
+    def seconds(self, collective: Collective, payload_bytes: float, ranks: int, nodes: int) -> float:
+        """The seconds of an operation for which a rank hands over `payload_bytes`.
 
         Between measured sizes of a measured group, times are interpolated in logarithms. Above the largest
         its bandwidth is kept, and below the smallest its time: no line through larger sizes is continued
@@ -242,16 +215,13 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self._asked[key]
 
     @cached_property
-    def _asked(self) -> dict[tuple[Collective, float, int, int], CollectiveTime]:
+    def _asked(self) -> dict[tuple[Collective, float, int, int], float]:
         """The answers so far: a replay asks for one operation thousands of times."""
         return {}
 
-    def _seconds(
-        self, collective: Collective, payload_bytes: float, ranks: int, nodes: int
-    ) -> CollectiveTime:
+    def _seconds(self, collective: Collective, payload_bytes: float, ranks: int, nodes: int) -> float:
         if ranks <= 1 or payload_bytes <= 0:
-            nothing = "nothing is sent"
-            return CollectiveTime(seconds=0.0, low_s=0.0, high_s=0.0, basis="measured", why=nothing)
+            return 0.0
         group = self._reference(collective, ranks, nodes)
         if group is None:
             where = "inside a node" if nodes == 1 else f"over nodes with {ranks / nodes:g} ranks each"
@@ -261,7 +231,7 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         if collective == "send" or (ranks, nodes) == group:
             return self._same_group(collective, payload_bytes, group)
-        return self._other_group(collective, payload_bytes, (ranks, nodes), group)
+        return self._other_group(collective, payload_bytes, ranks, group)
 
     def _reference(self, collective: Collective, ranks: int, nodes: int) -> tuple[int, int] | None:
         """Ranks and nodes of the measured group that is nearest: the smallest that is not smaller, else the
@@ -276,56 +246,33 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         larger = [group for group in level if group[0] >= ranks]
         return min(larger, default=None if nodes == 1 else max(level, default=None))
 
-    def _same_group(
-        self, collective: Collective, payload_bytes: float, group: tuple[int, int]
-    ) -> CollectiveTime:
+    def _same_group(self, collective: Collective, payload_bytes: float, group: tuple[int, int]) -> float:
         rows = self.groups[collective, *group]
         place = bisect_left(rows, payload_bytes, key=lambda row: row.payload_bytes)
-        words = f"{collective} of {group[0]} ranks on {group[1]} node{'s' if group[1] > 1 else ''}"
-        basis: Basis = "extrapolated"
         if place == len(rows):
-            scale, why = payload_bytes / rows[-1].payload_bytes, f"the bandwidth of the largest {words}"
-            ends = [scale * end for end in _ends(rows[-1])]
-        elif place == 0 and payload_bytes < rows[0].payload_bytes:
-            ends, why = [*_ends(rows[0])], f"the time of the smallest {words}"
-        else:
-            before, after, basis, why = rows[max(place - 1, 0)], rows[place], "measured", words
-            share = _share(payload_bytes, before.payload_bytes, after.payload_bytes)
-            pairs = zip(_ends(before), _ends(after), strict=True)
-            ends = [math.exp((1 - share) * math.log(one) + share * math.log(two)) for one, two in pairs]
-        return CollectiveTime(seconds=ends[0], low_s=ends[1], high_s=ends[2], basis=basis, why=why)
+            return payload_bytes / rows[-1].payload_bytes * rows[-1].median_s
+        before, after = rows[max(place - 1, 0)], rows[place]
+        if before is after:
+            return after.median_s
+        share = math.log(payload_bytes / before.payload_bytes)
+        share /= math.log(after.payload_bytes / before.payload_bytes)
+        return math.exp((1 - share) * math.log(before.median_s) + share * math.log(after.median_s))
 
     def _other_group(
-        self, collective: Collective, payload_bytes: float, asked: tuple[int, int], group: tuple[int, int]
-    ) -> CollectiveTime:
+        self, collective: Collective, payload_bytes: float, ranks: int, group: tuple[int, int]
+    ) -> float:
         """Scale the time of the same array over another group of the level.
 
         Its latency (`_line`) grows by the mean of a logarithmic and a linear law of the ranks; the rest keeps
         its busbw.
         """
-        ranks, known = asked[0], group[0]
+        known = group[0]
         array = array_bytes(collective, payload_bytes, ranks)
         payload = array / known if collective == "all-gather" else array
-        found = self._same_group(collective, payload, group)
         latency, per_byte = _line(self.groups[collective, *group])
-        moving = max(found.seconds - latency, array * per_byte)
+        moving = max(self._same_group(collective, payload, group) - latency, array * per_byte)
         moving *= busbw_factor(collective, ranks) / busbw_factor(collective, known)
-        laws = sorted((math.log2(ranks) / math.log2(known), (ranks - 1) / (known - 1)))
-        why = f"the latency and busbw of {known} ranks on {group[1]} nodes, scaled to {ranks}"
-        most = moving
-        if group[1] == 2 < asked[1] and collective == "all-reduce" and self.facts.backend == "nccl":
-            most, why = 2 * moving, f"{why}; {_TWO_NODES}"
-        return CollectiveTime(
-            seconds=latency * sum(laws) / 2 + moving,
-            low_s=latency * laws[0] + moving,
-            high_s=latency * laws[1] + most,
-            basis="extrapolated",
-            why=why,
-        )
-
-
-def _ends(row: Measurement) -> tuple[float, float, float]:
-    return row.median_s, row.low_s, row.high_s
+        return latency * (math.log2(ranks) / math.log2(known) + (ranks - 1) / (known - 1)) / 2 + moving
 
 
 def _line(rows: Sequence[Measurement]) -> tuple[float, float]:
@@ -336,8 +283,3 @@ def _line(rows: Sequence[Measurement]) -> tuple[float, float]:
         return 0.0, best.median_s / best.array_bytes
     per_byte = (best.median_s - first.median_s) / (best.array_bytes - first.array_bytes)
     return max(0.0, first.median_s - per_byte * first.array_bytes), max(0.0, per_byte)
-
-
-def _share(value: float, low: float, high: float) -> float:
-    """Return the place of a value between two others, in logarithms: 0 at the first, 1 at the second."""
-    return 1.0 if low == high else math.log(value / low) / math.log(high / low)

@@ -286,7 +286,7 @@ class Launch:
     def seconds(self, operation: Operation) -> float:
         return self.table.seconds(
             operation.collective, operation.payload_bytes, operation.ranks, operation.nodes
-        ).seconds
+        )
 
     def of(self, setting: Setting, size: int) -> list[list[dict[str, Any]]]:
         key = f"{setting.name}|{setting.strategy}|{size}"

@@ -324,13 +324,13 @@ class Surroundings:
             hops = (log2(1 + hops) + hops) / 2
             return moving + OPERATION_S[self.cell.device] + hops * HOP_S[self.cell.device]
         kind, payload, ranks = operation.collective, operation.payload_bytes, operation.ranks
-        alone = table.seconds(kind, payload, ranks, operation.nodes).seconds
+        alone = table.seconds(kind, payload, ranks, operation.nodes)
         together = ranks * operation.rivals
         if operation.rivals == 1 or not table.covers(kind, together, operation.nodes):
             return alone
         # The busiest node of one ring over all these ranks sends as much as those of the groups do.
         whole = operation.rivals * operation.wire_bytes / wire_factor(kind, together)
-        return max(alone, table.seconds(kind, whole, together, operation.nodes).seconds)
+        return max(alone, table.seconds(kind, whole, together, operation.nodes))
 
     def is_measured(self, operation: Operation) -> bool:
         """Whether the study's network table covers an operation."""
