@@ -130,42 +130,24 @@ def _quantiles(law: str) -> tuple[float, float]:
     return shipped().quantiles(law)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
-    """How often the bands of a family's tables contain the truth, if the family does not teach them."""
-
-    source: str
-    times: int
-    """Distance: a multiple of the largest size."""
-    inside: int
-    answered: int
-    width: float
-    """Median width as a share of the projection."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.source} {self.times}x {self.inside} of {self.answered}, width {100 * self.width:.0f} %"
-
-
-def covered(residuals: Residuals | None = None) -> list[Covered]:
-    """The coverage of every family at every distance."""
+def covered(residuals: Residuals | None = None) -> dict[tuple[str, int], list[tuple[bool, float]]]:
+    """Whether a band contains the truth, and its width as a share of the projection: of each prediction by
+    its family, which does not teach it, and its distance as a multiple of the largest size."""
     every = residuals or shipped()
-    found = []
+    found: dict[tuple[str, int], list[tuple[bool, float]]] = {}
     for family in every.families:
         others = every.without(family.source)
-        by_times: dict[int, list[tuple[bool, float]]] = {}
-        for one in family.residuals:
+        for one in sorted(family.residuals, key=lambda one: one.doublings):
             about = band(one.law, one.doublings, one.roughness, others)
             inside = about.low <= math.exp(one.errors[one.law]) <= about.high
-            by_times.setdefault(round(2**one.doublings), []).append((inside, about.width))
-        for times, hits in sorted(by_times.items()):
-            found.append(
-                Covered(
-                    source=family.source,
-                    times=times,
-                    inside=sum(hit for hit, _ in hits),
-                    answered=len(hits),
-                    width=median(width for _, width in hits),
-                )
-            )
+            found.setdefault((family.source, round(2**one.doublings)), []).append((inside, about.width))
     return found
+
+
+def coverage_text(residuals: Residuals | None = None) -> str:
+    """How often the bands of each family contain the truth at each distance, and their median width."""
+    return "; ".join(
+        f"{source} {times}x {sum(hit for hit, _ in hits)} of {len(hits)}, "
+        f"width {100 * median(width for _, width in hits):.0f} %"
+        for (source, times), hits in covered(residuals).items()
+    )

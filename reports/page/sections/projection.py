@@ -23,7 +23,7 @@ from reports.page.section import (
     Section,
     Table,
 )
-from reports.projection.bands import FARTHEST_VALIDATED, covered
+from reports.projection.bands import FARTHEST_VALIDATED, coverage_text
 from reports.projection.series import REPLAY
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import duration, listed, number, percent
@@ -49,8 +49,6 @@ class Refused:
     gpus: tuple[int, ...]
     refusal: Refusal
     """The refusal of the smallest."""
-    last: Refusal
-    """The refusal of the largest."""
 
     @property
     def command(self) -> str | None:
@@ -61,11 +59,8 @@ class Refused:
         """The sizes, the reason and what lifts it, in two sentences."""
         sizes = listed([f"{size:,}" for size in self.gpus])
         told = f"{named(self.series)}, {sizes}: {self.refusal.reason}."
-        first, last = self.refusal.lift, self.last.lift
-        if first is None:
-            return told
-        more = "" if last is None or last.what == first.what else f"; for {self.gpus[-1]:,}: {_order(last)}"
-        return f"{told} To lift it: {_order(first)}{more}."
+        lift = self.refusal.lift
+        return f"{told} To lift it: {_order(lift)}." if lift else told
 
 
 def _order(lift: Lift) -> str:
@@ -110,11 +105,10 @@ def refusals(found: Projection) -> list[Refused]:
                 groups.setdefault((place, size.refusal.kind), []).append(size)
     made = []
     for (place, _), sizes in groups.items():
-        first, last = sizes[0].refusal, sizes[-1].refusal
+        first = sizes[0].refusal
         assert first is not None
-        assert last is not None
         gpus = tuple(size.gpus for size in sizes)
-        made.append(Refused(series=found.series[place], gpus=gpus, refusal=first, last=last))
+        made.append(Refused(series=found.series[place], gpus=gpus, refusal=first))
     return made
 
 
@@ -131,7 +125,7 @@ def remarks(found: Projection) -> Iterator[str]:
     if laws - {REPLAY}:
         yield (
             "Bands of 80 %, mostly towards slower. Truths in them on published tables, each family of tables "
-            f"left out in turn: {'; '.join(one.text for one in covered())}. No public data are at 8x."
+            f"left out in turn: {coverage_text()}. No public data are at 8x."
         )
     if REPLAY in laws:
         yield "A replay has the widest band of the laws: no public data validate its own."
@@ -147,21 +141,15 @@ def named(series: ProjectedSeries) -> str:
 
 
 def size_table(series: ProjectedSeries) -> TextTable:
-    """One row for each size, measured ones first; sizes that one reason refuses share a row.
+    """One row for each size, measured ones first.
 
     Of a series without a projected size only the two largest measured ones are shown.
     """
     measured = series.of("measured")
-    rows = [*(measured if series.of("projected") else measured[-2:])]
-    last: dict[int, int] = {}
-    for size in series.sizes[len(measured) :]:
-        kind = size.refusal.kind if size.refusal else None
-        if kind is not None and rows[-1].refusal is not None and rows[-1].refusal.kind == kind:
-            last[rows[-1].gpus] = size.gpus
-        else:
-            rows.append(size)
+    shown = measured if series.of("projected") else measured[-2:]
+    rows = [*shown, *series.sizes[len(measured) :]]
     columns: list[Column[ProjectedSize]] = [
-        figures("size", lambda size: _sizes(size.gpus, last.get(size.gpus))),
+        figures("size", lambda size: fields.whole(size.gpus)),
         words("basis", partial(_basis, series), anchor=DEFINITION.anchor),
         figures("step time", lambda size: _field(size.step_ns, "ns")),
         figures("efficiency", lambda size: _field(size.efficiency, "ratio")),
@@ -172,10 +160,6 @@ def size_table(series: ProjectedSeries) -> TextTable:
         words("largest loss", lambda size: size.loss or ""),
     ]
     return table(rows, columns)
-
-
-def _sizes(first: int, last: int | None) -> Field:
-    return fields.whole(first) if last is None else Field(f"{first:,} to {last:,}", first)
 
 
 def _basis(series: ProjectedSeries, size: ProjectedSize) -> str:
