@@ -64,13 +64,9 @@ def projected_series(study: StudyFigures, to: int, outside: Outside) -> tuple[Pr
         raise UsageError(f"--to {to} is not above what was measured ({most:,}): give a larger size")
     costs = {cost.cell.id: cost for cost in cell_costs(study)}
     price = highest_price(study)
-    weak: dict[tuple[object, ...], ProjectedSize] = {}
-    made = {}
-    # Weak series first: the sizes of a strong series are sizes of weak ones with smaller batches.
-    for of in sorted(found, key=lambda of: not of.weak):
-        one = _Projector(study=study, of=of, costs=costs, price=price, weak=weak, outside=outside)
-        made[id(of)] = one.series()
-    return tuple(made[id(of)] for of in found)
+    return tuple(
+        _Projector(study=study, of=of, costs=costs, price=price, outside=outside).series() for of in found
+    )
 
 
 def _curves(study: StudyFigures) -> Iterator[Curve]:
@@ -108,8 +104,6 @@ class _Projector:
     costs: Mapping[str, CellCost]
     price: float | None
     """The highest price of a device and hour; None if no price is known."""
-    weak: dict[tuple[object, ...], ProjectedSize]
-    """Projected sizes of weak series, by `_way`, batch of a replica and size."""
     outside: Outside
 
     def series(self) -> ProjectedSeries:
@@ -139,8 +133,8 @@ class _Projector:
             kind=key.kind,
             batch=key.constant_batch,
             setting=self.study.settings[key.setting],
-            law=found.law if answered and of.weak else None,
-            skill=found.skill if answered and of.weak else None,
+            law=found.law if answered else None,
+            skill=found.skill if answered else None,
             against=against.short if against else None,
             sizes=tuple(sizes),
             advice=advice,
@@ -163,27 +157,12 @@ class _Projector:
         )
 
     def _target(self, asked: Asked, gpus: int) -> ProjectedSize:
-        of = self.of
-        same = None if of.weak else self.weak.get((*self._way, of.batch(gpus), gpus))
-        if same is not None and same.step_ns is not None:
-            row = self._row(gpus, same.step_ns, self._efficiency(gpus, same.step_ns))
-            return msgspec.structs.replace(row, loss=same.loss, memory_bytes=same.memory_bytes)
         why = refusal(asked, gpus)
         if why is not None:
             return ProjectedSize(gpus=gpus, basis="refused", refusal=why)
         step, loss = self._step(asked.answer, gpus)
-        row = msgspec.structs.replace(
-            self._row(gpus, step, self._efficiency(gpus, step)),
-            memory_bytes=self._memory(gpus),
-            loss=loss,
-        )
-        self.weak[(*self._way, of.batch(gpus), gpus)] = row
-        return row
-
-    @property
-    def _way(self) -> tuple[object, ...]:
-        key = self.of.curve.key
-        return key.workload, key.setting, key.strategy, key.compression, key.collective, key.link
+        row = self._row(gpus, step, self._efficiency(gpus, step))
+        return msgspec.structs.replace(row, memory_bytes=self._memory(gpus), loss=loss)
 
     def _step(self, by: Answer, gpus: int) -> tuple[Span, str | None]:
         """The step time, its band, which contains the interval of the largest size, and what costs most."""

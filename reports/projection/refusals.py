@@ -142,9 +142,7 @@ def _batch(asked: Asked, gpus: int) -> Refusal | None:
     if batch < 1 or batch != int(batch):
         whole = f"a global batch of {asked.key.constant_batch:,} has no whole batch for a replica on {gpus:,}"
         return Refusal(kind="batch", reason=whole, lift=Lift(command=None, what="another global batch"))
-    reason = (
-        f"a batch of {batch:,.0f} a replica, which {gpus:,} would have, is not projected from any weak series"
-    )
+    reason = f"{gpus:,} would have a batch of {batch:,.0f} a replica, which only a weak series projects"
     sizes = sorted({max(1, asked.of.largest // 2), asked.of.largest})
     weak = replace(asked.key, kind="weak", constant_batch=int(batch))
     sized = asked.runs(f"this batch on {' and '.join(f'{one:,}' for one in sizes)}", sizes, weak)

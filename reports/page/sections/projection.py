@@ -170,7 +170,7 @@ def _basis(series: ProjectedSeries, size: ProjectedSize) -> str:
     largest = max(one.gpus for one in series.of("measured"))
     known = series.law != REPLAY and size.gpus <= 2**FARTHEST_VALIDATED * largest
     far = "" if known else ", not validated"
-    return f"{series.law or 'as weak'}{far}"
+    return f"{series.law}{far}"
 
 
 def _field(span: Span | None, unit: str) -> Field:

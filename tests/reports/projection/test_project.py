@@ -165,29 +165,13 @@ def test_a_size_that_ran_out_of_memory_is_not_projected(new_study) -> None:
     assert size(found, 32).basis == "projected"
 
 
-def test_a_strong_series_is_projected_from_weak_ones_of_the_same_batch_of_a_replica(new_study) -> None:
+def test_a_strong_series_is_refused_with_the_weak_series_that_tells_its_step(new_study) -> None:
     strong = new_study({8: 40.0, 16: 20.0}, kind="strong", batch=512)
     found = projected(strong, 64)
     assert refused(found) == {32: "batch", 64: "batch"}
     lift = size(found, 64).refusal.lift.command
     assert "--batch-size 8 " in lift
     assert "--scaling" not in lift
-    weak = new_study({8: 10.0, 16: 10.1}, batch=8)
-    curves = (*strong.curves, *weak.curves)
-    both = replace(
-        strong,
-        curves=curves,
-        cells=strong.cells | weak.cells,
-        pools=strong.pools | weak.pools,
-        settings=strong.settings | weak.settings,
-        plans=(*strong.plans, *weak.plans),
-    )
-    [of_strong] = [one for one in projected_series(both, 64, Outside()) if one.kind == "strong"]
-    # 512 samples on 64 are 8 a replica.
-    assert size(of_strong, 64).step_ns.value == 10.1 * MS
-    # X(64) / 64 over X(16) / 16 is (512 / 10.1 / 64) / (512 / 20 / 16).
-    assert size(of_strong, 64).efficiency.value == pytest.approx((8 / 10.1) / (32 / 20))
-    assert refused(of_strong) == {32: "batch"}
 
 
 # The replay
