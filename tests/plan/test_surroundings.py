@@ -92,6 +92,12 @@ def test_groups_of_a_table_share_a_nodes_way_out() -> None:
         )  # fmt: skip
         around = Surroundings.of(cell, Devices(measured=Measured(network=table)), 8)
         assert around.seconds(one, groups) == pytest.approx(expected, rel=1e-3)
+        # A table of another device says nothing of this one.
+        there = msgspec.structs.replace(table.facts, device_name="NVIDIA H100 80GB HBM3")
+        other = Measured(network=msgspec.structs.replace(table, facts=there))
+        for name, known in (("H100-SXM5-80GB", True), ("NVIDIA A100-SXM4-80GB", False)):
+            around = Surroundings.of(cell, Devices(gpu_name=name, measured=other), 8)
+            assert around.is_measured(one) is known
 
 
 @pytest.mark.parametrize(

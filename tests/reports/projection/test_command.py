@@ -11,6 +11,7 @@ from builders import an_environment, parts_of
 from generated_study import GPU, large_study
 
 from harness.cli import run
+from harness.commands.project import outside_of
 from harness.commands.replays import Replayer, other_network
 from harness.plan.surroundings import Measured
 from harness.reporting.studies import CostFlags, read_figures
@@ -217,6 +218,15 @@ def test_a_redacted_report_has_no_projection(study) -> None:
     project(study)
     [figures] = read_figures([str(study)], CostFlags(), Console(), redact=True)
     assert figures.projection is None
+
+
+def test_a_size_must_fit_the_room_that_a_plan_leaves(study) -> None:
+    [figures] = read_figures([str(study)], CostFlags(), Console())
+    one, outside = next(iter(figures.cells.values())), outside_of(Study(study), figures, None)
+    assert 0 < outside.room(one) < 0.95 * 80e9
+    cell = msgspec.structs.replace(one.cell, memory_limit_mb=1000)
+    limited = replace(one, pool=replace(one.pool, cell=cell))
+    assert outside.room(limited) == 950 * 2**20
 
 
 def test_another_rate_keeps_the_latency() -> None:

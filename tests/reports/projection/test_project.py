@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from reports.page.render import render_figures
+from reports.page.sections.projection import size_table
 from reports.projection.laws import CONSTANT
 from reports.projection.project import Outside, projected_series
 from reports.projection.series import REPLAY, Replayed
@@ -16,6 +17,8 @@ from results.environment import CodeVersion
 from results.errors import UsageError
 from results.outcome import Evidence, Outcome
 from results.projection import ProjectedSeries, ProjectedSize, Projection
+from results.run import StepBudget
+from results.statistics import Metric
 
 MS, NOTHING = 1e6, Outside()
 FLAT = {1: 10.0, 2: 10.0, 4: 10.2, 8: 10.2, 16: 10.4}
@@ -113,6 +116,22 @@ def test_what_is_not_known_is_refused_with_the_cheapest_measurement(
 def test_runs_that_do_not_count_decide_nothing(new_study, changed, kind) -> None:
     found = projected(new_study(FLAT, changed=changed))
     assert set(refused(found).values()) == {kind}
+
+
+def test_a_series_of_stand_ins_is_not_called_measured(new_study) -> None:
+    found = projected(new_study(FLAT, changed={key: {"evidence": Evidence.EMULATED} for key in FLAT}))
+    assert [row[1] for row in size_table(found).texts[:2]] == ["emulated"] * 2
+
+
+def test_the_network_is_to_be_measured_only_where_computation_was(new_study) -> None:
+    steps, outside = {4: 1e4, 8: 1e4, 16: 1.2e4}, Outside(network_call=lambda gpus: "bench network")
+    none = Metric(value=0.0, unit="ns", low=None, high=None, samples=1, interval=None)
+    budget = StepBudget(
+        method="m", input_ns=0.0, compute_ns=9e9, transfer_ns=none, wait_ns=none, other_ns=0.0
+    )
+    for changed, network in (({}, False), ({key: {"budget": budget} for key in steps}, True)):
+        found = size(projected(new_study(steps, changed=changed), 32, outside), 32)
+        assert (found.refusal.lift.command == "bench network") is network
 
 
 def test_two_environments_are_not_one_curve(new_study) -> None:
