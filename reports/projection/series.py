@@ -38,8 +38,7 @@ class Replayed:
 
 
 Replays = Mapping[int, Replayed | str] | str
-"""The measured sizes and near targets of a series by a replay; in place of one or all of them a clause that
-says why there is none."""
+"""The measured sizes and near targets of a series by a replay, or the reason why one or all are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +125,7 @@ class Answer:
     """The replay that answers, or why none does."""
 
     def replayed(self, gpus: int) -> Replayed | str:
-        """The replay of a target, or why there is none."""
+        """The replay of a target, or the reason why it is missing."""
         return self.replays if isinstance(self.replays, str) else self.replays[gpus]
 
 
@@ -159,7 +158,7 @@ def answer(of: Measured, replays: Replays) -> Answer:
 def scaled(steps: Steps, replays: Mapping[int, Replayed | str]) -> tuple[float, float, float | None] | str:
     """The scale of a replay, its error and skill on the largest size, or why the replay does not answer.
 
-    One device sends no messages, so that its step says nothing of the scale of the others.
+    One device is left out of the fit, as it does not exchange.
     """
     if isinstance(last := replays[steps.gpus[-1]], str):
         return last
