@@ -127,7 +127,7 @@ def until(condition: Callable[[], bool], what: str, patience_s: float = 60) -> N
 def test_the_help_says_how_many_pairs_a_look_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert f"most looks, {PAIRS_A_LOOK} pairs each; {LOOKS}" in told
+    assert f"{PAIRS_A_LOOK} pairs each; {LOOKS} if" in told
 
 
 @pytest.mark.slow
