@@ -475,7 +475,7 @@ def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, piece: Piece
         deciding = [study.cells[cell_id] for cell_id in rests_on.deciding]
         disturbed = sum(run.disturbed for one in deciding for run in one.runs)
         runs = sum(len(one.runs) for one in deciding)
-    # Sizes that failed between the choice and the next one that was measured: growing to them may pay.
+    # Sizes that failed between the choice and its measured neighbours: growing to them may pay, or not.
     untold = sorted({gap.gpus for curve in piece.curves for gap in _untold(curve, picked.candidate)})
     doubts = {
         f"no figure on {listed([f'{gpus:,}' for gpus in untold])}" if untold else "": untold,
@@ -487,10 +487,12 @@ def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, piece: Piece
 
 
 def _untold(curve: Curve, chosen: Candidate) -> Iterator[Gap]:
+    smaller = [point.gpus for point in curve.points if point.gpus < chosen.gpus]
     larger = [point.gpus for point in curve.points if point.gpus > chosen.gpus]
     if curve.key.label == chosen.strategy:
         for gap in curve.gaps:
-            if not gap.skipped and chosen.gpus < gap.gpus < min(larger, default=math.inf):
+            near = max(smaller, default=chosen.gpus) < gap.gpus < min(larger, default=math.inf)
+            if near and not gap.skipped:
                 yield gap
 
 

@@ -316,7 +316,7 @@ def test_what_was_not_run_or_failed_comes_before_what_is_open(gpus, new_study, n
     assert rest.kind == "repeats"
 
 
-def test_a_size_that_failed_beyond_the_choice_and_before_the_next_measured_one_lowers_the_confidence(
+def test_a_size_that_failed_between_the_choice_and_a_measured_neighbour_lowers_the_confidence(
     gpus, new_study, new_timing
 ) -> None:
     planted = new_study(gpus({1: 10.0, 2: 10.5, 16: 90.0}).study.root, device="cuda", runs_before=100)
