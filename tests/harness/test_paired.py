@@ -402,7 +402,9 @@ def test_a_pair_that_never_ends_names_the_silent_side_its_part_and_its_last_line
     with pytest.raises(MachineError) as raised:
         PairedComparison(request, Rules(margins={}), Console()).run()
     told = str(raised.value)
-    assert f"the pair waited for NEW (main, {head[:12]}): {part} (rank" in told
+    # Where one rank alone hangs, the others may be in another part.
+    assert f"the pair waited for NEW (main, {head[:12]}): " in told
+    assert f"{part} (rank" in told
     assert "reads weights" in told
     assert "BASE" not in told
 
