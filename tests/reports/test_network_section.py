@@ -11,7 +11,7 @@ from builders import NETWORK_HERE, a_network
 
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
-from reports.page.contents import NETWORK, contents
+from reports.page.contents import contents
 from reports.page.section import Drawings, Paragraph, Table
 from reports.page.sections.network import network_section, stranger, summary_table
 from results import schemas
@@ -101,7 +101,11 @@ def test_a_study_of_the_network_has_no_sections_about_steps(planted) -> None:
     planted.series("weak", "ddp", [2], batch=1)
     planted.plan(network=NetworkOrder())
     study = replace(planted.analysed([], name="net"), network=a_network())
-    assert [section.anchor for section in contents(study)] == [*NETWORK]
+    assert [section.anchor for section in contents(study)] == ["network", "outcomes"]
+    running = replace(
+        study, running=({"cell": "a", "state": "running", "ok": "0", "planned": "1", "others": ""},)
+    )
+    assert next(iter(contents(running))).anchor == "running"
 
 
 def test_the_summary_names_each_group_once() -> None:

@@ -102,14 +102,7 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
         return
     first = every[0]
     bought = first.bought
-    others = [
-        (
-            one.named if one.several else capital(one.named),
-            " ".join(text for head, text in _sentences(study, one) if head != _HOW_SURE),
-        )
-        for one in every[1:_MOST_TOLD]
-    ]
-    points = Points((*_sentences(study, first), *others))
+    points = Points(tuple(_sentences(study, first)))
     piece = piece_of(study.curves, bought.workload, bought.scaling)
     drawing = efficiency_chart(
         "first",
@@ -121,6 +114,9 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
     )
     title = f"{bought.workload}, {first.work}" if drawing else ""
     yield Beside(drawing, title, (points, Bullets(verdict(study).sentences, "folded")))
+    for one in every[1:_MOST_TOLD]:
+        told = " ".join(text for head, text in _sentences(study, one) if head != _HOW_SURE)
+        yield Paragraph(f"{one.named if one.several else capital(one.named)}: {told}", "plain")
 
 
 def _sentences(study: StudyFigures, first: Shown) -> Iterator[tuple[str, str]]:
