@@ -298,7 +298,7 @@ def study_lock(root: Path) -> Iterator[int]:
 
 
 def is_busy(root: Path) -> bool:
-    """Whether a process holds the lock of a study; False if there is no lock to ask.
+    """Whether a process holds the lock of a study; False without a lock file.
 
     A shared lock, because two that ask at once do not hold the study.
     """

@@ -50,7 +50,7 @@ def cost_options(function: Function) -> Function:
 
 
 def price_options(function: Function) -> Function:
-    """Decorate a command with those of the flags that say what a device and an epoch are."""
+    """Decorate a command with the flags that say what a device costs and what an epoch is."""
     for option in reversed(_OPTIONS[:3]):
         function = option(function)
     return function

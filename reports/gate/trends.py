@@ -113,7 +113,7 @@ def seen_on(measured_at: str, found: Sequence[Trend]) -> list[tuple[Trend, Step]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Series:
-    """A series before its changes are pooled with those of others."""
+    """A series before its changes are pooled with the changes of other series."""
 
     machine: str
     label: str
@@ -295,7 +295,7 @@ SAME = 0.05
 RANGE_ODDS = 0.9
 """The odds that the range of a change has at least."""
 DISTURBED_NIGHTS, DISTURBED_NOISE = 0.05, 10.0
-"""The share of nights that are disturbed, and their noise as a multiple of that of other nights."""
+"""The share of nights that are disturbed, and the ratio of their noise to the noise of other nights."""
 LEVELS = 12
 """Levels of the grid in one standard deviation of the noise."""
 LEAST_NOISE = 0.002

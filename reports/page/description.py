@@ -1,4 +1,4 @@
-"""What a drawing of lines over sizes shows, whatever draws it: the page as SVG, or matplotlib for paper."""
+"""Describe a drawing of lines over sizes once, for the page (SVG) and for paper (matplotlib)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def thinned(values: Iterable[tuple[float, float]]) -> tuple[Point, ...]:
 
 
 def values_table(chart: Chart) -> TextTable:
-    """Return the values of a chart: a row a line and a column a size, or a row a point where x is no size.
+    """Return the values of a chart: a row a line and a column a size. Where x has no sizes: a row a point.
 
     Lines without marks have at most `_MOST_ROWS` rows, as far apart as can be.
     """

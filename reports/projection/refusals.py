@@ -94,7 +94,7 @@ def _emulated(asked: Asked, gpus: int) -> Refusal | None:
     named = ", ".join(f"{one:,}" for one in emulated)
     word = device_word(asked.of.last.cell.device)
     reason = (
-        f"{named} was emulated: ranks that share cores, or a virtual network, do not tell of larger sizes"
+        f"{named} was emulated: ranks that share cores, or a virtual network, show nothing about larger sizes"
     )
     needs = f"it needs other hardware, a separate device for each {word} on {named}"
     return Refusal(kind="emulated", reason=reason, lift=Lift(command=None, what=needs))

@@ -38,7 +38,7 @@ def tables() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def studies() -> Studies:
-    """A study of so many times 57 cells: generated ones, each with its own seed and optimizer."""
+    """Make a study of `number` times 57 generated cells, each 57 with a separate seed and optimizer."""
 
     def made(number: int) -> StudyFigures:
         parts = [

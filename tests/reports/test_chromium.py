@@ -573,8 +573,8 @@ TARGETS = """[...document.querySelectorAll("main :is(a[href], button, summary), 
   const inline = style.display === "inline" || one.closest("svg, td, figcaption, li, p, dd");
   return box.width && !inline && (box.width < 23.9 || box.height < 23.9);
 }).map((one) => one.outerHTML.slice(0, 90))"""
-"""What is clicked and is smaller than 24 pixels (WCAG 2.5.8): not links in text, and not points of drawings,
-whose values are in the table below them. The axe-core of the package has no such rule."""
+"""Controls smaller than 24 pixels (WCAG 2.5.8), without links in text and points of drawings, whose values
+are in the table below them. The axe-core of the package has no such rule."""
 
 
 def test_what_is_clicked_is_large_enough(chromium, page) -> None:

@@ -73,7 +73,7 @@ NOTHING_SUCCEEDED = Markup(
 
 _HOW_SURE = "How sure"
 _MOST_TOLD = 4
-"""Workloads and rules of scaling whose growth is told in sentences."""
+"""The number of workloads and rules of scaling with sentences on growth."""
 
 
 def summary_section(study: StudyFigures) -> Section:

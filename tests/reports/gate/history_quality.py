@@ -103,7 +103,7 @@ def history_with_step(
 ) -> tuple[list[Step], int]:
     """A study of `many` series with one step, 5 to 30 nights before its last, each night at another commit.
 
-    Returns the changes at most 10 nights from the step, those of most series first, and the step's night.
+    Returns the changes at most 10 nights from the step, changes of most series first, and the step's night.
     """
     noise, at = rng.choice([0.01, 0.02, 0.05]), int(rng.integers(20, 65))
     common = series(rng, kind, noise)

@@ -30,7 +30,7 @@ def tables() -> ModuleType:
 
 @pytest.fixture
 def table(tmp_path) -> Path:
-    """Of `a` a series whose 64 GPUs are 4 % slower than 16 and 32, and an ambiguous one; of `b` two sizes."""
+    """Write a table: family `a` has a series with 64 GPUs 4 % slower and an ambiguous one, `b` two sizes."""
     rows = [("a", "m", 16, "1600"), ("a", "m", 32, "3200"), ("a", "m", 64, str(6400 / 1.04))]
     rows += [("a", "twice", 16, "1"), ("a", "twice", 16, "2"), ("a", "twice", 32, "3")]
     rows += [("b", "m", 8, "800"), ("b", "m", 16, "1600"), ("b", "m", 32, "not measured")]
