@@ -160,7 +160,7 @@ def test_a_gate_compares_with_the_accepted_commit_where_one_is_named(
     """Not with the branch that the change is for: a drift of 1 % a change stays below the margin there."""
     program = project / "bin" / "bench"
     program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "$@" > called\n')
+    program.write_text('#!/bin/sh\necho "$@" >> called\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     if accepted:
@@ -170,7 +170,9 @@ def test_a_gate_compares_with_the_accepted_commit_where_one_is_named(
         assert ACCEPTED.read(Path("baselines/accepted.yaml")).commit == revision("origin/accepted")
     assert shell("bench/gate.sh bench/nightly.yaml origin/accepted").returncode == 0
     base = "baselines/accepted.yaml" if accepted else "origin/accepted"
-    assert Path("called").read_text().startswith(f"compare --ab {base} HEAD ")
+    compared, shown = Path("called").read_text().splitlines()
+    assert compared.startswith(f"compare --ab {base} HEAD ")
+    assert shown == "site gate/pairs -o gate/site"
 
 
 @pytest.fixture

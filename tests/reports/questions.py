@@ -3,7 +3,7 @@
     PYTHONPATH=tests/laws python tests/reports/questions.py OUT --real STUDY [--seed N]
 
 Five studies are generated: three of drawn yields, one that mostly failed, one with a slow host. Their step
-times are drawn as in `knee_quality`: every yield is at least 0.1 from what pays, the noise is at most 3 %. The
+times are drawn as in `knee_quality`: every yield is at least 0.1 from what pays, the noise at most 3 %. The
 sixth is the folder of a real study. `answers.json` has the planted facts; a reader sees only the pages.
 """
 
