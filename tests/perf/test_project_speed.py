@@ -19,8 +19,8 @@ from reports.projection.project import Outside, projected_series
 from results.store import Study
 
 STUDIES, SIZES, TO = 20, (2, 4, 8, 16, 32), 256
-CALLS_PER_CELL = {"none": 2100, "table": 6600}
-"""Half as much again as a cell costs today (1,400 by laws and 4,400 by replays)."""
+CALLS_PER_CELL = {"none": 2100, "table": 10_500}
+"""Half as much again as a cell costs today (1,400 by laws and 7,000 by replays)."""
 Studies = Callable[[int], StudyFigures]
 
 
