@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from results.cell import Backend
+from results.cell import Backend, Cell
 from results.environment import Environment
 from results.errors import UsageError
 from results.notation import link_text
@@ -87,16 +87,18 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Variables of the libraries that change the cost of a collective."""
 
     @classmethod
-    def of(cls, environment: Environment, backend: Backend, link_mbit_per_s: float | None) -> NetworkFacts:
-        """The facts of a run in this environment, whose ranks exchange over `backend`."""
-        nccl = backend == "nccl"
+    def of(cls, environment: Environment, cell: Cell) -> NetworkFacts:
+        """The facts of a run of a cell in this environment."""
+        nccl = cell.backend == "nccl"
+        # An environment does not record the variables that the cell itself sets.
+        own = dict(text.split("=", 1) for text in cell.env if "NCCL_" in text.partition("=")[0])
         return cls(
-            backend=backend,
+            backend=cell.backend,
             device_name=environment.device_name,
             library=f"NCCL {environment.nccl}" if nccl else f"Gloo of torch {environment.torch}",
-            link_mbit_per_s=link_mbit_per_s,
+            link_mbit_per_s=cell.link_mbit_per_s,
             network=environment.network or None,
-            settings=environment.nccl_settings if nccl else None,
+            settings={**environment.nccl_settings, **own} if nccl else None,
         )
 
     def unlike(self, other: NetworkFacts) -> list[str]:

@@ -10,17 +10,9 @@ import click
 from harness.cli.options import PlanCommand, plan_options
 
 _OF_STEPS = (
-    *(
-        "workload",
-        "strategy",
-        "batch_size",
-        "global_batch_size",
-        "scaling",
-        "baseline",
-        "dataset",
-        "precision",
-    ),
-    *("accumulation", "optimizer", "clip_norm", "activation_checkpointing", "selective_checkpointing"),
+    *("workload", "strategy", "batch_size", "global_batch_size", "scaling", "baseline", "dataset"),
+    *("precision", "accumulation", "optimizer", "clip_norm", "activation_checkpointing"),
+    "selective_checkpointing",
     *("compile", "memory_format", "seed", "memory_limit_mb", "keep_unfit", "isolation", "require", "target"),
     *("warmup_steps", "block_steps", "quads", "prune", "compression", "collective", "jobs_per_cell"),
     *("report_job", "trace", "tensorboard", "rerun"),

@@ -147,7 +147,7 @@ def read_runs(study: Study) -> tuple[Cell | None, list[list[RankRecord]]]:
 def _facts(cell: Cell, result: RunResult) -> NetworkFacts | None:
     if result.environment is None:
         return None
-    return NetworkFacts.of(result.environment, cell.backend, cell.link_mbit_per_s)
+    return NetworkFacts.of(result.environment, cell)
 
 
 def read_outputs(paths: Sequence[Path], beside: Study | None, out: str | None) -> int:

@@ -54,7 +54,7 @@ class Replayer:
         environment, cell = one.newest.environment, one.cell
         if environment is None:
             return ["the environment of the runs is not known"]
-        return self.table.facts.unlike(NetworkFacts.of(environment, cell.backend, cell.link_mbit_per_s))
+        return self.table.facts.unlike(NetworkFacts.of(environment, cell))
 
     def __call__(self, of: series.Measured) -> Replays:
         """Replay the measured sizes and the targets of a series, or say why that cannot be done."""

@@ -24,9 +24,8 @@ OF_A_LAUNCHER = re.compile(
 )
 """A launcher sets these variables to give a process its rank. torchrun obeys some of them, and values that
 another launcher or an operator left are wrong for the launch that torchrun starts."""
-_OF_BENCH = re.compile(
-    r"(OMP|MKL|OPENBLAS)_NUM_THREADS|PYTHON(PATH|SAFEPATH)|BENCH_.*|CUDA_VISIBLE_DEVICES|SLURM_.*"
-)
+_OF_BENCH = re.compile(r"(OMP|MKL|OPENBLAS)_NUM_THREADS|PYTHON(PATH|SAFEPATH)|BENCH_.*|CUDA_VISIBLE_DEVICES")
+"""bench sets these variables itself, or reads them."""
 _SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD"}
 _SWITCHES = {"true": True, "false": False}
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}

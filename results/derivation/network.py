@@ -30,7 +30,7 @@ def network_table(cell: Cell, runs: Sequence[Sequence[RankRecord]]) -> NetworkTa
     return NetworkTable(
         source="bench",
         measured_at=max(record.ended_at for records in runs for record in records),
-        facts=NetworkFacts.of(first.environment, cell.backend, cell.link_mbit_per_s),
+        facts=NetworkFacts.of(first.environment, cell),
         evidence=Evidence.EMULATED if emulated else Evidence.MEASURED,
         measurements=tuple(_measurement(key, samples) for key, samples in pooled.items()),
     )

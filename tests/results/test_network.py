@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from builders import a_cell, an_environment
 
 from results.errors import SchemaError, UsageError
 from results.network import Measurement, NetworkFacts, NetworkTable, busbw_factor
@@ -101,6 +102,13 @@ def test_a_send_has_two_ranks_however_long_the_pipeline() -> None:
 def test_one_rank_and_an_empty_message_take_no_time() -> None:
     assert table().seconds("all-reduce", MIB, 1, 1) == 0
     assert table().seconds("all-reduce", 0, 8, 1) == 0
+
+
+def test_a_variable_that_a_cell_sets_belongs_to_its_network() -> None:
+    environment = an_environment(nccl_settings={"NCCL_NET": "IB"})
+    cells = [a_cell(device="cuda", backend="nccl", env=env) for env in ((), ("A=1", "NCCL_ALGO=Ring"))]
+    plain, ring = (NetworkFacts.of(environment, cell) for cell in cells)
+    assert plain.unlike(ring) == ["settings: NCCL_NET=IB in the table, NCCL_ALGO=Ring NCCL_NET=IB here"]
 
 
 def test_tables_of_other_networks_are_told_apart() -> None:

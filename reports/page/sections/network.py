@@ -208,7 +208,7 @@ def stranger(known: NetworkTable, study: StudyFigures) -> str | None:
         cell, environment = figure.cell, figure.newest.environment
         if environment is None:
             continue
-        unlike = known.facts.unlike(NetworkFacts.of(environment, cell.backend, cell.link_mbit_per_s))
+        unlike = known.facts.unlike(NetworkFacts.of(environment, cell))
         if not unlike:
             return None
         found.append("; ".join(unlike))

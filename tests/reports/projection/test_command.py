@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import an_environment, parts_of
+from builders import a_cell, an_environment, parts_of
 from generated_study import GPU, large_study
 
 from harness.cli import run
@@ -57,7 +57,7 @@ def a_table(inside: float = 10e9, across: float = 1e9, groups=GROUPS, environmen
     return NetworkTable(
         source="bench",
         measured_at="2026-01-02T03:04:05.000Z",
-        facts=NetworkFacts.of(environment, "nccl", None),
+        facts=NetworkFacts.of(environment, a_cell(device="cuda", backend="nccl")),
         evidence=Evidence.MEASURED,
         measurements=tuple(rows),
     )
