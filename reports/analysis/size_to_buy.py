@@ -477,13 +477,13 @@ def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, piece: Piece
         runs = sum(len(one.runs) for one in deciding)
     # Sizes that failed between the choice and its measured neighbours: growing to them may pay, or not.
     untold = sorted({gap.gpus for curve in piece.curves for gap in _untold(curve, picked.candidate)})
+    failed = [f"no figure on {listed([f'{gpus:,}' for gpus in untold])}"] if untold else []
     doubts = {
-        f"no figure on {listed([f'{gpus:,}' for gpus in untold])}" if untold else "": untold,
         f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": few,
         f"{_part(disturbed, runs)} disturbed": disturbed,
         f"{_part(rests_on.dirty, rests_on.runs)} of code with local changes": rests_on.dirty,
     }
-    return (*picked.open, *(text for text, holds in doubts.items() if holds))
+    return (*picked.open, *failed, *(text for text, holds in doubts.items() if holds))
 
 
 def _untold(curve: Curve, chosen: Candidate) -> Iterator[Gap]:

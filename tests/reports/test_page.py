@@ -178,6 +178,7 @@ def test_when_nothing_succeeded_the_page_says_so_and_why(planted, new_timing, si
     page = page_of(planted)
     assert page.sections == [name for name in SECTIONS if name in page.sections]
     assert "Nothing succeeded" in page.text
+    assert "No further run is needed" not in page.text
     assert ("no room for 2 GiB" in page.text) == bool(sizes)
     assert "8 devices asked for, 2 here" in page.text
     assert "svg" not in page.tags

@@ -89,15 +89,17 @@ def _blocks(study: StudyFigures, every: Sequence[Shown]) -> Iterator[Block]:
     yield Paragraph(f"{ran(study)}; page by bench {VERSION}{called(study)}", "plain")
     then = next_run(study)
     subject = f"{then.workload}: " if then and len({one.bought.workload for one in every}) > 1 else ""
-    command: Block = Paragraph("No further run is needed for these answers.", "plain")
+    command: tuple[Block, ...] = ()
     if then:
-        command = Command(f"Run next {subject}{then.order}, since {then.why}:", then.command)
+        command = (Command(f"Run next {subject}{then.order}, since {then.why}:", then.command),)
+    elif every:
+        command = (Paragraph("No further run is needed for these answers.", "plain"),)
     if every:
         yield Answers(_QUESTIONS, tuple(_answer(study, one) for one in every[:_MOST_ROWS]))
         yield Paragraph(" ".join(_beside_the_answers(study, every)), "plain")
     else:
         yield Paragraph(NOTHING_SUCCEEDED, "none")
-    yield Row((Tiles((*_slow_tile(study), _trust_tile(study))), command))
+    yield Row((Tiles((*_slow_tile(study), _trust_tile(study))), *command))
     if not every:
         return
     first = every[0]
@@ -164,8 +166,8 @@ _DEFINITIONS = (
         "Confidence",
         f"Low: fewer than {whole_percent(LIKELY_FROM)} of resamples of the runs name the size, or a size has "
         f"one run. Medium: fewer than {whole_percent(SURE_FROM)} do, a deciding size has fewer than "
-        f"{FEWEST_FOR_INTERVAL} runs that count, or the choice rests on disturbed runs or on code with local "
-        "changes. High: none of these.",
+        f"{FEWEST_FOR_INTERVAL} runs that count, a size between it and a measured neighbour failed, or the "
+        "choice rests on disturbed runs or on code with local changes. High: none of these.",
     ),
     Definition(
         "method-verdict",
