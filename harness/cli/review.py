@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -109,9 +108,9 @@ def _run_ids(figures: StudyFigures, asked: Sequence[str]) -> tuple[str, ...]:
 
 
 def _author() -> str:
-    name = ""
-    with suppress(OSError):
-        name = subprocess.run(["git", "config", "user.name"], capture_output=True, text=True).stdout.strip()
+    from harness.machine.code import git_user
+
+    name = git_user()
     # In a container the number of the user may have no name.
     with suppress(KeyError, OSError):
         name = name or getpass.getuser()

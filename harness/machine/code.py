@@ -132,6 +132,16 @@ def _installed_commit(folder: Path) -> str | None:
     return os.environ.get("BENCH_COMMIT") or None
 
 
+def git_user() -> str:
+    """Return the name of the user in git's configuration; empty without one."""
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "config", "user.name"]
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=20
+        ).stdout.strip()
+    return ""
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
     if not (folder / ".git").exists():
         return None
