@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from harness.plan.predict import predicted_times
-from harness.plan.surroundings import Devices, Measured, Surroundings, local_work
+from harness.plan.surroundings import Devices, Measured, Surroundings
 from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures
 from reports.projection import series
@@ -70,7 +70,7 @@ class Replayer:
             return f"the messages of {last.cell.strategy} are not replayed"
         if unlike := self.unlike(last):
             return f"the network table describes another network ({listed(unlike, last='; ')})"
-        if local_work(last.cell) not in self.measured.works:
+        if self.measured.work(last.cell) is None:
             return "the computation of its batch of a replica was not measured: a budget needs --quads"
         records = self._records(last)
         here, there = self.measured, replace(self.measured, network=self.other or self.table)

@@ -20,7 +20,6 @@ from harness.plan.surroundings import (
     HOST_LINK_BYTES_PER_S,
     Surroundings,
     devices_here,
-    local_work,
     replica_seconds,
     updated_share,
 )
@@ -128,7 +127,7 @@ def step_work(cell: Cell, parts: ModelParts, around: Surroundings) -> tuple[Work
     # For each parameter it and its state are read and written, and its gradient is read.
     values = 3 + 2 * OPTIMIZERS.facts(cell.optimizer).state_values
     offloading = moved / HOST_LINK_BYTES_PER_S + values * there.gradients / CORE_BYTES_PER_S
-    known = around.devices.measured.works.get(local_work(cell))
+    known = around.devices.measured.work(cell)
     if known is not None:
         crowd = around.crowd
         return Work(

@@ -90,6 +90,15 @@ class Measured:
     batch of a replica."""
     network: NetworkTable | None = None
 
+    def work(self, cell: Cell) -> Work | None:
+        """The computation of a rank of the cell; None if it was not measured.
+
+        A strategy that shards copies what it gathers and sums, which one device alone does not: its own steps
+        without exchange come first.
+        """
+        own = STRATEGIES.facts(cell.strategy).shards and self.works.get(local_work(cell, cell.strategy))
+        return own or self.works.get(local_work(cell))
+
     @classmethod
     def of_study(cls, study: Study, results: Iterable[RunResult]) -> Measured:
         """Take what these runs of a study say, without excluded ones, and the network table in its folder."""
@@ -120,13 +129,15 @@ class Measured:
                     name: median(getattr(work, name) for work in runs[cell.id])
                     for name in ("forward_s", "backward_s", "update_s")
                 }
-                found.setdefault(local_work(cell), Work(**parts, micro_batches=cell.accumulation))
+                work = Work(**parts, micro_batches=cell.accumulation)
+                found.setdefault(local_work(cell), work)
+                found.setdefault(local_work(cell, cell.strategy), work)
         return cls(works=found, network=network)
 
 
-def local_work(cell: Cell) -> str:
-    """Return what cells have in common whose ranks compute the same."""
-    alone = {"strategy": BASELINE_STRATEGY, "compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE}
+def local_work(cell: Cell, strategy: str = BASELINE_STRATEGY) -> str:
+    """Return what cells have in common whose ranks compute the same; with `strategy` only cells of it."""
+    alone = {"strategy": strategy, "compression": UNCOMPRESSED, "collective": DEFAULT_COLLECTIVE}
     steps = StepPolicy()
     return msgspec.structs.replace(
         cell, gpus=1, model_parallel=1, node_size=None, link_mbit_per_s=None, steps=steps, **alone

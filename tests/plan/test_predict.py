@@ -168,6 +168,15 @@ def test_measured_computation_goes_before_assumed() -> None:
     assert other.compute == times_of(nano_cell("ddp", 8, micro_batch=8), HOST, None).compute
 
 
+def test_a_strategy_that_shards_computes_as_its_own_steps_did() -> None:
+    """Its copies into and out of shards are a part of its computation, and no device alone has them."""
+    alone, sharded = nano_cell("single", 1), nano_cell("fsdp", 2)
+    runs = [run_of(alone, 12, forward_s=4, update_s=0), run_of(sharded, 15, forward_s=4, update_s=0)]
+    devices = replace(HOST, measured=Measured.of(runs, [alone, sharded]))
+    computes = {name: times_of(nano_cell(name, 8), devices, None).compute for name in ("ddp", "fsdp", "zero2")}
+    assert computes == {"ddp": 12, "fsdp": 15, "zero2": 12}
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1"])
 def test_the_computation_of_shared_cores_and_of_a_shard_is_predicted_as_it_was_measured(strategy) -> None:
     """8 ranks on 2 cores, which update a part each: what was measured there already has both."""
