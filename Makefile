@@ -13,7 +13,10 @@ WORKERS ?= 4
 # PERF_BRIEF: benchmarks are to run, here; `make perf` measures.
 PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: demo test coverage quick compiled compat planted knee gallery soak resume lint types contracts perf perf-gate gpu \
+# Where the environment forbids Python to write bytecode, each process of the tests would compile all it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test coverage quick compat planted knee gallery soak resume lint types contracts perf perf-gate gpu \
   reference docs format constraints clean
 
 demo: $(VENV)/.installed
@@ -21,20 +24,16 @@ demo: $(VENV)/.installed
 	$(BIN)/bench project runs/demo --to 8
 	$(BIN)/bench report runs/demo
 
-test: lint types contracts compiled
+test: lint types contracts
 	$(PYTEST) $(if $(SLOW),,-m "not slow")
 
 # Branch coverage of the tests' own processes, apart from `test` because tracing doubles the time of quick tests.
-coverage: compiled
+coverage: $(VENV)/.installed-dev
 	$(PYTEST) -q $(if $(SLOW),,-m "not slow") --cov --cov-report=term:skip-covered
 
 # The tests alone, without the slow ones.
-quick: compiled
+quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" -q
-
-# Where the environment forbids Python to write bytecode, each process that the tests start would compile anew.
-compiled: $(VENV)/.installed-dev
-	$(BIN)/python -m compileall -q harness reports results slurm strategies workloads
 
 # Every defect of tests/planted/defects.toml, one at a time, against the tests that must catch it.
 planted: $(VENV)/.installed-dev
