@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from packages import module_at
 
 from harness.plan.schedule import schedule
 from results.outcome import Evidence, Outcome
@@ -27,12 +27,7 @@ CALL = [sys.executable, str(HERE / "acceptance.py"), "--device", "cpu", "--out"]
 
 
 def load(name: str = "acceptance") -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(HERE / f"{name}.py")
 
 
 def cells_of(part: str, device: str, gpus: int = 1) -> list[Any]:

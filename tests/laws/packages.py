@@ -1,10 +1,16 @@
-"""Packages that are installed for a test: a folder on the path with the metadata of a distribution in it."""
+"""Packages that are installed for a test: a folder on the path with the metadata of a distribution in it.
+
+And modules of no package, which a test loads by path.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 
 def install(
@@ -28,3 +34,13 @@ def install(
 def first_on_the_path(folder: Path) -> str:
     """PYTHONPATH of a process that imports from `folder`, and else what this one's children do."""
     return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def module_at(path: Path) -> ModuleType:
+    """Run a file as a module, which its dataclasses look up by name."""
+    spec = importlib.util.spec_from_file_location(f"loaded_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

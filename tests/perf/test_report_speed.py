@@ -6,7 +6,6 @@ Collecting and reporting 100 cells x 256 ranks x 200 steps: the target is 30 s a
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import resource
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packages import module_at
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from results.store import Study
@@ -47,15 +47,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
     """The planted studies of the report's own tests."""
-    path = Path(__file__).parents[1] / "reports" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("planted_studies", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up by name.
-    sys.modules["planted_studies"] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(Path(__file__).parents[1] / "reports" / "conftest.py")
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from packages import module_at
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -20,16 +19,7 @@ LEAST = {"strategies": 50, "harness": 45}
 """Defects of each package: of code that runs in ranks, and of the proof."""
 
 
-def _load_plant() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("plant", HERE / "plant.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-plant = _load_plant()
+plant = module_at(HERE / "plant.py")
 DEFECTS = plant.defects()
 
 

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from packages import module_at
 
 MS = 1_000_000
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    # A dataclass looks its module up.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-waiting_model, quality = script("waiting_model"), script("quality")
-history_quality = script("history_quality")
+HERE = Path(__file__).parent
+waiting_model, quality = module_at(HERE / "waiting_model.py"), module_at(HERE / "quality.py")
+history_quality = module_at(HERE / "history_quality.py")
 
 
 class SharedCore:

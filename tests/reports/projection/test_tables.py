@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packages import module_at
 
 from reports.projection.laws import CONSTANT
 
@@ -18,14 +17,7 @@ HEADS = ("source", "url_or_repo_path", "model", "hardware", "gpus", "strategy", 
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    path = Path(__file__).parents[3] / "docs" / "studies" / "projection_tables.py"
-    spec = importlib.util.spec_from_file_location("projection_tables", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["projection_tables"] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_at(Path(__file__).parents[3] / "docs" / "studies" / "projection_tables.py")
 
 
 @pytest.fixture
