@@ -21,7 +21,7 @@ from statistics import median
 
 from results import files
 from results.errors import StoreError, UsageError
-from results.network import Collective, Measurement, NetworkFacts, NetworkTable, busbw_factor
+from results.network import Collective, Key, Measurement, NetworkFacts, NetworkTable, busbw_factor
 from results.outcome import Evidence
 from results.store import utc_text
 
@@ -48,8 +48,6 @@ _LEAST = 0.011
 _DISAGREE = 2.0
 """Times of one size that differ by a larger factor are not pooled."""
 
-_Key = tuple[Collective, int, int, int]
-
 
 def read_nccl_tests(paths: Sequence[Path]) -> NetworkTable:
     """The table of outputs of nccl-tests on one cluster.
@@ -67,7 +65,7 @@ class _Reader:
     """Collects the rows of several files."""
 
     def __init__(self) -> None:
-        self._times: dict[_Key, list[tuple[float, str]]] = {}
+        self._times: dict[Key, list[tuple[float, str]]] = {}
         """Seconds, and the place of the line."""
         self._absent: dict[str, str] = {}
         self._names: dict[str, dict[str, str]] = {"devices": {}, "versions of NCCL": {}}
@@ -165,25 +163,16 @@ class _Reader:
         )
 
 
-def _measurement(key: _Key, times: Sequence[tuple[float, str]]) -> Measurement:
+def _measurement(key: Key, times: Sequence[tuple[float, str]]) -> Measurement:
     """Raises UsageError for times that disagree."""
     (low, first), (high, last) = min(times), max(times)
-    collective, payload, ranks, nodes = key
+    collective, payload, ranks, _ = key
     if high > _DISAGREE * low:
         raise UsageError(
             f"{collective} of {payload} bytes over {ranks} ranks took {low * 1e6:.4g} us in {first} and "
             f"{high * 1e6:.4g} us in {last}: leave out the file of the disturbed or other environment"
         )
-    return Measurement(
-        collective=collective,
-        payload_bytes=payload,
-        ranks=ranks,
-        nodes=nodes,
-        median_s=median(time for time, _ in times),
-        low_s=low,
-        high_s=high,
-        runs=len(times),
-    )
+    return Measurement.of(key, median(time for time, _ in times), low, high, len(times))
 
 
 def _near(told: float, computed: float) -> bool:

@@ -126,6 +126,10 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True):
         return {name: word for name, word in words.items() if word is not None}
 
 
+Key = tuple[Collective, int, int, int]
+"""The collective of a measurement, the bytes that a rank hands over, ranks and nodes."""
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One collective of one size over one group of ranks with nothing else running: the slowest rank's
     time."""
@@ -141,6 +145,20 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """With `low_s` the 95 % interval of the median by order statistics; the range of fewer than 6 samples."""
     runs: Annotated[int, msgspec.Meta(ge=1)]
     """Samples behind the median."""
+
+    @classmethod
+    def of(cls, key: Key, median_s: float, low_s: float, high_s: float, runs: int) -> Measurement:
+        collective, payload, ranks, nodes = key
+        return cls(
+            collective=collective,
+            payload_bytes=payload,
+            ranks=ranks,
+            nodes=nodes,
+            median_s=median_s,
+            low_s=low_s,
+            high_s=high_s,
+            runs=runs,
+        )
 
     def __post_init__(self) -> None:
         if not self.low_s <= self.median_s <= self.high_s < math.inf:

@@ -259,19 +259,9 @@ class Launch:
                 seconds = [
                     max(each) for each in zip(*(rank[key] for rank in ranks if key in rank), strict=True)
                 ]
-                middle = median(seconds)
-                rows.append(
-                    Measurement(
-                        collective=collective,  # type: ignore[arg-type]
-                        payload_bytes=int(payload),
-                        ranks=int(size),
-                        nodes=self.nodes(int(size)),
-                        median_s=middle,
-                        low_s=min(seconds),
-                        high_s=max(seconds),
-                        runs=len(seconds),
-                    )
-                )
+                group: Any = (collective, int(payload), int(size), self.nodes(int(size)))
+                ends = min(seconds), max(seconds)
+                rows.append(Measurement.of(group, median(seconds), *ends, len(seconds)))
         self.table = NetworkTable(
             source="bench",
             measured_at="2026-01-01T00:00:00Z",
@@ -352,12 +342,8 @@ def score(launches: dict[int, Launch]) -> None:
             steps = laws.Steps(gpus=SIZES[:2], ns=(one, two), pool_slope=0.0)
             replays = {size: Replayed(step_ns=own.predicted_s(setting, size), loss="") for size in SIZES[:2]}
             scale = scaled(steps, replays)
-            rows = {
-                "replay": (1.0 if isinstance(scale, str) else scale[0]) * own.predicted_s(setting, 4),
-                "constant": two,
-                "ring": one + 1.5 * (two - one),
-                "log": one + log2(4) * (two - one),
-            }
+            rows = {"replay": (1.0 if isinstance(scale, str) else scale[0]) * own.predicted_s(setting, 4)}
+            rows |= {"constant": two, "ring": one + 1.5 * (two - one), "log": one + log2(4) * (two - one)}
             found = {name: predicted / four - 1 for name, predicted in rows.items()}
             for name, error in found.items():
                 kind = name if isinstance(scale, str) else f"{name}, where the replay answers"

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from results.cell import Cell
 from results.errors import SchemaError
-from results.network import Collective, Measurement, NetworkFacts, NetworkTable
+from results.network import Key, Measurement, NetworkFacts, NetworkTable
 from results.outcome import Evidence
 from results.record import RankRecord
 from results.statistics import median_of
-
-_Key = tuple[Collective, int, int, int]
 
 
 def network_table(cell: Cell, runs: Sequence[Sequence[RankRecord]]) -> NetworkTable:
@@ -21,7 +19,7 @@ def network_table(cell: Cell, runs: Sequence[Sequence[RankRecord]]) -> NetworkTa
     there are several runs, the interval includes the median of each. Raises SchemaError if the ranks of a run
     did not take the same samples.
     """
-    pooled: dict[_Key, list[list[float]]] = {}
+    pooled: dict[Key, list[list[float]]] = {}
     for records in runs:
         for key, samples in _slowest(records).items():
             pooled.setdefault(key, []).append(samples)
@@ -36,9 +34,9 @@ def network_table(cell: Cell, runs: Sequence[Sequence[RankRecord]]) -> NetworkTa
     )
 
 
-def _slowest(records: Sequence[RankRecord]) -> dict[_Key, list[float]]:
+def _slowest(records: Sequence[RankRecord]) -> dict[Key, list[float]]:
     """Nanoseconds of each sample on the slowest rank."""
-    found: dict[_Key, list[list[float]]] = {}
+    found: dict[Key, list[list[float]]] = {}
     for record in records:
         for row in record.network or ():
             key = (row.collective, row.payload_bytes, row.ranks, row.nodes)
@@ -52,18 +50,10 @@ def _slowest(records: Sequence[RankRecord]) -> dict[_Key, list[float]]:
     return {key: [max(times) for times in zip(*rows, strict=True)] for key, rows in found.items()}
 
 
-def _measurement(key: _Key, runs: Sequence[Sequence[float]]) -> Measurement:
+def _measurement(key: Key, runs: Sequence[Sequence[float]]) -> Measurement:
     samples = [sample / 1e9 for run in runs for sample in run]
     median, low, high = median_of(samples)
     middles = [median_of(run)[0] / 1e9 for run in runs]
-    collective, payload, ranks, nodes = key
-    return Measurement(
-        collective=collective,
-        payload_bytes=payload,
-        ranks=ranks,
-        nodes=nodes,
-        median_s=median,
-        low_s=min(low, *middles) if len(runs) > 1 else low,
-        high_s=max(high, *middles) if len(runs) > 1 else high,
-        runs=len(samples),
-    )
+    if len(runs) > 1:
+        low, high = min(low, *middles), max(high, *middles)
+    return Measurement.of(key, median, low, high, len(samples))

@@ -67,16 +67,7 @@ def a_network(
 ) -> NetworkTable:
     """A table of (ranks, nodes) `groups`, over each of which 1 and 4 MiB take their bytes over 100 MB/s."""
     rows = tuple(
-        Measurement(
-            collective=collective,
-            payload_bytes=size,
-            ranks=ranks,
-            nodes=nodes,
-            median_s=size / 1e8,
-            low_s=size / 2e8,
-            high_s=size / 0.5e8,
-            runs=9,
-        )
+        Measurement.of((collective, size, ranks, nodes), size / 1e8, size / 2e8, size / 0.5e8, 9)
         for collective in ("all-reduce", "reduce-scatter")
         for ranks, nodes in groups
         for size in (2**20, 2**22)

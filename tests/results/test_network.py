@@ -15,20 +15,8 @@ MIB = 2**20
 FACTS = NetworkFacts(backend="gloo", device_name="CPU A", library="Gloo of torch 2.13.0")
 
 
-def row(
-    collective="all-reduce", payload=MIB, ranks=2, nodes=1, seconds=1e-3, spread=1.25, **fields
-) -> Measurement:
-    return Measurement(
-        collective=collective,
-        payload_bytes=payload,
-        ranks=ranks,
-        nodes=nodes,
-        median_s=seconds,
-        low_s=seconds / spread,
-        high_s=seconds * spread,
-        runs=9,
-        **fields,
-    )
+def row(collective="all-reduce", payload=MIB, ranks=2, nodes=1, seconds=1e-3) -> Measurement:
+    return Measurement.of((collective, payload, ranks, nodes), seconds, seconds / 1.25, seconds * 1.25, 9)
 
 
 def table(*rows: Measurement, facts: NetworkFacts = FACTS) -> NetworkTable:
