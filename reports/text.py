@@ -91,6 +91,14 @@ def count(items: int, noun: str) -> str:
     return f"{items:,} {noun}{'' if items == 1 else 's'}"
 
 
+def order(what: str, gpu_hours: float | None, usd: float | None) -> str:
+    """Say what to run and what it takes: `6 runs of ddp on 16 (about 0.4 GPU-hours, 1.20 USD)`."""
+    if gpu_hours is None:
+        return what
+    price = "" if usd is None else f", {usd:,.2f} USD"
+    return f"{what} (about {number(gpu_hours)} GPU-hours{price})"
+
+
 def moment(utc: str) -> str:
     """A time of day kept as ISO 8601 text in UTC, to the minute: `2026-01-02 03:04 UTC`."""
     return f"{utc[:10]} {utc[11:16]} UTC"

@@ -17,7 +17,8 @@ from harness.reporting.studies import CostFlags, read_figures, read_network
 from harness.terminal.console import Console
 from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures
-from reports.projection.project import Outside, projected_series
+from reports.projection.project import projected_series
+from reports.projection.refusals import Outside
 from reports.text import count, listed
 from results import files, schemas
 from results.cell import Cell

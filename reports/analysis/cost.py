@@ -32,6 +32,8 @@ class CellCost:
     """The cost of training a cell. Without a price it has only times."""
 
     figures: CellFigures
+    gpus_per_node: int
+    """The most devices of one node that the study used of its device: one price for all cells of a device."""
     quote: Quote | None
     usd_per_hour: float | None
     """The price of all devices that it uses."""
@@ -73,7 +75,6 @@ class Frontier:
 
 def cell_costs(study: StudyFigures) -> list[CellCost]:
     """The costs of every cell with a figure, in the study's order."""
-    # The most devices of one node that the study used, by device: one price for all cells of a device.
     nodes: dict[str, int] = {}
     for one in study.cells.values():
         environment = one.newest.environment
@@ -137,6 +138,7 @@ def _cost(one: CellFigures, assumptions: Assumptions, gpus_per_node: int) -> Cel
         billion_ns = one.step_ns.times(BILLION / tokens) if tokens else None
     return CellCost(
         figures=one,
+        gpus_per_node=gpus_per_node,
         quote=found,
         usd_per_hour=rate,
         million_samples_ns=million,

@@ -23,7 +23,7 @@ from reports.analysis.scaling import Curve, Piece, piece_of
 from reports.analysis.series import SeriesKey, setting_of
 from reports.analysis.size_to_buy import PICK, Picked, candidates_of, sizes_to_buy
 from reports.analysis.study import StudyFigures
-from reports.text import count, listed, number
+from reports.text import count, listed, order
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, UNCOMPRESSED, StepPolicy
 from results.errors import bench_call
 from results.notation import NO_LINK
@@ -61,10 +61,7 @@ class NextRun:
     @property
     def order(self) -> str:
         """Return what to run with what it takes: `6 runs of ddp on 16 (about 0.4 GPU-hours, 1.20 USD)`."""
-        if self.gpu_hours is None:
-            return self.what
-        price = "" if self.usd is None else f", {self.usd:,.2f} USD"
-        return f"{self.what} (about {number(self.gpu_hours)} GPU-hours{price})"
+        return order(self.what, self.gpu_hours, self.usd)
 
     @property
     def sentence(self) -> str:

@@ -130,13 +130,12 @@ def _quantiles(law: str) -> tuple[float, float]:
     return shipped().quantiles(law)
 
 
-def covered(residuals: Residuals | None = None) -> dict[tuple[str, int], list[tuple[bool, float]]]:
+def covered() -> dict[tuple[str, int], list[tuple[bool, float]]]:
     """Whether a band contains the truth, and its width as a share of the projection: of each prediction by
     its family, which does not teach it, and its distance as a multiple of the largest size."""
-    every = residuals or shipped()
     found: dict[tuple[str, int], list[tuple[bool, float]]] = {}
-    for family in every.families:
-        others = every.without(family.source)
+    for family in shipped().families:
+        others = shipped().without(family.source)
         for one in sorted(family.residuals, key=lambda one: one.doublings):
             about = band(one.law, one.doublings, one.roughness, others)
             inside = about.low <= math.exp(one.errors[one.law]) <= about.high
@@ -144,10 +143,10 @@ def covered(residuals: Residuals | None = None) -> dict[tuple[str, int], list[tu
     return found
 
 
-def coverage_text(residuals: Residuals | None = None) -> str:
+def coverage_text() -> str:
     """How often the bands of each family contain the truth at each distance, and their median width."""
     return "; ".join(
         f"{source} {times}x {sum(hit for hit, _ in hits)} of {len(hits)}, "
         f"width {100 * median(width for _, width in hits):.0f} %"
-        for (source, times), hits in covered(residuals).items()
+        for (source, times), hits in covered().items()
     )

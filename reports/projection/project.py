@@ -6,7 +6,7 @@ What only strategies know (memory, a replay) is injected as an `Outside`, since 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,53 +20,36 @@ from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.sentences import PART_WORDS
 from reports.projection.bands import band
-from reports.projection.refusals import Asked, refusal
-from reports.projection.series import Answer, Measured, Replayed, Replays, answer, measured
+from reports.projection.refusals import Asked, Outside, peak_memory, refusal
+from reports.projection.series import Measured, Replayed, answer, measured
 from reports.text import devices, percent
-from results.cell import BASELINE_STRATEGY, Cell
+from results.cell import BASELINE_STRATEGY
 from results.errors import UsageError
 from results.outcome import Evidence
 from results.projection import ProjectedSeries, ProjectedSize, Span, ahead
 from results.statistics import Metric
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
-    """Functions for facts of cells that only strategies know. By default these are unknown."""
-
-    replay: Callable[[Measured], Replays] = lambda of: "no network table was given"
-    projects: Callable[[Cell], bool] = lambda cell: cell.dense
-    """Whether sizes of its strategy, with its exchange, are projected."""
-    memory: Callable[[Cell, int], int | None] = lambda cell, per_node: None
-    """Bytes of the fullest rank in closed form, on nodes of a number of devices; None if not known."""
-    room: Callable[[CellFigures], int | None] = lambda one: None
-    """Bytes of memory that a rank of a cell may take; None if not known."""
-    fitting: Callable[[Cell, float], str | None] = lambda cell, share: None
-    """A setting by which a cell takes at most a share of its memory; None without one."""
-    network_call: Callable[[int], str] | None = None
-    """The command that measures the network of a number of devices."""
-    what_if: bool = False
-    """Whether the targets are asked for another network than the measured sizes ran on."""
-
-
 def projected_series(study: StudyFigures, to: int, outside: Outside) -> tuple[ProjectedSeries, ...]:
     """Every series of the study with its sizes up to `to`. Raises UsageError if all were measured."""
     if not study.cells:
         raise UsageError(f"{study.name} has no size with a figure to project from: `bench report` says why")
-    per_node = _per_node(study)
+    costs = {cost.cell.id: cost for cost in cell_costs(study)}
     found = [
-        of
+        measured(curve, to=to, per_node=costs[curve.figures[-1].cell.id].gpus_per_node)
         for curve in _curves(study)
-        if (of := measured(curve, to=to, per_node=per_node.get(_device(curve), 1))) is not None
     ]
     if not any(of.targets for of in found):
         most = max((of.largest for of in found), default=0)
         raise UsageError(f"--to {to} is not above what was measured ({most:,}): give a larger size")
-    costs = {cost.cell.id: cost for cost in cell_costs(study)}
     price = highest_price(study)
-    return tuple(
-        _Projector(study=study, of=of, costs=costs, price=price, outside=outside).series() for of in found
-    )
+    why = "the batch of a replica changes under strong scaling"
+    made = []
+    for of in found:
+        answered = answer(of, outside.replay(of) if of.weak and of.targets else why)
+        asked = Asked(study=study, of=of, answer=answered, price=price, outside=outside)
+        made.append(_Projector(asked, costs[of.last.cell.id]).series())
+    return tuple(made)
 
 
 def _curves(study: StudyFigures) -> Iterator[Curve]:
@@ -79,51 +62,21 @@ def _curves(study: StudyFigures) -> Iterator[Curve]:
             yield curve
 
 
-def _device(curve: Curve) -> str:
-    environment = curve.points[-1].figures.newest.environment
-    return environment.device_name if environment else ""
-
-
-def _per_node(study: StudyFigures) -> Mapping[str, int]:
-    """The most devices of one node that the study used, by device."""
-    found: dict[str, int] = {}
-    for one in study.cells.values():
-        environment = one.newest.environment
-        if environment is not None:
-            name = environment.device_name
-            found[name] = max(found.get(name, 1), environment.gpus_per_node)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class _Projector:
     """One series of the study."""
 
-    study: StudyFigures
-    of: Measured
-    costs: Mapping[str, CellCost]
-    price: float | None
-    """The highest price of a device and hour; None if no price is known."""
-    outside: Outside
+    asked: Asked
+    cost: CellCost
+    """The cost of the largest measured size."""
+
+    @property
+    def of(self) -> Measured:
+        return self.asked.of
 
     def series(self) -> ProjectedSeries:
-        of, key = self.of, self.of.curve.key
-        why = "the batch of a replica changes under strong scaling"
-        replays = self.outside.replay(of) if of.weak and of.targets else why
-        found = answer(of, replays)
-        asked = Asked(
-            study=self.study,
-            of=of,
-            answer=found,
-            price=self.price,
-            projects=self.outside.projects(of.last.cell),
-            memory=self._memory,
-            room=self.outside.room(self.of.last),
-            fitting=self.outside.fitting,
-            network_call=self.outside.network_call,
-            what_if=self.outside.what_if,
-        )
-        sizes = [*map(self._measured, of.cells), *(self._target(asked, gpus) for gpus in of.targets)]
+        of, key, found = self.of, self.asked.key, self.asked.answer
+        sizes = [*map(self._measured, of.cells), *map(self._target, of.targets)]
         answered = any(size.basis == "projected" for size in sizes)
         advice, verify = self._advice(sizes)
         against = of.curve.points[-1].efficiency.baseline
@@ -132,7 +85,7 @@ class _Projector:
             label=key.label,
             kind=key.kind,
             batch=key.constant_batch,
-            setting=self.study.settings[key.setting],
+            setting=self.asked.study.settings[key.setting],
             law=found.law if answered else None,
             skill=found.skill if answered else None,
             against=against.short if against else None,
@@ -142,9 +95,9 @@ class _Projector:
         )
 
     def _measured(self, one: CellFigures) -> ProjectedSize:
-        gpus, environment = one.cell.gpus, self.of.curve
-        claims = {point.gpus: point.efficiency.metric for point in environment.points}
-        single = environment.single is not None and environment.single.gpus == gpus
+        gpus, curve = one.cell.gpus, self.of.curve
+        claims = {point.gpus: point.efficiency.metric for point in curve.points}
+        single = curve.single is not None and curve.single.gpus == gpus
         efficiency = Span(value=1.0) if single and gpus not in claims else _span(claims.get(gpus))
         step = _span(one.step_ns)
         assert step is not None
@@ -152,21 +105,21 @@ class _Projector:
             self._row(gpus, step, efficiency),
             basis="measured",
             emulated=one.evidence is Evidence.EMULATED,
-            memory_bytes=_peak(one),
-            loss=_loss(self.of.curve, one),
+            memory_bytes=peak_memory(one),
+            loss=_loss(curve, one),
         )
 
-    def _target(self, asked: Asked, gpus: int) -> ProjectedSize:
-        why = refusal(asked, gpus)
+    def _target(self, gpus: int) -> ProjectedSize:
+        why = refusal(self.asked, gpus)
         if why is not None:
             return ProjectedSize(gpus=gpus, basis="refused", refusal=why)
-        step, loss = self._step(asked.answer, gpus)
+        step, loss = self._step(gpus)
         row = self._row(gpus, step, self._efficiency(gpus, step))
-        return msgspec.structs.replace(row, memory_bytes=self._memory(gpus), loss=loss)
+        return msgspec.structs.replace(row, memory_bytes=self.asked.memory(gpus), loss=loss)
 
-    def _step(self, by: Answer, gpus: int) -> tuple[Span, str | None]:
+    def _step(self, gpus: int) -> tuple[Span, str | None]:
         """The step time, its band, which contains the interval of the largest size, and what costs most."""
-        of, loss, levels = self.of, _loss(self.of.curve, self.of.last), 0
+        of, by, loss, levels = self.of, self.asked.answer, _loss(self.of.curve, self.of.last), 0
         if isinstance(one := by.replayed(gpus), Replayed):
             loss, levels = one.loss, one.levels
         about = band(by.law, math.log2(gpus / of.largest) + levels, by.roughness)
@@ -176,7 +129,7 @@ class _Projector:
 
     def _row(self, gpus: int, step: Span, efficiency: Span | None) -> ProjectedSize:
         """A size with what follows from its step time."""
-        of, cost = self.of, self.costs[self.of.last.cell.id]
+        of, cost = self.of, self.cost
         samples = of.samples(gpus)
         epoch = step.times(cost.epoch_samples / samples) if cost.epoch_samples else None
         usd = cost.usd_per_hour / of.largest * gpus / HOUR_NS if cost.usd_per_hour else None
@@ -199,13 +152,6 @@ class _Projector:
         each = of.last.cell.global_batch / of.last.step_ns.value / of.largest
         return step.over(claim.value * of.samples(gpus) / gpus / each)
 
-    def _memory(self, gpus: int) -> int | None:
-        """The measured peak of the largest size, times what the closed form says that it changes."""
-        of, outside = self.of, self.outside
-        here, there = (outside.memory(of.cell(size), of.per_node) for size in (of.largest, gpus))
-        peak = _peak(of.last)
-        return there if not peak or not here or there is None else round(peak * there / here)
-
     def _advice(self, sizes: Sequence[ProjectedSize]) -> tuple[str | None, str | None]:
         """How far growing pays, as measured and, even at the slow end of the bands, as projected; and the
         command that measures the projected size."""
@@ -217,7 +163,7 @@ class _Projector:
         paying = [size.gpus for size in more if _pays(known[-1], size)]
         if not paying:
             return f"{measured}; no projected size pays at the slow end of its band", None
-        verify = matrix_call(self.study, of.curve.key, paying[-1:])
+        verify = matrix_call(self.asked.study, of.curve.key, paying[-1:])
         return f"{measured}; {paying[-1]:,} projected, verify by", verify
 
 
@@ -230,12 +176,6 @@ def _pays(smaller: ProjectedSize, larger: ProjectedSize) -> bool:
         slow = larger.samples_per_s.low
     speed_up = slow / smaller.samples_per_s.value
     return (speed_up - 1) / (larger.gpus / smaller.gpus - 1) >= PAYS_FROM
-
-
-def _peak(one: CellFigures) -> int | None:
-    """The largest memory of a rank: on a GPU by the allocator, on a CPU over idle."""
-    peaks = [run.device_allocated_peak_bytes or run.rss_over_idle_bytes for run in one.runs]
-    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def _span(metric: Metric | None) -> Span | None:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from reports.analysis.figures import CellFigures
 from reports.analysis.next_run import gpu_hours, matrix_call
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import SeriesKey
 from reports.analysis.study import StudyFigures
 from reports.projection.laws import FARTHEST, refused
-from reports.projection.series import Answer, Measured
+from reports.projection.series import Answer, Measured, Replays
 from reports.text import count, device_word, percent, size
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY, Cell
 from results.outcome import Evidence, Outcome
@@ -19,6 +20,25 @@ from results.projection import Lift, Refusal
 
 NETWORK_HOURS = 1 / 20
 """Assumed hours of a measurement of the network, which takes a minute and its start-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """Functions for facts of cells that only strategies know. By default these are unknown."""
+
+    replay: Callable[[Measured], Replays] = lambda of: "no network table was given"
+    projects: Callable[[Cell], bool] = lambda cell: cell.dense
+    """Whether sizes of its strategy, with its exchange, are projected."""
+    memory: Callable[[Cell, int], int | None] = lambda cell, per_node: None
+    """Bytes of the fullest rank in closed form, on nodes of a number of devices; None if not known."""
+    room: Callable[[CellFigures], int | None] = lambda one: None
+    """Bytes of memory that a rank of a cell may take; None if not known."""
+    fitting: Callable[[Cell, float], str | None] = lambda cell, share: None
+    """A setting by which a cell takes at most a share of its memory; None without one."""
+    network_call: Callable[[int], str] | None = None
+    """The command that measures the network of a number of devices."""
+    what_if: bool = False
+    """Whether the targets are asked for another network than the measured sizes ran on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +50,22 @@ class Asked:
     answer: Answer
     price: float | None
     """The highest price of a device and hour; None if no price is known."""
-    projects: bool
-    """Whether sizes of its strategy, with its exchange, are projected."""
-    memory: Callable[[int], int | None]
-    """Bytes of the fullest rank on a size; None if not known."""
-    room: int | None
-    """Bytes of memory that a rank may take; None if not known."""
-    fitting: Callable[[Cell, float], str | None]
-    """A setting by which a cell takes at most a share of its memory; None without one."""
-    network_call: Callable[[int], str] | None
-    """The command that measures the network of a number of devices."""
-    what_if: bool
-    """Whether the targets are asked for another network than the measured sizes ran on."""
+    outside: Outside
 
     @property
     def key(self) -> SeriesKey:
         return self.of.curve.key
+
+    @property
+    def projects(self) -> bool:
+        return self.outside.projects(self.of.last.cell)
+
+    def memory(self, gpus: int) -> int | None:
+        """The measured peak of the largest size, times what the closed form says that it changes."""
+        of, outside = self.of, self.outside
+        here, there = (outside.memory(of.cell(size), of.per_node) for size in (of.largest, gpus))
+        peak = peak_memory(of.last)
+        return there if not peak or not here or there is None else round(peak * there / here)
 
     def runs(
         self, what: str, sizes: Sequence[int], key: SeriesKey | None = None, repeats: int | None = None
@@ -65,14 +85,21 @@ class Asked:
     def network(self, gpus: int) -> Lift | None:
         """A lift by a network table of a number of devices; None where a replay would not use it."""
         computed = any(run.budget for one in self.of.cells for run in one.runs)
-        if self.network_call is None or not (self.projects and self.of.weak and computed):
+        call = self.outside.network_call
+        if call is None or not (self.projects and self.of.weak and computed):
             return None
         hours = gpus * NETWORK_HOURS if self.of.last.cell.device == "cuda" else None
-        return self._priced(self.network_call(gpus), f"the network of {gpus:,} devices", hours)
+        return self._priced(call(gpus), f"the network of {gpus:,} devices", hours)
 
     def _priced(self, command: str, what: str, hours: float | None) -> Lift:
         usd = None if hours is None or self.price is None else hours * self.price
         return Lift(command=command, what=what, gpu_hours=hours, usd=usd)
+
+
+def peak_memory(one: CellFigures) -> int | None:
+    """The largest memory of a rank: on a GPU by the allocator, on a CPU over idle."""
+    peaks = [run.device_allocated_peak_bytes or run.rss_over_idle_bytes for run in one.runs]
+    return max((peak for peak in peaks if peak is not None), default=None)
 
 
 def refusal(asked: Asked, gpus: int) -> Refusal | None:
@@ -153,12 +180,12 @@ def _memory(asked: Asked, gpus: int) -> Refusal | None:
     of = asked.of
     if any((gap.gpus, gap.outcome) == (gpus, Outcome.OUT_OF_MEMORY) for gap in of.curve.gaps):
         return Refusal(kind="memory", reason="it was run, and memory ran out", lift=asked.itself(gpus))
-    room, needed = asked.room, asked.memory(gpus) if of.weak else None
+    room, needed = asked.outside.room(of.last), asked.memory(gpus) if of.weak else None
     if room is None or needed is None or needed <= room:
         return None
     more = f"{size(needed - room)} more than the {size(room)} that a rank may take"
     reason = f"its fullest rank takes {size(needed)}, {more}"
-    fitting = asked.fitting(of.cell(gpus), room / needed)
+    fitting = asked.outside.fitting(of.cell(gpus), room / needed)
     fits = Lift(command=None, what=f"another setting: {fitting or 'a smaller batch of a replica'}")
     return Refusal(kind="memory", reason=reason, lift=fits)
 
@@ -172,7 +199,7 @@ def _law(asked: Asked, gpus: int) -> Refusal | None:
         why = replays[gpus]
         missing = Refusal(kind="not replayed", reason=str(why), lift=asked.itself(gpus))
         return missing if isinstance(why, str) else None
-    if asked.what_if:
+    if asked.outside.what_if:
         reason = f"only a replay answers for another network, and it does not: {replays}"
         return Refusal(kind="what-if", reason=reason, lift=None)
     kind = refused(of.steps, gpus, of.per_node)

@@ -82,12 +82,10 @@ class Measured:
         return msgspec.structs.replace(self.last.cell, gpus=gpus)
 
 
-def measured(curve: Curve, *, to: int, per_node: int) -> Measured | None:
-    """The sizes of a curve that have figures; None without one."""
+def measured(curve: Curve, *, to: int, per_node: int) -> Measured:
+    """The sizes of a curve that have figures."""
     every = tuple(cells_of(curve))
     cells = tuple(one for one in every if one.evidence is Evidence.MEASURED) or every
-    if not cells:
-        return None
     largest = cells[-1].cell.gpus
     doubled = [largest * 2**times for times in range(1, max(1, to // largest).bit_length())]
     return Measured(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cProfile
-import importlib.util
 import pstats
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,13 @@ from types import ModuleType
 
 import pytest
 from generated_study import GPU, large_study
+from packages import module_at
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from harness.commands.project import outside_of
 from reports.analysis.study import StudyFigures, analyse
-from reports.projection.project import Outside, projected_series
+from reports.projection.project import projected_series
+from reports.projection.refusals import Outside
 from results.store import Study
 
 STUDIES, SIZES, TO = 20, (2, 4, 8, 16, 32), 256
@@ -27,13 +28,7 @@ Studies = Callable[[int], StudyFigures]
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
     """The network tables of the projection's own tests."""
-    path = Path(__file__).parents[1] / "reports" / "projection" / "test_command.py"
-    spec = importlib.util.spec_from_file_location("network_tables", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(Path(__file__).parents[1] / "reports" / "projection" / "test_command.py")
 
 
 @pytest.fixture(scope="module")

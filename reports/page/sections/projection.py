@@ -26,8 +26,8 @@ from reports.page.section import (
 from reports.projection.bands import FARTHEST_VALIDATED, coverage_text
 from reports.projection.series import REPLAY
 from reports.table import Column, TextTable, figures, table, words
-from reports.text import duration, listed, number, percent
-from results.projection import Lift, ProjectedSeries, ProjectedSize, Projection, Refusal, Span, ahead
+from reports.text import duration, listed, order, percent
+from results.projection import ProjectedSeries, ProjectedSize, Projection, Refusal, Span, ahead
 from results.statistics import Metric
 
 DEFINITION = Definition(
@@ -60,15 +60,7 @@ class Refused:
         sizes = listed([f"{size:,}" for size in self.gpus])
         told = f"{named(self.series)}, {sizes}: {self.refusal.reason}."
         lift = self.refusal.lift
-        return f"{told} To lift it: {_order(lift)}." if lift else told
-
-
-def _order(lift: Lift) -> str:
-    """The measurement with what it takes: `64 itself (about 0.6 GPU-hours, 2.11 USD)`."""
-    if lift.gpu_hours is None:
-        return lift.what
-    price = "" if lift.usd is None else f", {lift.usd:,.2f} USD"
-    return f"{lift.what} (about {number(lift.gpu_hours)} GPU-hours{price})"
+        return f"{told} To lift it: {order(lift.what, lift.gpu_hours, lift.usd)}." if lift else told
 
 
 def projection_section(study: StudyFigures) -> Section | None:

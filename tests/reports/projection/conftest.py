@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from builders import a_cell
 from generated_study import GPU
+from launching import a_result
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
 from results.catalogue.prices import Price
 from results.cell import Cell
-from results.outcome import Evidence, Outcome
 from results.plan import Plan, Request, Scaling, Series
 from results.record import Proof
 from results.run import RunResult
@@ -44,9 +44,6 @@ def _run(cell: Cell, number: int, ms: float, per_node: int, changes: Mapping[str
         "ranks_present": cell.gpus,
         "environment": there,
         "fingerprint": there.fingerprint,
-        "evidence": Evidence.MEASURED,
-        "outcome": Outcome.OK,
-        "reason": None,
         "steps": 60,
         "warmup_steps": 10,
         "setup_ns": round(4000 * MS),
@@ -54,7 +51,7 @@ def _run(cell: Cell, number: int, ms: float, per_node: int, changes: Mapping[str
         "device_allocated_peak_bytes": 2**30,
         "proof": Proof(method="serial-simulation", passed=True, detail="3 steps"),
     }
-    return RunResult(**facts | changes)
+    return a_result(**facts | changes)
 
 
 @pytest.fixture

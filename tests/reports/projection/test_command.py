@@ -18,7 +18,8 @@ from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.page.render import render_figures
 from reports.page.sections.projection import remarks, size_table
-from reports.projection.project import Outside, projected_series
+from reports.projection.project import projected_series
+from reports.projection.refusals import Outside
 from reports.projection.series import REPLAY
 from results import schemas
 from results.errors import UsageError
@@ -42,18 +43,7 @@ def a_table(inside: float = 10e9, across: float = 1e9, groups=GROUPS, environmen
         rate = inside if nodes == 1 else across
         for size in (2**16, 2**20, 2**22, 2**26, 2**28):
             seconds = 1e-5 + 2 * (ranks - 1) / ranks * size / rate
-            rows.append(
-                Measurement(
-                    collective="all-reduce",
-                    payload_bytes=size,
-                    ranks=ranks,
-                    nodes=nodes,
-                    median_s=seconds,
-                    low_s=seconds,
-                    high_s=seconds,
-                    runs=6,
-                )
-            )
+            rows.append(Measurement.of(("all-reduce", size, ranks, nodes), *[seconds] * 3, 6))
     return NetworkTable(
         source="bench",
         measured_at="2026-01-02T03:04:05.000Z",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
 
-from reports.page.render import render_figures
 from reports.page.sections.projection import size_table
 from reports.projection.laws import CONSTANT
-from reports.projection.project import Outside, projected_series
+from reports.projection.project import projected_series
+from reports.projection.refusals import Outside
 from reports.projection.series import REPLAY, Replayed
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.outcome import Evidence, Outcome
-from results.projection import ProjectedSeries, ProjectedSize, Projection
+from results.projection import ProjectedSeries, ProjectedSize
 from results.run import StepBudget
 from results.statistics import Metric
 
@@ -268,25 +267,3 @@ def test_a_study_of_failures_alone_says_what_to_do(new_study) -> None:
 def test_the_end_is_projected_also_where_it_is_no_doubling(new_study) -> None:
     found = projected(new_study(FLAT), 48)
     assert [one.gpus for one in found.of("projected")] == [32, 48]
-
-
-# The page
-
-
-def test_the_page_draws_the_projection_and_says_when_it_is_stale(new_study) -> None:
-    study = new_study(FLAT)
-    made = Projection(
-        digest=study.digest,
-        to=512,
-        command="bench project s --to 512",
-        network=None,
-        what_if=(),
-        series=projected_series(study, 512, Outside()),
-    )
-    page = render_figures(replace(study, projection=made))
-    assert 'class="ahead"' in page
-    assert "refused: too far" in page
-    assert "stale" not in page
-    changed = new_study(FLAT | {16: 10.5})
-    assert "stale" in render_figures(replace(changed, projection=made))
-    assert 'id="projection"' not in render_figures(study)
