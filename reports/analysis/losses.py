@@ -15,7 +15,7 @@ from reports.analysis.scaling import Curve
 from results.cell import Cell
 from results.run import RunResult
 
-_WINDOW_SHARE = 10
+WINDOW_SHARE = 10
 """A loss is the mean over the last tenth of the compared samples, because losses of single batches vary."""
 
 
@@ -26,19 +26,17 @@ class LossCurve:
     label: str
     """The label of the exchange: `ddp + topk:0.01`."""
     figures: CellFigures
-    losses: tuple[float, ...]
-    """The mean over ranks."""
-    every: int
-    """The number of steps that each loss is the mean of; the last may have fewer."""
-    first: int
-    """Steps of the training before the first loss, which a proof checks."""
-    last: int
-    """The last step of the training."""
+    run: RunResult
+
+    @property
+    def first(self) -> int:
+        """Steps of the training before the first loss, which a proof checks."""
+        return self.run.first_steps or 0
 
     @property
     def steps(self) -> list[int]:
         """The last step of each loss, counted from 1, the first step of the training."""
-        return _ends(len(self.losses), self.every, self.first, self.last)
+        return loss_steps(self.run)
 
     @property
     def global_batch(self) -> int:
@@ -54,7 +52,7 @@ class LossCurve:
         """The mean loss of the last `window` samples up to `samples`, as far as losses were recorded."""
         weighted = weights = 0.0
         begin = self.first * self.global_batch
-        for loss, step in zip(self.losses, self.steps, strict=True):
+        for loss, step in zip(self.run.losses, self.steps, strict=True):
             end = step * self.global_batch
             weight = max(0.0, min(end, samples) - max(begin, samples - window))
             weighted, weights, begin = weighted + weight * loss, weights + weight, end
@@ -104,7 +102,7 @@ class LossGroup:
         return self.steps_to_target(curve) * curve.figures.step_ns.value
 
     def _smoothed(self, curve: LossCurve, samples: int) -> float:
-        return curve.loss_after(samples, window=self.samples / _WINDOW_SHARE)
+        return curve.loss_after(samples, window=self.samples / WINDOW_SHARE)
 
 
 def trained_samples(cell: Cell, run: RunResult) -> int | None:
@@ -116,12 +114,9 @@ def trained_samples(cell: Cell, run: RunResult) -> int | None:
 
 def loss_steps(run: RunResult) -> list[int]:
     """The last step of each of a run's losses, counted from 1, the first step of the training."""
-    first = run.first_steps or 0
-    return _ends(len(run.losses), run.losses_every, first, first + run.warmup_steps + run.steps)
-
-
-def _ends(losses: int, every: int, first: int, last: int) -> list[int]:
-    return [min(first + place * every, last) for place in range(1, losses + 1)]
+    first, every = run.first_steps or 0, run.losses_every
+    last = first + run.warmup_steps + run.steps
+    return [min(first + place * every, last) for place in range(1, len(run.losses) + 1)]
 
 
 def loss_group(curves: Sequence[Curve]) -> LossGroup | None:
@@ -149,12 +144,4 @@ def loss_curve(label: str, figures: CellFigures, run: RunResult) -> LossCurve | 
     """The losses of one run of a cell; None if it did not record them, or its samples are synthetic."""
     if figures.cell.synthetic or len(run.losses) < 2:
         return None
-    first = run.first_steps or 0
-    return LossCurve(
-        label=label,
-        figures=figures,
-        losses=run.losses,
-        every=run.losses_every,
-        first=first,
-        last=first + run.warmup_steps + run.steps,
-    )
+    return LossCurve(label=label, figures=figures, run=run)

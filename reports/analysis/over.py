@@ -12,7 +12,7 @@ import msgspec
 
 from reports.analysis.exchange import FEW_RUNS, FEWEST_RUNS, incomparable
 from reports.analysis.figures import CellFigures
-from reports.analysis.losses import loss_curve
+from reports.analysis.losses import WINDOW_SHARE, loss_curve
 from reports.analysis.memory import cell_memories
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import setting_labels, setting_of, value_text
@@ -24,8 +24,6 @@ from results.statistics import Metric, differences, ratio_of_runs
 _FOLLOWS = {"accumulation": ("micro_batch",), "dataset": ("dataset_hash",)}
 """Other fields that follow from an axis."""
 _SIZED = ("gpus", "model_parallel", "micro_batch", "steps")
-_WINDOW_SHARE = 10
-"""A loss is the mean over the last tenth of the samples that are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +128,7 @@ def _group(cells: Sequence[CellFigures], axis: str, memory: dict[str, int | None
             absent = incomparable(one, first) or (FEW_RUNS if few else None)
         # After a long proof, a run may have no loss before the samples that are compared.
         losses = [
-            curve.loss_after(samples, window=samples / _WINDOW_SHARE)
+            curve.loss_after(samples, window=samples / WINDOW_SHARE)
             for curve in curves[one.cell.id]
             if samples is not None and curve.first * curve.global_batch < samples
         ]

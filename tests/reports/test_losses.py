@@ -12,16 +12,14 @@ from reports.analysis.study import StudyFigures, analyse
 from reports.page.render import render_figures
 
 
-def analysed(
-    planted, losses: dict[str, tuple[float, ...]], every: int = 1, first_steps: int | None = None
-) -> StudyFigures:
+def analysed(planted, losses: dict[str, tuple[float, ...]], first_steps: int | None = None) -> StudyFigures:
     """The study with these losses in the runs of each strategy."""
     cells = {cell.id: cell for plan in planted.study.plans() for cell in plan.cells}
     results = []
     for run in planted.study.collect():
         kept = losses.get(cells[run.cell_id].strategy, ())
-        changed = {"losses": kept, "losses_every": every, "first_steps": first_steps}
-        steps = {"warmup_steps": 4, "steps": len(kept) * every - 4} if kept else {}
+        changed = {"losses": kept, "losses_every": 1, "first_steps": first_steps}
+        steps = {"warmup_steps": 4, "steps": len(kept) - 4} if kept else {}
         results.append(msgspec.structs.replace(run, **changed, **steps))
     return planted.analysed(results)
 
@@ -72,27 +70,15 @@ def test_a_curve_that_was_trained_for_longer_is_compared_where_the_shortest_ends
 
 def test_losses_of_several_steps_are_compared_at_a_sample_between_them(real) -> None:
     # Of 2 steps each, but for the last: 9 steps in all.
-    curve = LossCurve(
-        label="ddp",
-        figures=next(iter(analysed(real, {"ddp": QUICK}).cells.values())),
-        losses=(5.0, 4.0, 3.0, 2.0, 1.0),
-        every=2,
-        first=0,
-        last=9,
-    )
+    figures = next(iter(analysed(real, {"ddp": QUICK}).cells.values()))
+    kept = {"losses": (5.0, 4.0, 3.0, 2.0, 1.0), "losses_every": 2, "warmup_steps": 0, "steps": 9}
+    curve = LossCurve(label="ddp", figures=figures, run=msgspec.structs.replace(figures.newest, **kept))
     batch = curve.global_batch
     assert curve.steps == [2, 4, 6, 8, 9]
     # Of steps 4 to 7: two of the third loss, and one each of the second and the fourth.
     assert curve.loss_after(7 * batch, window=4 * batch) == pytest.approx((4 + 3 + 3 + 2) / 4)
     # Of steps 8 and 9.
     assert curve.loss_after(9 * batch, window=2 * batch) == pytest.approx((2 + 1) / 2)
-
-
-def test_losses_that_are_not_of_every_step_count_the_steps_between_them(real) -> None:
-    group = loss_group(analysed(real, {"ddp": QUICK, "local-sgd": SLOW}, every=5).curves)
-    # Each point is the mean of five steps, and known when the last of them is done.
-    assert group.curves[0].steps[:3] == [5, 10, 15]
-    assert group.steps_to_target(group.curves[0]) == 55
 
 
 def test_steps_that_a_proof_checks_come_before_the_first_loss(real) -> None:

@@ -164,7 +164,7 @@ def loss_curves(group: LossGroup, shown: Looks, *, name: str, common: str) -> Dr
                     colour=shown[curve.label].colour,
                     dash="" if pale else shown[curve.label].dash,
                     points=thinned(
-                        zip(curve.steps, curve.losses if pale else group.smoothed(curve), strict=True)
+                        zip(curve.steps, curve.run.losses if pale else group.smoothed(curve), strict=True)
                     ),
                     plain=True,
                     pale=pale,
