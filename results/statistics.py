@@ -51,6 +51,11 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
         """Multiply the metric by a known positive factor."""
         return self.mapped(lambda end: end * factor, unit)
 
+    def over(self, work: float, unit: str) -> Metric:
+        """Known work over the metric, whose ends change places."""
+        turned = self.mapped(lambda end: work / end, unit)
+        return msgspec.structs.replace(turned, low=turned.high, high=turned.low)
+
 
 def t_quantile(freedom: float, confidence: float = 0.95) -> float:
     """Two-sided quantile of Student's t."""

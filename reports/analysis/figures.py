@@ -102,7 +102,8 @@ def cell_figures(pool: Pool) -> CellFigures | None:
         evidence=pool.runs[-1].evidence,
         step_ns=step_ns,
         run_step_ns=tuple(steps),
-        samples_per_s=throughput(step_ns, work=pool.cell.global_batch, unit="samples/s"),
+        # Total work over total time: a mean of the runs' rates would overstate it.
+        samples_per_s=step_ns.over(pool.cell.global_batch * 1e9, "samples/s"),
         units_per_s=_units_per_s(pool.runs, step_ns),
         phase_ns=phases,
         exposed_ns=differences(exposed, "ns") if complete else None,
@@ -110,22 +111,6 @@ def cell_figures(pool: Pool) -> CellFigures | None:
         exposed_absent=None if complete else _why_not_exposed(pool.runs),
         # The strongest one.
         proof=min(proofs, key=lambda proof: _STRONGEST_PROOF.index(proof.method), default=None),
-    )
-
-
-def throughput(step_ns: Metric, *, work: float, unit: str) -> Metric:
-    """Work of one step over the mean step time; the low end of its interval follows from the high end of the
-    step time, and the reverse.
-
-    This is total work over total time. A mean of rates would overstate it.
-    """
-    return Metric(
-        value=work * 1e9 / step_ns.value,
-        unit=unit,
-        low=None if step_ns.high is None else work * 1e9 / step_ns.high,
-        high=None if step_ns.low is None else work * 1e9 / step_ns.low,
-        samples=step_ns.samples,
-        interval=step_ns.interval,
     )
 
 
@@ -161,7 +146,7 @@ def _units_per_s(runs: Sequence[RunResult], step_ns: Metric) -> Metric | None:
     if len(work) < len(runs) or len(units) > 1:
         return None
     # Every run of a cell does the same whole number of units a step; the division above loses its last bits.
-    return throughput(step_ns, work=round(sum(work) / len(work)), unit=f"{units.pop()}/s")
+    return step_ns.over(round(sum(work) / len(work)) * 1e9, f"{units.pop()}/s")
 
 
 def _why_not_exposed(runs: Sequence[RunResult]) -> str:
