@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, zip_longest
 from statistics import fmean, median
 
@@ -94,7 +94,7 @@ class Trend:
     label: str
     metric: TimedMetric
     nights: tuple[Night, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = ()
 
 
 def trends(nights: Mapping[str, Sequence[Baseline]], metrics: Sequence[str]) -> list[Trend]:
@@ -111,17 +111,8 @@ def seen_on(measured_at: str, found: Sequence[Trend]) -> list[tuple[Trend, Step]
     return [(trend, step) for trend in found for step in trend.steps if step.seen.measured_at == measured_at]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Series:
-    """A series before its changes are pooled with the changes of other series."""
-
-    machine: str
-    label: str
-    metric: TimedMetric
-    nights: tuple[Night, ...]
-
-
-def _series_of(machine: str, nights: Sequence[Baseline], metric: TimedMetric) -> Iterator[_Series]:
+def _series_of(machine: str, nights: Sequence[Baseline], metric: TimedMetric) -> Iterator[Trend]:
+    """Every series of a metric, before its changes are pooled with the changes of other series."""
     series: dict[str, list[Night]] = {}
     labels: dict[str, str] = {}
     for night in nights:
@@ -134,10 +125,10 @@ def _series_of(machine: str, nights: Sequence[Baseline], metric: TimedMetric) ->
                 series.setdefault(subject.key, []).append(point)
                 labels[subject.key] = subject.label
     for key, points in series.items():
-        yield _Series(machine=machine, label=labels[key], metric=metric, nights=tuple(points))
+        yield Trend(machine=machine, label=labels[key], metric=metric, nights=tuple(points))
 
 
-def _with_steps(series: Sequence[_Series]) -> Iterator[Trend]:
+def _with_steps(series: Sequence[Trend]) -> Iterator[Trend]:
     """The series of one machine with their changes; changes that may have one cause have one range."""
     located = [place for one in series for place in _located(one)]
     steps: dict[int, list[Step]] = {}
@@ -145,20 +136,15 @@ def _with_steps(series: Sequence[_Series]) -> Iterator[Trend]:
         for place in group:
             steps.setdefault(id(place.series), []).append(_step(place, group))
     for one in series:
-        yield Trend(
-            machine=one.machine,
-            label=one.label,
-            metric=one.metric,
-            nights=one.nights,
-            steps=tuple(sorted(steps.get(id(one), []), key=lambda step: step.seen.measured_at)),
-        )
+        found = sorted(steps.get(id(one), []), key=lambda step: step.seen.measured_at)
+        yield replace(one, steps=tuple(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Located:
     """A change of one series with the likelihood of each place at which it may be."""
 
-    series: _Series
+    series: Trend
     change: ChangePoint
     likelihoods: Mapping[str, float]
     """The logarithm, by the time of the first night of the new level."""
@@ -176,7 +162,7 @@ class _Located:
         return np.array(found[::-1])
 
 
-def _located(series: _Series) -> Iterator[_Located]:
+def _located(series: Trend) -> Iterator[_Located]:
     """Locate each change among the nights from the change before it to the change after it."""
     logs = np.log([night.value for night in series.nights])
     changes = change_points([night.value for night in series.nights])
@@ -263,7 +249,7 @@ def _step(one: _Located, group: Sequence[_Located]) -> Step:
     )
 
 
-def _within(own: _Series, group: Sequence[_Located], first: str, last: str, odds: float) -> Within:
+def _within(own: Trend, group: Sequence[_Located], first: str, last: str, odds: float) -> Within:
     """The places from the night `first` to the night `last`, in nights of the series `own`."""
     nights = own.nights
     before = max(
