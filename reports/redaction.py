@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -159,14 +159,11 @@ def redactor(
     owners of home folders that some string names.
     """
     found = list(studies)
-    texts = [
-        *paths,
-        *(text for one in found for text in _texts([one.plans, one.results, one.review.entries])),
-    ]
+    texts = msgspec.json.encode([*paths, *((one.plans, one.results, one.review.entries) for one in found)])
     results = [result for one in found for result in one.results]
     known_hosts = {*hosts, *(host for result in results for host in result.hosts)}
     known_hosts |= {result.environment.host for result in results if result.environment}
-    known_users = {*users, *(user for text in texts for user in _HOME.findall(text))}
+    known_users = {*users, *_HOME.findall(texts.decode())}
     nodes = sorted((host for host in known_hosts if _tells(host)), key=lambda host: (-len(host), host))
     parts = [
         *(("path", re.escape(path)) for path in sorted(paths, key=len, reverse=True) if len(path) > 1),
@@ -196,16 +193,3 @@ def _short(host: str) -> str:
 
 def _tells(name: str) -> bool:
     return len(name) > 1 and name.lower() not in _NOBODY
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            yield from _texts(getattr(value, name))
-    elif isinstance(value, dict):
-        yield from _texts(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
