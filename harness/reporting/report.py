@@ -139,7 +139,7 @@ def print_verdict(figures: StudyFigures, console: Console) -> None:
     console.result()
     for one in found.workloads:
         named = [one.workload] if len(found.workloads) > 1 else []
-        for line in [*named, *clause_lines(brief(one), console.width, VERDICT_LINES - len(named))]:
+        for line in [*named, *clause_lines([*brief(one)], console.width, VERDICT_LINES - len(named))]:
             console.result(line)
     if figures.failures:
         missing = f"{len(figures.failures):,} of {count(len(figures.pools), 'cell')}"

@@ -92,7 +92,7 @@ class RunRow:
     study: StudyFigures
     cell: Cell
     run: RunResult
-    counted: bool
+    counted: bool = True
     """Whether the cell's figure includes this run."""
 
     @property
@@ -101,22 +101,16 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankRow:
+class RankRow(RunRow):
     """A rank of a counted run."""
 
-    study: StudyFigures
-    cell: Cell
-    run: RunResult
     rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossRow:
+class LossRow(RunRow):
     """One loss of a run that recorded its losses."""
 
-    study: StudyFigures
-    cell: Cell
-    run: RunResult
     step: int
     """The last step that it is the mean of, counted from 1, the first step of the training."""
     loss: float

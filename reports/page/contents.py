@@ -56,25 +56,12 @@ and then all definitions."""
 APPENDIX: Mapping[str, Maker] = MappingProxyType({"table": table_section})
 """The sections after the definitions."""
 GROUP = "bench.sections"
-TRAINED: Mapping[str, Maker] = MappingProxyType(
-    {
-        "running": running_section,
-        "training": training_section,
-        "accuracy": accuracy_section,
-        "outcomes": outcomes_section,
-        "review": review_section,
-        "environment": environment_section,
-    }
-)
+_EVERY = {**SECTIONS, "training": training_section, "accuracy": accuracy_section}
+_OF_TRAINED = ("running", "training", "accuracy", "outcomes", "review", "environment")
+TRAINED: Mapping[str, Maker] = MappingProxyType({name: _EVERY[name] for name in _OF_TRAINED})
 """The sections of a study that was trained and not measured."""
-NETWORK: Mapping[str, Maker] = MappingProxyType(
-    {
-        "running": running_section,
-        "network": network_section,
-        "outcomes": outcomes_section,
-        "review": review_section,
-    }
-)
+_OF_NETWORK = ("running", "network", "outcomes", "review")
+NETWORK: Mapping[str, Maker] = MappingProxyType({name: _EVERY[name] for name in _OF_NETWORK})
 """The sections of a study that measured the network instead of steps."""
 TAKEN = frozenset({*SECTIONS, *TRAINED, *APPENDIX, "method"})
 """Anchors of the page's own sections, and of the definitions."""

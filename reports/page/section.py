@@ -94,10 +94,12 @@ class Table:
     shaded: bool = False
     """Whether a higher figure has a darker background."""
 
-    @property
+    @cached_property
     def shown(self) -> TextTable:
         """The columns that have a value in some row."""
-        return self.data.columns_at(self._with_values)
+        every = range(len(self.data.columns))
+        told = [n for n in every if any(row[n].text not in _NO_VALUE for row in self.data.rows)]
+        return self.data.columns_at(every if self.presets else told)
 
     def shade(self, field: Field) -> int | None:
         """The background from 0, for the lowest figure of the table, to 100, for the highest; None for
@@ -112,13 +114,6 @@ class Table:
         ]
         low, high = min(values), max(values)
         return round(100 * (field.value - low) / (high - low)) if high > low else 0
-
-    @cached_property
-    def _with_values(self) -> tuple[int, ...]:
-        places = range(len(self.data.columns))
-        if self.presets:
-            return tuple(places)
-        return tuple(n for n in places if any(row[n].text not in _NO_VALUE for row in self.data.rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from pathlib import Path
 from builders import a_network
 
 from reports.page.render import render_figures
-from reports.projection.project import Outside, projected_series
+from reports.projection.project import projected_series
+from reports.projection.refusals import Outside
 from results.projection import Projection
 from results.review import Review, ReviewEntry
 

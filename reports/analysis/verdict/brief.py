@@ -22,13 +22,9 @@ class Clause:
     """If not all clauses fit, the clauses with the lowest ranks are shown."""
 
 
-def brief(found: WorkloadVerdict) -> list[Clause]:
+def brief(found: WorkloadVerdict) -> Iterator[Clause]:
     """The clauses to act on, in reading order: the size to buy, how far it scales, the largest loss
     of time, how good the runs are, what is missing."""
-    return list(_clauses(found))
-
-
-def _clauses(found: WorkloadVerdict) -> Iterator[Clause]:
     several = len({one.text for one in found.to_buy}) > 1
     for number, size in enumerate(found.to_buy[: 2 if several else 1]):
         sure = f" ({size.confidence} confidence)" if size.confidence else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -33,34 +32,21 @@ DEFINITION = Definition(
 _MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRows:
-    """The measurements of one collective over one group, the smallest array first."""
-
-    rows: Sequence[Measurement]
-
-    @property
-    def first(self) -> Measurement:
-        return self.rows[0]
-
-    @property
-    def best(self) -> Measurement:
-        """The measurement with the highest bandwidth."""
-        return max(self.rows, key=lambda row: row.busbw)
-
-    @property
-    def place(self) -> str:
-        """`8 ranks inside a node`, `16 ranks on 2 nodes`."""
-        row = self.first
-        where = "inside a node" if row.nodes == 1 else f"on {row.nodes} nodes"
-        return f"{count(row.ranks, 'rank')} {where}"
+Rows = Sequence[Measurement]
+"""The measurements of one collective over one group, the smallest array first."""
 
 
-def groups_of(known: NetworkTable) -> list[GroupRows]:
+def place(rows: Rows) -> str:
+    """`8 ranks inside a node`, `16 ranks on 2 nodes`."""
+    nodes = rows[0].nodes
+    return f"{count(rows[0].ranks, 'rank')} {'inside a node' if nodes == 1 else f'on {nodes} nodes'}"
+
+
+def groups_of(known: NetworkTable) -> list[Rows]:
     """The groups of a table, by collective, then nodes and ranks."""
     order = list(dict.fromkeys(row.collective for row in known.measurements))
     keys = sorted(known.groups, key=lambda key: (order.index(key[0]), key[2], key[1]))
-    return [GroupRows(known.groups[key]) for key in keys]
+    return [known.groups[key] for key in keys]
 
 
 def network_section(study: StudyFigures) -> Section | None:
@@ -120,12 +106,12 @@ def _remarks(known: NetworkTable) -> Iterator[Block]:
 
 
 def _drawings(known: NetworkTable) -> Iterator[Drawing]:
-    by_collective: dict[str, list[GroupRows]] = {}
+    by_collective: dict[str, list[Rows]] = {}
     for group in groups_of(known):
-        by_collective.setdefault(group.first.collective, []).append(group)
+        by_collective.setdefault(group[0].collective, []).append(group)
     for name, groups in by_collective.items():
         lines = tuple(
-            Line(name=group.place, colour=colour, points=tuple(_point(row) for row in group.rows))
+            Line(name=place(group), colour=colour, points=tuple(map(_point, group)))
             for group, colour in zip(_drawn(groups), COLOURS, strict=False)
         )
         yield drawn(
@@ -145,12 +131,12 @@ def _drawings(known: NetworkTable) -> Iterator[Drawing]:
         )
 
 
-def _drawn(groups: Sequence[GroupRows]) -> Sequence[GroupRows]:
+def _drawn(groups: Sequence[Rows]) -> Sequence[Rows]:
     """At most as many groups as there are colours, evenly from the smallest to the largest."""
     most = len(COLOURS)
     if len(groups) <= most:
         return groups
-    return [groups[round(place * (len(groups) - 1) / (most - 1))] for place in range(most)]
+    return [groups[round(at * (len(groups) - 1) / (most - 1))] for at in range(most)]
 
 
 def _point(row: Measurement) -> Point:
@@ -166,12 +152,12 @@ def _point(row: Measurement) -> Point:
 
 
 def _table(known: NetworkTable) -> TextTable:
-    rows = [(group, row) for group in groups_of(known) for row in group.rows]
+    rows = [(group, row) for group in groups_of(known) for row in group]
     return table(
         rows,
         [
             words("collective", lambda one: one[1].collective),
-            words("group", lambda one: one[0].place),
+            words("group", lambda one: place(one[0])),
             figures("array", lambda one: fields.size(one[1].array_bytes), anchor=DEFINITION.anchor),
             figures("time", lambda one: fields.duration(one[1].median_s * 1e9), anchor=DEFINITION.anchor),
             figures("95 % interval", lambda one: _ends(one[1]), anchor=DEFINITION.anchor),
@@ -187,16 +173,16 @@ def _ends(row: Measurement) -> Field:
 
 
 def summary_table(known: NetworkTable) -> TextTable:
-    """One row for each collective and group."""
+    """One row for each collective and group, with its measurement of the highest bandwidth."""
     return table(
-        groups_of(known),
+        [(group, max(group, key=lambda row: row.busbw)) for group in groups_of(known)],
         [
-            words("collective", lambda group: group.first.collective),
-            words("group", lambda group: group.place),
-            figures("smallest array", lambda group: fields.size(group.first.array_bytes)),
-            figures("its time", lambda group: fields.duration(group.first.median_s * 1e9)),
-            figures("highest busbw", lambda group: fields.si(group.best.busbw, "B/s")),
-            figures("at", lambda group: fields.size(group.best.array_bytes)),
+            words("collective", lambda one: one[1].collective),
+            words("group", lambda one: place(one[0])),
+            figures("smallest array", lambda one: fields.size(one[0][0].array_bytes)),
+            figures("its time", lambda one: fields.duration(one[0][0].median_s * 1e9)),
+            figures("highest busbw", lambda one: fields.si(one[1].busbw, "B/s")),
+            figures("at", lambda one: fields.size(one[1].array_bytes)),
         ],
     )
 

@@ -289,8 +289,7 @@ def shown(study: StudyFigures, sizes: Sequence[SizeToBuy]) -> list[Shown]:
     found, several = [], len({bought.workload for bought in sizes}) > 1
     for bought in sizes:
         scaling = scalability(study, bought.workload, bought.scaling)
-        cell_id = bought.choice.cell_id if bought.choice else _best_id(study, scaling)
-        cell = study.cells.get(cell_id) if cell_id else None
+        cell = study.cells.get(bought.choice.cell_id) if bought.choice else _best(study, scaling)
         found.append(Shown(bought=bought, scaling=scaling, cell=cell, several=several))
     return found
 
@@ -389,21 +388,12 @@ def _beside_the_answers(study: StudyFigures, every: Sequence[Shown]) -> Iterator
         yield f"Further: {listed(rest, most=6)}."
 
 
-def _best_id(study: StudyFigures, scaling: Scalability | None) -> str | None:
-    """The cell of the best at the largest size, or of the fastest."""
+def _best(study: StudyFigures, scaling: Scalability | None) -> CellFigures | None:
+    """The best cell at the largest size, or the fastest."""
     best = _configuration(scaling)
-    if best is None or scaling is None:
-        return None
-    for curve in study.curves:
-        if (curve.key.kind, curve.key.constant_batch, curve.key.label) == (
-            scaling.kind,
-            scaling.batch,
-            best.strategy,
-        ):
-            for point in curve.points:
-                if point.gpus == best.gpus and point.figures.throughput == best.throughput:
-                    return point.figures.cell.id
-    return None
+    wanted = best and (best.strategy, best.gpus, best.throughput)
+    cells = study.cells.values()
+    return next((one for one in cells if (label(one.cell), one.cell.gpus, one.throughput) == wanted), None)
 
 
 def _configuration(scaling: Scalability | None) -> Configuration | None:
