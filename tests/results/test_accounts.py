@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from statistics import fmean
 
 import msgspec
 import pytest
@@ -82,13 +81,6 @@ def test_a_slow_rank_is_wait_of_the_others(run_of) -> None:
     assert (budget.bubble_ns, budget.other_ns) == (None, 1.25)
 
 
-def test_without_a_slow_rank_random_skew_is_wait(run_of) -> None:
-    # Both ranks need 15 a step in the mean, but one of them 20 in each: on the slowest everybody waits 5.
-    off = ([10, 20, 10, 20], [20, 10, 20, 10])
-    budget = _budget(run_of([{"quads": _quads(own, [22, 22], [22, 22])} for own in off]))
-    assert (budget.compute_ns, budget.wait_ns.value, budget.transfer_ns.value) == (15, 5, 2)
-
-
 def test_ranks_that_meet_every_second_step_make_good_in_between(run_of) -> None:
     # Period 2: first block 10 + 20 and 20 + 10, no wait; second 10 + 10 and 14 + 10: (24 - 22) / 2 = 1.
     # Compute (30 + 30 + 20 + 24) / 8 = 13; wait (0 + 1) / 2; on 30 a block of 2: 15 - 13.5 = 1.5.
@@ -98,19 +90,6 @@ def test_ranks_that_meet_every_second_step_make_good_in_between(run_of) -> None:
     assert (budget.compute_ns, budget.wait_ns.value, budget.transfer_ns.value) == (13, 0.5, 1.5)
     # Were they to meet in each step: slowest 20, 20, 14, 10; 16 - 13 = 3.
     assert _budget(run_of(each)).wait_ns.value == 3
-
-
-@given(ranks=st.integers(2, 6), slow=st.integers(0, 5), sleep=st.integers(0, 1000))
-def test_a_sleep_on_one_rank_moves_into_wait_and_leaves_transfer_alone(run_of, ranks, slow, sleep) -> None:
-    # Everybody needs 10 and the exchange 4; rank `slow` sleeps, and who exchanges waits for it.
-    each = []
-    for rank in range(ranks):
-        own = 10 + (sleep if rank == slow % ranks else 0)
-        each.append({"quads": _quads([own] * 4, [14 + sleep] * 2, [14 + sleep] * 2)})
-    budget = _budget(run_of(each))
-    assert budget.transfer_ns.value == pytest.approx(4)
-    assert budget.wait_ns.value == pytest.approx(sleep * (ranks - 1) / ranks)
-    assert budget.compute_ns == pytest.approx(10 + sleep / ranks)
 
 
 def test_where_no_rank_differs_transfer_is_all_that_is_exposed(run_of) -> None:
@@ -373,13 +352,6 @@ def test_shares_of_the_slowest_add_up(run_of) -> None:
 def test_without_off_steps_or_others_there_are_no_columns(run_of) -> None:
     assert run_of(_each(RECORDED)).ranks is None
     assert run_of([{"quads": _quads([10] * 4, [12, 12], [12, 12])}]).ranks is None
-
-
-def test_the_wait_of_the_columns_has_the_mean_of_the_communication(run_of) -> None:
-    each = [{"quads": _quads([10] * 4, [12, 12], [12, 12]), "recorded": own} for own in RECORDED]
-    run = run_of(each)
-    assert run.ranks.blocked_ns is not None
-    assert fmean(run.ranks.blocked_ns) == run.communication.blocked_ns
 
 
 def test_input_is_that_of_the_slowest_rank_because_the_others_wait_for_it(run_of) -> None:

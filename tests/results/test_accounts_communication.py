@@ -81,31 +81,6 @@ def test_the_shortest_duration_is_the_transfer_and_the_rest_is_wait(ranks_of) ->
     assert (found.transfer_ns, found.wait_ns) == (5, 1.5)
 
 
-def test_a_planted_sleep_moves_into_wait_and_leaves_transfer_alone(ranks_of) -> None:
-    def found(sleep: int) -> Communication:
-        # Rank 2 issues `sleep` later, and the others are in the collective for so much longer.
-        early, late = (0, "allreduce", "0-2", 8, 10, 20 + sleep), (0, "allreduce", "0-2", 8, 10 + sleep, 20)
-        return _communication(ranks_of([early], [early], [late], steps=1))
-
-    assert (found(0).transfer_ns, found(0).wait_ns) == (20, 0)
-    assert (found(300).transfer_ns, found(300).wait_ns) == (20, 200)
-
-
-def test_collectives_are_matched_by_group_and_number_not_by_time(ranks_of) -> None:
-    # Rank 0 begins with group 0-1 and rank 1 with its own 1-2; of each group the order is the same.
-    records = ranks_of(
-        [(0, "allreduce", "0-1", 8, 0, 10), (0, "broadcast", "0-1", 8, 50, 7)],
-        [
-            (0, "reduce", "1-2", 8, 0, 30),
-            (0, "allreduce", "0-1", 8, 90, 12),
-            (1, "reduce", "1-2", 8, 0, 5),
-            (0, "broadcast", "0-1", 8, 0, 3),
-        ],
-        [(0, "reduce", "1-2", 8, 0, 21), (1, "reduce", "1-2", 8, 0, 8)],
-    )
-    assert _matched(records).transfer_ns.tolist() == [10, 3, 21, 10, 5, 3, 21, 5]
-
-
 def test_operations_between_two_ranks_are_not_matched(ranks_of) -> None:
     # Rank 0 sends twice, rank 1 receives once: that is no damage, and nobody waits in a collective.
     records = ranks_of(

@@ -9,7 +9,6 @@ from builders import a_work, steps_of
 from launching import an_attempt
 
 from results.derivation.run_result import derive, mean_losses
-from results.errors import SchemaError
 from results.outcome import Outcome
 from results.record import Telemetry
 
@@ -128,12 +127,6 @@ def test_the_course_of_the_loss_is_kept(two) -> None:
     run = two()
     assert run.losses == (2, 1.875, 2, 1.875, 1.75, 1.625, 1.5, 1.375)
     assert run.losses_every == 1
-
-
-def test_ranks_of_unlike_warm_up_or_period_are_refused(two) -> None:
-    for fields in ({"warmup": (steps_of(1.0), steps_of(1.0, 1.0))}, {"period": (1, 2)}):
-        with pytest.raises(SchemaError, match="did not measure the same blocks and steps"):
-            two(**fields)
 
 
 def test_what_is_done_once_is_told_apart(cell_of, record_of) -> None:

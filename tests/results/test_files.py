@@ -34,19 +34,6 @@ from results import files
 os.link = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
 files.write_once(Path(sys.argv[1]), b"new")
 """
-LIMITED_TO_4096_BYTES = """
-import resource, sys
-from pathlib import Path
-from results import files
-from results.errors import StoreError
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-for write in (files.write_once, files.replace):
-    try:
-        write(Path(sys.argv[1]), b"x" * 5000)
-    except StoreError as error:
-        print(error)
-"""
 
 
 def _names(folder: Path) -> list[str]:
@@ -208,16 +195,6 @@ def test_what_killed_writers_left_in_a_study_is_removed_and_nothing_of_the_livin
         os.utime(launch / name, (0, time.time() - 2 * 86_400))
     Study(tmp_path).collect()
     assert _names(launch) == sorted(stay)
-
-
-def test_a_file_beyond_the_limit_of_the_process_is_not_half_written(tmp_path) -> None:
-    path = tmp_path / "rank-00000.json"
-    result = subprocess.run(
-        [sys.executable, "-c", LIMITED_TO_4096_BYTES, str(path)], capture_output=True, text=True, check=True
-    )
-    line = f"cannot write {path}: File too large; check the folder and run the same command again"
-    assert result.stdout.splitlines() == [line, line]
-    assert _names(tmp_path) == []
 
 
 def test_a_full_disk_loses_nothing_and_the_same_call_goes_on_after_making_room(small_disk) -> None:

@@ -391,14 +391,7 @@ RANK_RECORD_3 = msgspec.structs.replace(
     period=2,
     training=TRAINING,
     trained_steps=120,
-    quads=Quads(
-        steps=2,
-        on_first_ns=[16],
-        off_first_ns=[12],
-        off_second_ns=[11],
-        on_second_ns=[15],
-        off_step_ns=[6, 5, 5, 6],
-    ),
+    quads=msgspec.structs.replace(RANK_RECORD.quads, off_step_ns=[6, 5, 5, 6]),
     recorded=Recorded(
         step_ns=[10, 9],
         blocked_ns=[2, 3],
@@ -423,16 +416,7 @@ RANK_RECORD_3 = msgspec.structs.replace(
     telemetry=Telemetry(
         at_ms=[0, 50], series={"power_w": [350.5, None]}, window_ns=50_000_000, energy_j=17.5
     ),
-    work=Work(
-        samples=8,
-        units=512,
-        unit="tokens",
-        parameters=1000,
-        flops=3_000_000,
-        exchange_payload_bytes=4000,
-        exchange_operations=0.25,
-        bubble_ideal=0.25,
-    ),
+    work=msgspec.structs.replace(RANK_RECORD.work, exchange_operations=0.25, bubble_ideal=0.25),
 )
 RUN_RESULT_3 = msgspec.structs.replace(
     RUN_RESULT_2,

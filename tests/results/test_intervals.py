@@ -31,24 +31,6 @@ def _is_tidy(intervals: Intervals) -> bool:
     )
 
 
-def test_intervals_that_overlap_or_touch_become_one() -> None:
-    assert union([(7, 9), (1, 3), (2, 5), (5, 6), (8, 8), (4, 2)]) == [(1, 6), (7, 9)]
-    assert union([(1, 9), (2, 3)]) == [(1, 9)]
-    assert union([]) == []
-
-
-def test_a_point_counts_once() -> None:
-    # 1 .. 5 and 7 .. 8: five points and two
-    assert length([(1, 3), (2, 6), (7, 9)]) == 7
-    assert length([(3, 3), (5, 4)]) == 0
-
-
-def test_what_is_in_both() -> None:
-    # Points 2, 3 of the first pair, 6 of (5, 7) with (6, 10), 8 of (8, 9) with (6, 10)
-    assert intersection([(1, 4), (5, 7), (8, 9)], [(2, 5), (6, 10)]) == [(2, 4), (6, 7), (8, 9)]
-    assert intersection([(1, 4)], [(4, 6)]) == []
-
-
 @given(some)
 def test_the_union_holds_the_same_points(intervals) -> None:
     merged = union(intervals)

@@ -63,17 +63,6 @@ def test_every_rate_to_the_kbit_survives_its_text(kbit_per_s) -> None:
     assert read_link(link_text(mbit_per_s)) == mbit_per_s
 
 
-@given(st.integers(1, 9_999_999), st.integers(0, 999_999), st.sampled_from(["mbit", "gbit"]))
-def test_equal_rates_have_equal_texts(whole, parts, unit) -> None:
-    try:
-        rate = read_link(f"{whole}.{parts:06d}{unit}")
-    except UsageError:
-        return
-    canonical = link_text(rate)
-    assert link_text(read_link(canonical)) == canonical
-    assert read_link(canonical) == rate
-
-
 @dataclass(frozen=True)
 class Point:
     strategy: str = "ddp"

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Callable
 
 import pytest
-from builders import a_cell, an_environment
+from builders import a_cell
 
 from results.derivation.network import network_table
 from results.errors import SchemaError
 from results.network import NetworkTimes, measured_groups
-from results.outcome import Evidence, Outcome
+from results.outcome import Evidence
 from results.record import RankRecord
 from results.statistics import median_of
 
-_RUNS = count()
 
-
-def record(rank: int, rows: list[NetworkTimes], **fields) -> RankRecord:
-    return RankRecord(
-        **{
-            **{"cell_id": "c", "run_id": "r", "launch_id": "l", "repeat": 1, "gpus": 2, "rank": rank},
-            **{"local_rank": rank, "node_rank": 0, "outcome": Outcome.OK, "reason": None},
-            **{"evidence": Evidence.MEASURED, "clock": "monotonic", "environment": an_environment()},
-            **{"started_at": "2026-01-02T03:04:05.000Z", "ended_at": "2026-01-02T03:05:05.000Z"},
-            "network": rows,
-        }
-        | fields
-    )
+@pytest.fixture
+def record(cell_of, record_of) -> Callable[..., RankRecord]:
+    """The record of a rank with these rows, or what fields make of it."""
+    return lambda rank, rows, **fields: record_of(cell_of(), rank, network=rows, **fields)
 
 
 def times(*milliseconds: float, collective="all-reduce", payload=1024, ranks=2) -> NetworkTimes:
@@ -40,7 +31,7 @@ def times(*milliseconds: float, collective="all-reduce", payload=1024, ranks=2) 
     )
 
 
-def test_a_sample_lasts_as_long_as_on_its_slowest_rank() -> None:
+def test_a_sample_lasts_as_long_as_on_its_slowest_rank(record) -> None:
     run = [record(0, [times(1, 5, 3)]), record(1, [times(2, 4, 1)])]
     # 2, 5 and 3 ms; fewer than six samples have their range.
     (found,) = network_table(a_cell(link_mbit_per_s=100.0), [run]).measurements
@@ -48,7 +39,7 @@ def test_a_sample_lasts_as_long_as_on_its_slowest_rank() -> None:
     assert found.runs == 3
 
 
-def test_several_runs_are_pooled_and_their_medians_are_in_the_interval() -> None:
+def test_several_runs_are_pooled_and_their_medians_are_in_the_interval(record) -> None:
     runs = [[record(0, [times(*row)]), record(1, [times(*row)])] for row in ([1] * 9, [1] * 9, [4] * 9)]
     table = network_table(a_cell(), runs)
     (found,) = table.measurements
@@ -57,13 +48,13 @@ def test_several_runs_are_pooled_and_their_medians_are_in_the_interval() -> None
     assert table.evidence is Evidence.MEASURED
 
 
-def test_one_emulated_rank_makes_the_table_emulated() -> None:
+def test_one_emulated_rank_makes_the_table_emulated(record) -> None:
     run = [record(0, [times(1)]), record(1, [times(1)], evidence=Evidence.EMULATED)]
     assert network_table(a_cell(), [run]).evidence is Evidence.EMULATED
 
 
 @pytest.mark.parametrize("edited", [[], [times(1, 2)], [times()]])
-def test_ranks_that_took_other_samples_are_refused(edited) -> None:
+def test_ranks_that_took_other_samples_are_refused(record, edited) -> None:
     with pytest.raises(SchemaError, match="all-reduce"):
         network_table(a_cell(), [[record(0, [times(1, 2, 3)]), record(1, edited)]])
 

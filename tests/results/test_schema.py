@@ -27,13 +27,6 @@ def _newest(name: str) -> Path:
     return GOLDEN / f"{name}-{SCHEMAS[name].version}.json"
 
 
-def test_a_file_says_first_what_it_is() -> None:
-    text = _newest("cell").read_text(encoding="ascii")
-    assert text.startswith('{"schema":"bench/cell","schema_version":3,"writer":"bench ')
-    assert text.endswith("}\n")
-    assert text.count("\n") == 1
-
-
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_newer_file_is_refused_with_advice(name, tmp_path) -> None:
     schema = SCHEMAS[name]

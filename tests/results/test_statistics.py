@@ -20,7 +20,6 @@ from results.statistics import (
 
 TIMES = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=60)
 RUNS = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=60)
-SIX_RUNS = st.lists(st.floats(1.0, 2.0), min_size=6, max_size=12)
 TINY = 1e-12
 
 
@@ -243,20 +242,3 @@ def test_another_unit_changes_the_figures_by_its_factor(values, power) -> None:
             assert scaled.low == pytest.approx(plain.low * factor, rel=1e-9)
             assert scaled.high == pytest.approx(plain.high * factor, rel=1e-9)
         assert (scaled.samples, scaled.interval) == (plain.samples, plain.interval)
-
-
-@given(SIX_RUNS)
-def test_the_order_of_the_runs_does_not_count(runs) -> None:
-    one, other = over_runs(runs, "ns"), over_runs(sorted(runs), "ns")
-    assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))
-
-
-@given(SIX_RUNS)
-def test_a_seventh_run_at_the_centre_narrows_the_interval(runs) -> None:
-    centre = math.exp(fmean(math.log(run) for run in runs))
-    before, after = over_runs(runs, "ns"), over_runs([*runs, centre], "ns")
-    assert before.low is not None
-    assert before.high is not None
-    assert after.low is not None
-    assert after.high is not None
-    assert after.high - after.low <= (before.high - before.low) + TINY

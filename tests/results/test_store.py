@@ -13,7 +13,7 @@ import pytest
 from launching import a_launch, an_attempt
 
 from results.cell import Cell
-from results.errors import BenchError, SchemaError, StoreError, UsageError
+from results.errors import SchemaError, StoreError, UsageError
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Outcome
 from results.plan import Plan, Request
@@ -162,11 +162,6 @@ def test_forgotten_derived_files_are_derived_to_the_same_bytes(study) -> None:
     assert _bytes(study.root) == before
 
 
-def test_forgetting_a_study_without_results_is_nothing(tmp_path) -> None:
-    Study(tmp_path).forget_derived()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_reading_results_writes_nothing(study) -> None:
     before = _bytes(study.root)
     assert len(study.results()) == 4
@@ -253,26 +248,8 @@ def test_a_read_only_study_can_be_read_and_says_so_when_written(
             write()
 
 
-def test_a_study_on_a_full_disk_keeps_what_it_has(small_disk, cell_of, record_of) -> None:
-    study = Study(small_disk)
-    study.add_plan(_plan(cell_of()))
-    study.start_run(cell_of().id, "run-1")
-    study.add_rank_record(record_of(cell_of(), 0))
-    before = _bytes(small_disk)
-    with pytest.raises(StoreError, match="free some space and run the same command again"):
-        study.add_rank_record(record_of(cell_of(), 1, warnings=["x" * 65536]))
-    assert _bytes(small_disk) == before
-    study.add_rank_record(record_of(cell_of(), 1))
-    assert [run.outcome for run in study.collect()] == [Outcome.OK]
-
-
 def test_the_name_of_a_run_is_utc_time_and_chance() -> None:
     names = {new_id() for _ in range(100)}
     assert len(names) == 100
     assert all(re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-f]{6}", name) for name in names)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", utc_now())
-
-
-def test_an_error_of_the_store_is_an_error_for_the_user() -> None:
-    assert issubclass(StoreError, BenchError)
-    assert (StoreError.exit_code, UsageError.exit_code) == (1, 2)
