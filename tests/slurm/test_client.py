@@ -127,20 +127,6 @@ def test_a_job_that_runs_in_the_books_alone_is_not_known_to_run() -> None:
     assert running.outcome is Outcome.UNKNOWN
 
 
-@pytest.mark.parametrize(
-    ("state", "outcome"),
-    [
-        ("OUT_OF_MEMORY", Outcome.OUT_OF_MEMORY),
-        ("BOOT_FAIL", Outcome.NODE_FAILED),
-        ("PREEMPTED", Outcome.PREEMPTED),
-        ("MELTED", Outcome.UNKNOWN),
-    ],
-)
-def test_states_that_were_not_recorded(state: str, outcome: Outcome) -> None:
-    line = recorded("squeue").splitlines()[0].replace("CANCELLED", state)
-    assert read_squeue(line)[0].outcome is outcome
-
-
 def test_words() -> None:
     words = {view.job_id: view.words for view in read_squeue(recorded("squeue"))}
     assert words[16] == "COMPLETED"

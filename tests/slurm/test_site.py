@@ -31,29 +31,6 @@ def test_every_example_is_read(name: str) -> None:
     assert SITE_FILE.read(SITES / name).partition is not None
 
 
-def test_the_plain_example_says_what_it_says() -> None:
-    profile = SITE_FILE.read(SITES / "plain.yaml")
-    assert profile.partition == "gpu"
-    assert profile.gpu_request == "gres"
-    assert profile.memory_per_node == "0"
-    assert profile.setup[1] == "module load cuda/12.8"
-    assert profile.environment["NCCL_SOCKET_IFNAME"] == "ib0"
-    assert profile.price == SitePrice(usd_per_gpu_hour=2.5, source="internal accounting, 2026-01")
-
-
-def test_the_pyxis_example_has_a_container() -> None:
-    profile = SITE_FILE.read(SITES / "pyxis.yaml")
-    assert profile.container is not None
-    assert profile.container.mounts == ("/shared/bench:/shared/bench", "/local/bench:/local/bench")
-    assert profile.directives == {"switches": "1@2:00:00"}
-    assert (profile.python, profile.container.python) == ("/shared/bench/.venv/bin/python", "python3")
-
-
-def test_python_is_the_submitting_one_and_the_images() -> None:
-    assert SiteProfile().python is None
-    assert Container(image="x.sqsh").python == "python3"
-
-
 def test_the_cpu_example_asks_for_no_gpus() -> None:
     profile = SITE_FILE.read(SITES / "cpu.yaml")
     assert profile.gpu_request == "none"

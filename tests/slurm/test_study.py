@@ -260,13 +260,6 @@ def test_a_job_beyond_the_limits_of_its_partition_is_refused_and_the_others_are_
     assert bench.matrix(*ONE, "--partition", "short,main", "--time", "31m", out="long").code == 0
 
 
-def test_a_partition_that_does_not_exist(bench: Bench) -> None:
-    done = bench.matrix(*ONE, "--partition", "nowhere")
-    assert done.code == 1
-    assert "invalid partition" in done.stderr.lower()
-    assert bench.jobs() == []
-
-
 def test_cancel_ends_what_waits_and_the_same_call_submits_it_again(drained: Any, bench: Bench) -> None:
     assert bench.matrix(*TWO).code == 0
     assert len(bench.jobs()) == 2
