@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from builders import an_environment
+from launching import a_result
 
 from reports.analysis.study import drift
 from reports.page.sections.environment import allocations_finding
-from results.outcome import Evidence, Outcome
+from results.outcome import Outcome
 from results.run import RunResult
 from results.statistics import Metric
 
 
 def ran(cell: str, allocation: str | None, step_ms: float, **changes: object) -> RunResult:
-    result = RunResult(
-        cell_id=cell,
-        run_id=f"{cell}-{allocation}-{step_ms}",
-        launch_id="l",
-        repeat=1,
-        outcome=Outcome.OK,
-        reason=None,
-        evidence=Evidence.MEASURED,
-        started_at=None,
-        ranks_expected=1,
-        ranks_present=1,
-        environment=an_environment(host="n1", allocation=allocation),
-        hosts=("n1",),
-        fingerprint="f",
-        step_ns=Metric(value=step_ms * 1e6, unit="ns", low=None, high=None, samples=1, interval=None),
-    )
-    return msgspec.structs.replace(result, **changes)
+    facts = {
+        "run_id": f"{cell}-{allocation}-{step_ms}",
+        "environment": an_environment(host="n1", allocation=allocation),
+        "fingerprint": "f",
+        "step_ns": Metric(value=step_ms * 1e6, unit="ns", low=None, high=None, samples=1, interval=None),
+    }
+    return a_result(cell_id=cell, **facts | changes)
 
 
 def test_allocations_are_compared_by_the_cell_that_most_of_them_ran() -> None:

@@ -97,16 +97,6 @@ def test_parts_are_means_over_runs_and_the_rest_is_other(cell) -> None:
     assert one.warning is None
 
 
-def test_where_nothing_is_exchanged_transfer_and_wait_are_not_shown(cell) -> None:
-    alone = budget(cell([(14.0, parts(transfer=0.0, wait=0.0))], gpus=1))
-    several = budget(cell([(14.0, parts())]))
-    assert [alone.known_ns(part) for part in ("transfer", "wait", "bubble")] == [None] * 3
-    assert (alone.share("transfer"), alone.share("compute")) == (None, pytest.approx(10 / 14))
-    # They are parts all the same, so that the parts add up.
-    assert alone.part_ns["transfer"] == 0
-    assert several.known_ns("transfer") == 2.0 * MS
-
-
 def test_from_six_runs_on_transfer_and_wait_have_an_interval_of_t(cell) -> None:
     one = budget_of(cell([(20.0, parts(transfer=float(n), wait=n / 10)) for n in range(1, 7)]))
     # Mean 3.5, sd 1.8708, t of 5 degrees 2.5706: half 2.5706 x 1.8708 / sqrt(6) = 1.9633.
@@ -119,14 +109,6 @@ def test_one_run_has_the_interval_of_its_quads(cell) -> None:
     one = budget_of(cell([(14.0, parts(transfer=2.0))]))
     assert (one.transfer_ns.low, one.transfer_ns.high) == (1.75 * MS, 2.25 * MS)
     assert one.transfer_ns.interval == "t95-quads"
-
-
-def test_a_bubble_is_a_part_where_there_are_stages(cell) -> None:
-    one = budget_of(cell([(16.0, parts(bubble=2.5)), (17.0, parts(bubble=3.5))], bubble_ideal=0.2))
-    assert one.share("bubble") == pytest.approx(3 / 16.5)
-    # 16.5 - 1 - 10 - 2 - 0.5 - 3 = 0.
-    assert one.part_ns["other"] == pytest.approx(0.0)
-    assert one.figures.newest.bubble_ideal == 0.2
 
 
 @pytest.mark.parametrize(
@@ -161,10 +143,6 @@ def test_unlike_methods_are_not_mixed(cell) -> None:
     one = cell([(14.0, parts()), (14.0, parts(method="recorded"))])
     assert budget(one) is None
     assert why_no_budget(one) == "its runs have budgets by different methods: on-off, recorded"
-
-
-def test_a_cell_with_a_budget_has_no_reason_against_it(cell) -> None:
-    assert why_no_budget(cell([(14.0, parts())])) is None
 
 
 def test_the_loss_under_weak_scaling_is_above_the_baselines_computation(cell) -> None:

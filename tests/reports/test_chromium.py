@@ -23,7 +23,6 @@ from typing import Any
 
 import pytest
 from generated_study import Trouble, large_study
-from PIL import Image
 
 from reports.page.render import render_figures, render_studies
 from results import files
@@ -136,10 +135,6 @@ class Browser:
                 windowsVirtualKeyCode=codes[key],
                 **more,
             )
-
-    def picture(self, *, whole: bool = False) -> Image.Image:
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        return Image.open(io.BytesIO(base64.b64decode(data)))
 
     def close(self) -> None:
         self._process.kill()

@@ -81,13 +81,6 @@ def test_eight_devices_of_2_50_usd(eight) -> None:
     assert cost.absent is None
 
 
-def test_an_epoch_of_imagenet(eight) -> None:
-    # 1,281,167 samples at 1,000 a second, 20 USD an hour.
-    cost = only(analysed(eight, dataclasses.replace(FLAG, epoch_samples=1_281_167)))
-    assert ends(cost.epoch_ns) == pytest.approx((1153.0503e9, 1281.167e9, 1409.2837e9))
-    assert ends(cost.usd_per_epoch) == pytest.approx((6.405835, 7.117594, 7.829354), abs=1e-6)
-
-
 def test_an_epoch_is_the_data_sets_where_its_size_is_known_and_the_flag_wins(planted) -> None:
     planted.points("ddp", {2: 16.0}, dataset="digits:workers=2")
     planted.plan(repeats=1)

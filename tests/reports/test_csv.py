@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from reports.analysis.assumptions import Assumptions
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from reports.page.columns import CELLS, PRESETS, SHOWN, cell_columns
 from reports.page.export import TABLES, csv_text, frame_of
 from results.catalogue.prices import Price
@@ -114,12 +114,8 @@ def test_one_row_a_run_those_left_out_and_failed_too(planted, new_timing, new_en
 
 
 def test_nothing_is_nan(small) -> None:
-    results = small.study.collect()
-    for text in (
-        csv_text(frame_of([analyse(small.study.name, small.study.plans(), results)], "cells")),
-        csv_text(frame_of([analyse(small.study.name, small.study.plans(), results)], "runs")),
-    ):
-        values = {value for row in rows_of(text) for value in row.values()}
+    for name in ("cells", "runs"):
+        values = {value for row in csv_rows(small.analysed(), name) for value in row.values()}
         assert values.isdisjoint({"nan", "NaN", "None", "inf", "<NA>"})
 
 
@@ -142,7 +138,7 @@ def test_the_budget_of_a_run_and_the_mean_over_a_cells_runs(pair) -> None:
         msgspec.structs.replace(run, budget=next(budgets)) if run.outcome is Outcome.OK else run
         for run in results
     ]
-    study = analyse("study", pair.study.plans(), planted)
+    study = pair.analysed(planted)
     runs = frame_of([study], "runs")
     assert runs["budget_method"].tolist() == ["on-off", "on-off", pd.NA]
     assert runs["budget_compute_ns"].tolist() == [2.0, 4.0, pd.NA]
@@ -177,7 +173,7 @@ def test_communication_energy_and_times_of_a_run(pair) -> None:
 def test_a_mean_over_runs_needs_all_of_them(pair) -> None:
     results = pair.study.collect()
     one = msgspec.structs.replace(results[0], energy_j=2.0)
-    study = analyse("study", pair.study.plans(), [one, *results[1:]])
+    study = pair.analysed([one, *results[1:]])
     assert frame_of([study], "runs")["energy_j"].tolist() == [2.0, pd.NA, pd.NA]
     assert frame_of([study], "cells")["energy_j"].tolist() == [pd.NA]
 
@@ -190,8 +186,7 @@ def test_telemetry_has_a_column_a_name(pair) -> None:
 
 
 def test_one_row_a_rank_of_a_counted_run(pair) -> None:
-    results = [msgspec.structs.replace(run, ranks=RANKS) for run in pair.study.collect()]
-    frame = frame_of([analyse("study", pair.study.plans(), results)], "ranks")
+    frame = frame_of([pair.analysed(ranks=RANKS)], "ranks")
     # Two ranks in each of two runs; the crashed run is not counted.
     assert frame["rank"].tolist() == [0, 1, 0, 1]
     assert frame["run_id"].nunique() == 2

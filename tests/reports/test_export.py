@@ -61,12 +61,6 @@ def test_a_parquet_file_read_back_is_the_frame(studies, name) -> None:
     pd.testing.assert_frame_equal(read.astype(frame.dtypes), frame, check_exact=True)
 
 
-def test_tables_of_several_studies_stand_below_each_other(studies) -> None:
-    frame = frame_of(studies, "cells")
-    assert frame["study"].tolist() == ["one"] * 6 + ["two"]
-    assert frame.iloc[6]["outcome"] == "not run"
-
-
 def test_without_pyarrow_parquet_says_how_to_install_it(studies, monkeypatch) -> None:
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="pip install 'pyarrow>=15'"):
@@ -124,13 +118,8 @@ def test_the_verdict_of_the_json_is_that_of_the_report(studies) -> None:
     assert told["sentences"]
 
 
-def test_the_same_study_gives_the_same_json(studies) -> None:
-    assert export_text(studies, "json") == export_text(studies, "json")
-
-
 def test_a_value_without_a_json_number_is_null(small) -> None:
-    results = [msgspec.structs.replace(run, mfu=float("inf")) for run in small.study.collect()]
-    output = export_text([small.analysed(results)], "json")
+    output = export_text([small.analysed(mfu=float("inf"))], "json")
     assert json.loads(output, parse_constant=no_constant)["studies"][0]["cells"][0]["figures"]["mfu"] is None
 
 
@@ -175,12 +164,4 @@ def test_nothing_in_a_markdown_table_is_a_mark_a_tag_or_a_mention() -> None:
             r"| &lt;img src=x&gt; | \*1\* \_2\_ \`3\` \~4\~ |",
             r"| &#64;octocat \[a\](b) | \#5 &amp;lt; |",
         ]
-    )
-
-
-def test_a_frame_can_be_used_as_the_docs_say(studies) -> None:
-    cells = frame_of([studies[0]], "cells")
-    weak = cells.dropna(subset=["efficiency_weak_single"])
-    assert weak.set_index("gpus")["efficiency_weak_single"].to_dict() == pytest.approx(
-        {1: 1.0, 2: 0.8, 4: 0.625}
     )

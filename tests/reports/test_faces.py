@@ -8,14 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pandas as pd
 import pytest
 
 import reports
 from harness.cli import run
 from reports.analysis.side_by_side import side_by_side
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from reports.page.export import TABLES, frame_of
 from reports.page.json_document import json_document
 from reports.page.looks import COLOURS, ON_PAPER, looks
@@ -71,13 +70,8 @@ def test_importing_reports_loads_neither_pandas_nor_matplotlib() -> None:
 def test_losses_are_a_table_with_the_step_and_the_samples_that_they_are_of(planted) -> None:
     planted.points("ddp", {2: 10.0}, dataset="digits")
     planted.plan(repeats=1)
-    results = [
-        msgspec.structs.replace(
-            one, losses=(3.0, 2.0, 1.5), losses_every=4, first_steps=3, warmup_steps=4, steps=6
-        )
-        for one in planted.study.collect()
-    ]
-    frame = frame_of([analyse("study", planted.study.plans(), results)], "losses")
+    study = planted.analysed(losses=(3.0, 2.0, 1.5), losses_every=4, first_steps=3, warmup_steps=4, steps=6)
+    frame = frame_of([study], "losses")
     # Three steps before, then every four up to the last, the thirteenth; 16 samples a step.
     assert frame[["step", "samples", "loss"]].values.tolist() == [
         [7, 112, 3.0],

@@ -48,15 +48,6 @@ def test_the_headline_of_the_small_study_in_full(small) -> None:
     assert "not the sum of exposed transfer and exposed wait" in hint
 
 
-def test_a_cell_that_is_the_baseline_of_weak_and_strong_is_one_row(planted) -> None:
-    weak = planted.series("weak", "single", [1], batch=8)[0]
-    assert planted.series("strong", "single", [1], batch=8)[0] == weak
-    planted.plan(repeats=1)
-    planted.runs(weak, [10.0])
-    rows = headline(planted.analysed())
-    assert [row.kinds for row in rows] == [("weak", "strong")]
-
-
 def test_runs_say_their_evidence_and_how_many_were_asked_for(planted) -> None:
     planted.points("single", {1: [10.0, 11.0]}, evidence=Evidence.EMULATED, foreign_cpu_cores=1.0)
     planted.plan(repeats=3)

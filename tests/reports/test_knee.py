@@ -76,18 +76,6 @@ def test_a_gap_is_one_growth_and_only_sizes_that_were_run_are_named(found) -> No
     )
 
 
-def test_three_doublings_at_once_may_lose_what_three_may_lose(found) -> None:
-    # (5 - 1) / (8 - 1) = 0.57 pays, though the efficiency of the whole is 5 / 8.
-    assert found({8: [10.0], 64: [16.0]}).at is None
-
-
-def test_a_fourth_more_for_nothing_does_not_pay(found) -> None:
-    # T(5) = 5/4 T(4): the same throughput, at an efficiency of 0.8.
-    one = found({4: [10.0], 5: [12.5]})
-    assert yields(one) == pytest.approx([0.0])
-    assert one.at == 4
-
-
 def test_the_best_estimate_decides_and_the_odds_of_other_sizes_are_given(found) -> None:
     # Mean 16: 2 (10 / 16) - 1 = 0.25. At best 10 / 12: 2 (0.83) - 1 = 0.67; at worst 10 / 20: 0.
     one = found({1: [10.0, 10.0], 2: [12.0, 20.0]})
@@ -132,18 +120,6 @@ def test_a_slow_run_does_not_walk_past_the_first_growth_that_does_not_pay(found)
     one = found(times)
     assert one.at == 64
     assert 512 not in one.instead
-
-
-def test_a_growth_that_lowers_throughput_says_so(found) -> None:
-    # 2 (10 / 25) = 0.8 of the throughput before.
-    assert found({1: [10.0], 2: [25.0]}).text == (
-        "knee between 1 and 2: going from 1 to 2 changes throughput by -20 % (100 % would be ideal)"
-    )
-
-
-def test_an_interval_below_the_threshold_is(found) -> None:
-    # At best 10 / 16: 0.25.
-    assert found({1: [10.0, 10.0], 2: [16.0, 20.0]}).at == 1
 
 
 def test_emulated_points_make_no_claim(found) -> None:

@@ -131,12 +131,6 @@ def test_no_machine_number_reaches_the_reader(small) -> None:
     assert not re.search(r"\b(nan|inf|None|NaN|True|False)\b", seen)
 
 
-def test_a_cpu_study_speaks_of_ranks(small) -> None:
-    text = page_of(small).text
-    assert "ranks (CPU)" in text
-    assert "ranks on CPU share the cores of a machine" in text
-
-
 def test_a_gpu_study_speaks_of_gpus(tmp_path, new_study) -> None:
     study = new_study(tmp_path / "gpus", device="cuda")
     study.points("ddp", {2: 10.0})

@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 import pytest
 
-from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import StudyVerdict, verdict
 from reports.page.render import render_figures
 from results.record import LinkPeak, Operations, Recorded
@@ -148,8 +147,7 @@ def report(planted, new_timing) -> Callable[..., Report]:
         for cell in (*single, *cells):
             for _ in range(RUNS):
                 planted.run(cell, timing(new_timing, cell.gpus, plant(cell.gpus), rng), sync=False)
-        results = planted.study.collect()
-        study = analyse("study", planted.study.plans(), results)
+        study = planted.analysed(name="study")
         return Report(verdict(study), lambda: render_figures(study))
 
     return made

@@ -61,12 +61,6 @@ def test_the_interval_of_an_efficiency_spans_the_ratios_of_single_runs(small) ->
     assert (metric.samples, metric.interval) == (3, "range")
 
 
-def test_the_single_device_is_named_with_its_size(small) -> None:
-    single = curve(small.analysed(), "weak", "ddp").single
-    assert single is not None
-    assert single.short == "single on 1"
-
-
 def test_the_best_single_device_is_the_fastest_uncompressed_one(planted) -> None:
     planted.points("single", {1: 10.0})
     planted.points("fsdp", {1: 8.0, 2: 16.0})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 import pytest
 
 from reports.analysis.side_by_side import NO_ENVIRONMENT, side_by_side
@@ -154,8 +153,7 @@ def test_without_an_environment_nothing_is_divided(plant, tmp_path, new_study) -
     study = new_study(tmp_path / "bare")
     study.points("ddp", {2: [5.0, 5.5, 6.0]})
     study.plan()
-    results = [msgspec.structs.replace(run, environment=None) for run in study.study.collect()]
-    bare = study.analysed(results, name="bare")
+    bare = study.analysed(name="bare", environment=None)
     entry = side_by_side([plant("old", [10.0]), bare]).cells[0].entries[1]
     assert (entry.ratio, entry.absent, entry.differs) == (None, NO_ENVIRONMENT, {})
 

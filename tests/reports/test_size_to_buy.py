@@ -12,7 +12,7 @@ from harness.reporting.studies import place_words, read_goal
 from reports.analysis.assumptions import Assumptions, Goal
 from reports.analysis.next_run import next_run
 from reports.analysis.size_to_buy import CPU, NOT_PROVEN, ONE_LEFT, ONE_SIZE, SizeToBuy, sizes_to_buy
-from reports.analysis.study import StudyFigures, analyse
+from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from results.catalogue.prices import Price
 from results.errors import UsageError
@@ -43,8 +43,7 @@ def gpus(tmp_path, new_study):
 
 
 def analysed(planted, goal: str = "knee", **told) -> StudyFigures:
-    plans, results = planted.study.plans(), planted.study.collect()
-    return analyse("study", plans, results, Assumptions(goal=read_goal(goal), **told))
+    return planted.analysed(name="study", assumptions=Assumptions(goal=read_goal(goal), **told))
 
 
 def bought(planted, goal: str = "knee", **told) -> SizeToBuy:

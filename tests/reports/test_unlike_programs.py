@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 from builders import a_cell, an_environment
+from launching import a_result
 
 from reports.analysis.pooling import pool
 from results.environment import Program
-from results.outcome import Evidence, Outcome
 from results.run import RunResult
 from results.statistics import Metric
 
@@ -25,17 +25,10 @@ WIDE = msgspec.structs.replace(
 
 def _run(place: int, program: Program | None) -> RunResult:
     environment = msgspec.structs.replace(an_environment(), program=program)
-    return RunResult(
+    return a_result(
         cell_id=a_cell().id,
         run_id=f"run-{place}",
-        launch_id="launch-1",
-        repeat=1,
-        outcome=Outcome.OK,
-        reason=None,
-        evidence=Evidence.MEASURED,
         started_at=f"2026-01-02T03:04:0{place}.000Z",
-        ranks_expected=1,
-        ranks_present=1,
         environment=environment,
         fingerprint=environment.fingerprint,
         step_ns=Metric(value=1.0, unit="ns", low=None, high=None, samples=1, interval=None),

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 from builders import a_cell, an_environment
+from launching import a_result
 
 from reports.analysis.figures import CellFigures, cell_figures
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
 from results.cell import Cell
-from results.outcome import Evidence, Outcome
 from results.run import Communication, OperationSummary, RankColumns, RunResult, StepBudget
 from results.statistics import Metric
 
@@ -46,14 +46,10 @@ def new_run() -> Callable[..., RunResult]:
     ) -> RunResult:
         nonlocal made
         made += 1
-        plain = RunResult(
+        plain = a_result(
             cell_id=cell.id,
             run_id=f"20260102T030405Z-{made:06x}",
-            launch_id="20260102T030400Z-00000f",
             repeat=made,
-            outcome=Outcome.OK,
-            reason=None,
-            evidence=Evidence.MEASURED,
             started_at=f"2026-01-02T03:{made // 60:02d}:{made % 60:02d}.000Z",
             ranks_expected=cell.gpus,
             ranks_present=cell.gpus,

@@ -173,14 +173,6 @@ def test_bandwidth_and_size_of_operations_decide_what_limits(one, exposed, bus, 
     assert (text or "") in (finding or "")
 
 
-def test_the_finding_is_a_sentence_of_figures(one) -> None:
-    found = one(bus_bytes_per_s=0.8e8, peak_bus_bytes_per_s=PEAK)
-    assert communication_finding(found.figures) == (
-        "20.0 % of the step is exposed transfer, and its collectives reach 80.0 % of the 100 MB/s that "
-        "plain all-reduces reach: consistent with a full link."
-    )
-
-
 def test_an_exposed_time_that_may_be_nothing_limits_nothing(
     new_cell, new_run, new_communication, figures_of
 ) -> None:
@@ -190,18 +182,6 @@ def test_an_exposed_time_that_may_be_nothing_limits_nothing(
     assert communication_finding(figures_of(cell, runs)) is None
     apart = [new_run(cell, 10.0, exposed, communication=recorded) for exposed in (1.0, 6.0)]
     assert communication_finding(figures_of(cell, apart)) is not None
-
-
-def test_the_exposed_share_of_the_recorder_counts_too(one) -> None:
-    found = one(
-        exposed=None,
-        budget=(7.0, 2.0, 0.0),
-        method="recorded",
-        bus_bytes_per_s=0.8e8,
-        peak_bus_bytes_per_s=PEAK,
-    )
-    finding = communication_finding(found.figures)
-    assert finding.startswith("20.0 % of the step")
 
 
 @pytest.mark.parametrize(("peak", "slow"), [(61e6, True), (63e6, False), (125e6, False)])
@@ -295,12 +275,6 @@ def test_the_peak_is_of_all_cells_on_one_network_at_one_size(peaks) -> None:
     )
     # By itself a cell has its own.
     assert communication(cells[0]).peak_bytes_per_s == 100e6
-
-
-@pytest.mark.parametrize(("lowest", "steady"), [(1.0, True), (0.5, True), (0.49, False)])
-def test_a_peak_may_vary_twofold(lowest, steady) -> None:
-    peak = PooledLinkPeak(bytes_per_s=lowest, lowest_bytes_per_s=lowest, highest_bytes_per_s=1.0)
-    assert peak.steady is steady
 
 
 def test_a_peak_that_varied_makes_no_claim_about_the_nominal_rate(peaks) -> None:

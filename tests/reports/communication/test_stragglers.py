@@ -141,23 +141,6 @@ def test_the_wait_is_split_over_the_means_of_the_runs(new_ranks) -> None:
     assert split_wait(runs, [2 * MS, 3 * MS], slow=False) == (0.0, 2.5 * MS)
 
 
-def test_imbalance_that_changes_sides_between_runs_does_not_last(new_ranks) -> None:
-    runs = [new_ranks([10.0, 14.0]), new_ranks([14.0, 10.0])]
-    assert split_wait(runs, [2 * MS, 2 * MS], slow=True) == (0.0, 2.0 * MS)
-
-
-def test_the_split_of_the_wait_adds_up_on_single_steps(ranks_of) -> None:
-    rng = np.random.default_rng(3)
-    steps = (10 + 0.5 * rng.standard_normal((8, 400)) + np.eye(1, 8, 3).T) * MS
-    wait = (steps.max(axis=0) - steps.mean(axis=0)).mean()
-    lasting, random = split_wait([ranks_of(steps)], [wait], slow=True)
-    assert random is not None
-    assert random > 0
-    assert lasting + random == pytest.approx(wait)
-    # Rank 3 is 1 ms above seven others: 7/8 ms above the mean of all.
-    assert lasting == pytest.approx(0.875 * MS, rel=0.1)
-
-
 def test_clean_runs_raise_no_more_alarms_than_stated(ranks_of) -> None:
     """2,000 runs of 32 equal ranks whose steps vary by half, so that 3 % is nothing.
 

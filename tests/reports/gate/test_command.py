@@ -433,14 +433,6 @@ def of_two(tmp_path, new_study, new_environment, monkeypatch) -> Callable[[], No
     return lambda: made.runs(cells[0], [10.1], environment=there[0])
 
 
-@pytest.mark.usefixtures("of_two")
-def test_two_machines_of_one_study_are_two_histories() -> None:
-    kept = {path.parent.name: schemas.BASELINE.read(path) for path in Path("history").glob("*/*.json")}
-    told = {night.subjects[0].facts["cpu_model"] for night in kept.values() if len(night.subjects) == 1}
-    assert len(kept) == 2
-    assert told == {"Example One", "Example Two"}
-
-
 def test_a_night_of_two_machines_that_was_cut_off_between_them_is_completed(of_two) -> None:
     [first, second] = sorted(Path("history").glob("*/*.json"))
     kept = second.read_bytes()
@@ -551,17 +543,6 @@ def test_a_report_shows_the_nights_that_it_is_given_or_finds(study, capsys) -> N
     assert "nothing/ holds no night" in capsys.readouterr().err
 
 
-def test_adding_a_night_tells_of_a_torn_file_of_the_history(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    night(1, 1.0)
-    assert run(["history", "add", "night.json"]) == 0
-    [kept] = Path("history").glob("*/*.json")
-    kept.write_bytes(kept.read_bytes()[:100])
-    night(2, 1.0)
-    assert run(["history", "add", "night.json"]) == 0
-    assert f"{kept} is not a readable baseline" in capsys.readouterr().err
-
-
 def test_a_history_of_torn_files_costs_no_report(study, capsys) -> None:
     measured = study("first", [10.0, 10.1, 10.2])
     assert run(["history", "add", measured]) == 0
@@ -569,16 +550,6 @@ def test_a_history_of_torn_files_costs_no_report(study, capsys) -> None:
     kept.write_text("{")
     assert run(["report", measured]) == 0
     assert f"{kept} is not a readable baseline" in capsys.readouterr().err
-
-
-def test_a_night_is_added_once_though_it_has_more_runs_by_then(study, new_study, capsys) -> None:
-    made = new_study(Path("first"))
-    (cell,) = made.points("ddp", {2: 10.0})
-    made.plan()
-    assert run(["history", "add", "first"]) == 0
-    made.runs(cell, [10.1])
-    assert run(["history", "add", "first"]) == 2
-    assert "this night was added before" in capsys.readouterr().err
 
 
 def test_a_defect_is_no_regression(study, capsys, monkeypatch) -> None:

@@ -16,7 +16,6 @@ from reports.gate.reduce import reduce_study, subject_key
 from reports.gate.text import finding_sentence
 from results.baseline import Baseline, Subject
 from results.cell import StepPolicy
-from results.errors import UsageError
 from results.outcome import Outcome
 
 PLAIN = Rules(margins={})
@@ -299,12 +298,6 @@ def test_sides_over_other_networks_are_incomparable(new_study, tmp_path, new_tim
     assert found.exit_code == 3
     assert found.findings[0].reason is not None
     assert "network is InfiniBand (NET/IB) in BASE" in found.findings[0].reason
-
-
-@pytest.mark.parametrize("text", ["step_time", "step=5%", "step_time=x", "step_time=0", "step_time=-5%"])
-def test_a_margin_that_is_none_is_refused(text) -> None:
-    with pytest.raises(UsageError, match="step_time"):
-        read_margins((text,))
 
 
 def test_subjects_of_other_settings_have_other_names(planted) -> None:
