@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.worker.exchange.group import ExchangeGroup
 from strategies.exchange.buckets import Bucket, pieces_of
+from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
 Threads = Callable[..., list[Any]]
 CPU = torch.device("cpu")
@@ -18,6 +20,19 @@ def bucket_of(values: Tensor, index: int = 0, shape: tuple[int, ...] | None = No
     """A bucket of one parameter, which is as long as the values or has another shape of their size."""
     pieces = pieces_of(iter([("w", torch.Size(values.shape if shape is None else shape))]))
     return Bucket(index=index, values=values, pieces=pieces)
+
+
+def an_exchange(group: ExchangeGroup, spec: str, *, seed: int = 0) -> GradientExchange:
+    """An exchange with a compressor, which keeps the residual as it is for a proof."""
+    exchange = GradientExchange(ExchangeSettings(group=group, compression=spec, seed=seed), device=CPU)
+    exchange.audited = True
+    return exchange
+
+
+def residual_of(exchange: GradientExchange) -> Tensor:
+    """A copy of the residual of the only parameter."""
+    ((_, residual),) = exchange.residual()
+    return residual.clone()
 
 
 def normal(n: int, *seeds: int) -> Tensor:

@@ -181,13 +181,3 @@ def test_buckets_of_other_types(name, dtype) -> None:
     assert bucket.values.dtype == dtype
     assert torch.equal(bucket.values, 3 * share)
     assert not residual.any()
-
-
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_nothing_is_fed_back_or_kept(name) -> None:
-    compressor = build(name)
-    assert not compressor.feedback
-    assert compressor.state_dict() == {}
-    state = torch.get_rng_state()
-    compressor.sum_shares(bucket_of(normal(10, 0)), None, Echo(2))
-    assert torch.equal(torch.get_rng_state(), state)

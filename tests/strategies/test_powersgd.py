@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from exchanging import CPU
+from exchanging import CPU, an_exchange
+from rank_builders import batches
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn import functional as F
@@ -19,17 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from strategies import Trainer, TrainSettings
 from strategies.exchange.buckets import Bucket, pieces_of
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
+from strategies.gradient_exchange import GradientExchange
 from strategies.snapshot import Snapshot
 
 Named = dict[str, Tensor]
-
-
-def opened(group: ExchangeGroup, spec: str, seed: int = 0) -> GradientExchange:
-    settings = ExchangeSettings(group=group, compression=spec, seed=seed)
-    exchange = GradientExchange(settings, device=CPU)
-    exchange.audited = True
-    return exchange
 
 
 def exchanged(exchange: GradientExchange, share: Named) -> Named:
@@ -55,7 +49,7 @@ def of_rank_two(group: ExchangeGroup, shape: tuple[int, ...], dtype: torch.dtype
     both = normal(99, shape[0], 2) @ normal(98, 2, columns)
     apart = normal(97, shape[0], columns)
     share = (both + (1 if group.rank() == 0 else -1) * apart).view(shape).to(dtype)
-    return share, exchanged(opened(group, "powersgd:2"), {"w": share})["w"]
+    return share, exchanged(an_exchange(group, "powersgd:2"), {"w": share})["w"]
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
@@ -68,7 +62,7 @@ def test_a_sum_of_low_rank_is_exact(threads, shape, dtype, rtol) -> None:
 
 def two_steps(group: ExchangeGroup) -> list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
     """Two steps without feedback: the share, the sum, the residual, and Q^T before and after."""
-    exchange = opened(group, "powersgd:3:feedback=false")
+    exchange = an_exchange(group, "powersgd:3:feedback=false")
     exchanged(exchange, {"w": normal(50, 20, 15)})
     steps = []
     for step in range(2):
@@ -100,7 +94,7 @@ def test_sums_are_projected_and_each_rank_keeps_what_is_left_of_its_own(threads)
 
 def approximated(group: ExchangeGroup, steps: int) -> tuple[Tensor, Tensor]:
     """Share and last sum, of the same shares again and again, without feedback."""
-    exchange = opened(group, "powersgd:2:feedback=false")
+    exchange = an_exchange(group, "powersgd:2:feedback=false")
     share = normal(group.rank(), 16, 12) @ torch.diag(0.7 ** torch.arange(12)).double()
     for _ in range(steps):
         sums = exchanged(exchange, {"w": share})["w"]
@@ -125,7 +119,9 @@ def drawn(group: ExchangeGroup) -> list[Tensor]:
     """The sums of one matrix: as it is, once more, under another name, from another seed."""
     share = normal(1, 16, 12)
     cases = [("a", 0), ("a", 0), ("b", 0), ("a", 1)]
-    return [exchanged(opened(group, "powersgd:1", seed), {name: share})[name] for name, seed in cases]
+    return [
+        exchanged(an_exchange(group, "powersgd:1", seed=seed), {name: share})[name] for name, seed in cases
+    ]
 
 
 def test_the_first_factor_follows_from_seed_and_name(threads) -> None:
@@ -148,7 +144,7 @@ WHOLE = ("small", "bias", "factor", "narrow")
 
 def mixed(group: ExchangeGroup) -> tuple[Named, Named, Named, int, int]:
     """Share, sum, residual, bytes and operations of all kinds of parameters at once."""
-    exchange = opened(group, "powersgd:2")
+    exchange = an_exchange(group, "powersgd:2")
     share = {
         name: normal(10 * i + group.rank(), *shape, dtype=torch.float32)
         for i, (name, shape) in enumerate(SHAPES.items())
@@ -174,7 +170,7 @@ def test_two_all_reduces_of_factors_and_of_what_none_would_make_smaller(threads,
 
 def warmed_up(group: ExchangeGroup, pieces: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Share, sum and residual of four steps."""
-    exchange = opened(group, "powersgd:1:warmup=2")
+    exchange = an_exchange(group, "powersgd:1:warmup=2")
     assert exchange.ramp_steps == 2
     steps = []
     for step in range(4):
@@ -199,7 +195,7 @@ def test_warmup_and_unknown_shapes_send_all(threads, pieces, exact_steps) -> Non
 def after_zeros(group: ExchangeGroup) -> tuple[Tensor, Tensor]:
     """The expected and the actual sums after steps of zeros: the first rows have no gradient, as in an
     embedding whose first tokens never occur."""
-    exchange = opened(group, "powersgd:2")
+    exchange = an_exchange(group, "powersgd:2")
     for _ in range(3):
         exchanged(exchange, {"w": torch.zeros(20, 12, dtype=torch.float64)})
     share = normal(1, 20, 2) @ normal(2, 2, 12)
@@ -214,7 +210,7 @@ def test_a_gradient_of_zeros_does_not_end_the_power_iteration(threads) -> None:
 
 def drifted(group: ExchangeGroup, steps: int) -> list[float]:
     """The size of the residual, step by step, while the ranks never agree on the gradient."""
-    exchange = opened(group, "powersgd:1")
+    exchange = an_exchange(group, "powersgd:1")
     share = normal(group.rank(), 6, 8)
     sizes = []
     for _ in range(steps):
@@ -235,7 +231,7 @@ def test_the_residual_stays_bounded_though_the_ranks_differ(threads) -> None:
 def alone_and_beside(group: ExchangeGroup, shapes: dict[str, tuple[int, ...]]) -> tuple[Named, Named, int]:
     """Sums of a second step, of a bucket for each parameter and of one; and the calls of QR for that."""
     named = {name: normal(i, *shape, dtype=torch.float32) for i, (name, shape) in enumerate(shapes.items())}
-    alone, beside = opened(group, "powersgd:2"), opened(group, "powersgd:2")
+    alone, beside = an_exchange(group, "powersgd:2"), an_exchange(group, "powersgd:2")
     for _ in range(2):
         one = {name: exchanged(alone, {name: value})[name] for name, value in named.items()}
         with patch.object(torch.linalg, "qr", wraps=torch.linalg.qr) as qr:
@@ -252,7 +248,7 @@ def test_matrices_of_one_shape_have_one_qr_and_the_bits_of_each_alone(threads) -
 
 def in_half(group: ExchangeGroup) -> Tensor:
     share = {"w": normal(group.rank(), 16, 12).to(torch.bfloat16)}
-    return exchanged(opened(group, "powersgd:2"), share)["w"]
+    return exchanged(an_exchange(group, "powersgd:2"), share)["w"]
 
 
 def test_half_precision_has_a_basis_too(threads) -> None:
@@ -270,12 +266,6 @@ OPTIMIZER = "sgd:lr=0.1:momentum=0.9"
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 5))
-
-
-def batches(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(rank)
-    while True:
-        yield torch.randn(4, 8, generator=generator), torch.randint(5, (4,), generator=generator)
 
 
 def trainer_of(strategy: str = "ddp", group: ExchangeGroup | None = None) -> Trainer:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exchanging import CPU, bucket_of
+from exchanging import an_exchange, bucket_of, residual_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -18,7 +18,6 @@ from torch import Tensor
 from harness.worker.exchange.group import ExchangeGroup
 from strategies.compression.int8 import Int8
 from strategies.compression.signsgd import ScaledSign
-from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 
 FALSE_ALARM = 1e-6
 """The probability that a test of chance fails for correct code, had its seed not been fixed."""
@@ -138,14 +137,10 @@ def test_neighbours_blocks_calls_ranks_and_seeds_draw_on_their_own() -> None:
 
 def summed(group: ExchangeGroup, share: Callable[[int], Tensor], block: int) -> tuple[Tensor, ...]:
     """Share, sum and residual."""
-    settings = ExchangeSettings(group=group, compression=f"int8:block={block}", seed=5)
-    exchange = GradientExchange(settings, device=CPU)
-    exchange.audited = True
-    own = share(group.rank())
+    exchange, own = an_exchange(group, f"int8:block={block}", seed=5), share(group.rank())
     values = own.clone()
     exchange.sum_shares(bucket_of(values))
-    (residual,) = (part.clone() for _, part in exchange.residual())
-    return own, values, residual
+    return own, values, residual_of(exchange)
 
 
 def rough(rank: int) -> Tensor:
@@ -261,13 +256,11 @@ def scaled_sign(values: Array) -> Array:
 
 def signs_summed(group: ExchangeGroup, n: int) -> tuple[Array, Array, Array]:
     """Share, sum and residual."""
-    settings = ExchangeSettings(group=group, compression="signsgd")
-    exchange = GradientExchange(settings, device=CPU)
+    exchange = an_exchange(group, "signsgd")
     share = torch.randn(n, generator=torch.Generator().manual_seed(10 * n + group.rank()))
     values = share.clone()
     exchange.sum_shares(bucket_of(values))
-    (residual,) = (part.double().numpy() for _, part in exchange.residual())
-    return share.double().numpy(), values.double().numpy(), residual
+    return share.double().numpy(), values.double().numpy(), residual_of(exchange).double().numpy()
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 20, 33, 160, 1001])
