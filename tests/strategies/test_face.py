@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import repeat
 
 import pytest
@@ -28,12 +26,6 @@ def test_all_that_is_listed_is_there_and_nothing_else_is_offered() -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Trainor'"):
         strategies.Trainor  # noqa: B018
-
-
-def test_the_package_and_its_catalog_are_imported_without_torch() -> None:
-    code = "import sys, strategies, strategies.catalog; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_the_example_of_the_docstring_trains() -> None:

@@ -34,31 +34,6 @@ def reducer_of(module: nn.Module, group: Any, chosen: Bucketing, *, audited: boo
     return GradientReducer(dict(module.named_parameters()), exchange, Link(group), chosen)
 
 
-@pytest.mark.parametrize(
-    ("counts", "first", "later", "runs"),
-    [
-        # 4 bytes each: closed with 8, then with 12.
-        ([1, 1, 1, 1, 1, 1], 8, 12, [[0, 1], [2, 3, 4], [5]]),
-        # Larger than its bucket; and exactly as large.
-        ([9, 1, 2, 3], 8, 12, [[0], [1, 2], [3]]),
-        ([1, 9], 8, 12, [[0, 1]]),
-        ([0, 2], 8, 8, [[0, 1]]),
-        ([], 8, 8, []),
-    ],
-)
-def test_a_bucket_is_closed_by_what_fills_it(counts, first, later, runs) -> None:
-    assert fill_buckets([torch.zeros(n) for n in counts], bucketing(first, later)) == runs
-
-
-def test_each_data_type_has_its_buckets_and_they_are_in_the_order_in_which_they_are_full() -> None:
-    # Singles 0 and 3 fill a bucket of 8 bytes at 3; doubles 1, 2, 4 one each, as 8 bytes are one of them.
-    kinds = [torch.float32, torch.float64, torch.float64, torch.float32, torch.float64, torch.float32]
-    parameters = [torch.zeros(1, dtype=kind) for kind in kinds]
-    assert fill_buckets(parameters, bucketing(8, 8)) == [[1], [2], [0, 3], [4], [5]]
-    # A rest that is not full is exchanged when its last is there: the doubles at 4, the singles at 5.
-    assert fill_buckets(parameters, bucketing(100, 100)) == [[1, 2, 4], [0, 3, 5]]
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from([torch.float32, torch.float64])), max_size=12),
     st.integers(1, 40),
@@ -322,33 +297,6 @@ def memory(group: ExchangeGroup) -> list[bool]:
 
 def test_gradients_lie_in_the_bucket(threads) -> None:
     assert threads(2, memory) == [[True] * 9] * 2
-
-
-class Sometimes(nn.Module):
-    """Rank 1 alone uses `b`, nobody `c`."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.a, self.b, self.c = (nn.Parameter(torch.ones(1)) for _ in range(3))
-        self.rank = rank
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a * x + self.b * x * self.rank if self.rank else self.a * x
-
-
-def unused(group: ExchangeGroup) -> list[list[float | None]]:
-    module = Sometimes(group.rank())
-    reducer = reducer_of(module, group, bucketing(find_unused=True))
-    found = []
-    for _ in range(3):
-        found.append(run(module, reducer, x=4.0))
-        module.zero_grad()
-    return found
-
-
-def test_a_gradient_that_some_rank_has_is_averaged_and_one_that_none_has_stays_none(threads) -> None:
-    # a: 4 on both; b: nothing and 4.
-    assert threads(2, unused) == [[[4.0, 2.0, None]] * 3] * 2
 
 
 def twice(group: ExchangeGroup) -> str:

@@ -20,24 +20,11 @@ from torch import Tensor
 from harness.worker.exchange.group import ExchangeGroup
 from strategies.collectives.link import Link
 from strategies.collectives.ring import Ring
-from strategies.collectives.schedule import Receive, Schedule, ScheduledWire, Send, chunks
-from strategies.collectives.tree import Tree, TreeNode, binary_tree
+from strategies.collectives.schedule import Receive, Schedule, ScheduledWire, Send
+from strategies.collectives.tree import Tree, binary_tree
 
 WIRES = [Ring, Tree]
 GIVE_UP_S = 10.0
-
-
-@pytest.mark.parametrize(
-    ("start", "stop", "length", "parts"),
-    [
-        (0, 6, 3, [(0, 3), (3, 6)]),
-        (2, 9, 3, [(2, 5), (5, 8), (8, 9)]),
-        (4, 5, 3, [(4, 5)]),
-        (4, 4, 3, []),
-    ],
-)
-def test_chunks(start, stop, length, parts) -> None:
-    assert chunks(start, stop, length) == [slice(first, end) for first, end in parts]
 
 
 class Nowhere:
@@ -47,59 +34,9 @@ class Nowhere:
         self.rank, self.size = rank, size
 
 
-@pytest.mark.parametrize(
-    ("chunk_bytes", "dtype", "elements"),
-    [(10, torch.float32, 2), (10, torch.bfloat16, 5), (8, torch.float64, 1), (3, torch.float32, 1)],
-)
-def test_a_chunk_is_whole_elements_at_least_one(chunk_bytes, dtype, elements) -> None:
-    wire = Ring(Nowhere(0, 1), chunk_bytes=chunk_bytes)
-    assert wire.chunk_of(torch.zeros(5, dtype=dtype)) == elements
-
-
 def schedules(wire: Callable[..., ScheduledWire], size: int, numel: int, chunk: int) -> list[Schedule]:
     ranks = [wire(Nowhere(rank, size), chunk_bytes=1) for rank in range(size)]
     return [rank.sum_schedule(numel, chunk) for rank in ranks]
-
-
-def replay(plans: list[Schedule], vectors: list[list[int]]) -> list[list[int]]:
-    """Do the schedules of all ranks, one step of one rank after another, with a queue a pair of ranks.
-
-    Fails where all that are not done wait for a message, and where a message has another length than its
-    receive or is not received at all.
-    """
-    queues: dict[tuple[int, int], deque[list[int]]] = defaultdict(deque)
-    waiting = {rank: deque(plan) for rank, plan in enumerate(plans)}
-    moved = True
-    while moved:
-        moved = False
-        for rank, steps in waiting.items():
-            while steps and (isinstance(steps[0], Send) or queues[steps[0].source, rank]):
-                moved = True
-                step = steps.popleft()
-                if isinstance(step, Send):
-                    queues[rank, step.to].append(vectors[rank][step.part])
-                    continue
-                arrived, own = queues[step.source, rank].popleft(), vectors[rank][step.part]
-                assert len(arrived) == len(own)
-                added = [a + b for a, b in zip(arrived, own, strict=True)]
-                vectors[rank][step.part] = added if step.adds else arrived
-    assert not any(waiting.values()), "all wait for each other"
-    assert not any(queues.values()), "nobody asked for a message"
-    return vectors
-
-
-def powers(size: int, numel: int) -> list[list[int]]:
-    """Rank r has 2 ** r * (1000 + i) at place i, so that every wrong sum of any ranks or places shows."""
-    return [[2**rank * (1000 + place) for place in range(numel)] for rank in range(size)]
-
-
-@pytest.mark.parametrize("wire", WIRES)
-@settings(max_examples=100, derandomize=True)
-@given(size=st.integers(1, 20), numel=st.integers(0, 60), chunk=st.integers(1, 20))
-def test_every_rank_gets_the_sum(wire, size, numel, chunk) -> None:
-    found = replay(schedules(wire, size, numel, chunk), powers(size, numel))
-    # Of 2 ** r over all ranks: 2 ** size - 1.
-    assert found == [[(2**size - 1) * (1000 + place) for place in range(numel)]] * size
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -361,29 +298,6 @@ one to every child.
 Labels 1 to 8 have the root 8, below it 4, below that 2 and 6, and the odd ones are leaves; fewer labels
 leave out the others: 5 has the root 4, below it 2 and 5.
 """
-
-
-def test_the_trees_of_seven_ranks() -> None:
-    # Label 4 is the root, 2 and 6 are below it. Rank r has the label r + 1 ...
-    assert binary_tree(7, 0) == [
-        TreeNode(parent=1, children=(), depth=2),
-        TreeNode(parent=3, children=(0, 2), depth=1),
-        TreeNode(parent=1, children=(), depth=2),
-        TreeNode(parent=None, children=(1, 5), depth=0),
-        TreeNode(parent=5, children=(), depth=2),
-        TreeNode(parent=3, children=(4, 6), depth=1),
-        TreeNode(parent=5, children=(), depth=2),
-    ]
-    # ... and with a shift of one r + 2: rank 2 is the root, and rank 6 has label 1.
-    assert binary_tree(7, 1) == [
-        TreeNode(parent=2, children=(6, 1), depth=1),
-        TreeNode(parent=0, children=(), depth=2),
-        TreeNode(parent=None, children=(0, 4), depth=0),
-        TreeNode(parent=4, children=(), depth=2),
-        TreeNode(parent=2, children=(3, 5), depth=1),
-        TreeNode(parent=4, children=(), depth=2),
-        TreeNode(parent=0, children=(), depth=2),
-    ]
 
 
 @pytest.mark.parametrize("size", range(1, 65))

@@ -108,21 +108,6 @@ def saved_bytes(module: nn.Module, inputs: Tensor) -> int:
     return sum(event.self_cpu_memory_usage for event in profiler.events())
 
 
-def test_gradients_buffers_and_dropout_are_those_without_checkpointing(model) -> None:
-    module, inputs = model
-    plain, selective = checkpointed(module, None), checkpointed(module, True)
-    for twin in (plain, selective):
-        for _ in range(2):
-            loss_of(twin, inputs).backward()
-    for (name, ours), theirs in zip(selective.named_parameters(), plain.parameters(), strict=True):
-        assert ours.grad is not None
-        assert torch.equal(ours.grad, theirs.grad), name
-    for (name, ours), theirs in zip(selective.named_buffers(), plain.buffers(), strict=True):
-        assert torch.equal(ours, theirs), name
-    counts = [value.item() for name, value in selective.named_buffers() if "num_batches" in name]
-    assert counts in ([], [2, 2])
-
-
 PRODUCTS = {
     # Of each block: query, key and value in one, up (with a bias), down (without), and the attention.
     "attending": {
@@ -156,11 +141,6 @@ def test_selective_checkpointing_keeps_more_than_block_inputs_and_less_than_all(
         saved_bytes(checkpointed(module, selective), inputs) for selective in (False, True, None)
     )
     assert 0 < nothing < some < everything
-
-
-def test_a_model_without_blocks_is_refused() -> None:
-    with pytest.raises(UsageError, match="layout names its blocks"):
-        checkpoint_blocks(nn.Linear(2, 2), ModelLayout(), selective=True)
 
 
 def test_a_block_that_the_model_does_not_have_is_named(model) -> None:
