@@ -11,15 +11,6 @@ def test_every_field_of_a_study_but_the_patterns_is_an_option() -> None:
     assert [option.name for option in OPTIONS] + ["include", "exclude"] == list(StudyFile.__struct_fields__)
 
 
-def test_every_option_says_what_it_means() -> None:
-    assert [option.name for option in OPTIONS if not option.help] == []
-
-
-def test_a_flag_is_the_key_with_dashes() -> None:
-    assert BY_NAME["batch_size"].flag == "--batch-size"
-    assert BY_NAME["gpus"].flag == "--gpus"
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -75,26 +75,9 @@ def test_another_cell_or_other_code_of_the_users_changes_the_order_of_no_two_cel
     assert [(repeat, before[id]) for repeat, id in other] == whole
 
 
-def test_only_what_is_not_done_is_planned() -> None:
-    one, two, three = CELLS[0], CELLS[1], CELLS[2]
-    launches = schedule([one, two, three], repeats=3, progress=Progress(ok_runs={one.id: 2, two.id: 3}))
-    # one: two of three runs are there, so repeat 3 is left; two: none; three: all.
-    assert sorted(runs(launches)) == sorted([(3, one.id), (1, three.id), (2, three.id), (3, three.id)])
-
-
 def test_a_permanent_failure_is_not_run_again() -> None:
     launches = schedule(CELLS[:2], repeats=2, progress=Progress(closed={CELLS[0].id}))
     assert runs(launches) == [(1, CELLS[1].id), (2, CELLS[1].id)]
-
-
-def test_a_finished_study_has_no_launches() -> None:
-    done = Progress(ok_runs={cell.id: 3 for cell in CELLS})
-    assert schedule(CELLS, repeats=3, progress=done) == []
-
-
-def test_more_repeats_later_are_only_the_new_ones() -> None:
-    done = Progress(ok_runs={cell.id: 3 for cell in CELLS})
-    assert {launch.repeat for launch in schedule(CELLS, repeats=5, progress=done)} == {4, 5}
 
 
 @settings(max_examples=50)

@@ -22,7 +22,6 @@ from harness.plan.study_file import (
     StudyFile,
     by_heading,
     check_values,
-    merge,
 )
 from results.errors import UsageError
 from results.plan import Pattern, Request
@@ -153,18 +152,6 @@ def test_a_list_reads_the_same_in_every_form(tmp_path, gpus, batch, strategy) ->
     assert request.gpus == (1, 2, 4)
     assert request.batch_sizes == (8, 16)
     assert request.strategies == ("single", "ddp")
-
-
-def test_a_scalar_is_a_list_of_one(tmp_path) -> None:
-    request = requested(tmp_path, "gpus: 2\nbatch_size: 8\nworkload: mlp\nscaling: strong\n")
-    assert (request.gpus, request.batch_sizes, request.workloads) == ((2,), (8,), ("mlp",))
-    assert request.scalings == ("strong",)
-
-
-def test_flags_win_over_the_file_and_leave_the_rest() -> None:
-    file = StudyFile(gpus="1..8", repeats=5, compile=True)
-    flags = StudyFile(gpus="1..2", compile=False)
-    assert merge(file, flags) == StudyFile(gpus="1..2", repeats=5, compile=False)
 
 
 @pytest.mark.parametrize(

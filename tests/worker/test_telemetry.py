@@ -46,16 +46,6 @@ def samples_of(*rows: Mapping[str, float], most: int = MOST_SAMPLES) -> Samples:
 # Thinning and rates
 
 
-def test_every_second_sample_is_dropped_when_there_are_too_many() -> None:
-    samples = samples_of(*({"rss_bytes": second} for second in range(4)), most=4)
-    assert (samples.telemetry(0).at_ms, samples.interval_s) == ([0, 1000, 2000, 3000], 1.0)
-    samples.add(4 * S, {"rss_bytes": 4})
-    assert (samples.telemetry(0).at_ms, samples.interval_s) == ([0, 2000, 4000], 2.0)
-    assert samples.telemetry(0).series == {"rss_bytes": [0, 2, 4]}
-    # 2 s after the last one.
-    assert samples.due_ns() == 6 * S
-
-
 @given(count=st.integers(1, 2000), most=st.integers(20, 130))
 def test_samples_stay_even_and_few_however_long_it_takes(count: int, most: int) -> None:
     samples = Samples(interval_s=1.0, most=most)
@@ -228,16 +218,6 @@ def test_cpu_time_of_all_threads_is_counted_in_cores() -> None:
     assert second is not None
     rounding = 0.0005
     assert least_cpu_s / most_s - rounding <= second <= most_cpu_s / least_s + rounding
-
-
-def test_resident_memory_grows_with_what_is_touched() -> None:
-    with TelemetrySampler(process_readings(), interval_s=60) as sampling:
-        held = b"\x01" * (64 * MIB)
-    del held
-    before, after = sampling.telemetry().series["rss_bytes"]
-    assert before is not None
-    assert after is not None
-    assert after - before > 60 * MIB
 
 
 def test_bytes_over_the_loopback_are_network_bytes() -> None:
@@ -444,7 +424,3 @@ def test_without_a_driver_there_is_no_gpu_to_read(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(device.pynvml, "nvmlInit", fails)
     with pytest.raises(NoReadingError, match="NVML does not start"), gpu_reader(UUID):
         pass
-
-
-def test_a_record_keeps_about_a_minute_at_the_first_interval() -> None:
-    assert MOST_SAMPLES * telemetry.INTERVAL_S == 60
