@@ -12,6 +12,7 @@ import pwd
 import random
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -145,21 +146,27 @@ class Lab:
     def start_node(self, node: str) -> None:
         self._spawn(node, "slurmd", "-D", "-N", node)
 
-    def kill_node(self, node: str, *, is_told: bool = True) -> None:
-        """End a node as a power cut does: its daemon and all that jobs run on it.
+    def kill_node(self, node: str) -> None:
+        """End a node as a power cut does: its daemon and all that jobs run on it. Slurm is not told.
 
-        With `is_told` Slurm learns of it, otherwise it has to find out.
+        All processes are stopped before the first is killed: numbers of processes wrap around, so that a
+        program may come after what it has started, and would record how that was killed.
         """
-        self._daemons[node].kill()
-        self._daemons[node].wait()
-        # First the daemons of its jobs: one that lives on for a moment tells that its program was killed.
         log = f"{self.folder}/slurmd-{node}.log"
-        end_processes(lambda process: any(file.path == log for file in process.open_files()))
-        end_processes(
-            lambda process: process.environ().get("SLURMD_NODENAME") == node and self._owns(process)
-        )
-        if is_told:
-            self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+
+        def on_node(process: psutil.Process) -> bool:
+            if process.environ().get("SLURMD_NODENAME") == node and self._owns(process):
+                return True
+            # The title of a slurmstepd lies over its variables.
+            return any(file.path == log for file in process.open_files())
+
+        end_processes(lambda process: on_node(process) and not _stopped(process), signal.SIGSTOP)
+        end_processes(on_node)
+        self._daemons[node].wait()
+
+    def set_down(self, node: str) -> None:
+        """Tell Slurm that a node has failed."""
+        self.command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def kill_controller(self) -> None:
         """End the controller as a crash does: jobs go on, and no command is answered."""
@@ -275,21 +282,25 @@ def belongs(process: psutil.Process, folder: Path) -> bool:
     return any(file.path.startswith(f"{folder}/") for file in process.open_files())
 
 
-def end_processes(chosen: Callable[[psutil.Process], bool]) -> None:
-    """Kill this user's processes that are chosen, never this one; they may start others meanwhile."""
+def end_processes(chosen: Callable[[psutil.Process], bool], number: int = signal.SIGKILL) -> None:
+    """Signal the processes of this user that are chosen, but this one; they may start others meanwhile."""
     for _ in range(100):
-        if not sum(_ended(process, chosen) for process in psutil.process_iter()):
+        if not sum(_signalled(process, chosen, number) for process in psutil.process_iter()):
             return
         time.sleep(0.02)
 
 
-def _ended(process: psutil.Process, chosen: Callable[[psutil.Process], bool]) -> bool:
+def _signalled(process: psutil.Process, chosen: Callable[[psutil.Process], bool], number: int) -> bool:
     """Whether it was one of them, and lived."""
     with suppress(psutil.Error, OSError):
         if process.pid != os.getpid() and process.uids().real == os.getuid() and chosen(process):
-            process.kill()
+            process.send_signal(number)
             return True
     return False
+
+
+def _stopped(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_STOPPED
 
 
 def sweep() -> None:

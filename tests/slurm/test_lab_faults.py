@@ -104,6 +104,7 @@ def test_lost_nodes_send_their_jobs_to_others(lab: Any, started: Started) -> Non
     lab.command("scontrol", "update", f"NodeName={','.join(lost)}", "State=DOWN", "Reason=test")
     (dark,) = Client().query([loses_power])[loses_power].nodes
     lab.kill_node(dark)
+    lab.set_down(dark)
     view = lab.wait_for(stays, "NODE_FAIL")
     assert (view.outcome, view.restarts) == (Outcome.NODE_FAILED, 0)
     for job_id, its_log in ((moves, log), (loses_power, dark_log)):

@@ -517,7 +517,9 @@ class OnSlurm:
                 process.kill()
             return bool(found)
         elif strike.fault == "node":
-            self._lab.kill_node(self._chance.choice(["n1", "n2"]))
+            node = self._chance.choice(["n1", "n2"])
+            self._lab.kill_node(node)
+            self._lab.set_down(node)
         else:
             self._lab.kill_controller()
             try:

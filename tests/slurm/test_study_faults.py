@@ -309,14 +309,18 @@ def test_what_failed_is_run_again_when_asked_and_all_is_as_if_undisturbed(
 
 @pytest.mark.slow
 def test_a_node_without_power(scene: Scene, lab: Any, expected: Figures) -> None:
-    """First the node of rank 1, which the program notices before Slurm does; then the program's node."""
+    """First the node of rank 1, which rank 0 notices before Slurm does; then the program's node."""
     scene.cells = PAIR
     scene.submit("1/2 8 wait")
-    for place, is_told in ((1, False), (0, True)):
+    for place in (1, 0):
         lab.wait(scene.rank, "the rank stands still", 200)
         scene.raw = {**scene.raw, **scene.files()}
         (scene.bench.folder / "reached").unlink()
-        lab.kill_node(Client().query([scene.job_id])[scene.job_id].nodes[place], is_told=is_told)
+        node = Client().query([scene.job_id])[scene.job_id].nodes[place]
+        lab.kill_node(node)
+        if place:
+            lab.wait(lambda: len(scene.files()) > len(scene.raw), "rank 0 has noticed")
+        lab.set_down(node)
     lab.wait(scene.rank, "the rank stands still", 200)
     scene.go_on()
     scene.bench.settle()
