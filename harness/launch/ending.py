@@ -19,6 +19,7 @@ from pathlib import Path
 
 from harness.launch.rank_output import rank_output
 from harness.launch.starter import LogWords
+from harness.machine.device import control_groups, read_fact
 from harness.machine.processes import exit_words, signal_name
 from results import files
 from results.errors import StoreError
@@ -135,30 +136,13 @@ def out_of_memory_kills(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sy
     None if the kernel has no such counter. Sources: cgroup-v2.rst, memory.events (with the groups below);
     cgroup-v1/memory.rst, memory.oom_control (this group only); /proc/vmstat.
     """
-    for path in (*_own_counters(proc, cgroups), proc / "vmstat"):
-        with suppress(OSError):
-            found = _KERNEL_KILLS.search(path.read_text(encoding="ascii", errors="replace"))
-            if found is not None:
-                return int(found[1])
+    groups = control_groups("memory", proc, cgroups)
+    counters = (folder / ("memory.oom_control", "memory.events")[version - 1] for folder, version in groups)
+    for path in (*counters, proc / "vmstat"):
+        found = _KERNEL_KILLS.search(read_fact(path) or "")
+        if found is not None:
+            return int(found[1])
     return None
-
-
-def _own_counters(proc: Path, cgroups: Path) -> Iterator[Path]:
-    """The files that may count the kills of this process's control group, the best first."""
-    groups = ""
-    with suppress(OSError):
-        groups = (proc / "self" / "cgroup").read_text(encoding="ascii", errors="replace")
-    for line in groups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            root, name = cgroups / "memory", "memory.oom_control"
-        elif not controllers:
-            root, name = cgroups, "memory.events"
-        else:
-            continue
-        yield root / path.lstrip("/") / name
-        # In a container the group's own folder is often mounted as the root.
-        yield root / name
 
 
 def print_kills(kills: int) -> None:

@@ -372,7 +372,7 @@ def _set_as(names: re.Pattern[str]) -> dict[str, str]:
 def rdma_devices(folder: Path = INFINIBAND) -> list[str]:
     """The devices of InfiniBand, RoCE or EFA that have a port that is up."""
     states = folder.glob("*/ports/*/state")
-    return sorted({state.parts[-4] for state in states if "ACTIVE" in (_read(state) or "")})
+    return sorted({state.parts[-4] for state in states if "ACTIVE" in (read_fact(state) or "")})
 
 
 def rdma_warnings(
@@ -391,7 +391,7 @@ def rdma_warnings(
             f"NCCL cannot use {', '.join(devices[:4])} (RDMA) and will use TCP sockets: {error}; install "
             f"the libraries: apt-get install libibverbs1 ibverbs-providers librdmacm1"
         )
-    capabilities = re.search(r"^CapEff:\s*(\w+)", _read(status) or "", re.MULTILINE)
+    capabilities = re.search(r"^CapEff:\s*(\w+)", read_fact(status) or "", re.MULTILINE)
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit != resource.RLIM_INFINITY and not (capabilities and int(capabilities[1], 16) & _CAP_IPC_LOCK):
         found.append(
@@ -421,7 +421,7 @@ def physical_cores(cpus: Iterable[int]) -> list[tuple[int, ...]]:
     """Logical CPUs by the physical core that they are threads of, in the order of its first one."""
     cores: dict[str, list[int]] = {}
     for cpu in cpus:
-        siblings = _read(CPUS / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+        siblings = read_fact(CPUS / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu)
         cores.setdefault(siblings, []).append(cpu)
     return [tuple(core) for core in cores.values()]
 
@@ -433,35 +433,43 @@ def cgroup_quota(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
     Sources: cgroup-v2.rst, cpu.max; scheduler/sched-bwc.rst, cpu.cfs_quota_us and cpu.cfs_period_us.
     """
     quotas = []
-    for line in (_read(proc / "self" / "cgroup") or "").splitlines():
+    for folder, version in control_groups("cpu", proc, cgroups):
+        files = ["cpu.max"] if version == 2 else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        quota, *period = " ".join(read_fact(folder / name) or "" for name in files).split() or [""]
+        if quota.isdigit() and period:
+            quotas.append(int(quota) / int(period[0]))
+    return min(quotas, default=None)
+
+
+def control_groups(controller: str, proc: Path, cgroups: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the folders of the control groups by which `controller` limits this process, each with the
+    version of its interface: the own group, the groups around it, and last the mounted root, which is the own
+    group in a container."""
+    for line in (read_fact(proc / "self" / "cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
-        root, own, files = cgroups, Path(path.lstrip("/")), ["cpu.max"]
-        if "cpu" in controllers.split(","):
+        own, roots = Path(path.lstrip("/")), [cgroups]
+        if controller in controllers.split(","):
             # Some hosts mount the controllers of one hierarchy only under their joined names, such as
             # cpu,cpuacct.
-            root = next((at for at in (cgroups / "cpu", cgroups / controllers) if at.is_dir()), cgroups)
-            files = ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+            roots = [cgroups / controller, cgroups / controllers, cgroups]
         elif controllers:
             continue
-        for folder in (root / part for part in (own, *own.parents)):
-            quota, *period = " ".join(_read(folder / name) or "" for name in files).split() or [""]
-            if quota.isdigit() and period:
-                quotas.append(int(quota) / int(period[0]))
-    return min(quotas, default=None)
+        root = next((at for at in roots if at.is_dir()), cgroups)
+        yield from ((root / part, 1 if controllers else 2) for part in (own, *own.parents))
 
 
 def cpu_model() -> str:
     """The processor's marketing name, or `unknown`."""
-    match = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")) or "", re.MULTILINE)
+    match = re.search(r"^model name\s*:\s*(.+)$", read_fact(Path("/proc/cpuinfo")) or "", re.MULTILINE)
     return match[1] if match else "unknown"
 
 
 def on_battery() -> bool:
     """Whether a mains supply is there and offline."""
     supplies = Path("/sys/class/power_supply")
-    types = [(path, _read(path / "type")) for path in supplies.glob("*")] if supplies.is_dir() else []
+    types = [(path, read_fact(path / "type")) for path in supplies.glob("*")] if supplies.is_dir() else []
     mains = [path for path, kind in types if kind == "Mains"]
-    return bool(mains) and all(_read(path / "online") == "0" for path in mains)
+    return bool(mains) and all(read_fact(path / "online") == "0" for path in mains)
 
 
 def slow_governor() -> str | None:
@@ -470,14 +478,15 @@ def slow_governor() -> str | None:
     Under the pstate drivers `powersave` is the ordinary, demand-driven governor.
     """
     folder = Path("/sys/devices/system/cpu/cpu0/cpufreq")
-    if "pstate" in (_read(folder / "scaling_driver") or ""):
+    if "pstate" in (read_fact(folder / "scaling_driver") or ""):
         return None
-    governor = _read(folder / "scaling_governor")
+    governor = read_fact(folder / "scaling_governor")
     return governor if governor in ("powersave", "conservative") else None
 
 
-def _read(path: Path) -> str | None:
+def read_fact(path: Path) -> str | None:
+    """The text of a small file of the kernel without blanks at its ends; None if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None

@@ -25,7 +25,7 @@ from typing import Protocol
 
 import torch
 
-from harness.worker.rank.usage import rss_bytes, rss_peak_bytes
+from harness.worker.rank.usage import rss_bytes, rss_peak_bytes, status_field
 from results.errors import UsageError
 from results.record import Memory
 from strategies.devices import DeviceKind, MemoryFigures, device_of
@@ -118,10 +118,10 @@ class HostMemory:
             raise UsageError("memory_limit_mb: this system does not enforce RLIMIT_DATA")
 
     def taken(self) -> int:
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) * 1024
-        raise OSError("no VmData in /proc/self/status")
+        taken_kib = status_field(Path("/proc/self/status"), "VmData:")
+        if taken_kib is None:
+            raise OSError("no VmData in /proc/self/status")
+        return int(taken_kib) * 1024
 
     def cap(self, most_bytes: int | None) -> None:
         soft, hard = self._before

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from harness.machine.device import control_groups, read_fact
+
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -32,10 +34,8 @@ def reset_rss_peak() -> bool:
 
 def rss_peak_bytes() -> int:
     """The largest resident memory of this process since the last reset."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return rss_bytes()
+    peak_kib = status_field(Path("/proc/self/status"), "VmHWM:")
+    return rss_bytes() if peak_kib is None else int(peak_kib) * 1024
 
 
 def available_bytes(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
@@ -45,46 +45,33 @@ def available_bytes(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs
     Sources: proc_meminfo(5), MemAvailable; cgroup-v2.rst, memory.max, memory.current and memory.stat;
     cgroup-v1/memory.rst.
     """
-    host = _field(proc / "meminfo", "MemAvailable:")
+    host = status_field(proc / "meminfo", "MemAvailable:")
     return min([math.inf if host is None else host * 1024, *_left_in_groups(proc, cgroups)])
 
 
 def _left_in_groups(proc: Path, cgroups: Path) -> Iterator[float]:
     """The bytes left in each control group of this process that has a limit: its group, the groups around
     it, and in a container the one that is mounted as the root."""
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        root, own = cgroups, Path(path.lstrip("/"))
+    for folder, version in control_groups("memory", proc, cgroups):
         limit, used, unused = "memory.max", "memory.current", "inactive_file"
-        if "memory" in controllers.split(","):
-            root = cgroups / "memory"
+        if version == 1:
             limit, used, unused = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        elif controllers:
-            continue
-        for folder in (root / part for part in (own, *own.parents)):
-            most, taken = _text(folder / limit).strip(), _text(folder / used).strip()
-            if most.isdigit() and taken.isdigit():
-                # Pages of files that nobody uses are given back first.
-                yield int(most) - int(taken) + (_field(folder / "memory.stat", unused) or 0.0)
+        most, taken = read_fact(folder / limit) or "", read_fact(folder / used) or ""
+        if most.isdigit() and taken.isdigit():
+            # Pages of files that nobody uses are given back first.
+            yield int(most) - int(taken) + (status_field(folder / "memory.stat", unused) or 0.0)
 
 
-def _field(path: Path, name: str) -> float | None:
-    """The number behind a name at the beginning of a line."""
-    lines = (line.split() for line in _text(path).splitlines())
+def status_field(path: Path, name: str) -> float | None:
+    """The number behind a name at the beginning of a line of a file; None without such a line."""
+    lines = (line.split() for line in (read_fact(path) or "").splitlines())
     return next((float(words[1]) for words in lines if len(words) > 1 and words[0] == name), None)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
 
 
 def host_number() -> float:
     """Return a number of 48 bits that is the same for all processes that share a host's memory, also in
     containers."""
-    boot = _text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
+    boot = read_fact(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
     return float(int.from_bytes(hashlib.blake2b(boot.encode(), digest_size=6).digest()))
 
 
@@ -173,7 +160,7 @@ def _children(pid: int) -> list[int]:
     found = []
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(word) for word in _text(thread / "children").split()]
+            found += [int(word) for word in (read_fact(thread / "children") or "").split()]
     return found
 
 
