@@ -74,13 +74,9 @@ class DeviceKind(ABC):
         """Wait until the device has done all that this process has queued."""
 
     @abstractmethod
-    def finish_stream(self) -> None:
-        """Wait until the current stream has done all work that is queued in it."""
-
-    @abstractmethod
     def begin_copy_to_host(self, values: Tensor) -> Tensor:
-        """Begin to copy `values` to host memory, to be read after `finish_stream`; a host returns
-        `values`."""
+        """Begin to copy `values` to host memory, to be read when an event that is recorded after it has
+        passed; a host returns `values`."""
 
     @abstractmethod
     def moment(self) -> Moment:
@@ -158,8 +154,6 @@ class Host(DeviceKind):
 
     def synchronize(self) -> None: ...
 
-    def finish_stream(self) -> None: ...
-
     def begin_copy_to_host(self, values: Tensor) -> Tensor:
         return values
 
@@ -200,9 +194,6 @@ class Cuda(StreamedDevice):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
-
-    def finish_stream(self) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
 
     def begin_copy_to_host(self, values: Tensor) -> Tensor:
         return self.room_on_host(values).copy_(values, non_blocking=True)

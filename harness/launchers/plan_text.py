@@ -262,11 +262,6 @@ def _all_of(plan: Plan, field: str) -> str:
     return listed(list(found) or [getattr(plan.request, field)])
 
 
-def _seeds(plan: Plan) -> list[str]:
-    seeds = list(dict.fromkeys(cell.seed for cell in plan.cells))
-    return [] if seeds in ([], [0]) else [f"seed={','.join(map(str, seeds))}"]
-
-
 def _told_axes(rows: Sequence[Cell] | Sequence[Skip]) -> list[str]:
     """The strategy, and the axes of the exchange that are not at their default in every row."""
     told = [axis for axis, default in _DEFAULTS.items() if any(getattr(row, axis) != default for row in rows)]

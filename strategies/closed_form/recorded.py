@@ -95,13 +95,13 @@ class Stragglers:
             stall_share=fmean(each.stall_share for each in found) if found else 0.0,
         )
 
-    def delays_s(self, ranks: int, nodes: int, seed: int = 0) -> tuple[float, ...]:
+    def delays_s(self, ranks: int, nodes: int) -> tuple[float, ...]:
         """Draw how much longer than the mean rank the slowest of `ranks` on equal nodes computes, in seconds.
 
         Nodes and ranks are drawn in equal numbers (balanced resampling: Davison, Hinkley & Schechtman 1986,
         Biometrika 73), so that a measured size has its own ranks again; steps and stalls are drawn at random.
         """
-        random, per_node = np.random.default_rng(seed), -(-ranks // nodes)
+        random, per_node = np.random.default_rng(0), -(-ranks // nodes)
         lasting = [
             np.repeat(_drawn(self.node_s, nodes, random), per_node)[:ranks]
             + _drawn(self.rank_s, ranks, random)

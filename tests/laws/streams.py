@@ -815,9 +815,6 @@ class SimulatedDevice(StreamedDevice):
         for stream in list(SIMULATION.streams):
             stream.synchronize()
 
-    def finish_stream(self) -> None:
-        SIMULATION.current.synchronize()
-
     def begin_copy_to_host(self, values: Tensor) -> Tensor:
         return self.room_on_host(values).copy_(values, non_blocking=True)
 

@@ -148,13 +148,12 @@ class TelemetrySampler:
         energy_j: Read | None = None,
         missing: Mapping[str, str] | None = None,
         interval_s: float = INTERVAL_S,
-        most: int = MOST_SAMPLES,
     ) -> None:
         """`readings` raise where a value is missing; `missing` gives reasons for what cannot be read."""
         self._missing: dict[str, str] = dict(missing or {})
         self._readings = dict(readings)
         self._energy_j = energy_j
-        self._samples = Samples(interval_s=interval_s, most=most)
+        self._samples = Samples(interval_s=interval_s)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="telemetry", daemon=True)
         self._start_ns = 0
