@@ -25,9 +25,8 @@ from harness.launch.ending import (
     unless_disk_full,
     who_left,
 )
-from harness.launch.follow import LaunchState, LogTail, Pulse
+from harness.launch.follow import LaunchState, LogTail, Pulse, hang_reason, heartbeats
 from harness.launch.guarded import Guarded
-from harness.launch.hang import hang_reason, heartbeats
 from harness.launch.pace import Deadline
 from harness.launch.starter import Starter
 from harness.worker.rank.log import MARGIN_S

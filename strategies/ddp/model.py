@@ -18,8 +18,7 @@ from strategies.collectives.link import Link
 from strategies.compression.base import State
 from strategies.compression.catalog import COMPRESSIONS
 from strategies.ddp.facts import TORCHS_BUCKET_MB
-from strategies.ddp.hook import BucketLayout, Hook, SharedAverage
-from strategies.ddp.torch_powersgd import TorchPowerSgd
+from strategies.ddp.hook import BucketLayout, Hook, SharedAverage, TorchPowerSgd
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.training.layouts import require_dense, sparse_parts
 from strategies.training.parallel import ParallelModel, Setting

@@ -27,8 +27,7 @@ from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from results.files import refresh
 from strategies.optimizers import OPTIMIZERS
 from strategies.saving.agreement import Ranks, SystemRefusedError
-from strategies.saving.planners import BoxSavePlanner
-from strategies.saving.reading import Reading
+from strategies.saving.planners import BoxSavePlanner, Reading
 from strategies.saving.run_folder import METADATA, Kept, RunFolder, advice, best_of, sum_of, torn
 from strategies.saving.state import (
     RankState,

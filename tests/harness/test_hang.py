@@ -13,8 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.launch.follow import LaunchState, Pulse
-from harness.launch.hang import Issued, hang_reason, heartbeats, issues, laggard
+from harness.launch.follow import Issued, LaunchState, Pulse, hang_reason, heartbeats, issues, laggard
 from harness.worker.rank import network
 from harness.worker.rank.network import flight_recording, write_recording
 from results.launch import rank_log_path

@@ -18,8 +18,8 @@ from harness.worker.proof.comparison import (
     relative_each,
 )
 from harness.worker.proof.examination import Examined
+from harness.worker.proof.proof import simulation_verdict
 from harness.worker.proof.reference import Reference, sizes_matter
-from harness.worker.proof.verdict import simulation_verdict
 from results.cell import Cell
 
 # Norms of 4 and 3, together 5.

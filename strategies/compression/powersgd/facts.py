@@ -47,4 +47,4 @@ class TorchPowerSGDFacts(LowRankFacts):
     name = "torch-powersgd"
     help = "torch's PowerSGD hook, only for ddp"
     instead = PowerSGDFacts.name
-    ddp_hook = "strategies.ddp.torch_powersgd:TorchPowerSgd"
+    ddp_hook = "strategies.ddp.hook:TorchPowerSgd"
