@@ -49,12 +49,6 @@ def test_every_command_of_the_help_works(capsys: pytest.CaptureFixture[str]) -> 
         assert f"bench {name}" in capsys.readouterr().out
 
 
-def test_every_option_of_a_study_file_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["matrix", "--help"])
-    text = capsys.readouterr().out
-    assert [option.flag for option in OPTIONS if option.flag not in text] == []
-
-
 @pytest.mark.parametrize(
     ("kind", "folder"), [("study", "studies/*"), ("slurm", "sites/[!k]*"), ("kubernetes", "sites/kubernetes")]
 )

@@ -9,14 +9,11 @@ import os
 import platform
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.cli import run
-from results.errors import UsageError
 from results.store import Study, study_names
 
 SmallStudy = tuple[Study, object]
@@ -98,35 +95,6 @@ def test_a_call_that_has_nowhere_to_write_is_refused(
     assert words in captured.err
 
 
-def test_a_folder_without_a_study_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    assert run(["export", str(tmp_path), "--format", "json"]) == 2
-    assert "is not a study" in capsys.readouterr().err
-
-
-PROBE = """
-import sys
-from harness.cli import run
-code = run(sys.argv[2:])
-assert code == 0, code
-loaded = set(sys.argv[1].split(",")) & sys.modules.keys()
-assert not loaded, loaded
-"""
-
-
-def probe(forbidden: str, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-c", PROBE, forbidden, *arguments], check=True, capture_output=True)
-
-
-def test_the_help_loads_nothing_heavy() -> None:
-    probe("torch,pandas,matplotlib,numpy,scipy,msgspec,rich", "export", "--help")
-
-
-def test_exporting_loads_no_torch(small_study: SmallStudy, tmp_path: Path) -> None:
-    root = str(small_study[0].root)
-    for form in ("json", "parquet"):
-        probe("torch", "export", root, "--format", form, "-o", str(tmp_path / form))
-
-
 def test_several_studies_in_one_report(two: list[str], tmp_path: Path, capsys: Capture) -> None:
     page = tmp_path / "both.html"
     assert run(["report", *two, "-o", str(page)]) == 0
@@ -161,11 +129,6 @@ def test_studies_are_called_by_as_much_of_their_path_as_tells_them_apart(
 ) -> None:
     top = Path("/somewhere/top")
     assert study_names([top / path for path in paths]) == names
-
-
-def test_the_same_folder_twice_has_no_two_names(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="name each study once"):
-        study_names([tmp_path, tmp_path / "."])
 
 
 def test_a_redacted_report_names_no_host_folder_or_user(

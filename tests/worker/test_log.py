@@ -169,11 +169,6 @@ def test_a_file_is_looked_at_before_it_grows_by_its_bound(grown: int, look_s: fl
     assert next_look_s(grown, look_s) == pytest.approx(expected)
 
 
-def test_what_is_short_is_left_alone(tmp_path: Path) -> None:
-    text, written = printed(tmp_path, lines=100, width=1000)
-    assert (len(text), NOTE.search(text)) == (written, None)
-
-
 @pytest.mark.parametrize("target", ["pipe", "null"])
 def test_what_is_no_plain_file_is_left_alone(target: str) -> None:
     code = (

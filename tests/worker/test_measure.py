@@ -354,13 +354,6 @@ def test_a_loss_that_is_not_finite_counts_in_the_on_blocks_alone() -> None:
         quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
 
 
-def test_no_quads_draw_no_batch() -> None:
-    quad = Quad(accumulation=1)
-    quads = quad.watch.measure_exposed(quad.exchange, StepPolicy(quads=0))
-    assert quads.on_first_ns == []
-    assert quad.seen == []
-
-
 def diverging(rank: int, bad_rank: int) -> tuple[str, int]:
     """On a rank: blocks of two steps with a NaN in the third step of one rank; what ends them, and when."""
     module = nn.Linear(1, 1, bias=False)

@@ -199,16 +199,6 @@ def test_synchronous_operations_are_recorded_where_the_backend_gives_no_work_for
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_local_sgd_has_operations_in_the_last_step_of_a_period_alone(ranks: Ranks, size: int) -> None:
-    average = [("allreduce", 4 * NUMEL), ("allreduce", STATISTICS_BYTES), ("broadcast", COUNTER_BYTES)]
-    for found in ranks(size, recorded_rows, {"strategy": "local-sgd:2"}, 4):
-        assert found["rows"] == [
-            (step, name, everybody(size), payload) for step in (1, 3) for name, payload in average
-        ]
-        assert found["traffic"] == (2 * sum(payload for _, payload in average), 2 * 3)
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_ring_sends_and_receives_segments(ranks: Ranks, size: int) -> None:
     """Rank r sends the segments r, r - 1, ... for 2 (p - 1) rounds, and rank r + 1 receives them."""
     lengths = [4 * (NUMEL * (r + 1) // size - NUMEL * r // size) for r in range(size)]

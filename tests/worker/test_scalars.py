@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import builtins
-import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness.worker.measure.scalars import Scalars
@@ -81,14 +79,6 @@ def test_a_block_is_in_the_file_when_the_call_returns(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == size
 
 
-def test_nothing_is_written_where_nothing_was_asked_for(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    with closing(Scalars(None)) as scalars:
-        scalars.write(FIRST)
-    assert list(tmp_path.iterdir()) == []
-    assert scalars.absent == {}
-
-
 def test_without_the_package_the_run_goes_on_and_says_so(tmp_path: Path, monkeypatch: Any) -> None:
     real = builtins.__import__
 
@@ -124,17 +114,3 @@ def test_a_disk_that_fills_up_ends_the_scalars_and_not_the_run(tmp_path: Path, m
     assert scalars.absent == {"tensorboard": "OSError: [Errno 28] No space left on device"}
     # The block after the failure was not tried.
     assert max(step for step, _ in scalars_of(tmp_path)["time/step_ms"]) == 2
-
-
-def test_the_writer_is_closed_when_a_block_fails(tmp_path: Path) -> None:
-    def fails() -> None:
-        with closing(Scalars(tmp_path)) as scalars:
-            scalars.write(FIRST)
-            raise ZeroDivisionError
-
-    before = set(threading.enumerate())
-    with pytest.raises(ZeroDivisionError):
-        fails()
-    # The writer has a thread of its own, which ends with it.
-    assert set(threading.enumerate()) == before
-    assert len(scalars_of(tmp_path)["loss"]) == 2

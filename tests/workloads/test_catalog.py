@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
@@ -199,16 +197,6 @@ def test_unfit_combinations_are_refused_with_the_reason(asked, says) -> None:
 )
 def test_fit_combinations_are_accepted(asked) -> None:
     assert refusal(asked) is None
-
-
-def test_planning_modules_leave_torch_alone_and_the_users_names_load_it() -> None:
-    code = (
-        "import sys, workloads, workloads.catalog, workloads.source\n"
-        "assert 'torch' not in sys.modules\n"
-        "from workloads import Batch, ImageInput, TokenInput, Workload\n"
-        "assert 'torch' in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
