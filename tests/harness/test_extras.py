@@ -63,12 +63,6 @@ def test_one_rank_may_be_a_bare_number_in_a_study_file(tmp_path: Path) -> None:
     assert (options.trace, options.tensorboard) == ((0,), True)
 
 
-def test_nothing_is_kept_unless_it_is_asked_for() -> None:
-    options = matrix._run_options(StudyFile())
-    assert (options.trace, options.tensorboard) == ((), False)
-    assert (RunOptions().trace, RunOptions().tensorboard) == ((), False)
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -79,11 +73,6 @@ def test_nothing_is_kept_unless_it_is_asked_for() -> None:
 def test_a_rank_that_cannot_be_is_refused(value: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         BY_NAME["trace"].check(value, "x")
-
-
-def test_a_launch_carries_them() -> None:
-    launch = builders.launch_of(plan_of(), BOTH)
-    assert (launch.trace, launch.tensorboard) == ((0, 3), True)
 
 
 @pytest.mark.parametrize(
@@ -186,21 +175,18 @@ def records(study: Path) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.slow
-def test_the_chosen_rank_alone_has_a_trace_beside_its_record(study: Path) -> None:
+def test_the_chosen_rank_alone_has_a_trace_beside_its_record(
+    study: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     [path] = study.glob("cells/*/*/trace-*.json.gz")
+    assert run(["show", str(study), path.parts[-3]]) == 0
+    assert f"    trace: {path}" in capsys.readouterr().out.splitlines()
     assert path.name == "trace-00001.json.gz"
     assert (path.parent / "rank-00001.json").exists()
     with gzip.open(path) as file:
         events = json.load(file)["traceEvents"]
     steps = [event["name"] for event in events if str(event.get("name")).startswith("ProfilerStep#")]
     assert len(steps) == 3
-
-
-@pytest.mark.slow
-def test_show_names_the_trace(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [path] = study.glob("cells/*/*/trace-*.json.gz")
-    assert run(["show", str(study), path.parts[-3]]) == 0
-    assert f"    trace: {path}" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.slow
@@ -233,16 +219,3 @@ def test_the_record_has_samples_of_the_time_in_which_it_was_measured(study: Path
         assert record["absent"]["energy_j"] == "no energy counter is read on this device"
     network = "network_sent_bytes_per_s"
     assert [network in record["telemetry"]["series"] for record in ranks] == [True, False]
-
-
-@pytest.mark.slow
-def test_what_is_kept_beside_a_run_changes_neither_its_cell_nor_its_parameters(study: Path) -> None:
-    done = called(study.parent, "--repeats", "2")
-    assert done.returncode == 0, done.stderr
-    first, second = records(study)
-    assert first[0]["cell_id"] == second[0]["cell_id"]
-    assert first[0]["launch_id"] != second[0]["launch_id"]
-    assert len({record["parameters_hash"] for record in [*first, *second]}) == 1
-    assert first[0]["steps"]["loss"] == second[0]["steps"]["loss"]
-    assert len(list(study.glob("cells/*/*/trace-*"))) == 1
-    assert len(list(study.glob("launches/*/tensorboard"))) == 1

@@ -137,16 +137,6 @@ def test_nothing_outlives_the_program_that_keeps_the_nodes(
     assert result.outcome in allowed[number]
 
 
-def test_ctrl_c_ends_what_runs_on_the_nodes(started: subprocess.Popen[str], bench: Bench) -> None:
-    program, inhabitants = _programs(started)
-    started.send_signal(signal.SIGINT)
-    _, errors = started.communicate(timeout=200)
-    assert started.returncode == 130, errors
-    assert not any(one.is_running() for one in [program, *inhabitants])
-    [result] = bench.results()
-    assert result.outcome is Outcome.CANCELLED
-
-
 def test_nothing_outlives_a_killed_bench(started: subprocess.Popen[str], bench: Bench) -> None:
     program, inhabitants = _programs(started)
     started.send_signal(signal.SIGKILL)
