@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +21,6 @@ from results.layout import ModelLayout
 from strategies import Phase, Trainer, TrainSettings
 from strategies.collectives.link import Link
 from strategies.scratch_fsdp.flat import _Reduced, start_reduce_scatter
-from strategies.snapshot import Snapshot
 
 UNIT_ROUNDOFF = 2.0**-24
 ACCUMULATION, SIZE = 3, 3
@@ -445,36 +442,6 @@ def test_a_forward_pass_alone_leaves_nothing_whole(threads) -> None:
     assert threads(3, evaluate) == [(True, (0, 0))] * 3
 
 
-def switched_off(rank: int, strategy: str) -> tuple[bool, bool]:
-    """On a rank: a step after blocks without exchange that were undone, and the same without them."""
-    found = []
-    for undone in (0, 2):
-        group = open_exchange()
-        _, trainer = build(group, strategy)
-        data = batches(rank)
-        trainer.step(data)
-        snapshot = Snapshot(trainer)
-        start = parameters_of(trainer)
-        group.traffic.enabled = False
-        other = batches(7 + rank)
-        for _ in range(undone):
-            trainer.step(other)
-        group.traffic.enabled = True
-        moved = any(not torch.equal(a, b) for a, b in zip(parameters_of(trainer), start, strict=True))
-        # What is gathered here is outdated by what is put back.
-        trainer.model.module(torch.ones(2, 5))
-        snapshot.restore()
-        trainer.step(data)
-        found.append((parameters_of(trainer), moved))
-    same = all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
-    return same, found[1][1]
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_steps_without_exchange_are_undone(ranks, stage) -> None:
-    assert ranks(2, switched_off, f"scratch-fsdp:stage={stage}") == [(True, True)] * 2
-
-
 def failing(rank: int, strategy: str, where: str, micro: int) -> tuple[list[str], tuple[int, int], bool]:
     """On a rank: a step that fails in a block while the next is gathered, then one as if it had not been."""
     found, told, left = [], [], (0, 0)
@@ -506,15 +473,3 @@ def failing(rank: int, strategy: str, where: str, micro: int) -> tuple[list[str]
 def test_a_step_that_fails_leaves_nothing_behind(ranks, stage, where, micro) -> None:
     found = ranks(2, failing, f"scratch-fsdp:stage={stage}", where, micro)
     assert found == [(["broken"], (0, 0), True)] * 2
-
-
-def test_dropping_the_trainer_drops_the_model() -> None:
-    module, trainer = build(RecordingGroup(1, 4), "scratch-fsdp")
-    trainer.step(batches(1))
-    gone = weakref.ref(module)
-    gc.disable()
-    try:
-        del module, trainer
-        assert gone() is None
-    finally:
-        gc.enable()
