@@ -1,9 +1,11 @@
 """Recovery drills: `bench train` on two CPU ranks is interrupted, and comes back.
 
-    python docs/studies/drills.py FOLDER [worker|bench|node|back ...]
+    python docs/studies/drills.py FOLDER [worker|bench|node|back|torchft|torchft-back ...]
 
-does each of KINDS five times, and prints the table of docs/recovery.md. FOLDER keeps the studies. `node` and
-`back` need root, as virtual nodes with a link do.
+does each of these kinds five times (without names the first four), in turn, and prints the table of
+docs/recovery.md after each round. FOLDER keeps the studies. `node` and `back` need root, as virtual nodes
+with a link do. The kinds of torchft train the same model without `bench`, in an environment that has torchft
+as well.
 
     python docs/studies/drills.py FOLDER target
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -32,8 +35,10 @@ KINDS = {
     "bench": "bench killed, the same command at once",
     "node": "a node killed (its agent and its rank); training continues on one node less",
     "back": "the node is back: bench interrupted, the same command",
+    "torchft": "torchft: a replica killed (SIGKILL to one of two); the other continues alone",
+    "torchft-back": "torchft: the replica is started again, and joins",
 }
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 _TRAIN = (
     *("train", "--workload", "mlp", "--dataset", "digits", "--gpus", "2", "--strategy", "ddp"),
     *("--batch-size", "32", "--steps", "100000", "--checkpoint-every", "50", "--device", "cpu"),
@@ -57,11 +62,16 @@ def main() -> None:
     if kinds == ["target"]:
         print(to_target(Path(folder)))
         return
-    print("| fault | drills | noticed | started | ready | first step | steps lost | goodput |")
-    print("|---|---|---|---|---|---|---|---|")
-    for kind in kinds or KINDS:
-        found = [drill(Path(folder) / f"{kind}-{number}", kind) for number in range(TIMES)]
-        print(f"| {KINDS[kind]} | {len(found)} | {' | '.join(row(found))} |", flush=True)
+    kinds = kinds or [kind for kind in KINDS if not kind.startswith("torchft")]
+    found: dict[str, list[tuple[Recovery, float]]] = {kind: [] for kind in kinds}
+    for number in range(TIMES):
+        for kind in kinds:
+            run = drill_torchft if kind.startswith("torchft") else drill
+            found[kind].append(run(Path(folder) / f"{kind}-{number}", kind))
+        print("\n| fault | drills | noticed | started | ready | first step | steps lost | goodput |")
+        print("|---|---|---|---|---|---|---|---|")
+        for kind, drills in found.items():
+            print(f"| {KINDS[kind]} | {len(drills)} | {' | '.join(row(drills))} |", flush=True)
 
 
 def drill(folder: Path, kind: str) -> tuple[Recovery, float]:
@@ -91,6 +101,54 @@ def drill(folder: Path, kind: str) -> tuple[Recovery, float]:
     found = log(folder)
     assert found.launches[-1].replicas == (1 if kind == "node" else 2)
     return recoveries(found, Study(folder).attempts(), faults)[-1], found.goodput or 0.0
+
+
+def drill_torchft(folder: Path, kind: str) -> tuple[Recovery, float]:
+    """The same of a run without `bench`: of the log of the replica that is not killed, since both train."""
+    folder.mkdir(parents=True)
+    file = folder / "replica-0.jsonl"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    lighthouse = [str(Path(sys.executable).with_name("torchft_lighthouse")), "--min_replicas=1"]
+    processes = [torchft(folder, port, *lighthouse, f"--bind=127.0.0.1:{port}")]
+    processes += [replica(number, folder, port) for number in (0, 1)]
+    faults = []
+    try:
+        await_(lambda: trains(file, replicas=2, steps=60))
+        faults.append(utc_now())
+        processes[-1].kill()
+        await_(lambda: trains(file, replicas=1))
+        if kind == "torchft-back":
+            faults.append(utc_now())
+            processes.append(replica(1, folder, port))
+            await_(lambda: trains(file, replicas=2))
+    finally:
+        for one in processes:
+            one.kill()
+            one.wait()
+    rows = TrainingLog.read(file).rows
+    together = next(place for place, one in enumerate(rows) if isinstance(one, Started) and one.replicas == 2)
+    log = TrainingLog(rows[together:])
+    return recoveries(log, {}, faults)[-1], log.goodput or 0.0
+
+
+def replica(number: int, folder: Path, port: int) -> subprocess.Popen[bytes]:
+    program = str(Path(__file__).with_name("torchft_replica.py"))
+    log = str(folder / f"replica-{number}.jsonl")
+    return torchft(folder, port, sys.executable, program, str(number), log)
+
+
+def torchft(folder: Path, port: int, *command: str) -> subprocess.Popen[bytes]:
+    environment = {"TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}", "OMP_NUM_THREADS": "1"}
+    with (folder / "torchft.log").open("ab") as output:
+        return subprocess.Popen(command, env={**os.environ, **environment}, stdout=output, stderr=output)
+
+
+def trains(file: Path, *, replicas: int, steps: int = 1) -> bool:
+    """Whether so many replicas have taken so many steps together since their number last changed."""
+    log = TrainingLog.read(file)
+    last = log.launches[-1] if log.launches else None
+    return last is not None and last.replicas == replicas and log.step >= (last.resumed_step or 0) + steps
 
 
 def to_target(folder: Path) -> str:
@@ -171,7 +229,7 @@ def await_(true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
 def row(found: list[tuple[Recovery, float]]) -> Iterator[str]:
     for name in ("noticed_s", "started_s", "ready_s", "first_step_s"):
         known = [value for one, _ in found if (value := getattr(one, name)) is not None]
-        yield _band(known, ".1f", " s") if known else "not known"
+        yield _band(known, ".1f", " s") if known else "-"
     yield _band([one.steps_lost for one, _ in found], ".0f", "")
     yield _band([100 * goodput for _, goodput in found], ".0f", " %")
 
