@@ -35,7 +35,7 @@ KINDS = {
     "bench": "bench killed, the same command at once",
     "node": "a node killed (its agent and its rank); training continues on one node less",
     "back": "the node is back: bench interrupted, the same command",
-    "torchft": "torchft: a replica killed (SIGKILL to one of two); the other continues alone",
+    "torchft": "torchft: a replica killed (SIGKILL to one of two); the other continues",
     "torchft-back": "torchft: the replica is started again, and joins",
 }
 PATIENCE_S = 300.0
@@ -145,7 +145,7 @@ def torchft(folder: Path, port: int, *command: str) -> subprocess.Popen[bytes]:
 
 
 def trains(file: Path, *, replicas: int, steps: int = 1) -> bool:
-    """Whether so many replicas have taken so many steps together since their number last changed."""
+    """Whether this number of replicas has taken `steps` together since it last changed."""
     log = TrainingLog.read(file)
     last = log.launches[-1] if log.launches else None
     return last is not None and last.replicas == replicas and log.step >= (last.resumed_step or 0) + steps

@@ -30,7 +30,7 @@ from workloads.training_data import open_training
 ORDER = TrainOrder(steps=100_000)
 BATCH = 32
 COLLECTIVE_TIMEOUT = timedelta(seconds=5)
-"""That of torchft's own examples."""
+"""torchft's own examples have this value."""
 
 
 def main() -> None:
