@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,16 +12,18 @@ from pathlib import Path
 
 import msgspec
 
+from harness.launch.batches import find_batches
 from harness.launch.check import can_check, check, check_request, count_own_parts
 from harness.launch.machine import Machine
 from harness.launch.preflight import link_obstacle, require_room, require_tensorboard
 from harness.launch.supervise import ending_signals, handled
 from harness.launch.tally import Conditions, tally, uncounted
-from harness.launchers.launcher import MatrixCall
+from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import launcher, launchers
 from harness.machine.code import planned_code
 from harness.plan.auto import AUTO
 from harness.plan.expand import expand
+from harness.plan.fitting import with_batches
 from harness.plan.launchers import DEFAULT
 from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_counts, read_duration_s
@@ -36,17 +39,18 @@ from harness.reporting.studies import (
     read_network,
     warn_of_lost_plans,
 )
-from harness.terminal.console import Console
+from harness.terminal.console import Console, QuietConsole
 from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse
 from reports.text import count
 from results.cell import BASELINE_STRATEGY
+from results.environment import CodeVersion
 from results.errors import MachineError, UsageError, bench_call
 from results.files import study_lock
 from results.job import RETRIES, SILENCE_S, RunOptions
 from results.plan import Plan, PlanKind, Request
 from results.run import RunResult
-from results.store import Study, utc_now
+from results.store import BATCH_RUNS, Study, utc_now
 from results.train_order import TrainOrder
 from workloads.catalog import WORKLOADS, facts
 
@@ -79,10 +83,7 @@ class Matrix:
         self._launcher = launcher(options.launcher or DEFAULT)
         self._console = Console()
         self._run_options = _run_options(options)
-        call = MatrixCall(
-            options=options, run_options=self._run_options, console=self._console, arguments=arguments
-        )
-        self._call = self._launcher.accept(call)
+        self._call = self._accepted(self._run_options, self._console)
         folder = study_file.parent if study_file else Path()
         self._requests = self._requested(options, folder.resolve())
         self._request = self._requests[0]
@@ -92,6 +93,12 @@ class Matrix:
         self._counted = False
         """Whether the parts of the user's models have been counted."""
         self._check()
+
+    def _accepted(self, run_options: RunOptions, console: Console) -> LauncherCall:
+        call = MatrixCall(
+            options=self._options, run_options=run_options, console=console, arguments=self._arguments
+        )
+        return self._launcher.accept(call)
 
     def _folder_name(self) -> str:
         return study_name(*self._requests, name=self._name)
@@ -125,6 +132,8 @@ class Matrix:
                 f"--env sets {twice[0]}, which the environment of bench sets too: unset {twice[0]}"
             )
         self._check_hosts()
+        if self._request.batches is not None:
+            self._check_batch_auto()
         if self._run_options.tensorboard and self._call.hosts.same_python:
             require_tensorboard()
         for rank in self._run_options.trace:
@@ -155,6 +164,15 @@ class Matrix:
                 f"--oversubscribe with --device cuda needs --backend gloo, not {request.backend}: NCCL takes "
                 f"one rank a GPU; leave it out, and sizes beyond this machine are skipped with a reason"
             )
+
+    def _check_batch_auto(self) -> None:
+        """Refuse `--batch-size auto` where this call cannot measure, or another one must do equal work."""
+        here = f"find it on one host with --launcher {DEFAULT}, and give the number here"
+        if VARIABLE in os.environ:
+            raise UsageError(f"--batch-size auto may differ between the sides of a paired comparison: {here}")
+        if not self._call.runs_plans_as_one:
+            launcher = f"--launcher {self._launcher.name} leaves launches to others"
+            raise UsageError(f"--batch-size auto measures before it plans, and {launcher}: {here}")
 
     def show(self) -> None:
         """`--dry-run`: print the plan and its commands on stdout, and write nothing."""
@@ -221,6 +239,8 @@ class Matrix:
             study = Study.for_planning(self._root)
             warn_of_lost_plans(study, self._console)
             self._warn_of_other_work(study)
+            if (unfound := self._find_batches(study, code, lock)) is not None:
+                return unfound
             plans = self._kept_plans(study)
             plan = _as_one(plans)
             codes = [self._call.run(study, each, code, lock) for each in self._to_run(plans)]
@@ -229,6 +249,46 @@ class Matrix:
                 return max(ended) or self._without_cells(plan)
             results = study.collect()
         return self._finish(study, plan, results, report=report)
+
+    def _find_batches(self, study: Study, code: CodeVersion, lock: int) -> int | None:
+        """Find the batches of `--batch-size auto` by short runs, for all later plans of this call.
+
+        The time that they take counts for `max_time`. Returns an exit code if they did not end.
+        """
+        began, limit, most_s = time.monotonic(), self._limit(study), self._run_options.max_time_s
+        short = msgspec.structs.replace(
+            self._run_options, isolation="fork", trace=(), tensorboard=False, rerun_failed=False
+        )
+
+        def left(options: RunOptions) -> RunOptions:
+            rest_s = None if most_s is None else max(0.0, most_s - (time.monotonic() - began))
+            return msgspec.structs.replace(options, max_time_s=rest_s)
+
+        def execute(probes: Study, plan: Plan) -> int | None:
+            return self._accepted(left(short), QuietConsole()).run(probes, plan, code, lock)
+
+        found: list[Request] = []
+        for request in self._requests:
+            if request.batches is not None:
+                request, curves = with_batches(request, earlier=study.plans(), limit=limit)
+                batches = find_batches(
+                    Study(study.root / BATCH_RUNS),
+                    curves,
+                    execute,
+                    request=request,
+                    trains=self.order is not None,
+                    console=self._console,
+                )
+                if isinstance(batches, int):
+                    return batches
+                known = {one.work: one for one in batches}
+                every = tuple(known.get(one.work, one) for one in request.batches or ())
+                request = msgspec.structs.replace(request, batches=every)
+            found.append(request)
+        if tuple(found) != self._requests:
+            self._requests = tuple(found)
+            self._call = self._accepted(left(self._run_options), self._console)
+        return None
 
     def _to_run(self, plans: Sequence[Plan]) -> Sequence[Plan]:
         return [_as_one(plans)] if self._call.runs_plans_as_one else plans
@@ -246,6 +306,8 @@ class Matrix:
         made: list[Plan] = []
         limit = self._limit(study)
         for request in self._requests:
+            if request.batches == ():
+                request, _ = with_batches(request, earlier=(*earlier, *made), limit=limit)
             plan = expand(
                 request,
                 study=earlier[0].study if earlier else self._name or study.name,
@@ -283,6 +345,8 @@ class Matrix:
             named = ", ".join([*over[:3], *["..."] * (len(over) > 3)])
             what = f"{count(len(over), 'cell')} may need more than a GPU's {memory / MIB:,.0f} MiB"
             self._console.warn(f"{what}, by prediction: {named}")
+            for words in dict.fromkeys(words for plan in plans for words in plan.lighter.values()):
+                self._console.note(f"  instead: {words}")
         asked = {pattern for one in self._requests for pattern in one.include}
         added = [one for plan in plans for one in plan.request.include if one not in asked]
         if workloads := dict.fromkeys(str(one.workload) for one in added):
@@ -307,7 +371,7 @@ class Matrix:
         no memory.
         """
         predicted = self.order is None and VARIABLE not in os.environ
-        weighed = any(AUTO in one.every_strategy for one in self._requests)
+        weighed = any(AUTO in one.every_strategy or one.batches is not None for one in self._requests)
         if self._counted or not (predicted or weighed) or not (self._call.hosts.same_python and can_check()):
             return
         self._counted = True
@@ -406,11 +470,15 @@ def _as_one(plans: Sequence[Plan]) -> Plan:
     cells = {cell.id: cell for plan in plans for cell in plan.cells}
     requests = [plan.request for plan in plans]
     folder = next((one.source_folder for one in requests if one.source_folder is not None), None)
+    batches = dict.fromkeys(batch for one in requests for batch in one.batches or ())
     return msgspec.structs.replace(
         plans[0],
-        request=msgspec.structs.replace(requests[0], source_folder=folder),
+        request=msgspec.structs.replace(
+            requests[0], source_folder=folder, batches=tuple(batches) if batches else None
+        ),
         cells=tuple(cells.values()),
         predicted_bytes={cell: size for plan in plans for cell, size in plan.predicted_bytes.items()},
+        lighter={cell: words for plan in plans for cell, words in plan.lighter.items()},
         unpredicted={workload: why for plan in plans for workload, why in plan.unpredicted.items()},
         series=tuple(series for plan in plans for series in plan.series),
         skips=tuple(dict.fromkeys(skip for plan in plans for skip in plan.skips)),

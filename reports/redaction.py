@@ -116,6 +116,7 @@ class Redactor:
             series=series,
             predicted_bytes=predicted,
             command=(),
+            lighter={ids[cell_id]: words for cell_id, words in plan.lighter.items()},
             unpredicted={},
         )
 

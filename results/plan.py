@@ -17,6 +17,7 @@ from results.cell import (
     MemoryFormat,
     Precision,
     StepPolicy,
+    label,
 )
 from results.errors import UsageError
 from results.network import NetworkOrder
@@ -42,6 +43,7 @@ Rule = Literal[
 of ranks that a strategy forms, the division of the batch, settings that the strategy, the link or the
 workload does not support, the split of the model, incomplete nodes, no link here, too few devices here, too
 little memory of a GPU."""
+BatchBasis = Literal["predicted", "measured", "nothing fits"]
 EXCLUDED = "excluded by the study file"
 """The beginning of the reason of an excluded point."""
 
@@ -59,6 +61,22 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scaling: Scaling | None = None
 
 
+class FittingBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch of a weak series under `--batch-size auto`: the largest that fits at all of its sizes."""
+
+    series: SeriesId
+    """With the samples of a replica in one update; if none fits, with the smallest number."""
+    work: str
+    """The id of the series' cell on one worker with a micro-batch of one sample; empty if no size can run."""
+    basis: BatchBasis
+    why: str
+    """How the batch was found, or why nothing fits, as a clause."""
+
+    @property
+    def words(self) -> str:
+        return f"batch size auto for {self.series.workload}, {label(self.series)}: {self.why}"
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything a user asked for, defaults filled in: the same from flags and from a study file."""
 
@@ -70,7 +88,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     links: tuple[str, ...] = (NO_LINK,)
     """Networks between the virtual nodes, as canonical strings; `none` is the network as it is."""
     batch_sizes: tuple[int, ...] = ()
-    """Samples per data-parallel replica and update; empty: each workload's own."""
+    """Samples per data-parallel replica and update; empty: each workload's own, or `batches`."""
+    batches: tuple[FittingBatch, ...] | None = None
+    """The batch of each series under `--batch-size auto`, empty until it is predicted; None: it is not
+    asked for."""
     global_batch_sizes: tuple[int, ...] = ()
     """Global batches of the strong series; empty: each batch size times the largest replica count."""
     scalings: tuple[Scaling, ...] = ("weak",)
@@ -234,6 +255,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     known."""
     unpredicted: dict[str, str] = {}
     """Why the memory of a workload's cells is not predicted; empty in plans from before reasons were kept."""
+    lighter: dict[str, str] = {}
+    """For cells that are predicted to take much of the memory: the change of options that makes them fit if
+    they do not, by their ids."""
     training: TrainOrder | None = None
     """How its cells are trained; None: they are measured."""
     network: NetworkOrder | None = None

@@ -235,6 +235,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     device_reserved_peak_bytes: int | None
     device_idle_bytes: int | None
 
+    @property
+    def taken_bytes(self) -> int:
+        """The bytes that predictions are about: the allocator's peak, and on a CPU the peak over idle."""
+        on_device = self.device_allocated_peak_bytes
+        return self.rss_peak_bytes - self.rss_idle_bytes if on_device is None else on_device
+
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The work of one step of this rank's replica, counted, not timed."""

@@ -38,8 +38,8 @@ from results.schema import Schema
 #   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof; spent_ns;
 #                             trained_steps; sampled-gradients of the proof
 #   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
-#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, unpredicted,
-#                             training; gpu_model and network_gbit_per_s of the request
+#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, unpredicted, lighter,
+#                             training; gpu_model, network_gbit_per_s and batches of the request
 #   launch  -  unreleased  job_variables, forks, training
 #   rank-record -, run-result -  unreleased  transports, attention, settings, process_group and program of
 #                             the environment; user_commit and user_dirty of its code, as in launch and job

@@ -10,6 +10,7 @@
       cells/<cell-id>/training/      of `bench train`: log.jsonl, checkpoints/step-.../
       launches/<launch-id>/          launch.json, attempt.json, a log per rank, torchrun's own output
                                      tensorboard/rank-00000/<cell-id>/ if it was asked for
+      batch/                         a study: the short runs of `--batch-size auto`
       jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
       index.jsonl                    one RunResult a line (derived)
       projection.json                of `bench project`: its larger sizes
@@ -48,6 +49,8 @@ from results.schema import Schema
 from results.training_log import TrainingLog
 
 T = TypeVar("T")
+BATCH_RUNS = "batch"
+"""The folder of the study of the short runs that find a batch, which may be older than the study's plan."""
 TRAINING = "training"
 """The folder of a cell's training, among the folders of its runs."""
 _RANK_NAME = re.compile(r"rank-[0-9]{5}\.json")
@@ -93,7 +96,8 @@ class Study:
         if root.exists() and not root.is_dir():
             raise UsageError(f"--out {root} is a file; name a folder for the study")
         study = cls(root)
-        visible = root.is_dir() and any(not path.name.startswith(".") for path in root.iterdir())
+        own = {path.name for path in root.iterdir() if path.name[0] != "."} if root.is_dir() else set()
+        visible = own - {BATCH_RUNS}
         if visible and not study.is_there:
             raise UsageError(f"--out {root} is not empty and holds no study; name a new folder")
         return study

@@ -270,6 +270,8 @@ class Campaign:
             if result.outcome is Outcome.OK:
                 continue
             self._console.warn(f"{result.cell_id}: {result.outcome}: {result.reason}")
+            if result.outcome is Outcome.OUT_OF_MEMORY and result.cell_id in self._plan.lighter:
+                self._console.note(f"  instead: {self._plan.lighter[result.cell_id]}")
             for cell_id in tally.close(result.cell_id, result.outcome):
                 self._console.warn(f"{cell_id} is left out: {tally.closed[cell_id]}")
         return results

@@ -104,6 +104,7 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     ]
     lines += [f"  skipped {number} x{sizes}: {reason}" for reason, sizes, number in _reasons(plan.skips)]
     unknown = Counter(reason for cell in plan.cells if (reason := unchecked(cell)) is not None)
+    lines += [f"  {one.words}" for one in request.batches or ()]
     lines += [f"  not checked {number} x: {reason}" for reason, number in unknown.items()]
     return [*lines, *_choice_lines(weighed_choices(study, plan))]
 

@@ -169,7 +169,7 @@ class Choice:
             return ()
         cells = (candidate.cell for candidate in self.candidates)
         lighter = (msgspec.structs.replace(cell, activation_checkpointing=True) for cell in cells)
-        return tuple(_weighed(cell, parts, self.around) for cell in lighter)
+        return tuple(weighed(cell, parts, self.around) for cell in lighter)
 
 
 def _need(candidate: StrategyCandidate) -> str:
@@ -223,11 +223,12 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
         if isinstance(there, Reason):
             refused.append((strategy, there))
         else:
-            candidates.append(_weighed(there, parts, around))
+            candidates.append(weighed(there, parts, around))
     return Choice(candidates=tuple(candidates), refused=tuple(refused), around=around)
 
 
-def _weighed(cell: Cell, parts: ModelParts, around: Surroundings) -> StrategyCandidate:
+def weighed(cell: Cell, parts: ModelParts, around: Surroundings) -> StrategyCandidate:
+    """Predict memory and time of a cell whose model has these parts."""
     placed = around.placed(cell)
     terms = tuple(traffic(placed, parts))
     return StrategyCandidate(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from harness.plan.auto import AUTO, Choice, choose
+from harness.plan.lighter import lighter
 from harness.plan.points import (
     GlobalBatches,
     MatrixPoint,
@@ -19,7 +20,7 @@ from harness.plan.points import (
     workloads_of,
 )
 from harness.plan.predict import certain_bytes, predicted_bytes, unpredicted
-from harness.plan.surroundings import MIB, Devices, Limit, Measured, devices_of
+from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_of
 from harness.plan.unfit import misplaced, unlinkable, unsplittable
 from results.cell import BASELINE_STRATEGY, Cell
 from results.errors import SpecError, UsageError
@@ -31,6 +32,8 @@ from workloads import catalog as workloads
 from workloads.datasets.facts import DATASETS
 from workloads.source import file_hash, source_hash
 
+MUCH = 0.5
+"""Share of the memory of which a cell may turn out to need all, so that its plan says what would help."""
 _DOUBLINGS = 7
 """The advice for a cell that does not fit tries its number of workers, and doubles it up to 64 times."""
 
@@ -61,6 +64,7 @@ def expand(
         builder.add(point)
     if baseline and BASELINE_STRATEGY not in request.every_strategy:
         request = msgspec.structs.replace(request, include=(*request.include, *builder.add_baselines()))
+    predicted = predicted_bytes(builder.cells.values(), request.gpus_per_node)
     return Plan(
         study=study,
         created_at=created_at,
@@ -68,7 +72,8 @@ def expand(
         cells=tuple(builder.cells.values()),
         series=tuple(builder.series()),
         skips=tuple(builder.skips),
-        predicted_bytes=predicted_bytes(builder.cells.values(), request.gpus_per_node),
+        predicted_bytes=predicted,
+        lighter=builder.lighter(predicted),
         unpredicted=unpredicted(builder.cells.values()),
     )
 
@@ -165,6 +170,9 @@ class _PlanBuilder:
 
     def _unfit(self, point: MatrixPoint, cell: Cell) -> Reason | None:
         """Return why a cell certainly does not fit into a GPU; None if it may fit or is already planned."""
+        for batch in self._request.batches or ():
+            if batch.basis == "nothing fits" and batch.series == point.key:
+                return Reason("memory", f"no batch fits: {batch.why}; {self._what_fits(point, cell)}")
         memory = self._limit.gpu_bytes
         if memory is None or cell.id in self.planned:
             return None
@@ -172,11 +180,27 @@ class _PlanBuilder:
         if need <= memory:
             return None
         text = f"{cell.workload} with {cell.strategy} needs at least {need / MIB:,.0f} MiB of a GPU's"
-        instead = self._what_fits(point)
+        instead = self._what_fits(point, cell)
         return Reason("memory", f"{text} {memory / MIB:,.0f}: {instead}; --keep-unfit measures it anyway")
 
-    def _what_fits(self, point: MatrixPoint) -> str:
-        """Name the options that fit by prediction, for the first size of a series that does not fit."""
+    def lighter(self, predicted: Mapping[str, int]) -> dict[str, str]:
+        """Say what would make cells fit, of those that are predicted to take much of the memory."""
+        found = {}
+        for name, size in predicted.items():
+            around = self._around(self.cells[name])
+            if size > MUCH * around.room and (words := lighter(self.cells[name], around)) is not None:
+                found[name] = words
+        return found
+
+    def _around(self, cell: Cell) -> Surroundings:
+        devices = replace(self._limit.gpus or devices_of(self._request), measured=self._limit.measured)
+        return Surroundings.of(cell, devices, self._request.gpus_per_node)
+
+    def _what_fits(self, point: MatrixPoint, cell: Cell) -> str:
+        """Name the options that fit by prediction: the cheapest change of the cell, or for the first size of
+        a series that does not fit another strategy, maybe on more workers."""
+        if (changed := lighter(cell, self._around(cell))) is not None:
+            return changed
         if point.key in self._fitting:
             return self._fitting[point.key]
         advice = "give more workers, and a strategy that shards"

@@ -28,6 +28,8 @@ _OF_BENCH = re.compile(r"(OMP|MKL|OPENBLAS)_NUM_THREADS|PYTHON(PATH|SAFEPATH)|BE
 """bench sets these variables itself, or reads them."""
 _SECRET_WORDS = {"TOKEN", "KEY", "SECRET", "PASSWORD"}
 _SWITCHES = {"true": True, "false": False}
+BATCH_AUTO = "auto"
+"""The word that asks `--batch-size` for the largest batch that fits."""
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -45,6 +47,21 @@ def read_counts(value: int | str | list[int | str], where: str) -> tuple[int, ..
         if not re.fullmatch(r"[+-]?\d{1,30}", text, re.ASCII):
             raise UsageError(f"{where} takes {COUNTS.words}, such as 8,16, not {text!r}")
     return tuple(dict.fromkeys(int(text) for text in texts))
+
+
+def read_batches(value: int | str | list[int | str], where: str) -> tuple[int, ...] | tuple[str]:
+    """Return the numbers of `read_counts`, or the word auto by itself. Raises UsageError."""
+    words = _texts(value)
+    if words == [BATCH_AUTO]:
+        return (BATCH_AUTO,)
+    if BATCH_AUTO in words:
+        raise UsageError(
+            f"{where} takes {BATCHES.words}: leave auto out of {','.join(words)}, or the numbers"
+        )
+    try:
+        return read_counts(value, where)
+    except UsageError as error:
+        raise UsageError(str(error).replace(COUNTS.words, BATCHES.words)) from error
 
 
 def read_gpus(value: int | str | list[int | str], where: str) -> tuple[int, ...]:
@@ -156,6 +173,7 @@ class Kind(Written):
 
 NAMES = Kind("names joined by commas, or a list", "NAME,...", str, lambda value, where: read_names(value))
 COUNTS = Kind("whole numbers joined by commas", "N,...", str, read_counts)
+BATCHES = Kind("auto, or whole numbers joined by commas", "N,...", str, read_batches)
 GPUS = Kind("counts and ranges such as 1..8, joined by commas", "COUNTS", str, read_gpus)
 DURATION = Kind(
     "seconds or a time like 90s, 1h30m, 2d or 1:30:00",
@@ -187,6 +205,7 @@ def _joined(*choices: str) -> Meta:
 
 Names = Annotated[str | list[str] | None, NAMES]
 Counts = Annotated[int | str | list[int | str] | None, COUNTS]
+Batches = Annotated[int | str | list[int | str] | None, BATCHES]
 Gpus = Annotated[int | str | list[int | str] | None, GPUS]
 Precisions = Annotated[str | list[str] | None, PRECISIONS, _joined(*PRECISIONS.choices)]
 MemoryFormats = Annotated[str | list[str] | None, MEMORY_FORMATS, _joined(*MEMORY_FORMATS.choices)]
@@ -256,8 +275,8 @@ class PlanOption:
         if not items:
             raise UsageError(f"{where} is empty; pass a value or omit it")
         for item in items:
-            # None means unlimited.
-            outside = bool(limits) and item is not None and not within(limits, item)
+            # None means unlimited, and a word has no bounds.
+            outside = bool(limits) and isinstance(item, int | float) and not within(limits, item)
             if outside or (kind.choices and item not in kind.choices):
                 given = value if kind in (DURATION, JOB_TIME) else item
                 near = nearest(str(item), kind.choices)

@@ -7,10 +7,10 @@ scaling.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
-from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED
+from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED
 from results.errors import UsageError
 from results.notation import NO_LINK
 from results.plan import Pattern, Plan, Request, Rule, SeriesId, Skip
@@ -65,7 +65,7 @@ def points(request: Request) -> Iterator[MatrixPoint]:
     Raises UsageError for a matrix of more than MOST_POINTS, before it has grown, and for an exclude
     pattern that names what no point has.
     """
-    keys = list(_keys(request))
+    keys = list(series_of(request))
     axes: dict[str, list[object]] = {
         name: list(dict.fromkeys(getattr(key, name) for key in keys)) for name in _AXES
     }
@@ -102,7 +102,24 @@ def workloads_of(request: Request) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*request.workloads, *included]))
 
 
-def _keys(request: Request) -> Iterator[SeriesId]:
+def series_of(request: Request) -> Iterator[SeriesId]:
+    """The series of a request's axes, each once; of `--batch-size auto` those that have a batch."""
+    if request.batches is not None:
+        batches = [one.series for one in request.batches]
+        if BASELINE_STRATEGY in request.strategies:
+            batches += [
+                replace(
+                    one.series,
+                    strategy=BASELINE_STRATEGY,
+                    compression=UNCOMPRESSED,
+                    collective=DEFAULT_COLLECTIVE,
+                    link=NO_LINK,
+                )
+                for one in request.batches
+                if one.basis != "nothing fits"
+            ]
+        yield from dict.fromkeys(batches)
+        return
     axes = (request.strategies, request.compressions, request.collectives, request.links, request.scalings)
     for workload in request.workloads:
         own = request.batch_sizes or (MEMBERS[WORKLOADS.parse(workload).name].batch,)

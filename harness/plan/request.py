@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from harness.plan.options import read_duration_s
+from harness.plan.options import BATCH_AUTO, read_duration_s
 from harness.plan.study_file import BY_NAME, StudyFile, check_values, combinations
 from results.cell import (
     BASELINE_STRATEGY,
@@ -23,6 +23,7 @@ from results.errors import UsageError
 from results.notation import NO_LINK, link_text, read_link
 from results.parts import Unknown
 from results.plan import Pattern, Request
+from strategies.auto import Auto
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES
 from workloads.catalog import WORKLOADS, default_workloads, facts
 from workloads.datasets.facts import DATASETS
@@ -89,6 +90,7 @@ def _request(options: StudyFile, machine_has_cuda: bool, source_folder: Path) ->
         name: tuple(dict.fromkeys(catalog.parse(text).text for text in axes[name]))
         for name, catalog in _CATALOGS.items()
     }
+    finds_batch = axes["batch_size"] == (BATCH_AUTO,)
     include, exclude = _patterns("include", options.include), _patterns("exclude", options.exclude)
     dataset = DATASETS.parse(options.dataset or SYNTHETIC).text  # type: ignore[arg-type]
     named = [*axes["workload"], *(pattern.workload for pattern in include if pattern.workload is not None)]
@@ -103,7 +105,8 @@ def _request(options: StudyFile, machine_has_cuda: bool, source_folder: Path) ->
         compressions=axes["compression"],
         collectives=axes["collective"],
         links=tuple(dict.fromkeys(link_text(read_link(text)) for text in axes["link"])),
-        batch_sizes=axes["batch_size"],
+        batch_sizes=() if finds_batch else axes["batch_size"],
+        batches=() if finds_batch else None,
         global_batch_sizes=axes["global_batch_size"],
         scalings=axes["scaling"],
         dataset=dataset,
@@ -122,7 +125,27 @@ def _request(options: StudyFile, machine_has_cuda: bool, source_folder: Path) ->
         **others,
     )
     _check_nodes(request)
+    if finds_batch:
+        _check_batch_auto(request)
     return request
+
+
+def _check_batch_auto(request: Request) -> None:
+    """Refuse requests under which the largest batch that fits is not defined."""
+    if "strong" in request.scalings:
+        raise UsageError(
+            "--batch-size auto finds the batch of a replica, and strong scaling keeps a global batch: give "
+            "--global-batch-size, or leave --scaling strong out"
+        )
+    if Auto.name in request.every_strategy:
+        raise UsageError(
+            "--batch-size auto and --strategy auto depend on each other: name strategies, or a batch size"
+        )
+    if request.device == "cpu" and request.memory_limit_mb is None:
+        raise UsageError(
+            "--batch-size auto on CPU needs the memory of a rank, since ranks share the host's: give "
+            "--memory-limit-mb, such as --memory-limit-mb 2048"
+        )
 
 
 def _check_nodes(request: Request) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from harness.plan.launchers import launcher_entries, launchers_help
 from harness.plan.options import (
+    Batches,
     Checkpointings,
     Counts,
     Duration,
@@ -50,7 +51,13 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = None
     gpus: Annotated[Gpus, option("numbers of workers: 1..256 (doubling), 8..64:8 (steps), 1,2,96")] = None
     strategy: Annotated[Names, option("how a step is distributed: single,ddp:bucket_mb=50")] = None
-    batch_size: Annotated[Counts, option("batch per replica: samples of one update", ge=1)] = None
+    batch_size: Annotated[
+        Batches,
+        option(
+            "batch per replica: samples of one update; auto finds the largest that fits (docs/tuning.md)",
+            ge=1,
+        ),
+    ] = None
     global_batch_size: Annotated[
         Counts,
         option("global batch: samples of one update over all replicas; kept under strong scaling", ge=1),

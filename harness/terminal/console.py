@@ -178,3 +178,13 @@ class Console:
         )
         with Progress(*columns, console=self._err, transient=True, expand=True) as bar:
             yield ProgressLine(self, bar, bar.add_task("starting", total=total, left="?", elapsed="0 s"))
+
+
+class QuietConsole(Console):
+    """A console of work within other work: its notes and warnings are details."""
+
+    def note(self, text: str) -> None:
+        if self.loudness > 0:
+            super().note(text)
+
+    warn = note

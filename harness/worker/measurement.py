@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
+from harness.worker.cell.memory import reset_peaks
 from harness.worker.cell.model_parts import count_flops
 from harness.worker.cell.setup import Built
 from harness.worker.exchange.recorder import TooManyOperationsError
@@ -27,10 +28,9 @@ from harness.worker.proof.conformance import (
 from harness.worker.rank.context import Run
 from harness.worker.rank.failure import classify
 from harness.worker.rank.network import read_transports
-from harness.worker.rank.usage import ForeignCpu, reset_rss_peak
+from harness.worker.rank.usage import ForeignCpu
 from harness.worker.turns import Turns
 from results.record import Work
-from strategies.devices import device_of
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
 
@@ -68,9 +68,7 @@ class Measurement:
         if self._turns is not None and self._turns.only_timed:
             fewer = min(policy.warmup_max_steps, FEWER_WARM_UP_STEPS)
             policy = msgspec.structs.replace(policy, warmup_max_steps=fewer)
-        device_of(around.device).reset_memory_peaks()
-        if not reset_rss_peak():
-            run.absent["memory"] = "the kernel does not reset peaks: the peak is the process's, not the run's"
+        run.absent |= reset_peaks(around.device)
         run.begin("warm-up")
         if around.device.type == "cuda":
             with sampler(around.device, around.rank) as sampling:

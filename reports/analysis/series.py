@@ -16,7 +16,7 @@ _TRAVEL = ("strategy", "compression", "collective", "link_mbit_per_s")
 _SIZED = ("workload", *_TRAVEL, "gpus", "model_parallel", "micro_batch", "steps")
 """Fields of a cell that its series' key contains in another form, or that vary along the series."""
 _AXES = ("workloads", "gpus", "strategies", "compressions", "collectives", "links")
-_ASKED = (*_AXES, "batch_sizes", "global_batch_sizes")
+_ASKED = (*_AXES, "batch_sizes", "batches", "global_batch_sizes")
 """Fields of a request that only say which points there are."""
 
 _TOLD = (

@@ -186,6 +186,10 @@ class Simulation:
         self._lock = threading.RLock()
         self._accesses: dict[int, tuple[StorageWeakRef, list[Access]]] = {}
         self._host: dict[int, StorageWeakRef] = {}
+        self._sizes: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._counted = 0
+        """Bytes of `_sizes`, of which storages that are gone are taken off where they would make a peak."""
+        self.peak = 0
         self._kept = 4096
         self.over: dict[Stream, int] = {}
         """How much of each stream the host has waited for."""
@@ -224,8 +228,11 @@ class Simulation:
             first=first, end=end, stream=stream, place=place, writes=writes, what=what, transfer=transfer
         )
         with self._lock:
+            if storage._cdata not in self._accesses and not self.on_host(tensor):
+                self._count(storage)
             known, others = self._accesses.setdefault(storage._cdata, (StorageWeakRef(storage), []))
             if known.expired():
+                self._count(storage)
                 others = []
                 self._accesses[storage._cdata] = StorageWeakRef(storage), others
             for other in list(others):
@@ -238,6 +245,19 @@ class Simulation:
             ]
             others.append(own)
             self._forget()
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        """Count the memory of a storage that is touched for the first time."""
+        self._sizes[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._counted += storage.nbytes()
+        if self._counted > self.peak:
+            self.peak = max(self.peak, self.allocated())
+
+    def allocated(self) -> int:
+        """Bytes of the storages on the device that are there."""
+        self._sizes = {key: one for key, one in self._sizes.items() if not one[0].expired()}
+        self._counted = sum(size for _, size in self._sizes.values())
+        return self._counted
 
     def _require_order(self, other: Access, own: Access, tensor: Tensor) -> None:
         # torch's reducer waits for futures in C++, before it reads their buckets.
@@ -831,11 +851,13 @@ class SimulatedDevice(StreamedDevice):
         return StreamFuture()
 
     def memory(self) -> MemoryFigures:
+        now, peak = SIMULATION.allocated(), SIMULATION.peak
         return MemoryFigures(
-            allocated=0, allocated_peak=0, reserved=0, reserved_peak=0, free=2**26, total=2**30
+            allocated=now, allocated_peak=peak, reserved=now, reserved_peak=peak, free=2**26, total=2**30
         )
 
-    def reset_memory_peaks(self) -> None: ...
+    def reset_memory_peaks(self) -> None:
+        SIMULATION.peak = SIMULATION.allocated()
 
     def release_memory(self) -> None: ...
 

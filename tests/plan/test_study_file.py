@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 
 from harness.cli.matrix import matrix_command as command
 from harness.commands.reference import reference
-from harness.plan.options import COUNTS, DURATION, GPUS, JOB_TIME, LIMITS, NAMES, VARIABLES, PlanOption
+from harness.plan.options import (
+    BATCHES,
+    COUNTS,
+    DURATION,
+    GPUS,
+    JOB_TIME,
+    LIMITS,
+    NAMES,
+    VARIABLES,
+    PlanOption,
+)
 from harness.plan.study_file import (
     BY_NAME,
     OPTIONS,
@@ -317,8 +327,9 @@ def values(option: PlanOption) -> st.SearchStrategy[Any]:
         return chosen | st.lists(chosen, min_size=1) if kind.metavar else chosen
     if kind is GPUS:
         return st.integers(1, 4096) | st.sampled_from(["1..8", "8..64:8", [1, "2..4"]])
-    if kind is COUNTS:
-        return number | st.lists(number | number.map(str), min_size=1)
+    if kind in (COUNTS, BATCHES):
+        counts = number | st.lists(number | number.map(str), min_size=1)
+        return counts | st.just("auto") if kind is BATCHES else counts
     if kind in (DURATION, JOB_TIME):
         texts = number.map(lambda seconds: f"{seconds // 60}m{seconds % 60}s")
         return texts | number.map(float) if kind is DURATION else texts

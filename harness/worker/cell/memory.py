@@ -26,6 +26,7 @@ from typing import Protocol
 import torch
 
 from harness.worker.rank.usage import rss_bytes, rss_peak_bytes, status_field
+from harness.worker.rank.usage import reset_rss_peak, rss_bytes, rss_peak_bytes
 from results.errors import UsageError
 from results.record import Memory
 from strategies.devices import DeviceKind, MemoryFigures, device_of
@@ -163,6 +164,14 @@ class DeviceMemory:
 def _gauge(device: torch.device) -> Gauge:
     on = device_of(device)
     return HostMemory() if on.memory() is None else DeviceMemory(on)
+
+
+def reset_peaks(device: torch.device) -> dict[str, str]:
+    """Begin to count the peaks of memory anew. Returns why a peak is not the run's own, if it is not."""
+    device_of(device).reset_memory_peaks()
+    if reset_rss_peak():
+        return {}
+    return {"memory": "the kernel does not reset peaks: the peak is the process's, not the run's"}
 
 
 class MemoryUse:

@@ -18,6 +18,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from harness.worker.cell.memory import MemoryUse, reset_peaks
 from harness.worker.cell.sampler import batch_print
 from harness.worker.cell.setup import CellSetup, keep_first, seed_step
 from harness.worker.measure.scalars import Scalars
@@ -127,10 +128,13 @@ def train_cell(run: Run, order: TrainOrder) -> None:
     run.found["trained_steps"] = 0
     around.log.event("build")
     around.exchange.reset()
+    memory = MemoryUse(around.device)
     setup = CellSetup.of(around, cell_on(run.cell, around.rank.gpus, order.batch_rule))
+    run.absent |= reset_peaks(around.device)
     folder = None if around.rank.rank else run.scalars_folder
     with setup.memory.kept(), closing(Scalars(folder)) as scalars:
         TrainingLoop(run, order, setup, scalars).train()
+    run.found["memory"] = memory.record()
     run.absent |= scalars.absent
 
 

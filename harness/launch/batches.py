@@ -1,0 +1,95 @@
+"""The short runs of `--batch-size auto`, which are a study of their own in the folder of the study."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from harness.plan.fitting import Curve, place_of
+from harness.terminal.console import Console
+from results.cell import Cell, point
+from results.outcome import Outcome
+from results.plan import FittingBatch, Plan, Request
+from results.rebuild import rebuilt_plan
+from results.run import RunResult
+from results.store import Study, utc_now
+from results.train_order import TrainOrder
+
+Execute = Callable[[Study, Plan], int | None]
+"""Runs what is left of a plan of a study. Returns an exit code if the command is to end with it."""
+
+
+def find_batches(
+    study: Study,
+    curves: Sequence[Curve],
+    execute: Execute,
+    *,
+    request: Request,
+    trains: bool,
+    console: Console,
+) -> list[FittingBatch] | int:
+    """Return the batch of each curve, found by runs of the cells that `Curve.search` names, in `study`.
+
+    With `trains` they train a few steps, with a validation and a checkpoint. Returns an exit code if the
+    runs did not end; a later call goes on from there.
+    """
+    before: list[Cell] = []
+    while True:
+        seen = _seen(study)
+        found = [curve.search(seen) for curve in curves]
+        wanted = list(dict.fromkeys(one for one in found if isinstance(one, Cell)))
+        if not wanted:
+            return [one for one in found if isinstance(one, FittingBatch)]
+        if wanted == before:
+            console.note("batch sizes are not found yet; the same command goes on from here")
+            return 1
+        console.note(
+            f"batch size auto tries {', '.join(f'{cell.workload} {point(cell)}' for cell in wanted)}"
+        )
+        ended = execute(study, _kept_plan(study, wanted, request, trains=trains))
+        if ended is not None:
+            return ended
+        for cell in wanted:
+            # Only what the run took is of use.
+            shutil.rmtree(study.checkpoints_folder(cell.id), ignore_errors=True)
+        before = wanted
+
+
+def _seen(study: Study) -> dict[str, dict[int, int | str]]:
+    """What the runs of a study took, by the place of their cells and by micro-batch."""
+    seen: dict[str, dict[int, int | str]] = {}
+    for run in study.results(keep=True) if study.is_there else ():
+        if not run.outcome.runs_again:
+            cell = study.cell(run.cell_id)
+            seen.setdefault(place_of(cell), {})[cell.micro_batch] = _taken(study, run)
+    return seen
+
+
+def _taken(study: Study, run: RunResult) -> int | str:
+    """The bytes of the rank that took most; of a failed run a predicate."""
+    if run.outcome is Outcome.OUT_OF_MEMORY:
+        return "ran out of memory"
+    memories = [record.memory for record in study.rank_records(run.cell_id, run.run_id)]
+    if run.outcome is not Outcome.OK or None in memories:
+        return f"failed ({run.outcome}: {run.reason or 'its memory is not known'})"
+    return max(memory.taken_bytes for memory in memories if memory is not None)
+
+
+def _kept_plan(study: Study, cells: Sequence[Cell], request: Request, *, trains: bool) -> Plan:
+    """Add a plan of one run of each cell to the study, or return the one that an interrupted call added."""
+    for plan in study.plans():
+        if list(plan.cells) == cells:
+            return plan
+    plan = rebuilt_plan(study.name, cells, ())
+    place = {name: getattr(request, name) for name in ("source_folder", "gpus_per_node", "node_size")}
+    short = TrainOrder(steps=4, checkpoint_every=2, validate_every=2, keep=1, restarts=0)
+    plan = msgspec.structs.replace(
+        plan,
+        created_at=utc_now(),
+        request=msgspec.structs.replace(plan.request, **place),
+        training=short if trains else None,
+    )
+    study.add_plan(plan)
+    return plan

@@ -1,0 +1,227 @@
+"""`--batch-size auto`: the largest micro-batch that fits, by prediction first, then by what short runs take.
+
+The search is a function of the runs so far: it continues where it was interrupted, and repeats no run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, lcm
+
+import msgspec
+
+from harness.plan.expand import expand
+from harness.plan.points import series_of
+from harness.plan.surroundings import MIB, Limit, Surroundings, devices_of
+from results.cell import BASELINE_STRATEGY, Cell, StepPolicy
+from results.parts import Unknown
+from results.plan import BatchBasis, FittingBatch, Plan, Request, SeriesId
+from strategies.catalog import STRATEGIES
+from strategies.predictions import footprint
+from workloads.catalog import WORKLOADS, facts, refusal
+
+TENSOR_CORE_SAMPLES = 8
+"""Micro-batches on tensor cores are multiples of this, unless not even that many samples fit."""
+TOLERANCE = 0.03
+"""The search ends when the smallest size that does not fit exceeds the largest that does by this share."""
+PROBE = StepPolicy(block_steps=2, warmup_max_steps=0, min_blocks=1, max_blocks=1, budget_s=0, quads=0)
+"""Two steps after those that are proven: the optimizer has its state, and every micro-batch is among them."""
+_MOST_AIMED = 6
+"""Runs after which the search halves, and no longer takes memory to grow equally with each sample."""
+_MOST_SAMPLES = 2**20
+Taken = Mapping[int, int | str]
+"""Runs of one cell, by micro-batch: the bytes of the fullest rank, or how it failed, as a predicate."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cell on one number of workers, whose largest micro-batch is wanted."""
+
+    cell: Cell
+    """With the smallest micro-batch that it can have."""
+    around: Surroundings
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """Micro-batches are multiples of the first or, if not even one of it fits, of the second."""
+        pieces = STRATEGIES.facts(self.cell.strategy).microbatches
+        on_tensor_cores = self.cell.device == "cuda" and self.cell.precision != "fp32"
+        return tuple(dict.fromkeys((lcm(pieces, TENSOR_CORE_SAMPLES if on_tensor_cores else 1), pieces)))
+
+    def of(self, micro_batch: int) -> Cell:
+        return msgspec.structs.replace(self.cell, micro_batch=micro_batch)
+
+    def least(self, unit: int) -> int:
+        return ceil(self.cell.micro_batch / unit) * unit
+
+    def predicted_bytes(self, micro_batch: int) -> int | Unknown:
+        parts = facts(WORKLOADS.parse(self.cell.workload)).parts
+        if isinstance(parts, Unknown):
+            return parts
+        return footprint(self.around.placed(self.of(micro_batch)), parts).total
+
+    @cached_property
+    def predicted(self) -> int:
+        """The largest micro-batch that fits by prediction; the smallest one if none does, or if nothing is
+        predicted."""
+        unit = self.units[0]
+
+        def exceeds(pieces: int) -> bool:
+            size = self.predicted_bytes(pieces * unit)
+            too_large = isinstance(size, Unknown) or size > self.around.room
+            return too_large or refusal(self.of(pieces * unit)) is not None
+
+        least = self.least(unit)
+        pieces = range(least // unit + 1, _MOST_SAMPLES // unit)
+        return least + unit * bisect_left(pieces, True, key=exceeds)
+
+    def bracket(self, taken: Taken, most: int | None = None) -> tuple[int | None, int | None]:
+        """Return the largest micro-batch that fits, up to `most`, and the smallest one that does not."""
+        room = self.around.measured_room
+        failed = [size for size, what in taken.items() if isinstance(what, str) or what > room]
+        high = min(failed, default=None)
+        last = min(high - 1 if high else _MOST_SAMPLES, most or _MOST_SAMPLES)
+        return max((size for size in taken if size <= last), default=None), high
+
+    def next_size(self, taken: Taken, unit: int, most: int | None) -> int | None:
+        """Return the micro-batch to try next, up to `most`; None if the largest that fits is known."""
+        low, high = self.bracket(taken, most)
+        bottom = self.least(unit) if low is None else low + unit
+        top = min(high or _MOST_SAMPLES, (most or _MOST_SAMPLES) + 1)
+        if top <= bottom or (low is not None and top - low <= TOLERANCE * low):
+            return None
+        known = {size: what for size, what in taken.items() if isinstance(what, int)}
+        at = next((size for size in (low, high) if size in known), None)
+        rise = None if at is None or len(taken) >= _MOST_AIMED else self._rise(known, at)
+        # Where nothing is predicted, and while no size is known not to fit, it at most doubles.
+        predicts = rise is not None and len(known) == 1
+        reach = top if low is None or predicts else min(top, 2 * low + unit)
+        aim = reach if high is None else (bottom + top) / 2
+        if low is None and high is None:
+            aim = self.predicted
+        if at is not None and rise is not None:
+            aimed = at + (self.around.measured_room - known[at]) / rise
+            # A run that did not fit refutes an aim beyond it.
+            aim = aimed if high is None or aimed < high else aim
+        return max(bottom, min(int(aim), reach - 1) // unit * unit)
+
+    def _rise(self, known: Mapping[int, int], at: int) -> float | None:
+        """Bytes that each further sample takes: measured, or predicted for more than `at` samples, where
+        activations make the peak; None if neither is known."""
+        sizes = known
+        if len(known) < 2:
+            predicted = ((size, self.predicted_bytes(size)) for size in (8 * at, 16 * at))
+            sizes = {size: what for size, what in predicted if isinstance(what, int)}
+        if len(sizes) < 2:
+            return None
+        (few, less), (many, more) = min(sizes.items()), max(sizes.items())
+        return (more - less) / (many - few) if more > less else None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A weak series whose batch is wanted: its smallest and its largest size."""
+
+    series: SeriesId
+    ends: tuple[Candidate, ...]
+
+    @classmethod
+    def of(cls, series: SeriesId, cells: Sequence[Cell], request: Request) -> Curve:
+        """The curve of cells in ascending order of their workers, each with the smallest micro-batch that it
+        can have."""
+        devices, per_node = devices_of(request), request.gpus_per_node
+        ends = dict.fromkeys((cells[0], cells[-1]))
+        return cls(series, tuple(Candidate(cell, Surroundings.of(cell, devices, per_node)) for cell in ends))
+
+    @property
+    def work(self) -> str:
+        return place_of(msgspec.structs.replace(self.ends[0].cell, gpus=1, model_parallel=1))
+
+    def predicted(self) -> FittingBatch:
+        """The batch by prediction, or the smallest one if nothing is predicted."""
+        one = min(self.ends, key=lambda end: end.predicted)
+        need, room = one.predicted_bytes(one.predicted), one.around.room
+        why = f"not predicted, because its memory is {need}"
+        if isinstance(need, int):
+            takes = f"takes {need / MIB:,.0f} of the {room / MIB:,.0f} MiB that may be planned"
+            why = f"by prediction a micro-batch of {one.predicted:,} on {one.cell.gpus} {takes}"
+        return self._found(one.predicted, "predicted", f"{why}; short runs find the largest that fits")
+
+    def search(self, seen: Mapping[str, Taken]) -> Cell | FittingBatch:
+        """Return the cell to run next, or the batch once it is known.
+
+        `seen` has what runs took, by the place (`place_of`) of their cells.
+        """
+        most: int | None = None
+        why = ""
+        for one in self.ends:
+            taken = dict(seen.get(place_of(one.cell), {}))
+            for unit in one.units:
+                while (size := one.next_size(taken, unit, most)) is not None:
+                    refused = refusal(one.of(size))
+                    if refused is None:
+                        return msgspec.structs.replace(one.of(size), steps=PROBE)
+                    taken[size] = f"is refused: {refused}"
+                if one.bracket(taken, most)[0] is not None:
+                    break
+            low, high = one.bracket(taken, most)
+            if low is None:
+                least = one.least(one.units[-1])
+                return self._found(least, "nothing fits", _said(one, least, taken))
+            if most is None or low < most:
+                most, why = low, _said(one, low, taken)
+                why += "" if high is None else f", and {_said(one, high, taken)}"
+        assert most is not None
+        return self._found(most, "measured", why)
+
+    def _found(self, micro_batch: int, basis: BatchBasis, why: str) -> FittingBatch:
+        series = replace(self.series, batch_size=micro_batch * self.ends[0].cell.accumulation)
+        return FittingBatch(series=series, work=self.work, basis=basis, why=why)
+
+
+def _said(one: Candidate, micro_batch: int, taken: Taken) -> str:
+    """What a run of a micro-batch took or how it failed, as a clause."""
+    what, room = taken[micro_batch], one.around.measured_room / MIB
+    if isinstance(what, int):
+        what = f"takes {what / MIB:,.1f} of the {room:,.1f} MiB that it may"
+    return f"a micro-batch of {micro_batch:,} on {one.cell.gpus} {what}"
+
+
+def place_of(cell: Cell) -> str:
+    """The id of what cells have in common that differ only in micro-batch and in how long they run."""
+    return msgspec.structs.replace(cell, micro_batch=1, steps=StepPolicy()).id
+
+
+def with_batches(
+    request: Request, *, earlier: Sequence[Plan], limit: Limit
+) -> tuple[Request, tuple[Curve, ...]]:
+    """Give each series of a request with `--batch-size auto` the batch that its study has found, else the
+    predicted one. Also return the curves whose batch is only predicted."""
+    keys = list(series_of(msgspec.structs.replace(request, batches=None)))
+    # The baseline has the batches of the series that are measured against it.
+    keys = [key for key in keys if key.strategy != BASELINE_STRATEGY] or keys
+    found = {one.series: one for one in (_smallest(key, request) for key in keys)}
+    least = msgspec.structs.replace(request, batches=tuple(found.values()), include=())
+    plan = expand(least, study="", created_at="", limit=limit)
+    cells = {cell.id: cell for cell in plan.cells}
+    told = [one for plan in reversed(earlier) for one in plan.request.batches or ()]
+    had = {one.work: one for one in told if one.basis == "measured"}
+    left = []
+    for series in plan.series:
+        if series.id in found:
+            curve = Curve.of(series.id, [cells[name] for name in series.cells], request)
+            if curve.work not in had:
+                left.append(curve)
+            found[series.id] = had.get(curve.work) or curve.predicted()
+    return msgspec.structs.replace(request, batches=tuple(found.values())), tuple(left)
+
+
+def _smallest(key: SeriesId, request: Request) -> FittingBatch:
+    """The smallest batch that the cells of a series can have."""
+    samples = facts(WORKLOADS.parse(key.workload)).minimum_batch
+    pieces = STRATEGIES.facts(key.strategy).microbatches * request.accumulation
+    series = replace(key, batch_size=pieces * (1 if isinstance(samples, Unknown) else samples))
+    return FittingBatch(series=series, work="", basis="predicted", why="none of its sizes can run")

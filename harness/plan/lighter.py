@@ -1,0 +1,72 @@
+"""The cheapest change of a cell's options that makes it fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from harness.plan.auto import StrategyCandidate, weighed
+from harness.plan.surroundings import MIB, SHARE, Surroundings
+from harness.plan.unfit import unsplittable
+from results.cell import Cell
+from results.parts import Unknown
+from results.spec import split
+from strategies.catalog import STRATEGIES
+from strategies.refusal import refusal
+from workloads import catalog as workloads
+
+_SHARDING = {"reshard": "true", "stage": "3", "offload": "cpu"}
+"""Options of strategies that take memory off a device, with the value that does so."""
+
+
+def lighter(cell: Cell, around: Surroundings) -> str | None:
+    """Name the cheapest of accumulation, checkpointing, reshard and offload that makes a cell fit which does
+    not, as a clause.
+
+    The cell may not fit although it is predicted to: a change must also save a part of what is predicted.
+    Computation that the study has measured counts as measured. None if no single change is enough, or if the
+    model states no parts.
+    """
+    parts = workloads.facts(workloads.WORKLOADS.parse(cell.workload)).parts
+    if isinstance(parts, Unknown) or not cell.dense:
+        return None
+    before = weighed(cell, parts, around)
+    most = min(around.room, int(SHARE * before.memory.total))
+    found: dict[str, StrategyCandidate] = {}
+    for options, changed in _changes(cell):
+        if not (refusal(changed) or workloads.refusal(changed) or unsplittable(changed)):
+            after = weighed(changed, parts, around)
+            if after.memory.total <= most and after.fits_host:
+                found.setdefault(options, after)
+    if not found:
+        return None
+    # The first of equally fast ones changes least.
+    options, best = min(found.items(), key=lambda item: item[1].times.step)
+    by = "measured computation" if "computation" in best.times.measured else "prediction"
+    slower = ""
+    if best.times.measured == before.times.measured:
+        slower = f", {best.times.step / before.times.step:.2f} times the step time"
+    need, room = best.memory.total / MIB, around.room / MIB
+    return f"{options} fits by {by} ({need:,.0f} of {room:,.0f} MiB{slower})"
+
+
+def _changes(cell: Cell) -> Iterator[tuple[str, Cell]]:
+    """The options of each single change, and the cell with it; its samples of an update stay."""
+    changed, count = msgspec.structs.replace, cell.accumulation
+    for pieces in range(2, cell.micro_batch + 1):
+        if cell.micro_batch % pieces == 0:
+            less = changed(cell, micro_batch=cell.micro_batch // pieces, accumulation=count * pieces)
+            yield f"--accumulation {count * pieces}", less
+    if cell.activation_checkpointing is False:
+        selective = changed(cell, activation_checkpointing="selective")
+        yield "--activation-checkpointing selective", selective
+    if cell.activation_checkpointing is not True:
+        yield "--activation-checkpointing", changed(cell, activation_checkpointing=True)
+    name, positional, options = split(cell.strategy)
+    for option, value in _SHARDING.items():
+        if option in STRATEGIES.parse(cell.strategy).options:
+            words = [f"{key}={text}" for key, text in (options | {option: value}).items()]
+            strategy = STRATEGIES.parse(":".join([name, *([positional] if positional else ()), *words])).text
+            if strategy != cell.strategy and not (option == "offload" and cell.device == "cpu"):
+                yield f"--strategy {strategy}", changed(cell, strategy=strategy)

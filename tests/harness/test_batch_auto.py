@@ -1,0 +1,97 @@
+"""`--batch-size auto` from the command line: it finds a batch, keeps it, goes on after a kill, and trains."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launching import until
+
+from harness.cli import run as bench_here
+from results.outcome import Outcome
+from results.store import BATCH_RUNS, Study
+
+SHORT = ("--budget", "0", "--block-steps", "2", "--warmup-steps", "0", "--quads", "0", "--repeats", "1")
+CALL = (
+    *("matrix", "--workload", "gpt-nano", "--strategy", "ddp", "--gpus", "2", "--device", "cpu"),
+    *("--batch-size", "auto", "--memory-limit-mb", "64", "--oversubscribe", "--no-report", "--out", "study"),
+)
+Bench = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def probes(folder: Path) -> dict[int, list[Outcome]]:
+    """The outcomes of the short runs, by micro-batch."""
+    study, found = Study(folder / "study" / BATCH_RUNS), dict[int, list[Outcome]]()
+    for run in study.results():
+        found.setdefault(study.cell(run.cell_id).micro_batch, []).append(run.outcome)
+    return found
+
+
+def test_a_dry_run_says_what_is_predicted_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench_here([*CALL, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "batch size auto for gpt-nano, ddp: by prediction a micro-batch of " in said
+    assert not (tmp_path / "study").exists()
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "manual"])
+def test_launchers_that_do_not_run_here_refuse_it(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench_here(["matrix", "--gpus", "2", "--batch-size", "auto", "--launcher", launcher,
+                       "--device", "cpu", "--memory-limit-mb", "64"]) == 2  # fmt: skip
+    assert f"--launcher {launcher} leaves launches to others" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_it_is_found_once_and_a_killed_search_goes_on(bench: Bench, tmp_path: Path) -> None:
+    call = [str(Path(sys.executable).with_name("bench")), *CALL, *SHORT]
+    first = subprocess.Popen(call, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    index = tmp_path / "study" / BATCH_RUNS
+    until(lambda: len(list(index.glob("cells/*/*/rank-*.json"))) >= 2)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    begun = probes(tmp_path)
+    assert bench(*CALL, *SHORT).returncode == 0
+    found = probes(tmp_path)
+    # What had its result when the command was killed did not run again.
+    assert all(outcomes == found[size] for size, outcomes in begun.items() if Outcome.OK in outcomes)
+    settled = Counter(size for size, those in found.items() for one in those if not one.runs_again)
+    assert set(settled.values()) == {1}
+    study = Study(tmp_path / "study")
+    [batch] = study.plan(1).request.batches or ()
+    assert batch.basis == "measured"
+    size = batch.series.batch_size
+    assert found[size] == [Outcome.OK]
+    assert size + 1 in found
+    ran = {study.cell(run.cell_id).micro_batch: run.outcome for run in study.results()}
+    assert ran == {size: Outcome.OK}
+    again = bench(*CALL, *SHORT)
+    assert again.returncode == 0
+    assert "0 of 2 runs to do" in again.stderr or "0 of 1 run to do" in again.stderr
+    assert probes(tmp_path) == found
+    assert bench("report", str(study.root / BATCH_RUNS)).returncode == 0
+
+
+@pytest.mark.slow
+def test_training_probes_train_with_a_validation(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("so many words that are read again and again. " * 4000)
+    call = [word for word in CALL if word != "--no-report"]
+    call[0] = "train"
+    done = bench(*call, "--dataset", "text:text.txt", "--steps", "4")
+    assert done.returncode == 0, done.stderr
+    inner = Study(tmp_path / "study" / BATCH_RUNS)
+    logs = [inner.training_log(cell) for cell in inner.cell_ids()]
+    assert any(log.validations for log in logs)
+    assert not list(inner.root.glob("cells/*/training/checkpoints/step-*"))
+    [batch] = Study(tmp_path / "study").plan(1).request.batches or ()
+    assert batch.basis == "measured"
