@@ -22,6 +22,8 @@ from strategies.predictions import footprint
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 AUTO = {"workload": "gpt-nano", "gpus": "1..4", "device": "cpu", "batch_size": "auto", "memory_limit_mb": 400}
+ROOM = SHARE * 400 * MIB - MIB
+"""Of a limit of 400 MiB on CPU."""
 Takes = Callable[[int], int | str]
 
 
@@ -69,7 +71,7 @@ def test_the_search_finds_what_a_scan_finds_in_few_runs() -> None:
 
         def fits(size: int, takes: Takes = takes) -> bool:
             what = takes(size)
-            return isinstance(what, int) and what <= SHARE * 400 * MIB
+            return isinstance(what, int) and what <= ROOM
 
         scan = 0
         while fits(scan + 1):
@@ -96,20 +98,20 @@ def test_where_memory_is_as_predicted_two_further_runs_are_enough() -> None:
     found, tried = searched(one, lambda size: footprint(one.of(size), parts).total)
     assert found is not None
     assert len(tried) <= 3
-    assert footprint(one.of(found), parts).total <= SHARE * 400 * MIB
+    assert footprint(one.of(found), parts).total <= ROOM
 
 
 def test_tensor_cores_get_multiples_of_8_unless_8_do_not_fit() -> None:
     gpu = {"device": "cuda", "backend": "nccl"}
     half, full = candidate(precision="bf16", **gpu), candidate(**gpu)
-    assert searched(half, lambda size: size * 20 * MIB)[0] == 16
+    assert searched(half, lambda size: size * 21 * MIB)[0] == 16
     assert searched(half, lambda size: size * 70 * MIB)[0] == 5
-    assert searched(full, lambda size: size * 20 * MIB)[0] == 19
+    assert searched(full, lambda size: size * 21 * MIB)[0] == 18
     assert searched(half, lambda size: size * 500 * MIB)[0] is None
 
 
 def test_a_pipeline_gets_multiples_of_its_microbatches() -> None:
-    assert searched(candidate("pipeline:1f1b", 4), lambda size: size * 20 * MIB)[0] % 4 == 0
+    assert searched(candidate("pipeline:1f1b", 4), lambda size: size * 21 * MIB)[0] % 4 == 0
 
 
 def a_curve(*gpus: int) -> Curve:
@@ -128,20 +130,20 @@ def run(curve: Curve, takes: Callable[[Cell], int | str]) -> tuple[FittingBatch,
     return found, tried
 
 
-@pytest.mark.parametrize(("at_2", "at_8", "batch"), [(10, 20, 19), (20, 10, 19), (10, 10, 38)])
+@pytest.mark.parametrize(("at_2", "at_8", "batch"), [(10, 20, 18), (20, 10, 18), (10, 10, 37)])
 def test_the_smaller_of_both_ends_holds_for_the_curve(at_2: int, at_8: int, batch: int) -> None:
     takes = {2: at_2, 8: at_8}
     found, tried = run(a_curve(2, 4, 8), lambda cell: cell.micro_batch * takes[cell.gpus] * MIB)
     assert (found.series.batch_size, found.basis) == (batch, "measured")
     assert {cell.gpus for cell in tried} == {2, 8}
     # The second end is not searched beyond what the first has found.
-    assert max(cell.micro_batch for cell in tried if cell.gpus == 8) <= 38
+    assert max(cell.micro_batch for cell in tried if cell.gpus == 8) <= 37
 
 
 def test_a_curve_of_which_no_batch_fits_says_what_one_sample_takes() -> None:
     found, tried = run(a_curve(2), lambda cell: 500 * MIB)
     assert (found.basis, found.series.batch_size) == ("nothing fits", 1)
-    assert "500.0 of the 380.0 MiB" in found.why
+    assert "500.0 of the 379.0 MiB" in found.why
     assert min(cell.micro_batch for cell in tried) == 1
 
 
@@ -177,8 +179,8 @@ def test_every_size_of_a_curve_and_its_baseline_have_the_batch() -> None:
 
 def test_accumulation_multiplies_what_is_found() -> None:
     _, [curve] = with_batches(request_of(**AUTO, strategy="ddp", accumulation=4), earlier=(), limit=Limit())
-    found, _ = run(curve, lambda cell: cell.micro_batch * 20 * MIB)
-    assert found.series.batch_size == 4 * 19
+    found, _ = run(curve, lambda cell: cell.micro_batch * 21 * MIB)
+    assert found.series.batch_size == 4 * 18
 
 
 def test_a_batch_that_the_study_has_is_used_again_for_larger_sizes_too() -> None:
