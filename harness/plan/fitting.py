@@ -170,10 +170,9 @@ class Curve:
             low, high = one.bracket(taken, most)
             if low is None:
                 least = one.least(one.units[-1])
-                return self._found(least, "nothing fits", _said(one, least, taken))
+                return self._found(least, "nothing fits", _told(one, taken, least))
             if most is None or low < most:
-                most, why = low, _said(one, low, taken)
-                why += "" if high is None else f", and {_said(one, high, taken)}"
+                most, why = low, _told(one, taken, low, *([] if high is None else [high]))
         assert most is not None
         return self._found(most, "measured", why)
 
@@ -182,12 +181,14 @@ class Curve:
         return FittingBatch(series=series, work=self.work, basis=basis, why=why)
 
 
-def _said(one: Candidate, micro_batch: int, taken: Taken) -> str:
-    """What a run of a micro-batch took or how it failed, as a clause."""
-    what, room = taken[micro_batch], one.around.measured_room / MIB
-    if isinstance(what, int):
-        what = f"takes {what / MIB:,.1f} of the {room:,.1f} MiB that it may"
-    return f"a micro-batch of {micro_batch:,} on {one.cell.gpus} {what}"
+def _told(one: Candidate, taken: Taken, *sizes: int) -> str:
+    """What runs of these micro-batches took or how they failed, as a clause."""
+    told = (
+        f"{size:,} {what if isinstance(what := taken[size], str) else f'takes {what / MIB:,.1f}'}"
+        for size in sizes
+    )
+    may = f"of the {one.around.measured_room / MIB:,.1f} MiB that a rank on {one.cell.gpus} may take"
+    return f"{may}, a micro-batch of {', and one of '.join(told)}"
 
 
 def place_of(cell: Cell) -> str:
