@@ -74,7 +74,8 @@ class FittingBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        return f"batch size auto for {self.series.workload}, {label(self.series)}: {self.why}"
+        found = "finds none" if self.basis == "nothing fits" else f"is {self.series.batch_size:,}"
+        return f"batch size auto {found} for {self.series.workload}, {label(self.series)}: {self.why}"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

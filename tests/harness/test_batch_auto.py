@@ -38,7 +38,7 @@ def test_a_dry_run_says_what_is_predicted_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     assert bench_here([*CALL, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "batch size auto for gpt-nano, ddp: by prediction a micro-batch of " in said
+    assert "for gpt-nano, ddp: by prediction a micro-batch of " in said
     assert not (tmp_path / "study").exists()
 
 
