@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from harness.plan.auto import StrategyCandidate, weighed
+from harness.plan.auto import weighed
 from harness.plan.surroundings import MIB, SHARE, Surroundings
 from harness.plan.unfit import unsplittable
 from results.cell import Cell
@@ -18,6 +18,9 @@ from workloads import catalog as workloads
 
 _SHARDING = {"reshard": "true", "stage": "3", "offload": "cpu"}
 """Options of strategies that take memory off a device, with the value that does so."""
+
+_MOST_PIECES = 256
+"""Micro-batches into which a micro-batch is divided at most."""
 
 
 def lighter(cell: Cell, around: Surroundings) -> str | None:
@@ -33,36 +36,35 @@ def lighter(cell: Cell, around: Surroundings) -> str | None:
         return None
     before = weighed(cell, parts, around)
     most = min(around.room, int(SHARE * before.memory.total))
-    found: dict[str, StrategyCandidate] = {}
-    for options, changed in _changes(cell):
-        if not (refusal(changed) or workloads.refusal(changed) or unsplittable(changed)):
-            after = weighed(changed, parts, around)
-            if after.memory.total <= most and after.fits_host:
-                found.setdefault(options, after)
+    found = {
+        options: after
+        for options, changed in _changes(cell)
+        if not (refusal(changed) or workloads.refusal(changed) or unsplittable(changed))
+        and (after := weighed(changed, parts, around)).memory.total <= most
+        and after.fits_host
+    }
     if not found:
         return None
     # The first of equally fast ones changes least.
     options, best = min(found.items(), key=lambda item: item[1].times.step)
     by = "measured computation" if "computation" in best.times.measured else "prediction"
-    slower = ""
-    if best.times.measured == before.times.measured:
-        slower = f", {best.times.step / before.times.step:.2f} times the step time"
-    need, room = best.memory.total / MIB, around.room / MIB
-    return f"{options} fits by {by} ({need:,.0f} of {room:,.0f} MiB{slower})"
+    # A measured and a predicted time have no ratio.
+    alike = best.times.measured == before.times.measured
+    slower = f", {best.times.step / before.times.step:.2f} times the step time" * alike
+    return f"{options} fits by {by} ({best.memory.total / MIB:,.0f} of {around.room / MIB:,.0f} MiB{slower})"
 
 
 def _changes(cell: Cell) -> Iterator[tuple[str, Cell]]:
     """The options of each single change, and the cell with it; its samples of an update stay."""
     changed, count = msgspec.structs.replace, cell.accumulation
-    for pieces in range(2, cell.micro_batch + 1):
+    for pieces in range(2, min(cell.micro_batch, _MOST_PIECES) + 1):
         if cell.micro_batch % pieces == 0:
             less = changed(cell, micro_batch=cell.micro_batch // pieces, accumulation=count * pieces)
             yield f"--accumulation {count * pieces}", less
     if cell.activation_checkpointing is False:
-        selective = changed(cell, activation_checkpointing="selective")
-        yield "--activation-checkpointing selective", selective
+        yield "--activation-checkpointing selective", changed(cell, activation_checkpointing="selective")
     if cell.activation_checkpointing is not True:
-        yield "--activation-checkpointing", changed(cell, activation_checkpointing=True)
+        yield "--activation-checkpointing all", changed(cell, activation_checkpointing=True)
     name, positional, options = split(cell.strategy)
     for option, value in _SHARDING.items():
         if option in STRATEGIES.parse(cell.strategy).options:

@@ -56,7 +56,7 @@ def test_accumulation_is_named_where_it_costs_nothing() -> None:
     [
         (75_000, "--activation-checkpointing selective "),
         (60_000, "--strategy fsdp "),
-        (50_000, "--activation-checkpointing "),
+        (50_000, "--activation-checkpointing all "),
     ],
 )
 def test_one_sample_is_helped_by_the_cheapest_change_that_is_enough(room: int, options: str) -> None:
