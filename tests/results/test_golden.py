@@ -19,7 +19,7 @@ from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
 from results.network import Measurement, NetworkFacts, NetworkOrder, NetworkTable, NetworkTimes
 from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedBlock, PairedCall, PairedCell, PairedSide
-from results.plan import Pattern, Placement, Plan, Request, Series, Skip
+from results.plan import FittingBatch, Pattern, Placement, Plan, Request, Series, Skip
 from results.projection import Lift, ProjectedSeries, ProjectedSize, Projection, Refusal, Span
 from results.record import (
     Buckets,
@@ -203,12 +203,21 @@ PLAN_3 = msgspec.structs.replace(
         gpu_model="H100-SXM5-80GB",
         network_gbit_per_s=3200.0,
         env=("NCCL_ALGO=Ring",),
+        batches=(
+            FittingBatch(
+                series=PLAN.series[0].id,
+                work="gpt-nano-ddp-g001-b1-0123456789abcdef",
+                basis="measured",
+                why="of the 61.0 MiB that a rank on 2 may take, a micro-batch of 8 takes 60.0",
+            ),
+        ),
     ),
     cells=(CELL_3,),
     series=(msgspec.structs.replace(PLAN_2.series[0], cells=(CELL_3.id,), strategy="fsdp:tp=2"),),
     skips=(msgspec.structs.replace(PLAN_2.skips[0], rule="strategy", predicate="needs 2 workers or more"),),
     command=("matrix", "--gpus", "1,2"),
     predicted_bytes={CELL_3.id: 10_000_000},
+    lighter={CELL_3.id: "--accumulation 8 fits by prediction"},
     unpredicted={"py:mine:build": "planning does not run a user's own code"},
     training=ORDER,
     network=NETWORK_ORDER,
