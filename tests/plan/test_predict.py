@@ -173,7 +173,9 @@ def test_a_strategy_that_shards_computes_as_its_own_steps_did() -> None:
     alone, sharded = nano_cell("single", 1), nano_cell("fsdp", 2)
     runs = [run_of(alone, 12, forward_s=4, update_s=0), run_of(sharded, 15, forward_s=4, update_s=0)]
     devices = replace(HOST, measured=Measured.of(runs, [alone, sharded]))
-    computes = {name: times_of(nano_cell(name, 8), devices, None).compute for name in ("ddp", "fsdp", "zero2")}
+    computes = {
+        name: times_of(nano_cell(name, 8), devices, None).compute for name in ("ddp", "fsdp", "zero2")
+    }
     assert computes == {"ddp": 12, "fsdp": 15, "zero2": 12}
 
 

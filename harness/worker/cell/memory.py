@@ -25,8 +25,7 @@ from typing import Protocol
 
 import torch
 
-from harness.worker.rank.usage import rss_bytes, rss_peak_bytes, status_field
-from harness.worker.rank.usage import reset_rss_peak, rss_bytes, rss_peak_bytes
+from harness.worker.rank.usage import reset_rss_peak, rss_bytes, rss_peak_bytes, status_field
 from results.errors import UsageError
 from results.record import Memory
 from strategies.devices import DeviceKind, MemoryFigures, device_of
