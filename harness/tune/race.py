@@ -1,16 +1,14 @@
-"""The race of a tune: which settings run next, and how each stands, from the declared settings and the trials.
+"""The race of a tune: which settings run next, and how each stands, from the trials so far.
 
-Trials are short at first. A wave of settings runs at the shortest budget; a Gaussian process over the choices
-learns from the trials what the prediction got wrong, and selects the next wave. Then the fastest race by
-rungs: each rung has a longer budget, so that what is fast only at first falls back, and interleaved blocks,
-so that its settings are compared in pairs. A setting that is separated from the best of its rung is out.
+Short trials come first, in waves. After each a Gaussian process over the choices learns what the prediction
+got wrong, and selects the next. Then the fastest climb: while one of the best three has not run at the
+longest budget, the fastest of its level run at the next one, in interleaved blocks. So what is fast only at
+first falls back, and those behind it follow. All is a function of the trials: a killed tune goes on. A setting
+runs at each budget in one rung only.
 
-The functions are pure, so that a tune that was killed goes on as if it had not been. A setting runs at each
-budget in one rung only: its number of rungs before gives the budget.
-
-Sources: successive halving, Jamieson & Talwalkar (AISTATS 2016); Gaussian processes, Rasmussen & Williams
-(2006), ch. 2, 5.4; expected improvement, Jones, Schonlau & Welch (1998); randomized blocks, Montgomery,
-Design and Analysis of Experiments, ch. 4.
+Sources: successive halving without a fixed width, Li et al. (MLSys 2020); Gaussian processes, Rasmussen &
+Williams (2006), ch. 2, 5.4; expected improvement, Jones, Schonlau & Welch (1998); intervals of randomized
+blocks, Montgomery, Design and Analysis of Experiments, ch. 4.
 """
 
 from __future__ import annotations
@@ -29,41 +27,39 @@ from scipy.special import ndtr
 from results.outcome import Outcome
 from results.statistics import Floats, t_quantile
 
-GROWTH = 3.0
-"""The budget of a rung over that of the rung below."""
-TOP = 2
-"""The level of the longest rung; waves have level 0."""
+BLOCKS, GROWTH = (1, 1, 2), 3.0
+"""Blocks of a rung of each level, and the budget of a level over that of the one below."""
 FEWEST = 8
-"""Settings of the first wave, and trials before the prediction drops any setting."""
-FINALISTS = 3
-BLOCKS = 2
-EXPLORE = 0.55
-"""Share of the device time that waves may take where it is limited."""
-SIGMAS = 2.0
-"""Standard errors above its prediction within which a setting that has not run may still be the best."""
+"""Settings of a wave, and trials before the prediction drops a setting."""
+FINALISTS, WIDTH = 3, 4
+"""The best settings that must have run at the longest budget, and the most settings of a climbing rung."""
+EXPLORE = 0.6
+"""Share of the device time for waves before the fastest climb, where it is limited."""
+SAFETY = 1.5
+"""The error with which a prediction drops a setting, over the largest of its errors on the trials."""
+_NOISE = 0.05**2
+"""The variance of a logarithm of a short run's rate, with what its moment does."""
+_BATCH = ("micro_batch", "accumulation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One point of the space."""
+    """One point of the space: the values of its options, and the samples/s that planning predicts."""
 
     id: str
     choices: Mapping[str, str]
-    """The value of each option that is searched; an option without a meaning here may be missing."""
     predicted_rate: float | None
-    """Samples/s that planning predicts; None without a prediction."""
     complexity: int
     """The number of choices that differ from the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run of a setting that has ended for good."""
+    """One run that has ended for good. Those of one rung and block ran interleaved: they are paired."""
 
     setting: str
     rung: int
     block: int
-    """Trials of one rung and block ran interleaved, so that they are compared in pairs."""
     rate: float | None
     """Samples/s of the global batch; None if it failed."""
     outcome: Outcome
@@ -86,24 +82,22 @@ class State(StrEnum):
     OUT = "out"
     FAILED = "failed"
     DROPPED = "dropped"
-    """It has not run, and the prediction as the trials corrected it leaves it no chance."""
+    """It has not run, and the trials of others leave it no chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How a setting stands. Rates are of the last rung that it ran in, in samples/s."""
+    """How a setting stands. Level, rate (samples/s, geometric mean over blocks) and comparison are of the last
+    rung that it ran in; None if it did not run, or failed."""
 
     setting: str
     state: State
     why: str
-    """The end of a sentence that begins with the setting, such as `ran out of memory`."""
+    """The rest of a sentence that begins with the setting."""
     level: int | None
-    """The level of the last rung that it ran in; None if it has not run."""
     rate: float | None
-    """The geometric mean over the blocks of that rung."""
     against_best: tuple[float, float, float] | None
-    """The rate over that of the best of the same rung, with the ends of its 95 % interval; None where one
-    block cannot give an interval."""
+    """The rate over the best of its rung, with its 95 % interval; None where one block gives none."""
 
 
 def next_rung(
@@ -116,265 +110,239 @@ def next_rung(
 ) -> Rung | None:
     """Return the next runs, or None at the end of the race: then the best of `standings` go to the final.
 
-    `default` is the id of the default setting, `device_s_left` what the race may still take (None: as much
-    as it needs), `shortest_s` the budget of a run in a wave.
+    `default` is the id of the default setting, `device_s_left` what the race may still take (None: as much as
+    it needs), `shortest_s` the budget of the runs of a wave.
     """
-    race = _Race(settings, trials, default)
+    level, chosen = 0, _first_wave(settings, default)
+    if trials:
+        level, chosen = _Race(settings, trials).following(device_s_left)
     number = 1 + max((trial.rung for trial in trials), default=-1)
-    if race.top == 0:
-        wave = race.wave(device_s_left)
-        if wave:
-            return Rung(number=number, settings=wave, blocks=1, budget_s=shortest_s)
-    level = race.top + 1
-    racing = race.contenders(device_s_left)
-    if level > TOP or len(racing) < 2 or (level > 1 and len(racing) <= FINALISTS):
-        return None
-    return Rung(number=number, settings=racing, blocks=BLOCKS, budget_s=shortest_s * GROWTH**level)
+    rung = Rung(number=number, settings=chosen, blocks=BLOCKS[level], budget_s=shortest_s * GROWTH**level)
+    return rung if chosen else None
 
 
 def standings(settings: Sequence[Setting], trials: Sequence[Trial], *, default: str) -> tuple[Standing, ...]:
-    """Return how each setting stands: the best first, and those without a rate last."""
-    race = _Race(settings, trials, default)
-    place = {setting: index for index, setting in enumerate(race.ranked)}
-    found = [race.standing(setting.id) for setting in settings]
-    return tuple(sorted(found, key=lambda one: place.get(one.setting, len(place))))
+    """Return how each setting stands: by level, then by rate, and last those without a rate."""
+    race = _Race(settings, trials)
+    ranked = sorted(race.ranked, key=lambda one: -race.level(one))
+    return tuple(map(race.standing, dict.fromkeys([*ranked, default, *(one.id for one in settings)])))
+
+
+def _first_wave(settings: Sequence[Setting], default: str) -> tuple[str, ...]:
+    """The default, then whatever has most values that none before has, by prediction where these are equal."""
+    by_rate = sorted(settings, key=lambda one: (one.id != default, -(one.predicted_rate or 0.0)))
+    chosen, seen = [by_rate.pop(0)], set[tuple[str, str]]()
+    while by_rate:
+        seen |= chosen[-1].choices.items()
+        best = max(by_rate, key=lambda one: len(one.choices.items() - seen))
+        if not best.choices.items() - seen and len(chosen) >= FEWEST:
+            break
+        by_rate.remove(best)
+        chosen.append(best)
+    return tuple(one.id for one in chosen)
 
 
 class _Race:
     """What the trials say."""
 
-    def __init__(self, settings: Sequence[Setting], trials: Sequence[Trial], default: str) -> None:
-        self.settings = {setting.id: setting for setting in settings}
-        self.default = default
-        self.failed: dict[str, Outcome] = {}
-        self.logs: dict[str, dict[int, dict[int, float]]] = defaultdict(dict)
-        """Logarithms of rates by setting, rung and block."""
-        self.costs: dict[int, list[float]] = defaultdict(list)
-        """Device seconds of the runs of each level that ended well."""
-        self.spent = sum(trial.device_s for trial in trials)
-        self.rungs: dict[str, list[int]] = defaultdict(list)
+    def __init__(self, settings: Sequence[Setting], trials: Sequence[Trial]) -> None:
+        self._settings = {setting.id: setting for setting in settings}
+        self._failed: dict[str, Outcome] = {}
+        self._logs: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        """The logarithms of rates of each setting that ran, by rung, in the order of blocks."""
+        spent: dict[int, list[float]] = defaultdict(list)
+        costs: dict[int, list[float]] = defaultdict(list)
         for trial in sorted(trials, key=lambda trial: (trial.rung, trial.block)):
-            rungs = self.rungs[trial.setting]
-            if trial.rung not in rungs:
-                rungs.append(trial.rung)
+            logs = self._logs[trial.setting][trial.rung]
+            spent[self.level(trial.setting)].append(trial.device_s)
             if trial.rate is None:
-                self.failed.setdefault(trial.setting, trial.outcome)
+                self._failed.setdefault(trial.setting, trial.outcome)
             else:
-                self.logs[trial.setting].setdefault(trial.rung, {})[trial.block] = math.log(trial.rate)
-                self.costs[len(rungs) - 1].append(trial.device_s)
-        self.top = max((len(rungs) - 1 for rungs in self.rungs.values()), default=0)
-        alive = [setting for setting in self.logs if setting not in self.failed]
-        order = {setting: index for index, setting in enumerate(self.settings)}
-        self.ranked = sorted(alive, key=lambda one: (-len(self.rungs[one]), -self.log(one), order[one]))
-        """Settings that ran without a failure, the best first: a longer rung counts for more than a rate."""
+                logs.append(math.log(trial.rate))
+                costs[self.level(trial.setting)].append(trial.device_s)
+        self._spent_s = sum(trial.device_s for trial in trials)
+        self._short_s = sum(spent[0]) / len(spent[0])
+        """Device seconds of a run of a wave, also where it failed."""
+        self._cost_s = {level: sum(times) / len(times) for level, times in costs.items()}
+        alive = [one for one in self._settings if one in self._logs and one not in self._failed]
+        self.ranked = sorted(alive, key=lambda one: -self._log(one))
+        """The settings that ran without a failure by the rate of their longest run, which may be too high
+        where that was short: they climb in this order."""
 
-    def log(self, setting: str, rung: int | None = None) -> float:
-        """The mean logarithm of a setting's rates in a rung, by default its last."""
-        return float(np.mean(list(self.logs[setting][self.rungs[setting][-1] if rung is None else rung].values())))
+    def level(self, setting: str) -> int:
+        return len(self._logs[setting]) - 1
 
-    # Waves
-
-    def wave(self, device_s_left: float | None) -> tuple[str, ...]:
-        """The settings of the next wave; none if no other can be the best, or the time for waves is over."""
-        if not self.rungs:
-            return self._first_wave()
-        if not self.logs and Outcome.OUT_OF_MEMORY not in self.failed.values():
-            return ()  # Something other than the settings is at fault.
-        most = max(FEWEST, len(self.settings) // 12)
-        if device_s_left is not None:
-            share = EXPLORE * (self.spent + device_s_left) - self.spent
-            most = min(most, int(share / (self.spent / len(self.rungs))))
-        waiting = [one for one in self.settings if one not in self.rungs and self._why_dropped(one) is None]
-        return self.model.choose(waiting, most)
-
-    def _first_wave(self) -> tuple[str, ...]:
-        """The default, then settings that have most values that none before has, by prediction where equal."""
-        chosen = [self.default]
-        waiting = sorted(
-            (one for one in self.settings.values() if one.id != self.default),
-            key=lambda one: -(one.predicted_rate or 0.0),
-        )
-        seen = set(self.settings[self.default].choices.items())
-        while waiting:
-            best = max(waiting, key=lambda one: len(one.choices.items() - seen))
-            if not best.choices.items() - seen and len(chosen) >= FEWEST:
-                break
-            waiting.remove(best)
-            chosen.append(best.id)
-            seen |= best.choices.items()
-        return tuple(chosen)
-
-    def _why_dropped(self, setting: str) -> str | None:
-        """Why a setting that has not run has no chance; None if it may have one."""
-        choices = self.settings[setting].choices
-        for other, outcome in self.failed.items():
-            if outcome is Outcome.OUT_OF_MEMORY and _smaller_batch(self.settings[other].choices, choices):
-                return "has a larger micro-batch than a setting that ran out of memory"
-        seen = {item for one in self.logs for item in self.settings[one].choices.items()}
-        if len(self.rungs) < FEWEST or not self.ranked or choices.items() - seen:
-            return None
-        most, best = self.model.most(setting), max(self.log(one, self.rungs[one][0]) for one in self.ranked)
-        if most >= best:
-            return None
-        return f"is at most {math.exp(most - best):.0%} of the best by the prediction as the trials corrected it"
+    def _log(self, setting: str) -> float:
+        return float(np.mean(list(self._logs[setting].values())[-1]))
 
     @cached_property
-    def model(self) -> _Model:
-        rates = {one: self.log(one, self.rungs[one][0]) for one in self.ranked}
-        return _Model(list(self.settings.values()), rates, list(self.failed))
+    def _model(self) -> _Model:
+        return _Model(
+            list(self._settings.values()), {one: self._log(one) for one in self.ranked}, self._failed
+        )
 
-    # Rungs
-
-    def contenders(self, device_s_left: float | None) -> tuple[str, ...]:
-        """The settings that the next rung has, the best first."""
-        racing = [one for one in self.ranked if len(self.rungs[one]) > self.top and not self.separated(one)]
-        level = self.top + 1
-        most = len(racing) if level > 1 else max(FEWEST, len(racing) // 4)
-        if device_s_left is not None and level <= TOP:
-            share = device_s_left / (TOP - self.top)
-            most = min(most, int(share / (BLOCKS * self._cost(level))))
-        return tuple(racing[:most])
+    def following(self, left_s: float | None) -> tuple[int, tuple[str, ...]]:
+        """The level and the settings of the next rung; no settings at the end."""
+        if not self.ranked and Outcome.OUT_OF_MEMORY not in self._failed.values():
+            return 0, ()  # Something other than the settings is at fault.
+        waiting = [one for one in self._settings if one not in self._logs and not self._hopeless(one)]
+        left = math.inf if left_s is None else left_s
+        early = math.inf if left_s is None else EXPLORE * (left + self._spent_s) - self._spent_s
+        top, low = len(BLOCKS) - 1, self.ranked[:FINALISTS] if len(self.ranked) > FINALISTS else []
+        level = min(map(self.level, low), default=top)
+        if level < top and not (waiting and early >= self._short_s):
+            climbing = [one for one in self.ranked if self.level(one) == level]
+            climbing = climbing[: int(min(WIDTH, left / self._cost(level + 1) / BLOCKS[level + 1]))]
+            if climbing:
+                return level + 1, tuple(climbing)
+        most = max(FEWEST, len(self._settings) // 12)
+        return 0, self._model.choose(waiting, int(min(most, (early if level < top else left) / self._short_s)))
 
     def _cost(self, level: int) -> float:
-        """An upper estimate of the device seconds of a run: what does not grow with the budget is known only
-        from two levels."""
-        mean = {known: float(np.mean(costs)) for known, costs in self.costs.items()}
-        below = mean[level - 1]
-        growth = below - mean[level - 2] if level > 1 else below
-        return below + max(growth, 0.0) * (GROWTH if level > 1 else GROWTH - 1)
+        """Device seconds of a run, or an upper estimate: which part grows is known only from two levels."""
+        if level in self._cost_s:
+            return self._cost_s[level]
+        below = self._cost_s[level - 1]
+        return below + GROWTH * max(below - self._cost_s.get(level - 2, below / GROWTH), 0.0)
 
     @cached_property
-    def noise(self) -> tuple[float, int]:
+    def _walls(self) -> dict[frozenset[tuple[str, str]], int]:
+        """The smallest micro-batch that ran out of memory, by the other choices."""
+        walls: dict[frozenset[tuple[str, str]], int] = {}
+        for one, outcome in self._failed.items():
+            if outcome is Outcome.OUT_OF_MEMORY:
+                others, batch = _apart(self._settings[one])
+                walls[others] = min(batch, walls.get(others, batch))
+        return walls
+
+    @cached_property
+    def _seen(self) -> set[tuple[str, str]]:
+        return {item for one in self.ranked for item in self._settings[one].choices.items()}
+
+    def _hopeless(self, setting: str) -> str | None:
+        """Why a setting that has not run has no chance; None if it may have one."""
+        others, batch = _apart(self._settings[setting])
+        if batch > self._walls.get(others, batch):
+            return "has a larger micro-batch than a setting that ran out of memory"
+        if len(self._logs) < FEWEST or self._settings[setting].choices.items() - self._seen:
+            return None
+        share = self._model.most(setting)
+        return None if share >= 1 else f"reaches at most {share:.0%} of the best, by what the trials taught"
+
+    @cached_property
+    def _noise(self) -> tuple[float, int]:
         """The standard deviation of a run within its block, and its degrees of freedom, over all rungs."""
+        tables: dict[int, list[list[float]]] = defaultdict(list)
+        for one in self.ranked:
+            for rung, logs in self._logs[one].items():
+                tables[rung].append(logs)
         squares, freedom = 0.0, 0
-        for rung in {rung for rungs in self.rungs.values() for rung in rungs}:
-            rows = [list(logs[rung].values()) for logs in self.logs.values() if len(logs.get(rung, ())) >= BLOCKS]
-            if len(rows) > 1 and len({len(row) for row in rows}) == 1:
-                table = np.array(rows)
-                rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-                squares += float((rest**2).sum())
-                freedom += (table.shape[0] - 1) * (table.shape[1] - 1)
+        for table in map(np.array, tables.values()):
+            rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+            squares += float((rest**2).sum())
+            freedom += (table.shape[0] - 1) * (table.shape[1] - 1)
         return math.sqrt(squares / freedom) if freedom else math.nan, freedom
 
-    def against_best(self, setting: str) -> tuple[float, float, float] | None:
-        rung = self.rungs[setting][-1]
-        best = max(self.log(one, rung) for one in self.ranked if rung in self.logs[one])
-        noise, freedom = self.noise
-        blocks = len(self.logs[setting][rung])
-        if blocks < BLOCKS or not freedom:
+    def _against_best(self, setting: str) -> tuple[float, float, float] | None:
+        rung, logs = list(self._logs[setting].items())[-1]
+        noise, freedom = self._noise
+        if len(logs) < 2 or not freedom:
             return None
-        half = t_quantile(freedom) * noise * math.sqrt(2 / blocks)
-        difference = self.log(setting, rung) - best
-        return math.exp(difference), math.exp(difference - half), math.exp(difference + half)
-
-    def separated(self, setting: str) -> bool:
-        against = self.against_best(setting)
-        return against is not None and against[2] < 1
+        half = t_quantile(freedom) * noise * math.sqrt(2 / len(logs))
+        best = max(float(np.mean(self._logs[one][rung])) for one in self.ranked if rung in self._logs[one])
+        less = self._log(setting) - best
+        return math.exp(less), math.exp(less - half), math.exp(less + half)
 
     def standing(self, setting: str) -> Standing:
-        level = len(self.rungs[setting]) - 1 if setting in self.rungs else None
-        against = self.against_best(setting) if setting in self.ranked else None
-        if setting in self.failed:
-            state, why = State.FAILED, f"ended as {self.failed[setting].replace('_', ' ')}"
-        elif level is None:
-            dropped = self._why_dropped(setting)
-            state, why = (State.DROPPED, dropped) if dropped else (State.WAITING, "has not run")
-        elif self.separated(setting):
-            state, why = State.OUT, "is slower than the best of its rung"
-        elif level < self.top:
-            state, why = State.OUT, "was not among the fastest of its rung, which went on"
-        else:
-            state, why = State.RACING, "is among the fastest so far"
-        rate = math.exp(self.log(setting)) if setting in self.ranked else None
+        if setting not in self.ranked:
+            hopeless = self._hopeless(setting) if setting not in self._failed else None
+            state, why = (State.DROPPED, hopeless) if hopeless else (State.WAITING, "has not run")
+            if setting in self._failed:
+                state, why = State.FAILED, f"ended as {self._failed[setting].replace('_', ' ')}"
+            return Standing(setting=setting, state=state, why=why, level=None, rate=None, against_best=None)
+        against, state, why = self._against_best(setting), State.RACING, "is among the fastest so far"
+        if against and against[2] < 1:
+            state, why = State.OUT, "is slower than the best of its rung, by more than its interval"
+        elif setting not in self.ranked[:FINALISTS] and self.level(self.ranked[FINALISTS - 1]) > self.level(
+            setting
+        ):
+            state, why = State.OUT, f"is slower than {FINALISTS} that ran longer"
+        rate, level = math.exp(self._log(setting)), self.level(setting)
         return Standing(setting=setting, state=state, why=why, level=level, rate=rate, against_best=against)
 
 
-def _smaller_batch(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether two settings differ in the micro-batch (and what follows from it) alone, and `one` has the
-    smaller."""
-    rest = {"micro_batch", "accumulation"}
-    if "micro_batch" not in one or "micro_batch" not in other:
-        return False
-    same = all(one.get(name) == other.get(name) for name in (one.keys() | other.keys()) - rest)
-    return same and int(one["micro_batch"]) < int(other["micro_batch"])
+def _apart(setting: Setting) -> tuple[frozenset[tuple[str, str]], int]:
+    """The choices other than the batch, and the micro-batch."""
+    others = {item for item in setting.choices.items() if item[0] not in _BATCH}
+    return frozenset(others), int(setting.choices.get(_BATCH[0], 0))
 
 
 class _Model:
     """The logarithms of all rates: the prediction, and a Gaussian process over the choices for its error."""
 
-    def __init__(self, settings: Sequence[Setting], rates: Mapping[str, float], failed: Sequence[str]) -> None:
+    def __init__(
+        self, settings: Sequence[Setting], rates: Mapping[str, float], failed: Mapping[str, Outcome]
+    ) -> None:
         """`rates` are the logarithms of what the trials measured."""
         self._index = {setting.id: index for index, setting in enumerate(settings)}
+        ran, misses = [self._index[one] for one in rates], [self._index[one] for one in failed]
+        logs = np.array(list(rates.values()))
+        self._best = float(logs.max(initial=-math.inf)) if ran else 0.0
         likeness = _likeness(settings)
-        ran = [self._index[one] for one in rates]
-        known = [math.log(one.predicted_rate) for one in settings if one.predicted_rate]
-        middle = float(np.mean(known)) if known else 0.0
-        slope = np.array([math.log(one.predicted_rate or math.exp(middle)) - middle for one in settings])
-        mean = slope + (float(np.mean([rates[settings[i].id] - slope[i] for i in ran])) if ran else 0.0)
-        errors = np.array([rates[settings[i].id] - mean[i] for i in ran])
-        additive, joint = likeness.mean(0), np.prod(0.3 + 0.7 * likeness, 0)
-        best = (-math.inf, additive, 1.0)
-        for size, part, noise in product((0.01, 0.04, 0.16, 0.64), (0.2, 0.5, 0.8), (0.03, 0.1)):
-            kernel = size * (1 - part) * additive + size * part * joint + 0.3 * np.outer(slope, slope) + 0.1
-            score = _log_likelihood(kernel[np.ix_(ran, ran)], errors, noise)
-            best = max(best, (score, kernel, noise), key=lambda one: one[0])
-        _, kernel, noise = best
-        self._noise = noise**2
-        inverse = np.linalg.inv(kernel[np.ix_(ran, ran)] + self._noise * np.eye(len(ran)))
+        slope = np.array([math.log(one.predicted_rate or math.nan) for one in settings])
+        slope = np.nan_to_num(slope - (np.nanmean(slope) if np.isfinite(slope).any() else 0.0))
+        mean = slope + (float(np.mean(logs - slope[ran])) if ran else 0.0)
+        errors, fit, seen = logs - mean[ran], -math.inf, np.ix_(ran, ran)
+        parts = (likeness.mean(0), np.prod(0.3 + 0.7 * likeness, 0), np.outer(slope, slope))
+        for size, share in product((0.01, 0.04, 0.16, 0.64), (0.2, 0.5, 0.8)):
+            weights = (size * (1 - share), size * share, 0.3)
+            matrix = sum(w * part[seen] for w, part in zip(weights, parts, strict=True))
+            matrix = matrix + 0.1 + _NOISE * np.eye(len(ran))
+            likelihood = -errors @ np.linalg.solve(matrix, errors) - np.linalg.slogdet(matrix)[1]
+            if likelihood > fit:
+                fit, chosen, inverse = likelihood, weights, np.linalg.inv(matrix)
+        prior = sum(w * part for w, part in zip(chosen, parts, strict=True)) + 0.1
         weights = inverse @ errors
-        self._mean = mean + kernel[:, ran] @ weights
-        self._covariance = kernel - kernel[:, ran] @ inverse @ kernel[ran]
-        # The errors of leaving one trial out, in standard errors: what the model claims of itself is checked.
-        left_out = weights / np.sqrt(np.diag(inverse))
+        self._mean = mean + prior[:, ran] @ weights
+        self._covariance = prior - prior[:, ran] @ inverse @ prior[ran]
+        # What the model errs by where each trial is left out, in standard errors of its own.
+        left_out = np.abs(weights) / np.sqrt(np.diag(inverse))
+        self._largest = max(1.0, float(left_out.max(initial=0.0)))
         self._scale = max(1.0, float(np.sqrt(np.mean(left_out**2)))) if ran else 1.0
-        self._best = max(rates.values(), default=-math.inf)
-        misses = [self._index[one] for one in failed]
         close = np.prod(0.1 + 0.9 * likeness, 0)
-        self._fits = (1 + close[:, ran].sum(1)) / (1 + close[:, ran].sum(1) + close[:, misses].sum(1))
+        self._fits = 1 - close[:, misses].sum(1) / (1 + close[:, [*ran, *misses]].sum(1))
 
     def most(self, setting: str) -> float:
-        """The most that the logarithm of the setting's rate may be."""
-        index = self._index[setting]
-        return float(self._mean[index] + SIGMAS * self._scale * math.sqrt(max(self._covariance[index, index], 0)))
+        """The most that a setting's rate may be, over the best rate."""
+        at = self._index[setting]
+        spread = SAFETY * self._largest * math.sqrt(max(self._covariance[at, at], 0.0))
+        return math.exp(self._mean[at] + spread - self._best)
 
     def choose(self, waiting: Sequence[str], most: int) -> tuple[str, ...]:
         """The settings with the largest expected improvement, each as if those before it had run."""
-        left, covariance, chosen = list(waiting), self._covariance.copy(), []
+        left, covariance, chosen = list(waiting), self._covariance, []
         while left and len(chosen) < most:
             at = [self._index[one] for one in left]
             spread = self._scale * np.sqrt(np.maximum(covariance[at, at], 1e-12))
-            gain = self._mean[at] - self._best if math.isfinite(self._best) else np.zeros(len(at))
-            z = gain / spread
-            value = self._fits[at] * (gain * ndtr(z) + spread * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi))
+            z = (self._mean[at] - self._best) / spread
+            value = self._fits[at] * spread * (z * ndtr(z) + np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi))
             pick = int(np.argmax(value))
             column = covariance[:, at[pick]]
-            covariance = covariance - np.outer(column, column) / (column[at[pick]] + self._noise)
+            covariance = covariance - np.outer(column, column) / (column[at[pick]] + _NOISE)
             chosen.append(left.pop(pick))
         return tuple(chosen)
 
 
 def _likeness(settings: Sequence[Setting]) -> Floats:
-    """How alike two settings are in each option, 0 to 1: options x settings x settings.
-
-    Values that are numbers are alike if they are neighbours in order.
-    """
-    layers = []
+    """How alike two settings are in each option, 0 to 1: options x settings x settings. Numbers are alike if
+    they are near each other in order; others only if they are equal."""
+    layers = [np.ones((len(settings), len(settings)))]
     for name in sorted({name for setting in settings for name in setting.choices}):
-        values = [setting.choices.get(name) for setting in settings]
-        given = {value for value in values if value is not None}
-        same = np.array([[float(one == other) for other in values] for one in values])
-        if len(given) > 2 and all(value.replace(".", "", 1).isdigit() for value in given):
-            places = {value: place for place, value in enumerate(sorted(given, key=float))}
-            at = np.array([places.get(value, math.inf) if value is not None else math.inf for value in values])
-            has = np.isfinite(at)
-            steps = np.abs(np.where(has, at, 0)[:, None] - np.where(has, at, 0)[None])
-            same = np.where(has[:, None] & has[None], np.exp(-steps / 2), same)
-        layers.append(same)
-    return np.array(layers) if layers else np.ones((1, len(settings), len(settings)))
-
-
-def _log_likelihood(kernel: Floats, errors: Floats, noise: float) -> float:
-    """The logarithm of the marginal likelihood, without its constant."""
-    lower = np.linalg.cholesky(kernel + noise**2 * np.eye(len(errors)))
-    white = np.linalg.solve(lower, errors)
-    return -0.5 * float(white @ white) - float(np.log(np.diag(lower)).sum())
+        values = [setting.choices.get(name, "") for setting in settings]
+        given = set(values) - {""}
+        numbers = len(given) > 2 and all(value.replace(".", "", 1).isdigit() for value in given)
+        step = 0.5 if numbers else 99.0
+        place = {value: step * at for at, value in enumerate(sorted(given, key=float if numbers else str))}
+        places = np.array([place.get(value, -99.0) for value in values])
+        layers.append(np.exp(-np.abs(places[:, None] - places)))
+    return np.array(layers[1:] or layers)

@@ -1,0 +1,225 @@
+"""The search of `bench tune` on exhaustive grids of real runs on CPU (docs/tuning.md).
+
+    python docs/studies/tuning_grids.py record FOLDER [WORKLOAD ...]
+    python docs/studies/tuning_grids.py replay FOLDER
+    python docs/studies/tuning_grids.py live FOLDER [WORKLOAD ...]
+
+`record` runs every setting of a workload's grid twice, by `bench matrix` on two CPU ranks, and writes
+FOLDER/WORKLOAD.json: the outcome of each run, its single steps, and its time besides them. The same command
+goes on where it was stopped. The machine must be quiet: about 8 minutes a workload on two cores.
+
+`replay` races on these records under 20 seeds. The search sees one run of each setting, which alternates with
+the seed, and the other run judges. A trial is a piece of the run that begins at a random step; it costs the time
+besides the steps, and its steps. The final sees the complete runs of the search's recording.
+
+`live` runs `bench tune` once a workload, for 25 % of the device time of the grid and its final, and compares
+what it chose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator, default_rng
+from tuning_surfaces import compare
+
+from harness.plan.estimate import estimated_step_time
+from harness.plan.surroundings import Hardware
+from harness.tune.race import BLOCKS, GROWTH, Setting, Trial
+from results.cell import Cell
+from results.outcome import Outcome
+from results.parts import Unknown
+from results.record import RankRecord
+from results.spec import split
+from results.store import Study
+
+SEEDS = 20
+BUDGET_S = 1.6
+_STRATEGIES = (
+    *("ddp", "ddp:bucket_mb=1", "scratch-ddp", "scratch-ddp:bucket_mb=1", "zero1"),
+    *("fsdp", "zero2", "scratch-fsdp:stage=1", "scratch-fsdp:stage=2", "scratch-fsdp"),
+)
+GRIDS: Mapping[str, Mapping[str, str]] = {
+    "gpt-nano": {"global-batch-size": "16", "accumulation": "1,2,4", "block-steps": "1"},
+    "llama-nano": {"global-batch-size": "16", "accumulation": "1,2,4", "block-steps": "1"},
+    "resnet18-32px": {"global-batch-size": "16", "accumulation": "1,2,4", "block-steps": "1"},
+}
+"""Each with ten strategies, and with checkpointing and without it: 60 settings."""
+DEFAULT = {"strategy": "ddp", "accumulation": "1", "activation_checkpointing": "none"}
+
+
+def record(folder: Path, workload: str) -> None:
+    """Run the grid of a workload, and write its JSON."""
+    options = {
+        "workload": workload,
+        "gpus": "2",
+        "device": "cpu",
+        "strategy": ",".join(_STRATEGIES),
+        "activation-checkpointing": "none,all",
+        "repeats": "2",
+        "budget": f"{BUDGET_S}s",
+        "target": "0",
+        "warmup-steps": "10",
+        "quads": "0",
+        "isolation": "fork",
+        "out": str(folder / workload),
+        **GRIDS[workload],
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    subprocess.run(
+        [Path(sys.executable).with_name("bench"), "matrix", *words, "--no-baseline", "--no-report"],
+        check=False,
+    )
+    study = Study.existing(folder / workload)
+    runs: dict[str, list[dict[str, Any]]] = {cell_id: [] for cell_id in study.cell_ids()}
+    for result in study.results():
+        records = study.rank_records(result.cell_id, result.run_id)
+        runs[result.cell_id].append({"outcome": result.outcome, **(_timed(records) if records else {})})
+    cells = [study.cell(cell_id) for cell_id in runs]
+    cells.sort(key=lambda cell: _complexity(_choices(cell)))
+    document = [
+        {
+            "choices": _choices(cell),
+            "predicted_rate": _predicted_rate(cell),
+            "samples": cell.global_batch,
+            "runs": runs[cell.id],
+        }
+        for cell in cells
+        if len(runs[cell.id]) == 2
+    ]
+    path = folder / f"{workload}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{path}: {len(document)} of {len(cells)} settings have two runs")
+
+
+def _timed(records: Sequence[RankRecord]) -> dict[str, Any]:
+    """Seconds of each block of one step, to the last rank, and of all besides blocks and proofs."""
+    blocks = zip(*(one.blocks_ns for one in records), strict=True)
+    spent = {
+        part: ns for part, ns in records[0].spent_ns.items() if part not in ("proof", "late proof", "measure")
+    }
+    return {
+        "steps_s": [round(max(block) / 1e9, 6) for block in blocks],
+        "start_s": sum(spent.values()) / 1e9,
+    }
+
+
+def _choices(cell: Cell) -> dict[str, str]:
+    name, _, options = split(cell.strategy)
+    return {
+        "strategy": name,
+        **options,
+        "accumulation": str(cell.accumulation),
+        "activation_checkpointing": str(cell.activation_checkpointing),
+    }
+
+
+def _complexity(choices: Mapping[str, str]) -> int:
+    return sum(DEFAULT.get(name) != value for name, value in choices.items())
+
+
+def _predicted_rate(cell: Cell) -> float | None:
+    seconds = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=os.cpu_count())).seconds
+    return None if isinstance(seconds, Unknown) else cell.global_batch / seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A recorded grid, as a search of one seed sees it."""
+
+    settings: tuple[Setting, ...]
+    samples: tuple[int, ...]
+    """The global batch of each."""
+    seen: tuple[Mapping[str, Any], ...]
+    """The run of each setting that the search sees."""
+    rates: tuple[float, ...]
+    """The rates of the other runs, which judge; 0 of those that failed."""
+    start_s: float
+    """The time of a run that failed, the median time besides the steps of the others."""
+    rng: Generator = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path, seed: int) -> Grid:
+        document = json.loads(path.read_text())
+        runs = [(one["runs"][seed % 2], one["runs"][1 - seed % 2]) for one in document]
+        settings = tuple(
+            Setting(
+                id=str(index),
+                choices=one["choices"],
+                predicted_rate=one["predicted_rate"],
+                complexity=_complexity(one["choices"]),
+            )
+            for index, one in enumerate(document)
+        )
+        samples = tuple(one["samples"] for one in document)
+        return cls(
+            settings=settings,
+            samples=samples,
+            seen=tuple(seen for seen, _ in runs),
+            rates=tuple(
+                count / fmean(run["steps_s"]) if run["outcome"] == "ok" else 0.0
+                for count, (_, run) in zip(samples, runs, strict=True)
+            ),
+            start_s=median(run["start_s"] for run, _ in runs if run["outcome"] == "ok"),
+            rng=default_rng(seed),
+        )
+
+    @property
+    def lengths_s(self) -> tuple[float, float]:
+        return BUDGET_S / BLOCKS[-1] / GROWTH ** (len(BLOCKS) - 1), BUDGET_S
+
+    def grid_s(self) -> float:
+        return sum(self._trial(0, 0, at, BUDGET_S).device_s for at in range(len(self.settings)))
+
+    def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> Iterator[Trial]:
+        return (self._trial(rung, block, at, budget_s) for at in chosen)
+
+    def _trial(self, rung: int, block: int, at: int, budget_s: float) -> Trial:
+        """A piece of the recorded run, which goes on at its beginning where it ends."""
+        run, kept = self.seen[at], []
+        if run["outcome"] == "ok":
+            first = self.rng.integers(len(run["steps_s"]))
+            for step in np.roll(run["steps_s"], -first):
+                kept.append(float(step))
+                if sum(kept) >= budget_s:
+                    break
+        return Trial(
+            setting=self.settings[at].id,
+            rung=rung,
+            block=block,
+            rate=self.samples[at] / fmean(kept) if kept else None,
+            outcome=Outcome(run["outcome"]),
+            device_s=2 * (run["start_s"] + sum(kept) if kept else self.start_s),
+        )
+
+    def final(self, best: Sequence[int]) -> int:
+        there = [*[one for one in best if one != 0][:3], 0]
+        return max(there, key=lambda at: self._trial(0, 0, at, BUDGET_S).rate or 0.0)
+
+    def off(self, chosen: int) -> float:
+        return 1 - self.rates[chosen] / max(self.rates)
+
+
+def main() -> None:
+    action, place, *workloads = sys.argv[1:]
+    folder = Path(place)
+    for workload in workloads or GRIDS:
+        if action == "record":
+            record(folder, workload)
+        elif action == "replay":
+            print(f"\n**{workload}**\n")
+            grids = {seed: Grid.read(folder / f"{workload}.json", seed) for seed in range(SEEDS)}
+            compare(grids, near=0.03, noise=0.03)
+
+
+if __name__ == "__main__":
+    main()

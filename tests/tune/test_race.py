@@ -1,0 +1,267 @@
+"""The race of a tune, on surfaces whose truth is written down here."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
+
+import pytest
+
+from harness.tune.race import (
+    BLOCKS,
+    FEWEST,
+    Rung,
+    Setting,
+    Standing,
+    State,
+    Trial,
+    next_rung,
+    standings,
+)
+from results.outcome import Outcome
+
+Rate = Callable[[Mapping[str, str], float], float | None]
+"""Samples/s of a setting in a run of some seconds; None: it runs out of memory."""
+VALUES = {"strategy": ("ddp", "zero1", "fsdp"), "micro_batch": ("1", "2", "4", "8"), "bucket_mb": ("1", "25")}
+DEFAULT = "ddp,1,1"
+
+
+def space(predicted: Callable[[Mapping[str, str]], float | None] = lambda _: None) -> list[Setting]:
+    found = []
+    for values in product(*VALUES.values()):
+        choices = dict(zip(VALUES, values, strict=True))
+        different = sum(one != other for one, other in zip(values, ("ddp", "1", "1"), strict=True))
+        rate = predicted(choices)
+        found.append(Setting(id=",".join(values), choices=choices, predicted_rate=rate, complexity=different))
+    return found
+
+
+def trials_of(rung: Rung, settings: Sequence[Setting], rate: Rate) -> Iterator[Trial]:
+    """The trials of a rung: those of one block, and so of one moment, are all slower or faster."""
+    choices = {setting.id: setting.choices for setting in settings}
+    for block in range(rung.blocks):
+        drift = 1 + 0.2 * math.sin(3 * rung.number + block)
+        for index, name in enumerate(rung.settings):
+            noise = 1 + 0.004 * math.sin(7 * index + 5 * block + rung.number)
+            found = rate(choices[name], rung.budget_s)
+            yield Trial(
+                setting=name,
+                rung=rung.number,
+                block=block,
+                rate=found and found * drift * noise,
+                outcome=Outcome.OK if found else Outcome.OUT_OF_MEMORY,
+                device_s=1 + rung.budget_s if found else 1,
+            )
+
+
+def raced(
+    settings: Sequence[Setting], rate: Rate, *, left: float | None = None, default: str = DEFAULT
+) -> tuple[list[Rung], list[Trial]]:
+    """Run the race to its end."""
+    rungs: list[Rung] = []
+    trials: list[Trial] = []
+    while True:
+        spent = sum(trial.device_s for trial in trials)
+        rung = next_rung(
+            settings, trials, default=default, device_s_left=None if left is None else left - spent
+        )
+        if rung is None:
+            return rungs, trials
+        rungs.append(rung)
+        trials += trials_of(rung, settings, rate)
+
+
+def standing(settings: Sequence[Setting], trials: Sequence[Trial]) -> dict[str, Standing]:
+    return {one.setting: one for one in standings(settings, trials, default=DEFAULT)}
+
+
+def smooth(choices: Mapping[str, str], budget_s: float = 1.0) -> float:
+    """The best is fsdp with micro-batch 8 and buckets of 25."""
+    factor = {"ddp": 1.0, "zero1": 0.7, "fsdp": 1.3}[choices["strategy"]]
+    return 100 * factor * (int(choices["micro_batch"]) / 8) ** 0.4 * (1 + int(choices["bucket_mb"]) / 250)
+
+
+def test_the_first_wave_has_the_default_and_each_value() -> None:
+    settings = space(smooth)
+    rung = next_rung(settings, [], default=DEFAULT, device_s_left=None)
+    assert rung is not None
+    assert rung.settings[0] == DEFAULT
+    assert rung.number == 0
+    assert rung.blocks == 1
+    assert len(rung.settings) == FEWEST == len(set(rung.settings))
+    tried = {value for name in rung.settings for value in name.split(",")}
+    assert tried == {value for values in VALUES.values() for value in values}
+    # Beyond one setting for each new value it follows the prediction.
+    assert "fsdp,8,25" in rung.settings
+
+
+@pytest.mark.parametrize("left", [None, 200.0, 60.0])
+@pytest.mark.parametrize("predicted", [smooth, lambda _: None, lambda one: 1 / smooth(one)])
+def test_the_best_is_first(
+    left: float | None, predicted: Callable[[Mapping[str, str]], float | None]
+) -> None:
+    settings = space(predicted)
+    _rungs, trials = raced(settings, smooth, left=left)
+    first = standings(settings, trials, default=DEFAULT)[0]
+    assert smooth(dict(zip(VALUES, first.setting.split(","), strict=True))) >= 0.97 * smooth(
+        {"strategy": "fsdp", "micro_batch": "8", "bucket_mb": "25"}
+    )
+    if left is not None:
+        assert sum(trial.device_s for trial in trials) <= left
+
+
+def test_no_setting_runs_twice_at_a_budget_and_rungs_have_longer_ones() -> None:
+    rungs, _ = raced(space(), smooth)
+    assert [rung.number for rung in rungs] == list(range(len(rungs)))
+    pairs = [(name, rung.budget_s) for rung in rungs for name in rung.settings]
+    assert len(pairs) == len(set(pairs))
+    races = [rung for rung in rungs if rung.blocks > 1]
+    budgets = [rung.budget_s for rung in races]
+    assert races
+    assert budgets == sorted(set(budgets))
+    assert budgets[0] > rungs[0].budget_s
+    for lower, upper in pairwise(races):
+        assert set(upper.settings) < set(lower.settings)
+
+
+def test_the_order_of_the_trials_is_no_matter() -> None:
+    settings = space(smooth)
+    _, trials = raced(settings, smooth, left=200.0)
+    last = max(trial.rung for trial in trials)
+    for until in range(1, last + 1):
+        some = [trial for trial in trials if trial.rung < until]
+        left = 200.0 - sum(trial.device_s for trial in some)
+        rung = next_rung(settings, some, default=DEFAULT, device_s_left=left)
+        assert rung == next_rung(settings, some[::-1], default=DEFAULT, device_s_left=left)
+        assert rung is not None
+        assert rung.number == until
+        assert set(rung.settings) == {trial.setting for trial in trials if trial.rung == until}
+
+
+def test_what_is_fast_only_at_first_falls_back() -> None:
+    def decoy(choices: Mapping[str, str], budget_s: float) -> float:
+        fast = choices["strategy"] == "zero1" and choices["micro_batch"] == "2"
+        return smooth(choices) * (1 + 3 * math.exp(-budget_s) if fast else 1)
+
+    settings = space()
+    _, trials = raced(settings, decoy)
+    short = max((trial for trial in trials if trial.rung == 0), key=lambda trial: trial.rate or 0)
+    found = standing(settings, trials)
+    assert short.setting.startswith("zero1,2")
+    assert found[short.setting].state is State.OUT
+    assert next(iter(found)) == "fsdp,8,25"
+
+
+def test_an_interval_separates_the_slow_and_not_the_equal() -> None:
+    def equal(choices: Mapping[str, str], budget_s: float) -> float:
+        return 50.0 if choices["strategy"] == "zero1" else 100.0
+
+    settings = space()
+    wave = tuple(setting.id for setting in settings)[:12]
+    trials = [
+        trial
+        for rung in (
+            Rung(number=0, settings=wave, blocks=1, budget_s=1),
+            Rung(number=1, settings=wave, blocks=BLOCKS, budget_s=3),
+        )
+        for trial in trials_of(rung, settings, equal)
+    ]
+    for name, one in standing(settings, trials).items():
+        if one.level is None:
+            continue
+        assert one.against_best is not None
+        value, low, high = one.against_best
+        assert low <= value <= high
+        if name.startswith("zero1"):
+            assert one.state is State.OUT
+            assert high < 1
+        else:
+            assert one.state is State.RACING
+            assert high >= 1
+
+
+def test_running_out_of_memory_is_an_answer() -> None:
+    def walled(choices: Mapping[str, str], budget_s: float) -> float | None:
+        too_large = choices["strategy"] == "ddp" and int(choices["micro_batch"]) > 1
+        return None if too_large else smooth(choices)
+
+    settings = space(smooth)
+    _, trials = raced(settings, walled)
+    found = standing(settings, trials)
+    ran = {trial.setting for trial in trials}
+    for name, one in found.items():
+        if name.startswith("ddp") and ",1," not in name:
+            assert one.state in (State.FAILED, State.DROPPED)
+            assert one.rate is None
+    assert any(one.state is State.FAILED and "memory" in one.why for one in found.values())
+    for bucket in VALUES["bucket_mb"]:
+        for low, high in (("2", "4"), ("4", "8"), ("2", "8")):
+            smaller, larger = f"ddp,{low},{bucket}", f"ddp,{high},{bucket}"
+            if smaller in ran and larger not in ran:
+                assert "micro-batch" in found[larger].why
+    assert next(iter(found)) == "fsdp,8,25"
+
+
+def test_a_space_in_which_nothing_fits_is_searched_to_its_end() -> None:
+    settings = space()
+    _, trials = raced(settings, lambda *_: None)
+    found = standing(settings, trials)
+    assert {one.state for one in found.values()} == {State.FAILED, State.DROPPED}
+    smallest = {name for name in found if ",1," in name}
+    assert all(found[name].state is State.FAILED for name in smallest)
+
+
+def test_a_worker_that_dies_in_each_trial_ends_the_race() -> None:
+    settings = space()
+    rung = next_rung(settings, [], default=DEFAULT, device_s_left=None)
+    assert rung is not None
+    trials = [
+        Trial(setting=name, rung=0, block=0, rate=None, outcome=Outcome.CRASHED, device_s=1.0)
+        for name in rung.settings
+    ]
+    assert next_rung(settings, trials, default=DEFAULT, device_s_left=None) is None
+
+
+def test_one_setting_runs_once() -> None:
+    rungs, trials = raced(space()[:1], smooth)
+    assert len(rungs) == len(trials) == 1
+    (only,) = standings(space()[:1], trials, default=DEFAULT)
+    assert only.state is State.RACING
+    assert only.against_best is None
+
+
+def after(names: Sequence[str], settings: Sequence[Setting]) -> dict[str, Standing]:
+    """The standings after short trials of these settings."""
+    rung = Rung(number=0, settings=tuple(names), blocks=1, budget_s=1)
+    return standing(settings, list(trials_of(rung, settings, smooth)))
+
+
+def test_a_prediction_drops_only_after_enough_trials_of_each_value() -> None:
+    settings = space(smooth)
+    names = [one.id for one in settings if one.choices["strategy"] != "zero1"]
+    few = after(names[: FEWEST - 1], settings)
+    assert {one.state for one in few.values()} == {State.RACING, State.WAITING}
+    found = after(names, settings)
+    # The prediction is right, and `zero1` is predicted to be slow; but no trial has run it.
+    assert all(one.state is State.WAITING for name, one in found.items() if name.startswith("zero1"))
+    seen = after([*names, "zero1,1,1"], settings)
+    dropped = {name for name, one in seen.items() if one.state is State.DROPPED}
+    assert "zero1,1,25" in dropped
+    assert "zero1,2,1" in dropped
+
+
+def test_a_prediction_that_the_trials_refute_drops_nothing() -> None:
+    def wrong(choices: Mapping[str, str]) -> float:
+        return smooth(choices) * math.exp(1.5 * math.sin(97 * hash_of(choices)))
+
+    names = [one.id for one in space()][::2]
+    kept = after([*names, "zero1,1,25"], space(wrong))
+    assert not [
+        one for one in kept.values() if one.state is State.DROPPED and one.setting.startswith("fsdp,8")
+    ]
+    exact = after([*names, "zero1,1,25"], space(smooth))
+    dropped = [sum(one.state is State.DROPPED for one in found.values()) for found in (kept, exact)]
+    assert dropped[0] < dropped[1]
+
+
+def hash_of(choices: Mapping[str, str]) -> int:
+    return sum(map(ord, "".join(choices.values())))
