@@ -9,8 +9,8 @@ FOLDER/WORKLOAD.json: the outcome of each run, its single steps, and its time be
 goes on where it was stopped. The machine must be quiet: about 8 minutes a workload on two cores.
 
 `replay` races on these records under 20 seeds. The search sees one run of each setting, which alternates with
-the seed, and the other run judges. A trial is a piece of the run that begins at a random step; it costs the time
-besides the steps, and its steps. The final sees the complete runs of the search's recording.
+the seed, and the other run judges. A trial is a piece of the run that begins at a random step; it costs the
+time besides the steps, and its steps. The final sees the complete runs of the search's recording.
 
 `live` runs `bench tune` once a workload, for 25 % of the device time of the grid and its final, and compares
 what it chose.

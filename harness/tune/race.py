@@ -1,10 +1,9 @@
 """The race of a tune: which settings run next, and how each stands, from the trials so far.
 
-Short trials come first, in waves. After each a Gaussian process over the choices learns what the prediction
-got wrong, and selects the next. Then the fastest climb: while one of the best three has not run at the
-longest budget, the fastest of its level run at the next one, in interleaved blocks. So what is fast only at
-first falls back, and those behind it follow. All is a function of the trials: a killed tune goes on. A setting
-runs at each budget in one rung only.
+Short runs come first, in waves: a Gaussian process over the choices learns what the prediction got wrong, and
+selects the next wave. Then the fastest climb: while one of the best three has not run at the longest budget,
+the fastest of its level run at the next. So what is fast only at first falls back, and others follow. All is
+a function of the trials, so that a killed tune goes on. A setting runs at each budget in one rung only.
 
 Sources: successive halving without a fixed width, Li et al. (MLSys 2020); Gaussian processes, Rasmussen &
 Williams (2006), ch. 2, 5.4; expected improvement, Jones, Schonlau & Welch (1998); intervals of randomized
@@ -39,7 +38,6 @@ SAFETY = 1.5
 """The error with which a prediction drops a setting, over the largest of its errors on the trials."""
 _NOISE = 0.05**2
 """The variance of a logarithm of a short run's rate, with what its moment does."""
-_BATCH = ("micro_batch", "accumulation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +85,8 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How a setting stands. Level, rate (samples/s, geometric mean over blocks) and comparison are of the last
-    rung that it ran in; None if it did not run, or failed."""
+    """How a setting stands. Level, rate (samples/s) and comparison are of the last rung that it ran in; None
+    if it did not run, or failed."""
 
     setting: str
     state: State
@@ -97,7 +95,8 @@ class Standing:
     level: int | None
     rate: float | None
     against_best: tuple[float, float, float] | None
-    """The rate over the best of its rung, with its 95 % interval; None where one block gives none."""
+    """The rate over the best of its rung, and its interval, 95 % for all of the rung together; None where one
+    block gives none."""
 
 
 def next_rung(
@@ -129,7 +128,7 @@ def standings(settings: Sequence[Setting], trials: Sequence[Trial], *, default: 
 
 
 def _first_wave(settings: Sequence[Setting], default: str) -> tuple[str, ...]:
-    """The default, then whatever has most values that none before has, by prediction where these are equal."""
+    """The default, then what has most values that none before has, by prediction where these are equal."""
     by_rate = sorted(settings, key=lambda one: (one.id != default, -(one.predicted_rate or 0.0)))
     chosen, seen = [by_rate.pop(0)], set[tuple[str, str]]()
     while by_rate:
@@ -150,20 +149,20 @@ class _Race:
         self._failed: dict[str, Outcome] = {}
         self._logs: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         """The logarithms of rates of each setting that ran, by rung, in the order of blocks."""
-        spent: dict[int, list[float]] = defaultdict(list)
-        costs: dict[int, list[float]] = defaultdict(list)
+        costs: dict[tuple[int, bool], list[float]] = defaultdict(list)
         for trial in sorted(trials, key=lambda trial: (trial.rung, trial.block)):
             logs = self._logs[trial.setting][trial.rung]
-            spent[self.level(trial.setting)].append(trial.device_s)
+            costs[self.level(trial.setting), trial.rate is not None].append(trial.device_s)
             if trial.rate is None:
                 self._failed.setdefault(trial.setting, trial.outcome)
             else:
                 logs.append(math.log(trial.rate))
-                costs[self.level(trial.setting)].append(trial.device_s)
         self._spent_s = sum(trial.device_s for trial in trials)
-        self._short_s = sum(spent[0]) / len(spent[0])
-        """Device seconds of a run of a wave, also where it failed."""
-        self._cost_s = {level: sum(times) / len(times) for level, times in costs.items()}
+        mean_s = {kind: sum(times) / len(times) for kind, times in costs.items()}
+        self._cost_s = {level: cost_s for (level, ok), cost_s in mean_s.items() if ok}
+        self._short_s = max(cost_s for (level, _), cost_s in mean_s.items() if level == 0)
+        """Device seconds of a run of a wave, by the dearer of those that ended well and those that failed."""
+        self._too_large = [one for one, why in self._failed.items() if why is Outcome.OUT_OF_MEMORY]
         alive = [one for one in self._settings if one in self._logs and one not in self._failed]
         self.ranked = sorted(alive, key=lambda one: -self._log(one))
         """The settings that ran without a failure by the rate of their longest run, which may be too high
@@ -183,7 +182,7 @@ class _Race:
 
     def following(self, left_s: float | None) -> tuple[int, tuple[str, ...]]:
         """The level and the settings of the next rung; no settings at the end."""
-        if not self.ranked and Outcome.OUT_OF_MEMORY not in self._failed.values():
+        if not self.ranked and not self._too_large:
             return 0, ()  # Something other than the settings is at fault.
         waiting = [one for one in self._settings if one not in self._logs and not self._hopeless(one)]
         left = math.inf if left_s is None else left_s
@@ -195,8 +194,9 @@ class _Race:
             climbing = climbing[: int(min(WIDTH, left / self._cost(level + 1) / BLOCKS[level + 1]))]
             if climbing:
                 return level + 1, tuple(climbing)
+        affordable = (early if level < top else left) / self._short_s
         most = max(FEWEST, len(self._settings) // 12)
-        return 0, self._model.choose(waiting, int(min(most, (early if level < top else left) / self._short_s)))
+        return 0, self._model.choose(waiting, int(min(most, affordable)))
 
     def _cost(self, level: int) -> float:
         """Device seconds of a run, or an upper estimate: which part grows is known only from two levels."""
@@ -206,25 +206,15 @@ class _Race:
         return below + GROWTH * max(below - self._cost_s.get(level - 2, below / GROWTH), 0.0)
 
     @cached_property
-    def _walls(self) -> dict[frozenset[tuple[str, str]], int]:
-        """The smallest micro-batch that ran out of memory, by the other choices."""
-        walls: dict[frozenset[tuple[str, str]], int] = {}
-        for one, outcome in self._failed.items():
-            if outcome is Outcome.OUT_OF_MEMORY:
-                others, batch = _apart(self._settings[one])
-                walls[others] = min(batch, walls.get(others, batch))
-        return walls
-
-    @cached_property
     def _seen(self) -> set[tuple[str, str]]:
         return {item for one in self.ranked for item in self._settings[one].choices.items()}
 
     def _hopeless(self, setting: str) -> str | None:
         """Why a setting that has not run has no chance; None if it may have one."""
-        others, batch = _apart(self._settings[setting])
-        if batch > self._walls.get(others, batch):
+        choices = self._settings[setting].choices
+        if any(_smaller_batch(self._settings[one].choices, choices) for one in self._too_large):
             return "has a larger micro-batch than a setting that ran out of memory"
-        if len(self._logs) < FEWEST or self._settings[setting].choices.items() - self._seen:
+        if len(self._logs) < FEWEST or choices.items() - self._seen:
             return None
         share = self._model.most(setting)
         return None if share >= 1 else f"reaches at most {share:.0%} of the best, by what the trials taught"
@@ -232,49 +222,52 @@ class _Race:
     @cached_property
     def _noise(self) -> tuple[float, int]:
         """The standard deviation of a run within its block, and its degrees of freedom, over all rungs."""
-        tables: dict[int, list[list[float]]] = defaultdict(list)
+        tables: dict[tuple[int, int], list[list[float]]] = defaultdict(list)
         for one in self.ranked:
             for rung, logs in self._logs[one].items():
-                tables[rung].append(logs)
+                tables[rung, len(logs)].append(logs)
         squares, freedom = 0.0, 0
         for table in map(np.array, tables.values()):
             rest = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
             squares += float((rest**2).sum())
             freedom += (table.shape[0] - 1) * (table.shape[1] - 1)
-        return math.sqrt(squares / freedom) if freedom else math.nan, freedom
+        return math.sqrt(squares / max(freedom, 1)), freedom
 
     def _against_best(self, setting: str) -> tuple[float, float, float] | None:
         rung, logs = list(self._logs[setting].items())[-1]
         noise, freedom = self._noise
         if len(logs) < 2 or not freedom:
             return None
-        half = t_quantile(freedom) * noise * math.sqrt(2 / len(logs))
-        best = max(float(np.mean(self._logs[one][rung])) for one in self.ranked if rung in self._logs[one])
-        less = self._log(setting) - best
+        beside = [float(np.mean(self._logs[one][rung])) for one in self.ranked if rung in self._logs[one]]
+        # Bonferroni: the intervals of all settings of the rung hold together.
+        quantile = t_quantile(freedom, 1 - 0.05 / max(len(beside) - 1, 1))
+        half = quantile * noise * math.sqrt(2 / len(logs))
+        less = self._log(setting) - max(beside)
         return math.exp(less), math.exp(less - half), math.exp(less + half)
 
     def standing(self, setting: str) -> Standing:
         if setting not in self.ranked:
-            hopeless = self._hopeless(setting) if setting not in self._failed else None
-            state, why = (State.DROPPED, hopeless) if hopeless else (State.WAITING, "has not run")
+            state, why = State.WAITING, "has not run"
             if setting in self._failed:
                 state, why = State.FAILED, f"ended as {self._failed[setting].replace('_', ' ')}"
+            elif hopeless := self._hopeless(setting):
+                state, why = State.DROPPED, hopeless
             return Standing(setting=setting, state=state, why=why, level=None, rate=None, against_best=None)
-        against, state, why = self._against_best(setting), State.RACING, "is among the fastest so far"
+        against, level, rate = self._against_best(setting), self.level(setting), math.exp(self._log(setting))
+        ahead = self.ranked[:FINALISTS]
+        state, why = State.RACING, "is among the fastest so far"
         if against and against[2] < 1:
-            state, why = State.OUT, "is slower than the best of its rung, by more than its interval"
-        elif setting not in self.ranked[:FINALISTS] and self.level(self.ranked[FINALISTS - 1]) > self.level(
-            setting
-        ):
+            state, why = State.OUT, "is slower than the best of its rung, by more than the noise"
+        elif setting not in ahead and self.level(ahead[-1]) > level:
             state, why = State.OUT, f"is slower than {FINALISTS} that ran longer"
-        rate, level = math.exp(self._log(setting)), self.level(setting)
         return Standing(setting=setting, state=state, why=why, level=level, rate=rate, against_best=against)
 
 
-def _apart(setting: Setting) -> tuple[frozenset[tuple[str, str]], int]:
-    """The choices other than the batch, and the micro-batch."""
-    others = {item for item in setting.choices.items() if item[0] not in _BATCH}
-    return frozenset(others), int(setting.choices.get(_BATCH[0], 0))
+def _smaller_batch(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two settings differ in nothing but the micro-batch, and `one` has the smaller."""
+    sizes = [int(choices.get("micro_batch", 0)) for choices in (one, other)]
+    names = {name for name, _ in one.items() ^ other.items()}
+    return sizes[0] < sizes[1] and names <= {"micro_batch", "accumulation"}
 
 
 class _Model:
@@ -295,13 +288,13 @@ class _Model:
         errors, fit, seen = logs - mean[ran], -math.inf, np.ix_(ran, ran)
         parts = (likeness.mean(0), np.prod(0.3 + 0.7 * likeness, 0), np.outer(slope, slope))
         for size, share in product((0.01, 0.04, 0.16, 0.64), (0.2, 0.5, 0.8)):
-            weights = (size * (1 - share), size * share, 0.3)
-            matrix = sum(w * part[seen] for w, part in zip(weights, parts, strict=True))
-            matrix = matrix + 0.1 + _NOISE * np.eye(len(ran))
+            shares = (size * (1 - share), size * share, 0.3)
+            matrix = np.sum([w * part[seen] for w, part in zip(shares, parts, strict=True)], 0)
+            matrix += 0.1 + _NOISE * np.eye(len(ran))
             likelihood = -errors @ np.linalg.solve(matrix, errors) - np.linalg.slogdet(matrix)[1]
             if likelihood > fit:
-                fit, chosen, inverse = likelihood, weights, np.linalg.inv(matrix)
-        prior = sum(w * part for w, part in zip(chosen, parts, strict=True)) + 0.1
+                fit, best, inverse = likelihood, shares, np.linalg.inv(matrix)
+        prior = np.sum([w * part for w, part in zip(best, parts, strict=True)], 0) + 0.1
         weights = inverse @ errors
         self._mean = mean + prior[:, ran] @ weights
         self._covariance = prior - prior[:, ran] @ inverse @ prior[ran]

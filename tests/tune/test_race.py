@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 
@@ -114,13 +114,25 @@ def test_no_setting_runs_twice_at_a_budget_and_rungs_have_longer_ones() -> None:
     assert [rung.number for rung in rungs] == list(range(len(rungs)))
     pairs = [(name, rung.budget_s) for rung in rungs for name in rung.settings]
     assert len(pairs) == len(set(pairs))
-    races = [rung for rung in rungs if rung.blocks > 1]
-    budgets = [rung.budget_s for rung in races]
-    assert races
-    assert budgets == sorted(set(budgets))
-    assert budgets[0] > rungs[0].budget_s
-    for lower, upper in pairwise(races):
-        assert set(upper.settings) < set(lower.settings)
+    levels = sorted({rung.budget_s for rung in rungs})
+    assert len(levels) == len(BLOCKS)
+    for rung in rungs:
+        level = levels.index(rung.budget_s)
+        assert rung.blocks == BLOCKS[level]
+        below = {
+            one
+            for lower in rungs[: rung.number]
+            for one in lower.settings
+            if level and lower.budget_s == levels[level - 1]
+        }
+        assert not level or set(rung.settings) <= below
+
+
+def test_a_tune_that_was_cut_in_the_middle_of_a_rung_has_standings() -> None:
+    settings = space()
+    _, trials = raced(settings, smooth)
+    for cut in range(1, len(trials)):
+        assert len(standings(settings, trials[:cut], default=DEFAULT)) == len(settings)
 
 
 def test_the_order_of_the_trials_is_no_matter() -> None:
@@ -140,14 +152,14 @@ def test_the_order_of_the_trials_is_no_matter() -> None:
 def test_what_is_fast_only_at_first_falls_back() -> None:
     def decoy(choices: Mapping[str, str], budget_s: float) -> float:
         fast = choices["strategy"] == "zero1" and choices["micro_batch"] == "2"
-        return smooth(choices) * (1 + 3 * math.exp(-budget_s) if fast else 1)
+        return smooth(choices) * (1 + 9 * math.exp(-budget_s) if fast else 1)
 
     settings = space()
     _, trials = raced(settings, decoy)
-    short = max((trial for trial in trials if trial.rung == 0), key=lambda trial: trial.rate or 0)
+    first = max(trials, key=lambda trial: trial.rate or 0)
+    assert first.setting.startswith("zero1,2")
     found = standing(settings, trials)
-    assert short.setting.startswith("zero1,2")
-    assert found[short.setting].state is State.OUT
+    assert found[first.setting].state is State.OUT
     assert next(iter(found)) == "fsdp,8,25"
 
 
@@ -157,14 +169,10 @@ def test_an_interval_separates_the_slow_and_not_the_equal() -> None:
 
     settings = space()
     wave = tuple(setting.id for setting in settings)[:12]
-    trials = [
-        trial
-        for rung in (
-            Rung(number=0, settings=wave, blocks=1, budget_s=1),
-            Rung(number=1, settings=wave, blocks=BLOCKS, budget_s=3),
-        )
-        for trial in trials_of(rung, settings, equal)
+    rungs = [
+        Rung(number=level, settings=wave, blocks=blocks, budget_s=3) for level, blocks in enumerate(BLOCKS)
     ]
+    trials = [trial for rung in rungs for trial in trials_of(rung, settings, equal)]
     for name, one in standing(settings, trials).items():
         if one.level is None:
             continue
