@@ -313,7 +313,8 @@ class _Model:
 
     def choose(self, waiting: Sequence[str], most: int) -> tuple[str, ...]:
         """The settings with the largest expected improvement, each as if those before it had run."""
-        left, covariance, chosen = list(waiting), self._covariance, []
+        left, covariance = list(waiting), self._covariance
+        chosen: list[str] = []
         while left and len(chosen) < most:
             at = [self._index[one] for one in left]
             spread = self._scale * np.sqrt(np.maximum(covariance[at, at], 1e-12))
