@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from results.outcome import Outcome
+from results.outcome import Ending, Outcome
 from results.plan import Placement
 from slurm.client import Client
 from slurm.job_view import JobPhase
+from slurm.notices import read_notice
 from slurm.script import ScriptJob, job_script, log_path
 from slurm.site import SiteProfile
 
@@ -70,7 +71,7 @@ def test_the_program_gets_the_signals_of_a_cancelled_job(lab: Any, started: Star
 @pytest.mark.slow
 def test_jobs_at_their_time_limit_and_one_that_is_put_back(lab: Any, started: Started) -> None:
     told, told_log = started()
-    ended, _ = started("print('start', flush=True); import time; time.sleep(600)")
+    ended, ended_log = started("print('start', flush=True); import time; time.sleep(600)")
     requeued, log = started()
     # Told 120 s before the end: now. The controller looks every 30 seconds.
     lab.command("scontrol", "update", f"JobId={told}", "EndTime=now+110")
@@ -86,6 +87,11 @@ def test_jobs_at_their_time_limit_and_one_that_is_put_back(lab: Any, started: St
     assert lab.wait_for(told, "COMPLETED").outcome is Outcome.OK
     assert lines(told_log) == ["start 0 n1", "SIGUSR1"]
     assert lab.wait_for(ended, "TIMEOUT").outcome is Outcome.TIMED_OUT
+    said = [read_notice(one.read_text(), job_id) for one, job_id in ((ended_log, ended), (log, requeued))]
+    assert said == [
+        Ending(Outcome.TIMED_OUT, "Slurm ended it due to time limit"),
+        Ending(Outcome.PREEMPTED, "Slurm ended it due to job requeue"),
+    ]
 
 
 def test_a_held_job_is_seen_to_wait_for_somebody(lab: Any, started: Started) -> None:
@@ -131,3 +137,5 @@ def test_preemption(lab: Any, started: Started, requeue: bool) -> None:
     assert lab.wait_for(urgent_id, "COMPLETED").outcome is Outcome.OK
     assert (view.outcome, view.restarts) == ((Outcome.OK, 1) if requeue else (Outcome.PREEMPTED, 0))
     assert lines(log) == ["start 0 n[1-4]", "SIGTERM", *(["start 1 n[1-4]"] if requeue else [])]
+    notice = read_notice(log.read_text(), job_id)
+    assert notice == Ending(Outcome.PREEMPTED, "Slurm ended it due to preemption")
