@@ -16,7 +16,7 @@ PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist load
 # Where the environment forbids Python to write bytecode, each process of the tests would compile all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test coverage quick compat planted knee gallery soak resume lint types contracts perf perf-gate gpu \
+.PHONY: demo test coverage quick compat engines planted knee gallery soak resume lint types contracts perf perf-gate gpu \
   reference docs format constraints clean
 
 demo: $(VENV)/.installed
@@ -96,6 +96,20 @@ $(COMPAT)/.torch-$(TORCH)-$(subst /,_,$(PYTHON)): pyproject.toml
 	$(COMPAT)/bin/pip --disable-pip-version-check install --quiet 'torch==$(TORCH)' --editable '.[dev]'
 	touch $@
 
+# The engines of docs/engines.md, and their tests, in an environment of its own over the packages of the first one.
+ENGINES := $(VENV)-engines
+engines: $(ENGINES)/.installed
+	PERF_BRIEF=1 OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -q -m "not slow" tests/engines
+
+$(ENGINES)/.installed: $(VENV)/.installed-dev
+	$(BIN)/python -m venv --clear $(ENGINES)
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+	  > "$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])')/first.pth"
+	$(ENGINES)/bin/pip --disable-pip-version-check install --quiet setuptools wheel
+	DS_ACCELERATOR=cpu $(ENGINES)/bin/pip --disable-pip-version-check install --quiet --no-build-isolation \
+	  --constraint constraints.txt 'deepspeed==0.19.8'
+	touch $@
+
 # The speed and memory goals of docs/performance.md, measured on this machine.
 perf: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/perf -s
@@ -149,4 +163,4 @@ $(VENV)-gpu/.installed: pyproject.toml tests/gpu/environment.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-gpu $(COMPAT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage* site
+	rm -rf $(VENV) $(VENV)-gpu $(COMPAT) $(ENGINES) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .benchmarks .coverage* site

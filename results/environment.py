@@ -21,7 +21,8 @@ class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
     records, and without both. `commit` names bench's own."""
     user_dirty: bool | None = None
     extensions: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    """Code of other packages that is used: `PACKAGE VERSION HASH` by `strategy gossip`; unset if none is."""
+    """Code of other packages that is used: `PACKAGE VERSION HASH` by `strategy gossip`; unset if none is.
+    Of an engine of a strategy `PACKAGE VERSION`."""
 
     @property
     def measured_commit(self) -> str | None:

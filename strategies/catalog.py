@@ -8,6 +8,7 @@ from strategies.auto import Auto
 from strategies.collectives.catalog import COLLECTIVES
 from strategies.compression.catalog import COMPRESSIONS
 from strategies.ddp.facts import Ddp
+from strategies.deepspeed.facts import DeepSpeed
 from strategies.facts import StrategyFacts
 from strategies.fsdp.facts import Fsdp, Hsdp, Manual
 from strategies.local_sgd.facts import LocalSgd
@@ -35,6 +36,7 @@ STRATEGIES: Registry[StrategyFacts] = Registry(
         Manual,
         Pipeline,
         TensorParallel,
+        DeepSpeed,
         Auto,
     ),
     base=StrategyFacts,

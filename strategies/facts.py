@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from results.cell import Cell
+from results.engine import Engine
 from results.errors import SpecError
 from results.groups import GroupLayout
 from results.parts import ModelParts
@@ -57,6 +58,8 @@ class StrategyFacts(CatalogFacts):
     model: ClassVar[str]
     """The `ParallelModel`, as `package.module:Class`; imported only on a rank."""
     places = ("model",)
+    engine: ClassVar[Engine | None] = None
+    """The package that trains, and that need not be installed; None: torch and bench do."""
     distributed: ClassVar[bool] = True
     """Whether it uses more than one rank."""
     bucket_copies: ClassVar[int] = 0

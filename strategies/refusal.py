@@ -95,7 +95,14 @@ def _combination(
         or _whole(_machine(cell))
         or _whole(_compressed(cell, strategy, compressor))
         or _whole(_collected(cell, collective, compressor))
+        or _of(strategy, _absent(strategy))
     )
+
+
+def _absent(strategy: StrategyFacts) -> str | None:
+    """Return why the engine of a strategy cannot be used on this machine."""
+    missing = None if strategy.engine is None else strategy.engine.missing
+    return None if missing is None else f"cannot run here: {missing}"
 
 
 def _ranks(cell: Cell, strategy: StrategyFacts) -> str | None:

@@ -130,6 +130,7 @@ class Trainer:
             layout=layout,
             initial=initial,
         )
+        self.model.settings = settings
         if settings.compile:
             _compile(self.model.bare)
         self.optimizer = self.model.build_optimizer(settings.optimizer)

@@ -15,8 +15,9 @@ from harness.plan.launchers import launcher_entries
 from harness.plan.study_file import STUDY_FILE
 from harness.terminal.console import Console
 from results.errors import UsageError
-from results.extensions import GROUPS, Extension, extensions, stray_groups
-from results.spec import Entry, Option
+from results.extensions import GROUPS, extensions, stray_groups
+from results.registry import Registry
+from results.spec import Catalog, Entry, Option
 from results.strict_yaml import FileKind
 
 _CATALOGS = {
@@ -64,12 +65,21 @@ def _rows_of(kind: str) -> list[tuple[str, str, str]]:
         return [(name, "", f"is of {each.package}") for name, each in extensions("bench.sections").items()]
     catalog = _CATALOGS[kind]
     broken = [(name, "", str(error)) for name, error in catalog.admit_all().items()]
-    rows = [row for entry in catalog for row in _rows(entry, catalog.offered.get(entry.name))]
+    rows = [row for entry in catalog for row in _rows(entry, _origin(catalog, entry.name))]
     return rows + broken
 
 
-def _rows(entry: Entry, extension: Extension | None) -> list[tuple[str, str, str]]:
-    origin = f" (of {extension.package} {extension.version})" if extension else ""
+def _origin(catalog: Catalog, name: str) -> str:
+    """Return which package a name is of, or why the engine that it needs cannot be used here."""
+    if (extension := catalog.offered.get(name)) is not None:
+        return f" (of {extension.package} {extension.version})"
+    kinds = catalog.all_facts if isinstance(catalog, Registry) else ()
+    engines = (getattr(facts, "engine", None) for facts in kinds if facts.name == name)
+    missing = next((engine.missing for engine in engines if engine is not None), None)
+    return f" ({missing})" if missing else ""
+
+
+def _rows(entry: Entry, origin: str) -> list[tuple[str, str, str]]:
     rows = [(entry.name, "", entry.help + origin)]
     if entry.positional is not None:
         positional = entry.positional

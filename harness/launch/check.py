@@ -42,8 +42,9 @@ def check_request(
     member = MEMBERS[spec.name]
     texts = [STRATEGIES.facts(text).spec.text for text in strategies or ()]
     for facts in STRATEGIES.all_facts if strategies is None else ():
-        # Leave out the single-device strategy, and one that a plan replaces by another.
-        if facts.distributed and hasattr(facts, "model"):
+        # Leave out the single-device strategy, one that a plan replaces by another, and missing engines.
+        here = facts.engine is None or facts.engine.missing is None
+        if facts.distributed and hasattr(facts, "model") and here:
             value = facts.positional
             is_needed = value is not None and value.default is None
             texts.append(f"{facts.name}:{value.example}" if value and is_needed else facts.name)

@@ -160,7 +160,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def packages_of(cells: Collection[Cell]) -> dict[str, str]:
-    """`PACKAGE VERSION HASH` by `strategy gossip`: each name in these cells that another package adds.
+    """`PACKAGE VERSION HASH` by `strategy gossip`: each name in these cells that another package adds; of the
+    engine of a strategy `PACKAGE VERSION`.
 
     None of it is imported. Raises ExtensionError for an entry point whose module is not there.
     """
@@ -174,12 +175,17 @@ def packages_of(cells: Collection[Cell]) -> dict[str, str]:
         (COLLECTIVES, {cell.collective for cell in cells}),
         (WORKLOADS, {cell.workload for cell in cells}),
     )
-    return {
+    found = {
         f"{catalog.kind} {name}": catalog.offered[name].code
         for catalog, named in texts
         for name in sorted({split(text)[0] for text in named})
         if name in catalog.offered
     }
+    named = {split(cell.strategy)[0] for cell in cells}
+    for facts in STRATEGIES.all_facts:
+        if facts.engine is not None and facts.name in named:
+            found[f"{STRATEGIES.kind} {facts.name}"] = facts.engine.code
+    return found
 
 
 def with_packages(code: CodeVersion, cells: Collection[Cell]) -> CodeVersion:

@@ -24,7 +24,7 @@ from strategies.devices import device_of
 from strategies.exchange.buckets import BucketRange, pieces_of
 from strategies.exchange.lane import Pending
 from strategies.scratch_fsdp.host_shards import HostShards
-from strategies.training.boxes import Box, Owned, View, rectangles
+from strategies.training.boxes import Box, Owned, View, run_of
 from strategies.training.replicas import take_from_first
 
 
@@ -173,10 +173,8 @@ class FlatParameters:
         for piece in self.pieces:
             first = max(start, piece.offset)
             stop = min(start + length, piece.offset + piece.numel)
-            place = first - start
-            for offsets, sizes in rectangles(piece.shape, first - piece.offset, stop - piece.offset):
-                boxes.append((Box(piece.name, tuple(piece.shape), offsets, sizes), _range(place, sizes)))
-                place += math.prod(sizes)
+            elements = range(first - piece.offset, stop - piece.offset)
+            boxes += run_of(piece.name, tuple(piece.shape), elements, first - start)
         return Owned(self.shard, tuple(boxes))
 
     def part(self, value: object, piece: BucketRange) -> object:
@@ -184,10 +182,6 @@ class FlatParameters:
         if not isinstance(value, Tensor) or value.shape != self._whole.shape:
             return value
         return piece.of(value)
-
-
-def _range(place: int, sizes: tuple[int, ...]) -> View:
-    return lambda values: values[place : place + math.prod(sizes)].view(sizes)
 
 
 def _gaps(pieces: Sequence[BucketRange], numel: int) -> list[slice]:

@@ -57,8 +57,20 @@ def rows_of(name: str, shape: tuple[int, ...], rows: range) -> tuple[Box, View]:
     return Box(name, shape, offsets, sizes), _same
 
 
+def run_of(name: str, shape: tuple[int, ...], elements: range, place: int) -> Iterator[tuple[Box, View]]:
+    """Yield the rectangles of a run of `elements` of a parameter, counted row by row, that lie from `place`
+    on in a rank's vector."""
+    for offsets, sizes in rectangles(shape, elements.start, elements.stop):
+        yield Box(name, shape, offsets, sizes), _range(place, sizes)
+        place += math.prod(sizes)
+
+
 def _same(values: Tensor) -> Tensor:
     return values
+
+
+def _range(place: int, sizes: tuple[int, ...]) -> View:
+    return lambda values: values[place : place + math.prod(sizes)].view(sizes)
 
 
 def rectangles(

@@ -136,6 +136,8 @@ class ParallelModel:
         """The link over which ranks agree that gradients overflowed; None: all see the same gradients."""
         self.forward_alone = True
         """Whether all ranks together can call `module` for a forward pass without a backward pass."""
+        self.settings: TrainSettings | None = None
+        """The settings of the Trainer's step; None in a caller's own loop."""
         self.bubble_ideal: float | None = None
         """The minimum share of a step in which a pipeline's stages idle, by the schedule; None without
         stages."""

@@ -71,10 +71,16 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
             "a frozen id": frozen("strategy"),
             "a model": a_model,
             "a word in docs/strategies.md": mentioned("docs/strategies.md"),
-            "a test of its rules": mentioned("tests/strategies/test_refusal.py", "tests/plan/*.py"),
-            "messages held to steps": exchanging(mentioned("tests/strategies/test_traffic.py")),
-            "memory held to steps": exchanging(mentioned("tests/strategies/test_footprint.py")),
-            "a proof": exchanging(mentioned("tests/worker/test_proof*.py")),
+            "a test of its rules": mentioned(
+                "tests/strategies/test_refusal.py", "tests/plan/*.py", "tests/engines/*.py"
+            ),
+            "messages held to steps": exchanging(
+                mentioned("tests/strategies/test_traffic.py", "tests/engines/*.py")
+            ),
+            "memory held to steps": exchanging(
+                mentioned("tests/strategies/test_footprint.py", "tests/engines/*.py")
+            ),
+            "a proof": exchanging(mentioned("tests/worker/test_proof*.py", "tests/engines/*.py")),
         },
     ),
     "compression": (

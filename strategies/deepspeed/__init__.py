@@ -1,0 +1,1 @@
+"""`deepspeed`: DeepSpeed's own engine, where it is installed."""

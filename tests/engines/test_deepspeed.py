@@ -1,0 +1,341 @@
+"""DeepSpeed's engine over real ranks: trained as by a serial loop, proven, undone and resumed."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import data_parallel as replicas
+import pytest
+import resuming
+import split_models
+import test_reshard as reshard
+import test_traffic as counting
+import torch
+import torch.distributed as dist
+from planting import GPT, GRADIENT, MLP, REPLICAS, UPDATE, Fields, Planted, Runs, wrapped
+
+from harness.worker.exchange.group import open_exchange
+from results.cell import StepPolicy
+from strategies import parallelize
+from strategies.deepspeed import model as seam
+from strategies.deepspeed.facts import DeepSpeed
+from strategies.predictions import footprint
+
+missing = DeepSpeed.engine.missing
+POLICY = StepPolicy(block_steps=2, warmup_max_steps=2, min_blocks=2, max_blocks=2, quads=2)
+pytestmark = [
+    pytest.mark.skipif(missing is not None, reason=str(missing)),
+    pytest.mark.xdist_group("deepspeed"),
+]
+STAGES = range(4)
+SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
+
+
+def of_stage(stage: int, options: str = "") -> str:
+    return f"deepspeed:stage={stage}{options}"
+
+
+CASES = [
+    *((stage, model, {}) for stage in STAGES for model in ("normed", "dropped", "shared")),
+    *((stage, "deep", {"optimizer": ADAMW}) for stage in STAGES),
+    *((stage, "frozen", {"activation_checkpointing": True}) for stage in STAGES),
+    *((stage, "normed", {"accumulation": 3}) for stage in (0, 1)),
+    (1, "one each", {"strategy": of_stage(1, ":reduce_bucket_size=40:overlap_comm=true")}),
+    (2, "tied", {"strategy": of_stage(2, ":reduce_bucket_size=40:offload=cpu")}),
+    (
+        3,
+        "deep",
+        {"strategy": of_stage(3, ":reduce_bucket_size=40:max_live_parameters=60:overlap_comm=false")},
+    ),
+    (3, "dropped", {"strategy": of_stage(3, ":offload=cpu")}),
+]
+
+
+@pytest.mark.parametrize(("stage", "model", "settings"), CASES)
+def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(ranks, stage, model, settings) -> None:
+    settings = {"strategy": of_stage(stage), "optimizer": SGD, **settings}
+    replicas.assert_as_serial(ranks(2, replicas.train, model, settings), model, settings)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_three_ranks_train_as_a_loop_does_within_rounding(ranks, stage) -> None:
+    settings = {"strategy": of_stage(stage), "optimizer": SGD}
+    # 24, 8 and 5 rows over three ranks.
+    replicas.assert_near_serial(ranks(3, replicas.train, "normed", settings), "normed", settings)
+    settings |= {"optimizer": ADAMW, "accumulation": 2, "clip_norm": 0.1}
+    split_models.assert_as_serial(ranks(3, split_models.train, "gpt", settings), "gpt", settings)
+
+
+SAME_BITS = "gradients, buffers and updates are equal bit for bit"
+CLIPPED = "gradients are equal bit for bit; updates agree within the rounding of a norm over shards"
+ROUNDED = "gradients agree within the rounding of a sum in another order; updates are equal bit for bit"
+NEAR = "gradients agree within 0.03 of their L2 norm"
+
+
+@pytest.mark.parametrize(
+    ("size", "stage", "fields", "rule"),
+    [
+        *((2, stage, {}, SAME_BITS) for stage in STAGES),
+        *((3, stage, {}, ROUNDED) for stage in (1, 3)),
+        (2, 0, {"accumulation": 2, "clip_norm": 0.1}, SAME_BITS),
+        (2, 1, {"accumulation": 2, "clip_norm": 0.1}, CLIPPED),
+        *((2, stage, {"accumulation": 2}, ROUNDED) for stage in (2, 3)),
+        *((2, stage, {"clip_norm": 0.1}, CLIPPED) for stage in (2, 3)),
+        *((2, stage, {"precision": "bf16"}, NEAR) for stage in STAGES),
+        (2, 3, {"activation_checkpointing": True}, SAME_BITS),
+        (2, 2, {"activation_checkpointing": "selective"}, SAME_BITS),
+    ],
+)
+def test_every_stage_is_proven_as_far_as_arithmetic_allows(proofs: Runs, size, stage, fields, rule) -> None:
+    results = proofs(size, GPT | {"strategy": of_stage(stage)} | fields)
+    assert {(found["passed"], found["method"]) for found in results} == {(True, "serial-simulation")}, results
+    assert results[0]["detail"] == f"3 steps of {size} replicas recomputed on one device; {rule}"
+
+
+def _scaled_by_the_accumulation_twice(rank: int, size: int) -> Planted:
+    from deepspeed import DeepSpeedEngine
+
+    return wrapped(DeepSpeedEngine, "backward", lambda original, self, loss, **_: original(self, loss))
+
+
+def _group_of_this_rank_alone(rank: int, size: int) -> Planted:
+    own = dist.new_group([rank], use_local_synchronization=True)
+    return patch.object(seam.Everyone, "get_data_parallel_group", lambda self: own)
+
+
+def _stale_parts_of_other_ranks(rank: int, size: int) -> Planted:
+    from deepspeed.runtime.zero import stage_1_and_2
+
+    return patch.object(stage_1_and_2, "all_gather_dp_groups", lambda **_: None)
+
+
+def _stale_part_of_stage_3(rank: int, size: int) -> Planted:
+    """The update goes to a copy of the vector."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Zero
+
+    def wrong(original: Any, self: Any, index: int) -> None:
+        before = self.fp16_partitioned_groups_flat[index].clone()
+        original(self, index)
+        self.fp16_partitioned_groups_flat[index].copy_(before)
+        self.fp32_partitioned_groups_flat[index].data.copy_(before)
+
+    return wrapped(Zero, "_reassign_or_swap_out_partitioned_parameters", wrong)
+
+
+def _gradients_of_the_step_before(rank: int, size: int) -> Planted:
+    """The update takes them, after the right ones were shown."""
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer as Zero
+
+    kept: list[Any] = []
+
+    def wrong(original: Any, self: Any, *arguments: object) -> None:
+        kept.append([value.clone() for value in self.averaged_gradients[0]])
+        self.averaged_gradients[0] = kept[max(0, len(kept) - 2)]
+        original(self, *arguments)
+
+    return wrapped(Zero, "step", wrong)
+
+
+def _micro_batch_before_is_lost(rank: int, size: int) -> Planted:
+    from deepspeed import DeepSpeedEngine
+
+    return wrapped(
+        DeepSpeedEngine,
+        "set_gradient_accumulation_boundary",
+        lambda original, self, last: (original(self, last), self.optimizer.zero_grad())[0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("mutation", "stage", "fields", "detail"),
+    [
+        *((_scaled_by_the_accumulation_twice, stage, {"accumulation": 2}, GRADIENT) for stage in STAGES),
+        *((_group_of_this_rank_alone, stage, {}, f"{GRADIENT}|{REPLICAS}") for stage in STAGES),
+        (_stale_parts_of_other_ranks, 1, {}, f"{UPDATE}|{REPLICAS}"),
+        (_stale_part_of_stage_3, 3, {}, UPDATE),
+        (_gradients_of_the_step_before, 2, {}, UPDATE),
+        (_micro_batch_before_is_lost, 3, {"accumulation": 2}, GRADIENT),
+    ],
+)
+def test_an_engine_that_trains_wrongly_is_caught_on_all_ranks(
+    proofs: Runs, mutation: Callable[..., object], stage: int, fields: Fields, detail: str
+) -> None:
+    results = proofs(2, GPT | {"strategy": of_stage(stage)} | fields, broken=mutation)
+    assert [found["passed"] for found in results] == [False] * 2, results[0]["detail"]
+    assert re.search(detail, results[0]["detail"]), results[0]["detail"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_whole_run_records_bytes_and_the_exposed_exchange(whole_runs: Runs, stage) -> None:
+    """What it sends and keeps is held to the closed form meanwhile (`conformance.py`)."""
+    fields = {"workload": "gpt-nano", "micro_batch": 1, "optimizer": "adamw:lr=0.001", "steps": POLICY}
+    for record in whole_runs(2, fields | {"strategy": of_stage(stage)}):
+        assert (record["outcome"], record["reason"]) == ("ok", None)
+        assert record["proof"] is None or record["proof"].passed
+        assert len(record["quads"].on_first_ns) == POLICY.quads
+        assert record["work"].exchange_payload_bytes > 0
+        assert record["recorded"].operations.step
+
+
+def _group_that_is_not_counted(rank: int, size: int) -> Planted:
+    return patch.object(seam.Everyone, "get_data_parallel_group", lambda self: dist.group.WORLD)
+
+
+def test_an_exchange_beside_the_counting_group_fails_the_run(whole_runs: Runs) -> None:
+    fields = MLP | {"strategy": of_stage(1)}
+    for record in whole_runs(2, fields, broken=_group_that_is_not_counted):
+        assert record["outcome"] != "ok"
+        assert re.search(
+            r"sends [\d,]+ bytes in \d+ operations of a step, and its steps sent", record["reason"]
+        )
+
+
+SENT = [
+    *((stage, "gpt", {}) for stage in STAGES),
+    *((stage, "gpt", {"accumulation": 2}) for stage in STAGES),
+    (3, "llama", {"activation_checkpointing": True}),
+    (2, "adapted", {}),
+]
+
+
+@pytest.mark.parametrize(("stage", "model", "settings"), SENT)
+def test_a_step_sends_the_bytes_of_the_closed_form(ranks, stage, model, settings) -> None:
+    terms = counting.terms_of(of_stage(stage), 2, counting.parts_for(model), **{"micro_batch": 4} | settings)
+    expected = sum(term.payload_bytes for term in terms)
+    sent, operations = max(ranks(2, counting.traffic_of_a_step, of_stage(stage), model, settings))
+    # Beside them the norm of stages 1 to 3, and what makes parts equal.
+    assert expected <= sent <= expected + 8 + (3 * 64 * 8 if stage == 3 else 16)
+    assert operations >= sum(term.operations for term in terms)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_steps_without_exchange_can_be_undone_and_nothing_holds_the_model(ranks, stage) -> None:
+    settings = {"optimizer": ADAMW, "strategy": of_stage(stage)}
+    assert ranks(2, split_models.undone, "gpt", settings) == [(True, True, True)] * 2
+
+
+def state_elements(rank: int, strategy: str) -> int:
+    """On a rank: the elements of AdamW's moments."""
+    trainer = split_models.trainer_of("gpt", {"strategy": strategy, "optimizer": ADAMW}, open_exchange())
+    trainer.step(split_models.batches_of(0, rank, {}))
+    states = trainer.model.local_state(trainer.optimizer).values()
+    return sum(v.numel() for state in states for v in state.values() if v.dim())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_keeps_its_part_of_the_state(ranks, stage) -> None:
+    whole = 2 * sum(p.numel() for p in split_models.build("gpt").module.parameters())
+    for kept in ranks(2, state_elements, of_stage(stage)):
+        assert kept == whole if not stage else abs(kept - whole / 2) <= 2 * 32
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_higher_stage_is_predicted_to_take_less(stage) -> None:
+    parts = counting.SMALL
+
+    def taken(number: int) -> int:
+        cell = counting.a_cell(workload="gpt-nano", strategy=of_stage(number), gpus=8, optimizer="adamw")
+        found = footprint(cell, parts)
+        return found.parameters + found.gradients + found.optimizer
+
+    assert taken(stage) < taken(stage - 1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"accumulation": 2, "optimizer": "adamw:lr=0.01", "clip_norm": 0.1}]
+)
+def test_a_resumed_run_goes_on_bit_for_bit(ranks, tmp_path, settings) -> None:
+    cases = [(of_stage(stage), settings) for stage in STAGES]
+    assert ranks(2, resuming.broken, cases, tmp_path) == [[], []]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        (of_stage(1), 2, of_stage(3), 3),
+        (of_stage(3), 3, "ddp", 2),
+        ("scratch-fsdp", 2, of_stage(2), 2),
+    ],
+    ids=str,
+)
+def test_a_run_resumes_on_other_ranks_and_as_another_strategy(ranks, tmp_path, way) -> None:
+    strategy, size, other, others = way
+    before = reshard.run(ranks, size, reshard.saved, strategy, tmp_path)
+    loaded, later = reshard.run(ranks, others, reshard.gone_on, other, tmp_path)
+    assert loaded.keys() == before.keys()
+    torch.testing.assert_close(reshard.frozen_less(loaded), reshard.frozen_less(before), rtol=0, atol=0)
+    alone = reshard.opened("single", seed=0)
+    reshard.train(alone, 6)
+    torch.testing.assert_close(later, reshard.whole(alone), rtol=1e-3, atol=1e-4)
+
+
+def norms(rank: int, stage: int) -> list[tuple[float, float]]:
+    """On a rank: the norm that the trainer shows of each step, and the norm of its gradients."""
+    settings = {"strategy": of_stage(stage), "optimizer": SGD, "clip_norm": 0.01}
+    trainer = split_models.trainer_of("gpt", settings, open_exchange())
+    found = []
+    for step in range(2):
+        trainer.compute_gradients(split_models.batches_of(step, rank, settings))
+        gradients = [value.flatten().clone() for _, value in trainer.model.named_gradients()]
+        trainer.update()
+        found.append((float(trainer.gradient_norm), float(torch.cat(gradients).norm())))
+    return found
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_norm_of_a_step_is_shown(ranks, stage) -> None:
+    for steps in ranks(2, norms, stage):
+        for shown, real in steps:
+            assert shown == pytest.approx(real, rel=1e-5)
+
+
+def complaints(rank: int, folder: Path) -> list[str]:
+    """On a rank: what is said of a loop of one's own, of models, and of another accelerator."""
+    found, device, exchange = [], torch.device("cpu"), open_exchange()
+
+    def note(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+
+    settings = {"strategy": "deepspeed", "optimizer": SGD}
+    note(lambda: parallelize(replicas.build("deep"), "deepspeed", device=device).build_optimizer(SGD))
+    note(lambda: replicas.train(rank, "mixed", settings))
+    note(lambda: replicas.train(rank, "embedded", settings))
+    with patch("deepspeed.accelerator.get_accelerator") as accelerator:
+        accelerator.return_value.device_name.return_value = "cuda"
+        note(lambda: replicas.train(rank, "deep", settings))
+    # A process that was killed while it compiled has left its lock.
+    lock = folder / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    with patch.dict(os.environ, {"TORCH_EXTENSIONS_DIR": str(folder)}):
+        note(lambda: replicas.train(rank, "deep", settings))
+    exchange.reset()
+    return found
+
+
+def test_what_cannot_be_trained_is_refused_with_the_way_out_and_no_lock_is_waited_for(
+    ranks, tmp_path
+) -> None:
+    for found in ranks(2, complaints, tmp_path, fresh=True):
+        assert [said.partition(":")[0] for said in found] == ["UsageError"] * 4
+        words = (
+            "train by a Trainer",
+            "of one data type, not float32, float64",
+            "sparse",
+            "unset DS_ACCELERATOR",
+        )
+        for said, word in zip(found, words, strict=True):
+            assert word in said
+
+
+def test_a_broken_installation_is_told_in_a_sentence() -> None:
+    with patch.dict("sys.modules", {"deepspeed": None}), pytest.raises(Exception, match="cannot be imported"):
+        seam.imported(torch.device("cpu"))
