@@ -91,6 +91,12 @@ class DeepSpeed(StrategyFacts):
                 f"{self.spec.text} does not go with --precision fp16: DeepSpeed scales the loss by itself, "
                 f"and computes in fp16 on no CPU; use bf16"
             )
+        if self.stage == 3 and cell.activation_checkpointing == "selective":
+            return (
+                f"{self.spec.text} does not go with --selective-checkpointing: DeepSpeed's linear layers add "
+                f"their bias to the products that are kept, and again in backward; use "
+                f"--activation-checkpointing"
+            )
         for key, first in _OF_STAGE.items():
             if self.stage < first and self.spec.options[key] != self.options[key].default:
                 return f"{self.spec.text}: {key} needs stage={first} at least, and the stage is {self.stage}"

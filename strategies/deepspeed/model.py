@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -41,6 +42,9 @@ from strategies.training.observer import Phase
 from strategies.training.parallel import GradientTask, OptimizerState, ParallelModel, Setting
 from strategies.training.precision import autocast
 from strategies.training.replicas import Buffers, take_from_first
+
+_LINEAR = nn.functional.linear
+"""torch's own, which stage 3 replaces by one that keeps no weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,7 @@ class DeepSpeedModel(ParallelModel):
         # What an engine of an earlier cell left in DeepSpeed's modules.
         groups.mpu = groups._WORLD_GROUP = None
         torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
+        weakref.finalize(self, setattr, nn.functional, "linear", _LINEAR)
         before = torch.distributed.group.WORLD
         engine, *_ = self._deepspeed.initialize(
             args=SimpleNamespace(device_rank=self._device.index or 0),

@@ -217,6 +217,12 @@ def test_a_step_sends_the_bytes_of_the_closed_form(ranks, stage, model, settings
 def test_steps_without_exchange_can_be_undone_and_nothing_holds_the_model(ranks, stage) -> None:
     settings = {"optimizer": ADAMW, "strategy": of_stage(stage)}
     assert ranks(2, split_models.undone, "gpt", settings) == [(True, True, True)] * 2
+    # Stage 3 replaces it while its model lives.
+    assert ranks(2, module_of_linear) == ["torch._C._nn"] * 2
+
+
+def module_of_linear(rank: int) -> str:
+    return str(torch.nn.functional.linear.__module__)
 
 
 def state_elements(rank: int, strategy: str) -> int:

@@ -133,6 +133,7 @@ def test_planning_imports_no_engine(tmp_path: Path) -> None:
         ("deepspeed", {"compile": True}, "leave --compile out"),
         ("deepspeed", {"memory_format": "channels_last"}, "--memory-format contiguous"),
         ("deepspeed:stage=3", {"compression": "bf16"}, "--compression none"),
+        ("deepspeed:stage=3", {"activation_checkpointing": "selective"}, "use --activation-checkpointing"),
         ("deepspeed:offload=cpu", {}, "offload needs stage=1 at least, and the stage is 0"),
         ("deepspeed:overlap_comm=false", {}, "overlap_comm needs stage=1 at least"),
         ("deepspeed:stage=2:max_live_parameters=5", {}, "max_live_parameters needs stage=3 at least"),
