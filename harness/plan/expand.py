@@ -32,7 +32,7 @@ from workloads import catalog as workloads
 from workloads.datasets.facts import DATASETS
 from workloads.source import file_hash, source_hash
 
-MUCH = 0.5
+MUCH = 0.8
 """Share of the memory of which a cell may turn out to need all, so that its plan says what would help."""
 _DOUBLINGS = 7
 """The advice for a cell that does not fit tries its number of workers, and doubles it up to 64 times."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -13,6 +13,7 @@ from results.cell import Cell
 from results.parts import Unknown
 from results.spec import split
 from strategies.catalog import STRATEGIES
+from strategies.predictions import footprint
 from strategies.refusal import refusal
 from workloads import catalog as workloads
 
@@ -34,18 +35,20 @@ def lighter(cell: Cell, around: Surroundings) -> str | None:
     parts = workloads.facts(workloads.WORKLOADS.parse(cell.workload)).parts
     if isinstance(parts, Unknown) or not cell.dense:
         return None
-    before = weighed(cell, parts, around)
-    most = min(around.room, int(SHARE * before.memory.total))
-    found = {
-        options: after
-        for options, changed in _changes(cell)
-        if not (refusal(changed) or workloads.refusal(changed) or unsplittable(changed))
-        and (after := weighed(changed, parts, around)).memory.total <= most
-        and after.fits_host
-    }
+    most = min(around.room, int(SHARE * footprint(around.placed(cell), parts).total))
+
+    def fits(changed: Cell) -> bool:
+        if refusal(changed) or workloads.refusal(changed) or unsplittable(changed):
+            return False
+        return footprint(around.placed(changed), parts).total <= most
+
+    # Of several changes of one kind the first that is enough changes least.
+    first = [next(((options, one) for options, one in kind if fits(one)), None) for kind in _changes(cell)]
+    weighted = {one[0]: weighed(one[1], parts, around) for one in first if one is not None}
+    found = {options: after for options, after in weighted.items() if after.fits_host}
     if not found:
         return None
-    # The first of equally fast ones changes least.
+    before = weighed(cell, parts, around)
     options, best = min(found.items(), key=lambda item: item[1].times.step)
     by = "measured computation" if "computation" in best.times.measured else "prediction"
     # A measured and a predicted time have no ratio.
@@ -54,21 +57,26 @@ def lighter(cell: Cell, around: Surroundings) -> str | None:
     return f"{options} fits by {by} ({best.memory.total / MIB:,.0f} of {around.room / MIB:,.0f} MiB{slower})"
 
 
-def _changes(cell: Cell) -> Iterator[tuple[str, Cell]]:
-    """The options of each single change, and the cell with it; its samples of an update stay."""
-    changed, count = msgspec.structs.replace, cell.accumulation
-    for pieces in range(2, min(cell.micro_batch, _MOST_PIECES) + 1):
-        if cell.micro_batch % pieces == 0:
-            less = changed(cell, micro_batch=cell.micro_batch // pieces, accumulation=count * pieces)
-            yield f"--accumulation {count * pieces}", less
+def _changes(cell: Cell) -> Iterator[Iterable[tuple[str, Cell]]]:
+    """Yield the changes of each kind: options, and the cell with them. The samples of an update stay."""
+    changed, count, samples = msgspec.structs.replace, cell.accumulation, cell.micro_batch
+    yield (
+        (
+            f"--accumulation {count * pieces}",
+            changed(cell, micro_batch=samples // pieces, accumulation=count * pieces),
+        )
+        for pieces in range(2, min(samples, _MOST_PIECES) + 1)
+        if samples % pieces == 0
+    )
     if cell.activation_checkpointing is False:
-        yield "--activation-checkpointing selective", changed(cell, activation_checkpointing="selective")
+        selective = changed(cell, activation_checkpointing="selective")
+        yield [("--activation-checkpointing selective", selective)]
     if cell.activation_checkpointing is not True:
-        yield "--activation-checkpointing all", changed(cell, activation_checkpointing=True)
+        yield [("--activation-checkpointing all", changed(cell, activation_checkpointing=True))]
     name, positional, options = split(cell.strategy)
     for option, value in _SHARDING.items():
         if option in STRATEGIES.parse(cell.strategy).options:
             words = [f"{key}={text}" for key, text in (options | {option: value}).items()]
             strategy = STRATEGIES.parse(":".join([name, *([positional] if positional else ()), *words])).text
             if strategy != cell.strategy and not (option == "offload" and cell.device == "cpu"):
-                yield f"--strategy {strategy}", changed(cell, strategy=strategy)
+                yield [(f"--strategy {strategy}", changed(cell, strategy=strategy))]
