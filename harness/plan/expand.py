@@ -184,12 +184,18 @@ class _PlanBuilder:
         return Reason("memory", f"{text} {memory / MIB:,.0f}: {instead}; --keep-unfit measures it anyway")
 
     def lighter(self, predicted: Mapping[str, int]) -> dict[str, str]:
-        """Say what would make cells fit, of those that are predicted to take much of the memory."""
-        found = {}
+        """Say what would make cells fit, of those that are predicted to take much of the memory: for all
+        sizes of a work what makes the first of them fit."""
+        found: dict[str, str] = {}
+        told: dict[str, str | None] = {}
         for name, size in predicted.items():
-            around = self._around(self.cells[name])
-            if size > MUCH * around.room and (words := lighter(self.cells[name], around)) is not None:
-                found[name] = words
+            cell, around = self.cells[name], self._around(self.cells[name])
+            if size > MUCH * around.room:
+                work = msgspec.structs.replace(cell, gpus=1, model_parallel=1).id
+                if work not in told:
+                    told[work] = lighter(cell, around)
+                if (words := told[work]) is not None:
+                    found[name] = words
         return found
 
     def _around(self, cell: Cell) -> Surroundings:
