@@ -43,7 +43,7 @@ def find_batches(
         if not wanted:
             return [one for one in found if isinstance(one, FittingBatch)]
         if wanted == before:
-            console.note("batch sizes are not found yet; the same command goes on from here")
+            console.note("batch sizes are not found yet; the same command continues from here")
             return 1
         console.note(
             f"batch size auto tries {', '.join(f'{cell.workload} {point(cell)}' for cell in wanted)}"

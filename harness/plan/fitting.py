@@ -1,6 +1,6 @@
 """`--batch-size auto`: the largest micro-batch that fits, by prediction first, then by what short runs take.
 
-The search is a function of the runs so far: it continues where it was interrupted, and repeats no run.
+The search is a function of the runs so far: it continues where it was interrupted, and repeats none of them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Candidate:
 
     @cached_property
     def predicted(self) -> int:
-        """The largest micro-batch that fits by prediction; the smallest one if none does, or if nothing is
-        predicted."""
+        """The largest micro-batch that fits by prediction, or the smallest one if even that exceeds it or if
+        its memory is unknown."""
         unit = self.units[0]
 
         def exceeds(pieces: int) -> bool:
@@ -141,7 +141,7 @@ class Curve:
         return place_of(msgspec.structs.replace(self.ends[0].cell, gpus=1, model_parallel=1))
 
     def predicted(self) -> FittingBatch:
-        """The batch by prediction, or the smallest one if nothing is predicted."""
+        """The batch by prediction, or the smallest one if its memory is unknown."""
         one = min(self.ends, key=lambda end: end.predicted)
         need, room = one.predicted_bytes(one.predicted), one.around.room
         why = f"not predicted, because its memory is {need}"
@@ -182,7 +182,7 @@ class Curve:
 
 
 def _told(one: Candidate, taken: Taken, *sizes: int) -> str:
-    """What runs of these micro-batches took or how they failed, as a clause."""
+    """Say what runs of these micro-batches took or how they failed, as a clause."""
     told = (
         f"{size:,} {what if isinstance(what := taken[size], str) else f'takes {what / MIB:,.1f}'}"
         for size in sizes

@@ -1,4 +1,4 @@
-"""`--batch-size auto` from the command line: it finds a batch, keeps it, goes on after a kill, and trains."""
+"""`--batch-size auto`: the command finds a batch, keeps it, continues after a kill, and it trains."""
 
 from __future__ import annotations
 

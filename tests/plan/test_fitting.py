@@ -23,7 +23,7 @@ from strategies.predictions import footprint
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 AUTO = {"workload": "gpt-nano", "gpus": "1..4", "device": "cpu", "batch_size": "auto", "memory_limit_mb": 400}
 ROOM = SHARE * 400 * MIB - MIB
-"""Of a limit of 400 MiB on CPU."""
+"""Bytes that a rank may be measured to take under a limit of 400 MiB on CPU."""
 Takes = Callable[[int], int | str]
 
 

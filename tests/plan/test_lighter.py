@@ -1,4 +1,4 @@
-"""What makes a cell fit that does not: each change is tried by itself, and the cheapest is named."""
+"""A cell that does not fit: each change of its options is tried by itself, and the cheapest is named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def limit_of(room: int) -> int:
 
 
 def told(cell: Cell, room: int, devices: Devices = HOST) -> str | None:
-    """What is said of a cell whose memory may be planned up to `room` bytes."""
+    """Return what is said of a cell whose memory may be planned up to `room` bytes."""
     cell = msgspec.structs.replace(cell, memory_limit_mb=limit_of(room))
     return lighter(cell, Surroundings.of(cell, devices, None))
 
