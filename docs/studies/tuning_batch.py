@@ -21,7 +21,7 @@ from results.plan import FittingBatch
 from results.store import BATCH_RUNS, Study
 
 MIB = 2**20
-SHARE, REPEATS_WITHIN = 0.95, MIB
+SHARE, REPEATS_WITHIN = 0.95, 2 * MIB
 """The share of the limit that a rank may be measured to take, and the bytes that are left for noise on CPU,
 stated here a second time."""
 STEPS = 200
