@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.launchers.slurm import submit
+from harness.launchers.slurm import call as slurm_call
 from results.files import study_lock
 from results.job_store import JobStore
 from results.outcome import Outcome
@@ -169,7 +169,7 @@ def test_a_full_queue_takes_what_it_can(drained: Any, bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_waiting_for_room_submits_all(lab: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "POLL_S", 0.5)
+    monkeypatch.setattr(slurm_call, "POLL_S", 0.5)
     (bench.folder / "site.yaml").write_text("{gpu_request: none, submit_limit: 1}")
     cells = (*ONE, "--batch-size", "16,32", "--jobs-per-cell")
     done = bench.matrix(*cells, "--site", "site.yaml", "--feed", "wait")
