@@ -163,13 +163,15 @@ class DeepSpeed(StrategyFacts):
         )
         if self.stage == 3:
             # Each module is gathered by itself, forward and backward; their number is not in the parts.
-            uses = 3 if cell.activation_checkpointing else 2
+            # With checkpointing blocks are gathered once more; an upper estimate.
+            blocks = VALUE_BYTES * sum(block.values for block in parts.blocks)
+            sent = 2 * whole + (blocks if cell.activation_checkpointing else 0)
             yield term(
                 "parameters",
                 "all-gather",
                 group,
-                payload=uses * cell.accumulation * whole / cell.gpus,
-                operations=uses * cell.accumulation * len(parts.parts),
+                payload=cell.accumulation * sent / cell.gpus,
+                operations=2 * cell.accumulation * len(parts.parts),
                 overlap="compute" if beside else "none",
             )
         elif self.stage:

@@ -101,9 +101,11 @@ class DeepSpeedModel(ParallelModel):
         super().__init__(module)
         require_dense(module, "deepspeed", WHOLE)
         types = {parameter.dtype for parameter in module.parameters()}
-        if len(types) > 1:
+        if types not in ({torch.float32}, {torch.bfloat16}):
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
-            raise UsageError(f"deepspeed takes parameters of one data type, not {names}: {WHOLE}")
+            raise UsageError(
+                f"deepspeed takes parameters of one data type, float32 or bfloat16, not {names}: {WHOLE}"
+            )
         self._facts, self._device = cast(DeepSpeed, setting.facts), setting.device
         self._link = Link(setting.exchange.group)
         self._deepspeed = imported(setting.device)
