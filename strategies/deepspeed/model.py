@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -142,9 +143,11 @@ class DeepSpeedModel(ParallelModel):
             if self._facts.stage:
                 self._norm.copy_(torch.as_tensor(engine.get_global_grad_norm()))
 
-        outer = stepping(kind, step)(list(self.parameters()), **arguments)
+        outer: Any = stepping(kind)(list(self.parameters()), **arguments)
+        outer.take_step = step
         outer.state = inner.state
-        return outer
+        made: torch.optim.Optimizer = outer
+        return made
 
     def _initialized(self, inner: torch.optim.Optimizer) -> Any:
         """Make the engine. Raises UsageError if DeepSpeed opens a process group of its own."""
@@ -166,8 +169,9 @@ class DeepSpeedModel(ParallelModel):
         )
         if torch.distributed.group.WORLD is not before:
             raise UsageError("deepspeed has opened a process group of its own, and must use the worker's")
-        # These names, for messages alone, would keep the model for ever.
+        # Names for messages alone, and hooks in autograd's nodes, would keep the model for ever.
         debug.debug_clear_module_and_param_names()
+        weakref.finalize(self, engine.destroy)
         return engine
 
     def _config(self) -> dict[str, Any]:
@@ -351,14 +355,14 @@ class DeepSpeedModel(ParallelModel):
         self._refresh()
 
 
-def stepping(
-    kind: type[torch.optim.Optimizer], step: Callable[[torch.optim.Optimizer], None]
-) -> type[torch.optim.Optimizer]:
-    """Return a class of optimizers of a `kind`, and with its name, that make steps by `step`."""
+def stepping(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return a class of optimizers of a `kind`, and with its name, that make steps by their `take_step`."""
 
     class Stepping(kind):  # type: ignore[misc, valid-type]
+        take_step: Callable[[torch.optim.Optimizer], None]
+
         def step(self, closure: object = None) -> None:
-            step(self)
+            self.take_step(self)
 
         def zero_grad(self, set_to_none: bool = True) -> None:
             """Leave gradients to the engine, which has freed them, or keeps their memory."""
@@ -385,6 +389,8 @@ def imported(device: torch.device) -> Any:
     # killed meanwhile leaves a lock for which all later ones wait for ever.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # In every step torch would tell that its collectives have other names now.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     on = get_accelerator().device_name()
     if on != device.type:
         raise UsageError(f"deepspeed works on {on} here, and the cell on {device.type}: unset DS_ACCELERATOR")

@@ -230,7 +230,10 @@ def test_a_step_sends_the_bytes_of_the_closed_form(ranks, stage, model, settings
 @pytest.mark.parametrize("stage", STAGES)
 def test_steps_without_exchange_can_be_undone_and_nothing_holds_the_model(ranks, stage) -> None:
     settings = {"optimizer": ADAMW, "strategy": of_stage(stage)}
-    assert ranks(2, undone, settings) == [(True, True, True)] * 2
+    for differ, same, gone in ranks(2, undone, settings):
+        assert (differ, same) == (True, True)
+        # DeepSpeed keeps a model of stage 3: its worker takes no other run.
+        assert gone or stage == 3
     # Stage 3 replaces it while its model lives.
     assert ranks(2, module_of_linear) == ["torch._C._nn"] * 2
 
