@@ -1,4 +1,4 @@
-"""Engines: packages that need not be installed, and that train in the place of code of bench."""
+"""Engines: packages that train, and that need not be installed."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class DeepSpeedModel(ParallelModel):
         return made
 
     def _initialized(self, inner: torch.optim.Optimizer) -> Any:
-        """Make the engine. Raises UsageError if DeepSpeed opens a process group of its own."""
+        """Make the engine. Raises UsageError if DeepSpeed opens another default process group."""
         from deepspeed.runtime import torch_autocast
         from deepspeed.utils import debug, groups
 

@@ -182,7 +182,7 @@ def test_an_engine_that_trains_wrongly_is_caught_on_all_ranks(
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_whole_run_records_bytes_and_the_exposed_exchange(whole_runs: Runs, stage) -> None:
-    """What it sends and keeps is held to the closed form meanwhile (`conformance.py`)."""
+    """The run also compares what it sends and keeps with the closed form (`conformance.py`)."""
     fields = {"workload": "gpt-nano", "micro_batch": 1, "optimizer": "adamw:lr=0.001", "steps": POLICY}
     for record in whole_runs(2, fields | {"strategy": of_stage(stage)}):
         assert (record["outcome"], record["reason"]) == ("ok", None)
@@ -320,7 +320,7 @@ def test_the_norm_of_a_step_is_shown(ranks, stage) -> None:
 
 
 def complaints(rank: int, folder: Path) -> list[str]:
-    """On a rank: what is said of a loop of one's own, of models, and of another accelerator."""
+    """Return the errors of this rank for a caller's loop, two models, and another accelerator."""
     found, device, exchange = [], torch.device("cpu"), open_exchange()
 
     def note(call: Callable[[], object]) -> None:
