@@ -42,14 +42,14 @@ def find_batches(
         wanted = list(dict.fromkeys(one for one in found if isinstance(one, Cell)))
         if not wanted:
             return [one for one in found if isinstance(one, FittingBatch)]
-        if wanted == before:
-            console.note("batch sizes are not found yet; the same command continues from here")
-            return 1
-        console.note(
-            f"batch size auto tries {', '.join(f'{cell.workload} {point(cell)}' for cell in wanted)}"
-        )
-        ended = execute(study, _kept_plan(study, wanted, request, trains=trains))
+        # Runs that were to say something new, and were not made, are not asked for again.
+        ended: int | None = 1
+        if wanted != before:
+            tried = ", ".join(f"{cell.workload} {point(cell)}" for cell in wanted)
+            console.note(f"batch size auto tries {tried}")
+            ended = execute(study, _kept_plan(study, wanted, request, trains=trains))
         if ended is not None:
+            console.note("batch sizes are not found yet; the same command continues from here")
             return ended
         for cell in wanted:
             # Only what the run took is of use.

@@ -10,10 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from builders import request_of
 from launching import until
 
 from harness.cli import run as bench_here
+from harness.launch.batches import find_batches
+from harness.plan.fitting import with_batches
+from harness.plan.surroundings import Limit
+from harness.terminal.console import Console
 from results.outcome import Outcome
+from results.plan import Plan
 from results.store import BATCH_RUNS, Study
 
 SHORT = ("--budget", "0", "--block-steps", "2", "--warmup-steps", "0", "--quads", "0", "--repeats", "1")
@@ -50,6 +56,26 @@ def test_launchers_that_do_not_run_here_refuse_it(
     assert bench_here(["matrix", "--gpus", "2", "--batch-size", "auto", "--launcher", launcher,
                        "--device", "cpu", "--memory-limit-mb", "64"]) == 2  # fmt: skip
     assert f"--launcher {launcher} leaves launches to others" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("ended", "code"), [(None, 1), (130, 130)])
+def test_runs_that_are_not_made_end_the_search_until_the_next_call(
+    ended: int | None, code: int, tmp_path: Path
+) -> None:
+    options = {"workload": "gpt-nano", "gpus": 2, "device": "cpu", "strategy": "ddp"}
+    request = request_of(**options, batch_size="auto", memory_limit_mb=400)
+    request, curves = with_batches(request, earlier=(), limit=Limit())
+    study, asked = Study(tmp_path / BATCH_RUNS), list[str]()
+
+    def execute(study: Study, plan: Plan) -> int | None:
+        asked.extend(cell.id for cell in plan.cells)
+        return ended
+
+    for _ in range(2):
+        found = find_batches(study, curves, execute, request=request, trains=False, console=Console())
+        assert found == code
+    assert len(asked) == 2
+    assert len(study.plans()) == len(set(asked)) == 1
 
 
 @pytest.mark.slow
