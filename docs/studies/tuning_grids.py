@@ -5,20 +5,21 @@
     python docs/studies/tuning_grids.py live FOLDER [WORKLOAD ...]
 
 `record` runs every setting of a workload's grid twice, by `bench matrix` on two CPU ranks, and writes
-FOLDER/WORKLOAD.json: the outcome of each run, its single steps, and its time besides them. The same command
-goes on where it was stopped. The machine must be quiet: about 8 minutes a workload on two cores.
+FOLDER/WORKLOAD.json: the outcome of each run, its blocks, and its time besides them and proofs. The same
+command goes on where it was stopped. The machine must be quiet: about 8 minutes a workload on two cores.
 
 `replay` races on these records under 20 seeds. The search sees one run of each setting, which alternates with
-the seed, and the other run judges. A trial is a piece of the run that begins at a random step; it costs the
-time besides the steps, and its steps. The final sees the complete runs of the search's recording.
+the seed, and the other run judges. A trial is a piece of the run that begins at a random block; it costs the
+time besides the blocks, and its blocks. The final sees the complete runs of the search's recording.
 
-`live` runs `bench tune` once a workload, for 25 % of the device time of the grid and its final, and compares
-what it chose.
+`live` runs `bench tune` once a workload over the settings of its grid. Its search may take 25 % of the device
+time of the grid. It prints how far the answer is below the best of the grid, by both runs together.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,14 +29,15 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.random import Generator, default_rng
-from tuning_surfaces import compare
+from tuning_surfaces import SHARE, compare
 
 from harness.plan.estimate import estimated_step_time
 from harness.plan.surroundings import Hardware
 from harness.tune.race import BLOCKS, GROWTH, Setting, Trial
-from results.cell import Cell
+from results.cell import Cell, StepPolicy
 from results.outcome import Outcome
 from results.parts import Unknown
 from results.record import RankRecord
@@ -43,42 +45,41 @@ from results.spec import split
 from results.store import Study
 
 SEEDS = 20
-BUDGET_S = 1.6
-_STRATEGIES = (
-    *("ddp", "ddp:bucket_mb=1", "scratch-ddp", "scratch-ddp:bucket_mb=1", "zero1"),
-    *("fsdp", "zero2", "scratch-fsdp:stage=1", "scratch-fsdp:stage=2", "scratch-fsdp"),
+BUDGET_S = 1.0
+FINAL = 0.4
+"""Share of its time that `bench tune` keeps for the final."""
+COMMON = {
+    "gpus": "2",
+    "device": "cpu",
+    "accumulation": "1,2,4",
+    "activation-checkpointing": "none",
+    "compile": "false",
+    "memory-format": "contiguous",
+}
+_STRATEGIES = "ddp,scratch-ddp,zero1,fsdp,scratch-fsdp,scratch-fsdp:stage=1,scratch-fsdp:stage=2"
+"""`bench tune` adds the values of their main options, which `bench matrix` takes as they stand here."""
+_VARIANTS = (
+    *(f"ddp:bucket_mb={size}:bucket_view={view}" for size in (25, 5, 100) for view in ("false", "true")),
+    *(f"{name}:bucket_mb={size}" for name in ("scratch-ddp", "zero1") for size in (25, 5, 100)),
+    *(f"fsdp:reshard={keep}:prefetch={ahead}" for keep in ("true", "false") for ahead in (0, 1)),
+    *("scratch-fsdp", "scratch-fsdp:prefetch=2", "scratch-fsdp:stage=1", "scratch-fsdp:stage=2"),
 )
 GRIDS: Mapping[str, Mapping[str, str]] = {
-    "gpt-nano": {"global-batch-size": "16", "accumulation": "1,2,4", "block-steps": "1"},
-    "llama-nano": {"global-batch-size": "16", "accumulation": "1,2,4", "block-steps": "1"},
-    "resnet18-32px": {"global-batch-size": "16", "accumulation": "1,2,4", "block-steps": "1"},
+    "gpt-nano": {"global-batch-size": "8", "block-steps": "1"},
+    "llama-nano": {"global-batch-size": "8", "block-steps": "1"},
+    "mlp": {"global-batch-size": "64", "block-steps": "5"},
 }
-"""Each with ten strategies, and with checkpointing and without it: 60 settings."""
-DEFAULT = {"strategy": "ddp", "accumulation": "1", "activation_checkpointing": "none"}
+_BENCH = Path(sys.executable).with_name("bench")
+DEFAULT = {"strategy": "ddp", "accumulation": "1"}
 
 
 def record(folder: Path, workload: str) -> None:
     """Run the grid of a workload, and write its JSON."""
-    options = {
-        "workload": workload,
-        "gpus": "2",
-        "device": "cpu",
-        "strategy": ",".join(_STRATEGIES),
-        "activation-checkpointing": "none,all",
-        "repeats": "2",
-        "budget": f"{BUDGET_S}s",
-        "target": "0",
-        "warmup-steps": "10",
-        "quads": "0",
-        "isolation": "fork",
-        "out": str(folder / workload),
-        **GRIDS[workload],
-    }
-    words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    subprocess.run(
-        [Path(sys.executable).with_name("bench"), "matrix", *words, "--no-baseline", "--no-report"],
-        check=False,
+    recording = {"repeats": "2", "budget": f"{BUDGET_S}s", "target": "0", "warmup-steps": "6", "quads": "0"}
+    words = _words(
+        workload, **recording, isolation="fork", strategy=",".join(_VARIANTS), out=str(folder / workload)
     )
+    subprocess.run([_BENCH, "matrix", *words, "--no-baseline", "--no-report"], check=False)
     study = Study.existing(folder / workload)
     runs: dict[str, list[dict[str, Any]]] = {cell_id: [] for cell_id in study.cell_ids()}
     for result in study.results():
@@ -88,9 +89,10 @@ def record(folder: Path, workload: str) -> None:
     cells.sort(key=lambda cell: _complexity(_choices(cell)))
     document = [
         {
+            "cell": msgspec.structs.replace(cell, steps=StepPolicy()).id,
             "choices": _choices(cell),
             "predicted_rate": _predicted_rate(cell),
-            "samples": cell.global_batch,
+            "samples": cell.global_batch * cell.steps.block_steps,
             "runs": runs[cell.id],
         }
         for cell in cells
@@ -101,14 +103,19 @@ def record(folder: Path, workload: str) -> None:
     print(f"{path}: {len(document)} of {len(cells)} settings have two runs")
 
 
+def _words(workload: str, **options: str) -> list[str]:
+    given = {"workload": workload, **COMMON, **GRIDS[workload], **options}
+    return [word for name, value in given.items() for word in (f"--{name}", value)]
+
+
 def _timed(records: Sequence[RankRecord]) -> dict[str, Any]:
-    """Seconds of each block of one step, to the last rank, and of all besides blocks and proofs."""
+    """Seconds of each block, to its last rank, and of all besides blocks and proofs."""
     blocks = zip(*(one.blocks_ns for one in records), strict=True)
     spent = {
         part: ns for part, ns in records[0].spent_ns.items() if part not in ("proof", "late proof", "measure")
     }
     return {
-        "steps_s": [round(max(block) / 1e9, 6) for block in blocks],
+        "blocks_s": [round(max(block) / 1e9, 6) for block in blocks],
         "start_s": sum(spent.values()) / 1e9,
     }
 
@@ -119,7 +126,6 @@ def _choices(cell: Cell) -> dict[str, str]:
         "strategy": name,
         **options,
         "accumulation": str(cell.accumulation),
-        "activation_checkpointing": str(cell.activation_checkpointing),
     }
 
 
@@ -138,13 +144,13 @@ class Grid:
 
     settings: tuple[Setting, ...]
     samples: tuple[int, ...]
-    """The global batch of each."""
+    """The samples of a block of each."""
     seen: tuple[Mapping[str, Any], ...]
     """The run of each setting that the search sees."""
     rates: tuple[float, ...]
     """The rates of the other runs, which judge; 0 of those that failed."""
     start_s: float
-    """The time of a run that failed, the median time besides the steps of the others."""
+    """The time of a run that failed, the median time of the others besides their blocks."""
     rng: Generator = field(repr=False)
 
     @classmethod
@@ -166,7 +172,7 @@ class Grid:
             samples=samples,
             seen=tuple(seen for seen, _ in runs),
             rates=tuple(
-                count / fmean(run["steps_s"]) if run["outcome"] == "ok" else 0.0
+                count / fmean(run["blocks_s"]) if run["outcome"] == "ok" else 0.0
                 for count, (_, run) in zip(samples, runs, strict=True)
             ),
             start_s=median(run["start_s"] for run, _ in runs if run["outcome"] == "ok"),
@@ -175,7 +181,7 @@ class Grid:
 
     @property
     def lengths_s(self) -> tuple[float, float]:
-        return BUDGET_S / BLOCKS[-1] / GROWTH ** (len(BLOCKS) - 1), BUDGET_S
+        return BUDGET_S / GROWTH ** (len(BLOCKS) - 1), BUDGET_S
 
     def grid_s(self) -> float:
         return sum(self._trial(0, 0, at, BUDGET_S).device_s for at in range(len(self.settings)))
@@ -187,9 +193,9 @@ class Grid:
         """A piece of the recorded run, which goes on at its beginning where it ends."""
         run, kept = self.seen[at], []
         if run["outcome"] == "ok":
-            first = self.rng.integers(len(run["steps_s"]))
-            for step in np.roll(run["steps_s"], -first):
-                kept.append(float(step))
+            first = self.rng.integers(len(run["blocks_s"]))
+            for block_s in np.roll(run["blocks_s"], -first):
+                kept.append(float(block_s))
                 if sum(kept) >= budget_s:
                     break
         return Trial(
@@ -209,12 +215,33 @@ class Grid:
         return 1 - self.rates[chosen] / max(self.rates)
 
 
+def live(folder: Path, workload: str) -> None:
+    """Run `bench tune` on the space of the grid, and compare its answer with the grid."""
+    document = json.loads((folder / f"{workload}.json").read_text())
+    grid_s = fmean(Grid.read(folder / f"{workload}.json", seed).grid_s() for seed in (0, 1))
+    seconds = math.ceil(SHARE * grid_s / int(COMMON["gpus"]) / (1 - FINAL))
+    out = folder / f"{workload}-tune"
+    words = _words(workload, strategy=_STRATEGIES, out=str(out), **{"max-time": f"{seconds}s"})
+    subprocess.run([_BENCH, "tune", *words], check=True)
+    tuning = json.loads((out / "tuning.json").read_text())
+    rates = {
+        one["cell"]: fmean(one["samples"] / fmean(run["blocks_s"]) for run in one["runs"])
+        for one in document
+        if all(run["outcome"] == "ok" for run in one["runs"])
+    }
+    chosen, best = rates[tuning["answer"]["setting"]], max(rates.values())
+    spent_s = sum(trial["device_s"] for trial in tuning["trials"])
+    print(f"{workload}: {1 - chosen / best:.1%} below the best, {spent_s / grid_s:.0%} of the grid's time")
+
+
 def main() -> None:
     action, place, *workloads = sys.argv[1:]
     folder = Path(place)
     for workload in workloads or GRIDS:
         if action == "record":
             record(folder, workload)
+        elif action == "live":
+            live(folder, workload)
         elif action == "replay":
             print(f"\n**{workload}**\n")
             grids = {seed: Grid.read(folder / f"{workload}.json", seed) for seed in range(SEEDS)}

@@ -264,10 +264,13 @@ class _Race:
 
 
 def _smaller_batch(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether two settings differ in nothing but the micro-batch, and `one` has the smaller."""
-    sizes = [int(choices.get("micro_batch", 0)) for choices in (one, other)]
+    """Whether two settings of one accumulation differ in the micro-batch alone, and `one` has the smaller.
+    Of unequal accumulation, which takes memory too, nothing is inferred."""
     names = {name for name, _ in one.items() ^ other.items()}
-    return sizes[0] < sizes[1] and names <= {"micro_batch", "accumulation"}
+    micro, larger = (int(choices.get("micro_batch", 0)) for choices in (one, other))
+    batch, larger_batch = (int(choices.get("global_batch", 0)) for choices in (one, other))
+    same = batch * larger == larger_batch * micro and names <= {"micro_batch", "global_batch"}
+    return same and micro < larger
 
 
 class _Model:
