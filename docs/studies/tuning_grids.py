@@ -6,7 +6,7 @@
 
 `record` runs every setting of a workload's grid twice, by `bench matrix` on two CPU ranks, and writes
 FOLDER/WORKLOAD.json: the outcome of each run, its blocks, and its time besides them and proofs. The same
-command goes on where it was stopped. The machine must be quiet: about 8 minutes a workload on two cores.
+command resumes where it was stopped. The machine must be quiet: about 8 minutes a workload on two cores.
 
 `replay` races on these records under 20 seeds. The search sees one run of each setting, which alternates with
 the seed, and the other run judges. A trial is a piece of the run that begins at a random block; it costs the
@@ -190,7 +190,7 @@ class Grid:
         return (self._trial(rung, block, at, budget_s) for at in chosen)
 
     def _trial(self, rung: int, block: int, at: int, budget_s: float) -> Trial:
-        """A piece of the recorded run, which goes on at its beginning where it ends."""
+        """Take a piece of the recorded run; after its last block its first follows."""
         run, kept = self.seen[at], []
         if run["outcome"] == "ok":
             first = self.rng.integers(len(run["blocks_s"]))

@@ -201,7 +201,7 @@ def _errors(points: Floats, reach: float, rng: Generator) -> Floats:
 
 
 class Ground(Protocol):
-    """What a search can run: a simulated surface, or a recorded grid."""
+    """A simulated surface or a recorded grid, as a search can run it."""
 
     @property
     def settings(self) -> Sequence[Setting]:
@@ -226,7 +226,7 @@ class Ground(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What one search chose, and the share of the grid's device time that it took."""
+    """The result of one search, and the share of the grid's device time that it took."""
 
     off: float
     """How far the chosen setting is below the best, relative to it."""

@@ -3,7 +3,7 @@
 Short runs come first, in waves: a Gaussian process over the choices learns what the prediction got wrong, and
 selects the next wave. Then the fastest climb: while one of the best three has not run at the longest budget,
 the fastest of its level run at the next. So what is fast only at first falls back, and others follow. All is
-a function of the trials, so that a killed tune goes on. A setting runs at each budget in one rung only.
+a function of the trials, so that a killed tune continues. A setting runs at each budget in one rung only.
 
 Sources: successive halving without a fixed width, Li et al. (MLSys 2020); Gaussian processes, Rasmussen &
 Williams (2006), ch. 2, 5.4; expected improvement, Jones, Schonlau & Welch (1998); intervals of randomized
@@ -27,7 +27,7 @@ from results.outcome import Outcome
 from results.statistics import Floats, t_quantile
 
 BLOCKS, GROWTH = (1, 1, 2), 3.0
-"""Blocks of a rung of each level, and the budget of a level over that of the one below."""
+"""Blocks of a rung of each level, and the factor from the budget of a level to the next."""
 FEWEST = 8
 """Settings of a wave, and trials before the prediction drops a setting."""
 FINALISTS, WIDTH = 3, 4
@@ -142,7 +142,7 @@ def _first_wave(settings: Sequence[Setting], default: str) -> tuple[str, ...]:
 
 
 class _Race:
-    """What the trials say."""
+    """The trials so far, by setting, rung and block."""
 
     def __init__(self, settings: Sequence[Setting], trials: Sequence[Trial]) -> None:
         self._settings = {setting.id: setting for setting in settings}
@@ -264,8 +264,8 @@ class _Race:
 
 
 def _smaller_batch(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether two settings of one accumulation differ in the micro-batch alone, and `one` has the smaller.
-    Of unequal accumulation, which takes memory too, nothing is inferred."""
+    """Whether two settings of one accumulation differ in only the micro-batch, and `one` has the smaller.
+    Accumulation takes memory too, so that unequal accumulation is not comparable."""
     names = {name for name, _ in one.items() ^ other.items()}
     micro, larger = (int(choices.get("micro_batch", 0)) for choices in (one, other))
     batch, larger_batch = (int(choices.get("global_batch", 0)) for choices in (one, other))

@@ -36,7 +36,7 @@ def space(predicted: Callable[[Mapping[str, str]], float | None] = lambda _: Non
 
 
 def trials_of(rung: Rung, settings: Sequence[Setting], rate: Rate) -> Iterator[Trial]:
-    """The trials of a rung: those of one block, and so of one moment, are all slower or faster."""
+    """Return the trials of a rung. Each block has its own speed, as moments of a machine do."""
     choices = {setting.id: setting.choices for setting in settings}
     for block in range(rung.blocks):
         drift = 1 + 0.2 * math.sin(3 * rung.number + block)
@@ -56,7 +56,7 @@ def trials_of(rung: Rung, settings: Sequence[Setting], rate: Rate) -> Iterator[T
 def raced(
     settings: Sequence[Setting], rate: Rate, *, left: float | None = None, default: str = DEFAULT
 ) -> tuple[list[Rung], list[Trial]]:
-    """Run the race to its end."""
+    """Run the race to completion."""
     rungs: list[Rung] = []
     trials: list[Trial] = []
     while True:
