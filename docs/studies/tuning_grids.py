@@ -75,9 +75,17 @@ DEFAULT = {"strategy": "ddp", "accumulation": "1"}
 
 def record(folder: Path, workload: str) -> None:
     """Run the grid of a workload, and write its JSON."""
-    recording = {"repeats": "2", "budget": f"{BUDGET_S}s", "target": "0", "warmup-steps": "6", "quads": "0"}
     words = _words(
-        workload, **recording, isolation="fork", strategy=",".join(_VARIANTS), out=str(folder / workload)
+        workload,
+        strategy=",".join(_VARIANTS),
+        scaling="strong",
+        repeats="2",
+        budget=f"{BUDGET_S}s",
+        target="0",
+        quads="0",
+        isolation="fork",
+        out=str(folder / workload),
+        **{"warmup-steps": "6"},
     )
     subprocess.run([_BENCH, "matrix", *words, "--no-baseline", "--no-report"], check=False)
     study = Study.existing(folder / workload)

@@ -185,7 +185,7 @@ class _Race:
         if not self.ranked and not self._too_large:
             return 0, ()  # Something other than the settings is at fault.
         waiting = [one for one in self._settings if one not in self._logs and not self._hopeless(one)]
-        left = math.inf if left_s is None else left_s
+        left = math.inf if left_s is None else max(left_s, 0.0)
         early = math.inf if left_s is None else EXPLORE * (left + self._spent_s) - self._spent_s
         top, low = len(BLOCKS) - 1, self.ranked[:FINALISTS] if len(self.ranked) > FINALISTS else []
         level = min(map(self.level, low), default=top)

@@ -128,6 +128,15 @@ def test_no_setting_runs_twice_at_a_budget_and_rungs_have_longer_ones() -> None:
         assert not level or set(rung.settings) <= below
 
 
+@pytest.mark.parametrize("left", [0.0, -1000.0])
+def test_no_time_left_ends_the_race(left: float) -> None:
+    settings = space(smooth)
+    _, trials = raced(settings, smooth)
+    for last in range(max(trial.rung for trial in trials)):
+        some = [trial for trial in trials if trial.rung <= last]
+        assert next_rung(settings, some, default=DEFAULT, device_s_left=left) is None
+
+
 def test_a_tune_that_was_cut_in_the_middle_of_a_rung_has_standings() -> None:
     settings = space()
     _, trials = raced(settings, smooth)
@@ -207,6 +216,19 @@ def test_running_out_of_memory_is_an_answer() -> None:
             if smaller in ran and larger not in ran:
                 assert "micro-batch" in found[larger].why
     assert next(iter(found)) == "fsdp,8,25"
+
+
+def test_of_unequal_accumulation_no_failure_is_inferred() -> None:
+    def fixed(micro: str, batch: str) -> Setting:
+        choices = {"strategy": "fsdp", "micro_batch": micro, "global_batch": batch}
+        return Setting(id=f"{micro} of {batch}", choices=choices, predicted_rate=None, complexity=0)
+
+    settings = [fixed("2", "16"), fixed("4", "16"), fixed("4", "32")]
+    trial = Trial(setting="2 of 16", rung=0, block=0, rate=None, outcome=Outcome.OUT_OF_MEMORY, device_s=1.0)
+    states = {one.setting: one.state for one in standings(settings, [trial], default="2 of 16")}
+    # Accumulation in the first two differs: eight micro-batches on a rank against four.
+    assert states["4 of 16"] is State.WAITING
+    assert states["4 of 32"] is State.DROPPED
 
 
 def test_a_space_in_which_nothing_fits_is_searched_to_its_end() -> None:
