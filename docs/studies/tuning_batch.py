@@ -21,9 +21,9 @@ from results.plan import FittingBatch
 from results.store import BATCH_RUNS, Study
 
 MIB = 2**20
-SHARE, REPEATS_WITHIN = 0.95, 2 * MIB
-"""The share of the limit that a rank may be measured to take, and the bytes that are left for noise on CPU,
-stated here a second time."""
+SHARE = 0.95
+"""The share of the limit that a rank may be measured to take, stated here a second time. The search leaves
+2 MiB more, since equal runs differ."""
 STEPS = 200
 AT_ONCE = 8
 """Micro-batches of the scan in one launch."""
@@ -62,7 +62,7 @@ def taken(study: Study, batch: FittingBatch) -> dict[int, int | None]:
 def largest(sizes: dict[int, int | None], limit_mb: int) -> int:
     """The last micro-batch, counted from 1, up to which all fit."""
     best = 0
-    while (what := sizes.get(best + 1)) is not None and what <= SHARE * limit_mb * MIB - REPEATS_WITHIN:
+    while (what := sizes.get(best + 1)) is not None and what <= SHARE * limit_mb * MIB:
         best += 1
     return best
 
