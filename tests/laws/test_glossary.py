@@ -22,6 +22,7 @@ ALLOWED = {
     "chunk": ("a piece of a message, and torch's pipelining", "harness/launch", "strategies"),
     "configuration": ("a strategy at a size, in the exported verdict", "reports/analysis", "reports/page"),
     "seat": ("where a side of a pair runs", "harness/gate/paired"),
+    "world size": ("what DeepSpeed asks for", "strategies/deepspeed"),
     "session": (
         "a process that saves or trains",
         "harness/gate/paired",
