@@ -453,6 +453,7 @@ class Matrix:
             placed=place_words(study),
             steps=study.steps,
             network=read_network(study, self._console),
+            tuning=study.tuning(),
         )
         if report:
             write_report(study, figures, self._console)

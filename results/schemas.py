@@ -15,9 +15,10 @@ from results.record import RankRecord
 from results.review import ReviewEntry
 from results.run import RunResult
 from results.schema import Schema
+from results.tuning import Tuning
 
 # History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline,
-# thresholds, pair, paired-call, checkpoint, network, projection and review are unreleased.
+# thresholds, pair, paired-call, checkpoint, network, projection, review and tuning are unreleased.
 # A line with `-` has optional fields that came without a new number: results/schema.py says when.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
@@ -69,4 +70,5 @@ NETWORK = Schema(
     "network", 1, NetworkTable, advice="measure it again by bench network, or leave --network out"
 )
 PROJECTION = Schema("projection", 1, Projection, advice="write it again by bench project")
+TUNING = Schema("tuning", 1, Tuning, advice="run the same bench tune command again")
 REVIEW = Schema("review", 1, ReviewEntry, advice="the other lines count; bench review adds it again")

@@ -38,6 +38,9 @@ class Option:
     """A value that an error shows when it is missing."""
     canonical: Callable[[str], str] | None = None
     """Converts a value with a special grammar to its one canonical form; raises SpecError."""
+    tuned: tuple[str, ...] = ()
+    """The values that `bench tune` tries by default, the default of the option first. None of them changes
+    what is learnt: a strategy's `differences` name the options that do."""
 
     def read(self, text: str, where: str) -> Value:
         """The typed value of `text`; raises SpecError naming `where`."""

@@ -14,6 +14,7 @@
       jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
       index.jsonl                    one RunResult a line (derived)
       projection.json                of `bench project`: its larger sizes
+      tuning.json, trials/           of `bench tune`: its search, and the study of its short runs
       review.jsonl                   one entry of a reviewer a line
       report.html, cells.csv, runs.csv   (derived)
 """
@@ -47,6 +48,7 @@ from results.review import Review, ReviewEntry
 from results.run import RunResult
 from results.schema import Schema
 from results.training_log import TrainingLog
+from results.tuning import TUNING_FILE, Tuning
 
 T = TypeVar("T")
 BATCH_RUNS = "batch"
@@ -97,8 +99,7 @@ class Study:
             raise UsageError(f"--out {root} is a file; name a folder for the study")
         study = cls(root)
         own = {path.name for path in root.iterdir() if path.name[0] != "."} if root.is_dir() else set()
-        visible = own - {BATCH_RUNS}
-        if visible and not study.is_there:
+        if own - {BATCH_RUNS} and TUNING_FILE not in own and not study.is_there:
             raise UsageError(f"--out {root} is not empty and holds no study; name a new folder")
         return study
 
@@ -436,6 +437,11 @@ class Study:
     def projection(self) -> Projection | None:
         """The study's projection to larger sizes; None without one. Raises SchemaError if it is damaged."""
         return schemas.PROJECTION.read(self.projection_path) if self.projection_path.exists() else None
+
+    def tuning(self) -> Tuning | None:
+        """The tune that the study is the final of; None without one. Raises SchemaError if it is damaged."""
+        path = self.root / TUNING_FILE
+        return schemas.TUNING.read(path) if path.exists() else None
 
     def forget_derived(self) -> None:
         """Delete what can be rebuilt, so that the next `collect` derives all of it anew."""

@@ -114,14 +114,18 @@ class Block(nn.Module):
         self.linear, self.seconds = nn.Linear(width, width), seconds
 
     def forward(self, values: Tensor) -> Tensor:
-        slept: Tensor = Nap.apply(values, self.seconds)
-        return slept + 0.1 * torch.tanh(self.linear(slept))
+        # The nap is last, so that the first layer's gradient ends the backward pass, as in a real model.
+        result: Tensor = Nap.apply(values + 0.1 * torch.tanh(self.linear(values)), self.seconds)
+        return result
 
 
 class Steps:
-    """The steps of one setting on a group of `size` ranks, on one rank without an exchange."""
+    """The steps of one setting on a group of `size` ranks, on one rank without an exchange.
 
-    def __init__(self, setting: Setting, rank: int, group: dist.ProcessGroup | None, size: int) -> None:
+    `fsdp` on one rank gathers and reduces with itself: its copies are a part of its computation.
+    """
+
+    def __init__(self, setting: Setting, rank: int, group: dist.ProcessGroup, size: int) -> None:
         torch.manual_seed(SEED)
         self.setting, self.size, self.group = setting, size, group
         naps = setting.forward_s * (setting.slow if rank % 2 else 1.0)
@@ -129,7 +133,7 @@ class Steps:
         model: nn.Module = nn.Sequential(*blocks, nn.Linear(setting.width, 1))
         self.ready: list[tuple[int, float]] = []
         self._random = np.random.default_rng(rank)
-        if size > 1 and setting.strategy == "fsdp":
+        if setting.strategy == "fsdp":
             mesh = DeviceMesh.from_group(group, "cpu")
             for block in blocks:
                 fully_shard(block, mesh=mesh)
@@ -152,8 +156,7 @@ class Steps:
     def step(self) -> dict[str, Any]:
         """Take one step; the moments are seconds since it began."""
         self.ready.clear()
-        # Without a gradient of its input the first block would have no backward pass.
-        values = torch.randn(BATCH, self.setting.width, requires_grad=True)
+        values = torch.randn(BATCH, self.setting.width)
         if self.size > 1:
             dist.barrier(self.group)
         begin = time.perf_counter()
@@ -176,8 +179,9 @@ def measure(rounds: int, per_node: int, path: Path) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     groups = {size: dist.new_group(list(range(size))) for size in SIZES[1:]}
+    own = [dist.new_group([one]) for one in range(RANKS)][rank]
     # Each rank takes steps without exchange too: how ranks differ is measured by them.
-    alone = [Steps(setting, rank, None, 1) for setting in LAUNCHES[per_node]]
+    alone = [Steps(setting, rank, own, 1) for setting in LAUNCHES[per_node]]
     together = [
         Steps(setting, rank, groups[size], size)
         for setting in LAUNCHES[per_node]

@@ -17,6 +17,7 @@ from results.version import VERSION
 COMMANDS = {
     "matrix": "Plan a matrix of training jobs, run what is left of it, and write the report.",
     "train": "Train cells to completion, through crashes and restarts.",
+    "tune": "Find the fastest setting that fits, by measuring, and say what it gains.",
     "network": "Measure collectives over groups of ranks: the network table of a machine or cluster.",
     "check": "Check a workload before a study plans with it: a step, a proof, every strategy.",
     "report": "Write the report of a study again, or of several side by side.",

@@ -78,6 +78,21 @@ class JobMaker:
             site=msgspec.to_builtins(site),
         )
 
+    def of_call(
+        self, placement: Placement, time: TimeLimits, *, most_s: float, billed_gpus: int | None, site: object
+    ) -> Job:
+        """The job of a call of bench that starts its own launches in the allocation, for `most_s` seconds."""
+        return self._job(
+            "call",
+            placement=placement,
+            cells=(),
+            baseline=None,
+            estimate_s=most_s,
+            time_limit_s=time.limit_s(most_s),
+            billed_gpus=billed_gpus,
+            site=msgspec.to_builtins(site),
+        )
+
     def follow_up(self, purpose: Purpose, time_limit_s: float, site: object) -> Job:
         """A job without cells that starts when other jobs have ended."""
         return self._job(

@@ -1,4 +1,4 @@
-"""The short runs of `--batch-size auto`, which are a study of their own in the folder of the study."""
+"""The short runs of `--batch-size auto`: a nested study in the folder of the study."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find_batches(
     """Return the batch of each curve, found by runs of the cells that `Curve.search` names, in `study`.
 
     With `trains` they train a few steps, with a validation and a checkpoint. Returns an exit code if the
-    runs did not end; a later call goes on from there.
+    runs did not end; a later call continues from there.
     """
     before: list[Cell] = []
     while True:
@@ -58,7 +58,7 @@ def find_batches(
 
 
 def _seen(study: Study) -> dict[str, dict[int, int | str]]:
-    """What the runs of a study took, by the place of their cells and by micro-batch."""
+    """Return the memory that runs of a study took, by the place of their cells and by micro-batch."""
     seen: dict[str, dict[int, int | str]] = {}
     for run in study.results(keep=True) if study.is_there else ():
         if not run.outcome.runs_again:
@@ -68,7 +68,7 @@ def _seen(study: Study) -> dict[str, dict[int, int | str]]:
 
 
 def _taken(study: Study, run: RunResult) -> int | str:
-    """The bytes of the rank that took most; of a failed run a predicate."""
+    """Return the bytes of the fullest rank, or how the run failed, as a predicate."""
     if run.outcome is Outcome.OUT_OF_MEMORY:
         return "ran out of memory"
     memories = [record.memory for record in study.rank_records(run.cell_id, run.run_id)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ import msgspec
 
 from harness.jobs.closing import close_lost_launches
 from harness.jobs.job_status import held_by_jobs
+from harness.jobs.start import JobEnvironment
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.machine import Machine
 from harness.launch.starter import Starter
@@ -91,6 +93,24 @@ class CampaignCall(LauncherCall):
     def _conditions(self, code: CodeVersion) -> Conditions:
         """The conditions that earlier runs must share with new ones; of another Python only the code."""
         return Conditions.here(code) if self.hosts.same_python else Conditions.elsewhere(code)
+
+
+class JobCampaignCall(CampaignCall):
+    """A call that starts launches in the allocation that a job has given it."""
+
+    def __init__(self, call: MatrixCall, hosts: WorkerHosts, environment: JobEnvironment) -> None:
+        super().__init__(call)
+        self.hosts = hosts
+        self._environment = environment
+
+    def starter(self) -> Starter:
+        return self._environment.starter
+
+    def line(self, launch: Launch, path: Path) -> str:
+        return shlex.join(self.starter().command(launch, path))
+
+    def _conditions(self, code: CodeVersion) -> Conditions:
+        return self._environment.conditions(code)
 
 
 def show_plan(

@@ -15,6 +15,7 @@ from harness.launchers.registry import job_statuses
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.surroundings import Hardware
 from results.environment import CodeVersion
+from results.errors import UsageError
 from results.plan import Plan
 from results.site import SitePrice
 from results.store import Study
@@ -40,6 +41,17 @@ class JobCall(LauncherCall):
 
     def maker(self, study: Study, plan: Plan, code: CodeVersion) -> JobMaker:
         return JobMaker(study, plan, self._launcher, self._call.run_options, code)
+
+    def submit_call(self, study: Study, plan: Plan, code: CodeVersion, most_s: float) -> int:
+        """Submit a job that makes this call again in its allocation, of the size of the plan's largest cell.
+
+        Its launches take `most_s` seconds at most. Returns the exit code. Raises UsageError if the launcher
+        has no such jobs.
+        """
+        raise UsageError(
+            f"--launcher {self._launcher} does not start the launches of a call in a job: run bench tune "
+            f"with --launcher local on one of its nodes, such as in a pod with all GPUs of the node"
+        )
 
     def check_all(self, study: Study, plans: Sequence[Plan], code: CodeVersion) -> None:
         """Refuse more GPU-hours than were allowed for all settings of a call together.

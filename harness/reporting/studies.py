@@ -191,6 +191,7 @@ def read_figures(
             placed=() if redact else place_words(one.study),
             training=_trained(one.study, figure, redact=redact),
             projection=None if redact else _projection(one.study, console),
+            tuning=None if redact else one.study.tuning(),
         )
         for one, figure in zip(read, figures, strict=True)
     ]

@@ -34,6 +34,7 @@ from results.projection import Projection, digest
 from results.record import StepColumns
 from results.review import EXCLUDED, Review
 from results.run import RunResult
+from results.tuning import Tuning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,8 @@ class StudyFigures:
     """The last approval by a reviewer, and what has changed since, in words; empty without one."""
     projection: Projection | None = None
     """Its larger sizes, as they were last projected."""
+    tuning: Tuning | None = None
+    """The search that it is the final of; None for an ordinary study."""
 
     @property
     def only_network(self) -> bool:

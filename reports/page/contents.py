@@ -26,6 +26,7 @@ from reports.page.sections.scaling import curves_section
 from reports.page.sections.summary import summary_section
 from reports.page.sections.table import table_section
 from reports.page.sections.training import accuracy_section, training_section
+from reports.page.sections.tuning import tuning_section
 from results.errors import ExtensionError
 from results.extensions import extensions
 
@@ -34,6 +35,7 @@ SECTIONS: Mapping[str, Maker] = MappingProxyType(
     {
         "running": running_section,
         "summary": summary_section,
+        "tuning": tuning_section,
         "over": over_section,
         "best": best_section,
         "curves": curves_section,

@@ -14,7 +14,13 @@ from strategies.closed_form.moments import Footprint, step_moments
 from strategies.closed_form.terms import MIB, Piece, Term, gradients_ready, term
 from strategies.facts import AutoPoint, Proposal, StrategyFacts
 
-BUCKET_MB = Option(kind="float", default=25.0, minimum=0.001, help="MiB of gradients in one exchange")
+BUCKET_MB = Option(
+    kind="float",
+    default=25.0,
+    minimum=0.001,
+    help="MiB of gradients in one exchange",
+    tuned=("25", "5", "100"),
+)
 UNUSED = Option(kind="bool", default=False, help="look for parameters that a forward did not use")
 TORCHS_BUCKET_MB, TORCHS_FIRST_MB = 25.0, 1.0
 """torch's default size, and the size of its first bucket if the size is the default."""
@@ -77,7 +83,10 @@ class Ddp(BucketedFacts):
                 kind="bool", default=False, help="promise torch that the graph never changes"
             ),
             "bucket_view": Option(
-                kind="bool", default=False, help="gradients are views of the buckets: one copy less"
+                kind="bool",
+                default=False,
+                help="gradients are views of the buckets: one copy less",
+                tuned=("false", "true"),
             ),
             "find_unused": UNUSED,
         }

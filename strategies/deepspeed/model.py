@@ -168,7 +168,7 @@ class DeepSpeedModel(ParallelModel):
             dist_init_required=False,
         )
         if torch.distributed.group.WORLD is not before:
-            raise UsageError("deepspeed has opened a process group of its own, and must use the worker's")
+            raise UsageError("deepspeed has opened another process group, and must use the worker's")
         # Names for messages alone, and hooks in autograd's nodes, would keep the model for ever.
         debug.debug_clear_module_and_param_names()
         weakref.finalize(self, engine.destroy)

@@ -26,14 +26,24 @@ from strategies.sharding import OFFLOAD, PARAMS, ShardingFacts
 from strategies.tensor_parallel.facts import activation_sums
 
 _ALL_BLOCKS = {
-    "prefetch": Option(kind="int", default=0, minimum=0, maximum=8, help="blocks that are gathered ahead"),
+    "prefetch": Option(
+        kind="int",
+        default=0,
+        minimum=0,
+        maximum=8,
+        help="blocks that are gathered ahead",
+        tuned=("0", "1"),
+    ),
     "params": PARAMS,
     "tp": Option(kind="int", default=1, minimum=1, help="ranks that compute each layer together"),
 }
 _OPTIONS = MappingProxyType(
     {
         "reshard": Option(
-            kind="bool", default=True, help="free complete parameters between forward and backward: ZeRO-3"
+            kind="bool",
+            default=True,
+            help="free complete parameters between forward and backward: ZeRO-3",
+            tuned=("true", "false"),
         ),
         "offload": OFFLOAD,
         **_ALL_BLOCKS,

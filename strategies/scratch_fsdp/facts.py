@@ -36,7 +36,12 @@ class ScratchFsdp(ShardingFacts):
                 help="ZeRO stage: 1 shards the optimizer's state, 2 also gradients, 3 also parameters",
             ),
             "prefetch": Option(
-                kind="int", default=1, minimum=0, maximum=8, help="blocks that are gathered ahead"
+                kind="int",
+                default=1,
+                minimum=0,
+                maximum=8,
+                help="blocks that are gathered ahead",
+                tuned=("1", "2"),
             ),
             "offload": OFFLOAD,
             "params": PARAMS,

@@ -110,7 +110,7 @@ def test_it_is_found_once_and_a_killed_search_goes_on(bench: Bench, tmp_path: Pa
 
 @pytest.mark.slow
 def test_training_probes_train_with_a_validation(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("so many words that are read again and again. " * 4000)
+    (tmp_path / "text.txt").write_text("a sentence of a short text, repeated. " * 4000)
     call = [word for word in CALL if word != "--no-report"]
     call[0] = "train"
     done = bench(*call, "--dataset", "text:text.txt", "--steps", "4")

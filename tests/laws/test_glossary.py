@@ -35,7 +35,13 @@ ALLOWED = {
         "harness/worker/measure",
         "strategies/snapshot.py",
     ),
-    "trial": ("a first packet over a link", "harness/launch/preflight.py"),
+    "trial": (
+        "a first packet over a link, and a run of the race of a tune",
+        "harness/launch/preflight.py",
+        "harness/tune",
+        "reports/page/sections/tuning.py",
+        "results/tuning.py",
+    ),
     "turn": (
         "the protocol of turns.py, which old commits speak",
         "harness",

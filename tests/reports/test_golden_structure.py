@@ -17,12 +17,39 @@ from builders import a_network
 from reports.page.render import render_figures
 from reports.projection.project import projected_series
 from reports.projection.refusals import Outside
+from results.outcome import Outcome
 from results.projection import Projection
 from results.review import Review, ReviewEntry
+from results.statistics import Metric
+from results.tuning import Contribution, TunedSetting, TunedTrial, Tuning, TuningAnswer
 
 GOLDEN = Path(__file__).parent / "golden" / "structure.txt"
 TEXTS = ("h1", "h2", "h3", "th", "dt", "summary", "caption")
 SHOWN = (*TEXTS, "header", "nav", "main", "section", "table", "figure", "details", "ul", "dl", "script")
+
+TUNING = Tuning(
+    command="bench tune",
+    default="a",
+    settings=tuple(TunedSetting(id=one, choices={"strategy": one}) for one in "ab"),
+    trials=tuple(
+        TunedTrial(setting=one, rung=0, block=1, outcome=Outcome.OK, rate=rate, memory_bytes=2**20)
+        for one, rate in (("a", 10.0), ("b", 20.0))
+    ),
+    answer=TuningAnswer(
+        setting="b",
+        sentence="Fastest that fits: b.",
+        contributions=(
+            Contribution(
+                choice="strategy",
+                value="b",
+                instead="a",
+                ratio=Metric(value=2.0, unit="x", low=None, high=None, samples=1, interval=None),
+            ),
+        ),
+        remarks=("A remark.",),
+        commands=("bench matrix", "bench train"),
+    ),
+)
 
 
 class Outline(HTMLParser):
@@ -75,6 +102,7 @@ def test_the_outline_is_the_golden_one(small, twenty_nights) -> None:
             what_if=(),
             series=projected_series(found, 16, Outside()),
         ),
+        tuning=TUNING,
     )
     outline = "\n".join(Outline(render_figures(figures)).lines) + "\n"
     if os.environ.get("GOLDEN") == "write":

@@ -147,7 +147,7 @@ class Lab:
         self._spawn(node, "slurmd", "-D", "-N", node)
 
     def kill_node(self, node: str) -> None:
-        """End a node as a power cut does: its daemon and all that jobs run on it. Slurm is not told.
+        """End a node as a power cut does: its daemon and all that jobs run on it. Slurm gets no notice.
 
         All processes are stopped before the first is killed: numbers of processes wrap around, so that a
         program may come after what it has started, and would record how that was killed.

@@ -37,7 +37,7 @@ from results.errors import UsageError, bench_call
 from results.job import Purpose, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
-from results.plan import Plan
+from results.plan import Plan, placement_of
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.cluster import NodeGroup
@@ -173,6 +173,34 @@ class SlurmCall(JobCall):
         status, report = (bench_call(command, study.root) for command in ("status", "report"))
         self._console.note(f"{status} shows the progress; then {report}")
         return 1 if done.refused else 0
+
+    def submit_call(self, study: Study, plan: Plan, code: CodeVersion, most_s: float) -> int:
+        """Submit one job that makes this call again, unless a job of the study lives. Returns the exit code.
+
+        `within` of the launcher finds the job by its name.
+        """
+        site, jobs = self._site, self.maker(study, plan, code)
+        if live := live_ids(job_statuses(study, settle=True)):
+            self._console.note(f"job {live[0]} of it is still live: {bench_call('status', study.root)}")
+            return 0
+        largest = max(plan.cells, key=lambda cell: cell.gpus)
+        placement = placement_of(largest, plan.request.gpus_per_node)
+        billed = site.billed_gpus(placement)
+        job = jobs.of_call(placement, site.time, most_s=most_s, billed_gpus=billed, site=site)
+        script = ScriptJob(
+            name=job.name,
+            placement=placement,
+            time_limit_s=job.time_limit_s,
+            folder=self._call.folder,
+            log_folder=JobStore(jobs.root).folder(job.job_id),
+            command=_command(site, "harness.cli", *self._call.arguments),
+            python_path=checkout(),
+            requeue=job.options.retries > 0,
+        )
+        document = Document(job=job, text=job_script(site, script))
+        done = Submitter(study, Client(), site, self._console).submit([document], feed="once")
+        self._console.note(f"{bench_call('status', study.root)} shows the job; then repeat this command")
+        return 1 if done.refused or done.left else 0
 
     def summary(self, documents: Sequence[Document]) -> list[str]:
         if documents and self.hosts.has_gpus and self._site.cpus_per_gpu is None and not self._site.exclusive:

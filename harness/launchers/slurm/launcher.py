@@ -5,6 +5,7 @@ Slurm is asked once for all jobs of a study, and jobs are found by name where ne
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +13,9 @@ from pathlib import Path
 
 from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, kept_status, own_word
 from harness.jobs.start import JobStart
-from harness.launchers.launcher import JobLauncher, MatrixCall
-from harness.launchers.slurm.allocation import SlurmEnvironment
+from harness.launchers.campaign_call import JobCampaignCall
+from harness.launchers.launcher import JobLauncher, LauncherCall, MatrixCall
+from harness.launchers.slurm.allocation import Allocation, SlurmEnvironment
 from harness.launchers.slurm.call import SlurmCall
 from results.job import Job, Submission
 from results.job_store import JobStore
@@ -200,6 +202,13 @@ class SlurmLauncher(JobLauncher):
 
     def cancel(self, study: Study, live: Sequence[JobStatus]) -> Cancelled:
         return cancel(study, live, Client())
+
+    def within(self, call: MatrixCall, study: Study) -> LauncherCall | None:
+        store, name = JobStore(study.root), os.environ.get("SLURM_JOB_NAME")
+        job = next((job for job in store.jobs() if job.name == name and not job.cells), None)
+        if job is None or Allocation.here() is None:
+            return None
+        return JobCampaignCall(call, SlurmCall(call).hosts, SlurmEnvironment(job, store))
 
     def run_job(self, study: Study, job: Job) -> int:
         return JobStart(study, job, SlurmEnvironment(job, JobStore(study.root))).run()

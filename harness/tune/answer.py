@@ -1,0 +1,131 @@
+"""The answer of a tune: the setting to use, what it gains over the default, and what each choice brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+
+import msgspec
+
+from harness.plan.study_file import SEARCHED
+from harness.tune.space import Candidate, Space, call_words, moved
+from reports.analysis.effect import SMALLEST_EFFECT, sides
+from reports.text import count, metric, number
+from results.cell import StepPolicy
+from results.errors import bench_call
+from results.plan import Plan
+from results.run import RunResult
+from results.statistics import over_runs, ratio_of_runs
+from results.tuning import Contribution, Tuning, TuningAnswer
+from strategies.catalog import STRATEGIES
+from workloads.catalog import WORKLOADS, facts
+
+STEPS = 1000
+"""The length of the training in the command that the answer prints."""
+
+
+def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunResult]) -> TuningAnswer | None:
+    """Compare the settings of the final by its runs; None if none of them has a run that ended well.
+
+    The settings that do not differ significantly from the fastest are equal, and the answer is the simplest.
+    """
+    rates: dict[str, list[float]] = {}
+    for cell in plan.cells:
+        good = (run.step_ns for run in results if run.cell_id == cell.id and run.outcome.value == "ok")
+        if found := [cell.global_batch / step_ns.value * 1e9 for step_ns in good if step_ns is not None]:
+            rates[msgspec.structs.replace(cell, steps=StepPolicy()).id] = found
+    if not rates:
+        return None
+    by_id = space.by_id
+    ranked = sorted(rates, key=lambda one: -fmean(rates[one]))
+    shown = sides([(rates[ranked[0]], rates[one]) for one in ranked[1:]], SMALLEST_EFFECT)
+    equal = [ranked[0], *(one for one, side in zip(ranked[1:], shown, strict=True) if side is None)]
+    chosen = min(equal, key=lambda one: by_id[one].setting.complexity)
+    one, rate = by_id[chosen], f"{number(fmean(rates[chosen]))} samples/s"
+    gain = None
+    if chosen != tuning.default and tuning.default in rates:
+        gain = ratio_of_runs(rates[chosen], rates[tuning.default], "x")
+    said = f"Fastest that fits: {one.words}: {rate}"
+    if len(rates) == 1:
+        said = f"{one.words} is the only setting that was measured: {rate}"
+    elif chosen == tuning.default:
+        said = f"The default is best: {one.words}: {rate}"
+    elif gain is not None:
+        said += f", {metric(gain).with_ends} the default"
+    if len(equal) > 1:
+        others = f"{count(len(equal) - 1, 'other setting')} of the final"
+        said += f"; {others} do not differ from it significantly, and it is the simplest"
+    alike = [by_id[each].words for each in equal if each != chosen]
+    words = call_words(one.options)
+    return TuningAnswer(
+        setting=chosen,
+        sentence=f"{said}.",
+        gain=gain,
+        contributions=tuple(_contributions(tuning, chosen)),
+        remarks=(*_remarks(tuning, space, rates, alike), *_learning(one, space.default)),
+        commands=(bench_call("matrix", *words), bench_call("train", *words, "--steps", STEPS)),
+    )
+
+
+def _remarks(
+    tuning: Tuning, space: Space, rates: Mapping[str, Sequence[float]], equal: Sequence[str]
+) -> Iterator[str]:
+    if equal:
+        yield f"Not significantly different: {'; '.join(equal)}."
+    if lost := [space.by_id[one].words for one in tuning.final if one not in rates]:
+        yield f"Without a figure in the final: {'; '.join(lost)}."
+    if tuning.default not in rates:
+        yield "The default has no figure, so that no gain over it is stated."
+    untried = sum(one.state == "waiting" for one in tuning.settings)
+    if untried and len(tuning.settings) > 1:
+        yield f"{count(untried, 'setting')} of {len(tuning.settings):,} had no trial, as {tuning.ended}."
+
+
+def _learning(one: Candidate, default: Candidate) -> Iterator[str]:
+    """Say what the answer changes in training, compared with the default."""
+    mine, theirs = one.cell, default.cell
+    if mine.global_batch != theirs.global_batch:
+        yield (
+            f"Its global batch is {mine.global_batch:,}, and the default's {theirs.global_batch:,}: "
+            f"training changes with it."
+        )
+    for told in STRATEGIES.facts(mine.strategy).differences:
+        yield f"{mine.strategy} {told}: what is learnt changes."
+    for key in moved(one.setting.choices, default.setting.choices, one.setting.choices):
+        learning = SEARCHED[key][0] if key in SEARCHED else "same"
+        if learning == "changed":
+            yield f"{key} {one.setting.choices[key]} changes what is learnt: compare the losses before use."
+        elif learning == "rounding":
+            yield f"{key} {one.setting.choices[key]} rounds differently: results are equal up to rounding."
+    if mine.micro_batch != theirs.micro_batch and facts(WORKLOADS.parse(mine.workload)).batch_norm is True:
+        yield "BatchNorm takes its statistics from a micro-batch, which differs from the default's."
+
+
+def _contributions(tuning: Tuning, winner: str) -> Iterator[Contribution]:
+    """Yield what each choice brings, against the fastest setting that differs from the winner in this choice.
+
+    Trials are compared if they ran interleaved. The options of a strategy belong to the strategy where that
+    differs.
+    """
+    rates: dict[str, dict[tuple[int, int], float]] = {}
+    for trial in tuning.trials:
+        if trial.rate is not None:
+            rates.setdefault(trial.setting, {})[trial.rung, trial.block] = trial.rate
+    choices = {one.id: one.choices for one in tuning.settings}
+    mine, found = choices[winner], dict[tuple[str, str], Contribution]()
+    for other, own in rates.items():
+        theirs = choices[other]
+        differ = [key for key in mine if key in theirs and mine[key] != theirs[key]]
+        if "micro_batch" in differ and "accumulation" in differ:
+            # Of a global batch, one follows from the other.
+            differ.remove("accumulation")
+        ratios = [rate / own[place] for place, rate in rates.get(winner, {}).items() if place in own]
+        if len(differ) != 1 or not ratios:
+            continue
+        [key] = differ
+        ratio, least = over_runs(ratios, "x"), found.get((key, theirs[key]))
+        if least is None or ratio.value < least.ratio.value:
+            found[key, theirs[key]] = Contribution(
+                choice=key, value=mine[key], instead=theirs[key], ratio=ratio
+            )
+    yield from found.values()

@@ -1,0 +1,144 @@
+"""The space of a tune: which settings it has, which are refused, and what its declarations say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import plan_of
+from click.testing import CliRunner
+
+from harness.cli.matrix import matrix_command
+from harness.cli.tune import tune_command
+from harness.plan.study_file import StudyFile
+from harness.tune.space import SEARCHED, Space, call_words
+from harness.tune.tune import Tune
+from results.errors import UsageError
+from results.store import Study
+from strategies.catalog import STRATEGIES
+
+
+def space_of(file: str | None = None, **options: Any) -> Space:
+    """The space of a call on two ranks of this CPU."""
+    given = {"workload": "mlp", "gpus": "2", "device": "cpu", "compile": "false"} | options
+    path = None
+    if file is not None:
+        path = Path("space.yaml")
+        path.write_text(file)
+    return Tune(StudyFile(**given), space_file=path)._space
+
+
+def values(space: Space, key: str) -> set[str]:
+    return {one.setting.choices[key] for one in space.candidates if key in one.setting.choices}
+
+
+def test_only_what_keeps_training_is_searched_unasked() -> None:
+    assert [name for name, (learning, tuned) in SEARCHED.items() if learning == "changed" and tuned] == []
+    for known in STRATEGIES.all_facts:
+        for name, option in known.options.items():
+            read = [option.read(text, name) for text in option.tuned]
+            assert not read or read[0] == option.default, (known.name, name)
+            for text in option.tuned:
+                own = known.name + (f":{known.positional.example}" if known.positional else "")
+                assert STRATEGIES.facts(f"{own}:{name}={text}").differences == (), (known.name, name)
+
+
+def test_a_global_batch_is_kept_by_every_setting() -> None:
+    space = space_of(global_batch_size="64")
+    assert {one.cell.global_batch for one in space.candidates} == {64}
+    assert values(space, "micro_batch") >= {"32", "16", "1"}
+    assert space_of(batch_size="32").settings == space.settings
+    assert not space.free
+
+
+def test_without_a_batch_it_is_free_and_that_is_said() -> None:
+    space = space_of()
+    assert len({one.cell.global_batch for one in space.candidates}) > 2
+    assert space.free
+
+
+def test_the_default_is_first_and_the_others_count_how_they_differ() -> None:
+    space = space_of(global_batch_size="64", strategy="ddp,fsdp", activation_checkpointing="false")
+    assert space.default.setting.complexity == 0
+    assert space.default.cell.strategy == "ddp"
+    assert space.default.cell.accumulation == 1
+    away = {
+        one.cell.strategy: one.setting.complexity for one in space.candidates if one.cell.accumulation == 1
+    }
+    assert away["ddp:bucket_mb=5.0"] == 1
+    assert away["ddp:bucket_mb=5.0:bucket_view=true"] == 2
+    assert away["fsdp"] == 1
+    assert away["fsdp:reshard=false"] == 2
+
+
+def test_flags_fix_and_list_values_and_win_over_the_file() -> None:
+    assert values(space_of(strategy="ddp:bucket_mb=50"), "strategy") == {"ddp"}
+    space = space_of("strategy: [fsdp]\naccumulation: [1, 2]\n", strategy="ddp", global_batch_size="64")
+    assert {one.cell.accumulation for one in space.candidates} == {1, 2}
+    assert values(space, "strategy") == {"ddp"}
+    assert values(space, "bucket_mb") == {"25.0", "5.0", "100.0"}
+
+
+def test_what_changes_training_needs_a_file() -> None:
+    with pytest.raises(UsageError, match="--precision fp32,bf16 changes what is learnt"):
+        space_of(precision="fp32,bf16")
+    space = space_of("precision: [fp32, bf16]\n", strategy="ddp")
+    assert values(space, "precision") == {"fp32", "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("strategys: ddp\n", "did you mean 'strategy'"),
+        ("repeats: 3\n", "line 1: repeats is not searched"),
+        ("exclude: [{gpus: 2}]\n", "exclude is not searched"),
+        ("precision: [fp31]\n", "fp31"),
+    ],
+)
+def test_a_file_is_read_strictly(file: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        space_of(file)
+
+
+@pytest.mark.parametrize("options", [{"workload": "mlp,gpt-nano"}, {"gpus": "1,2"}, {"workload": None}])
+def test_a_tune_has_one_workload_and_one_size(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="bench tune takes one"):
+        space_of(**options)
+
+
+def test_a_space_in_which_nothing_fits_says_what_is_nearest() -> None:
+    with pytest.raises(
+        UsageError, match=r"the nearest, .*needs at least .* MiB, and a rank has 1, .* too few"
+    ):
+        space_of(workload="gpt2-small", memory_limit_mb=1)
+
+
+def test_a_space_without_a_sensible_point_says_why() -> None:
+    with pytest.raises(UsageError, match="does not divide"):
+        space_of(strategy="ddp", global_batch_size="3")
+
+
+def test_the_words_of_a_setting_ask_for_its_cell() -> None:
+    space = space_of(global_batch_size="64", env=["OMP_WAIT_POLICY=passive"])
+    for one in space.candidates[:: max(1, len(space.candidates) // 20)]:
+        context = matrix_command.make_context("matrix", call_words(one.options))
+        flags = {name: value for name, value in context.params.items() if name in StudyFile.__struct_fields__}
+        [cell] = plan_of(**flags).cells
+        assert cell == one.cell
+
+
+def test_a_folder_of_an_ordinary_study_is_refused() -> None:
+    Study(Path("runs/there")).add_plan(plan_of(workload="mlp", gpus="1"))
+    with pytest.raises(UsageError, match="no tune has made"):
+        Tune(StudyFile(workload="mlp", gpus="2", device="cpu", name="there")).run(report=False)
+
+
+def test_a_dry_run_says_how_many_settings_and_how_long(tmp_path: Path) -> None:
+    words = ["--workload", "mlp", "--gpus", "2", "--device", "cpu", "--strategy", "ddp", "--dry-run"]
+    told = CliRunner().invoke(tune_command, words, obj=("tune", *words), standalone_mode=False).output
+    assert "settings that may fit" in told
+    assert "refused" in told
+    assert "predicted not to fit" in told
+    assert "device-hours" in told
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,119 @@
+"""`bench tune` as a user has it: it ends with an answer, continues after a kill, and explains errors."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from results import schemas
+from results.outcome import Outcome
+from results.store import Study
+from results.tuning import Tuning
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SMALL = (
+    *("tune", "--workload", "mlp", "--gpus", "2", "--device", "cpu", "--global-batch-size", "64"),
+    *("--strategy", "ddp:bucket_mb=5,ddp:bucket_mb=50,ddp:bucket_view=true", "--accumulation", "1"),
+    *("--activation-checkpointing", "false", "--compile", "false"),
+    *("--budget", "0", "--quads", "0", "--repeats", "2", "--name", "small"),
+)
+"""Three settings, of which the first is the default."""
+
+
+def bench(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("bench")), *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=800, env={**os.environ, "COLUMNS": "400"}
+    )
+
+
+def tuning() -> Tuning:
+    found = Study(Path("runs/small")).tuning()
+    assert found is not None
+    return found
+
+
+def trial_runs() -> Counter[str]:
+    """The good runs of each cell of the trials."""
+    runs = Study(Path("runs/small/trials")).results()
+    return Counter(run.cell_id for run in runs if run.outcome is Outcome.OK)
+
+
+def test_a_killed_tune_goes_on_and_ends_with_an_answer_whose_commands_run() -> None:
+    command = [str(Path(sys.executable).with_name("bench")), *SMALL]
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    trials = Path("runs/small/trials/cells")
+    until = time.monotonic() + 120
+    while len(list(trials.glob("*/*/rank-00001.json"))) < 2:
+        assert time.monotonic() < until
+        assert first.poll() is None
+        time.sleep(0.1)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    done = bench(*SMALL)
+    assert done.returncode == 0, done.stderr
+    found = tuning()
+    assert found.answer is not None
+    assert found.answer.sentence in done.stdout
+    assert 'id="tuning"' in Path("runs/small/report.html").read_text()
+    assert {trial.setting for trial in found.trials} == {one.id for one in found.settings}
+    planned = {
+        cell.id: plan.request.repeats
+        for plan in Study(Path("runs/small/trials")).plans()
+        for cell in plan.cells
+    }
+    assert trial_runs() == planned, "no trial ran twice, and none is missing"
+    # It is over: the same command runs nothing more, and says the same.
+    again = bench(*SMALL)
+    assert again.returncode == 0
+    assert found.answer.sentence in again.stdout
+    assert trial_runs() == planned
+    quick = ("--budget", "0", "--quads", "0", "--repeats", "1", "--no-report", "--dry-run")
+    matrix, train = (shlex.split(words)[1:] for words in found.answer.commands)
+    assert bench(*matrix, *quick).returncode == 0
+    train[train.index("--steps") + 1] = "3"
+    trained = bench(*train, "--name", "trained", "--no-report")
+    assert trained.returncode == 0, trained.stderr
+    # A device that changed between two calls.
+    study = Study(Path("runs/small/trials"))
+    for path in study.root.glob("cells/*/*/run.json"):
+        run = schemas.RUN_RESULT.read(path)
+        assert run.environment is not None
+        other = msgspec.structs.replace(run.environment, device_name="Another CPU")
+        path.write_bytes(schemas.RUN_RESULT.encode(msgspec.structs.replace(run, environment=other)))
+    unfinished = msgspec.structs.replace(found, final=(), answer=None)
+    Path("runs/small/tuning.json").write_bytes(schemas.TUNING.encode(unfinished))
+    refused = bench(*SMALL)
+    assert refused.returncode == 2
+    assert "Another CPU, and this machine has" in refused.stderr
+
+
+def test_a_space_of_one_setting_is_measured_and_said() -> None:
+    done = bench(*SMALL, "--strategy", "ddp:bucket_mb=50")
+    assert done.returncode == 0, done.stderr
+    assert "only setting" in done.stdout
+    assert not trial_runs()
+    assert "another space" in bench(*SMALL).stderr
+
+
+def test_a_workload_that_fails_in_each_trial_ends_the_tune_with_a_sentence() -> None:
+    Path("broken.py").write_text("def build():\n    raise RuntimeError('it never works')\n")
+    done = bench(*SMALL[:1], "--workload", "py:broken:build", *SMALL[3:])
+    assert done.returncode == 1
+    assert "it never works" in done.stderr.splitlines()[-1]
+    assert "bench check py:broken:build" in done.stderr.splitlines()[-1]
+
+
+def test_memory_that_no_trial_can_have_ends_the_tune_with_the_nearest_setting() -> None:
+    done = bench(*SMALL, "--workload", "gpt-nano", "--memory-limit-mb", "40")
+    assert done.returncode == 2, done.stderr
+    assert "no setting of the space fits: the nearest" in done.stderr.splitlines()[-1]
