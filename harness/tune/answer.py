@@ -49,7 +49,8 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
     if len(rates) == 1:
         said = f"{one.words} is the only setting that was measured: {rate}"
     elif chosen == tuning.default:
-        said = f"The default is best: {one.words}: {rate}"
+        best = "The default is best" if len(equal) == 1 else "Nothing is shown to be faster than the default"
+        said = f"{best}: {one.words}: {rate}"
     elif gain is not None:
         said += f", {metric(gain).with_ends} the default"
     if len(equal) > 1:
