@@ -123,7 +123,7 @@ class LauncherLaws:
         subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **self.variables})
 
     def written(self) -> set[Path]:
-        """What is in the folder, without the bytecode of modules that were imported from it."""
+        """Return the files of the folder, without the bytecode of imported modules."""
         return {path for path in self.folder.rglob("*") if "__pycache__" not in path.parts}
 
     def test_a_dry_run_shows_what_would_be_started_and_writes_nothing(self) -> None:
