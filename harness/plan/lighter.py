@@ -53,7 +53,7 @@ def lighter(cell: Cell, around: Surroundings) -> str | None:
     by = "measured computation" if "computation" in best.times.measured else "prediction"
     # A measured and a predicted time have no ratio.
     alike = best.times.measured == before.times.measured
-    slower = f", {best.times.step / before.times.step:.2f} times the step time" * alike
+    slower = f", {best.times.step / before.times.step:.2f} times the step time" if alike else ""
     return f"{options} fits by {by} ({best.memory.total / MIB:,.0f} of {around.room / MIB:,.0f} MiB{slower})"
 
 

@@ -17,10 +17,9 @@ from results.tuning import Contribution, TunedTrial, Tuning, told
 DEFINITION = Definition(
     "method-tuning",
     "Trial",
-    "A short run of one setting. The trials of one rung and block ran interleaved, and only these are "
-    "compared with each other. Settings that are clearly slower than the best of their rung are out; longer "
-    "rungs follow. The best three and the default are then measured as the cells of this study: only these "
-    "figures are claims.",
+    "A short run of one setting. The trials of one rung and block ran interleaved. The fastest settings run "
+    "again for longer, until three have run at the longest length. The best three and the default are then "
+    "measured as the cells of this study: only these figures are claims.",
 )
 _INVISIBLE = "0 9999"
 """A dash pattern without dashes: the points of a cloud have no line."""
