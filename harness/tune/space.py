@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -26,7 +26,7 @@ from harness.tune.race import Setting
 from results.cell import Cell, StepPolicy
 from results.errors import UsageError
 from results.parts import Unknown
-from results.plan import Request
+from results.plan import Request, Rule
 from results.strict_yaml import FileKind, Where
 from results.tuning import told
 from strategies.catalog import STRATEGIES, group_layout
@@ -152,9 +152,10 @@ def make_space(
             one = _candidate(point, cell, devices, request.gpus_per_node)
             found.setdefault(one.setting.id, one)
     if not found:
+        # A point that a later rule refuses has passed the earlier ones: it is nearest to running.
+        last = max(examples, key=get_args(Rule).index)
         raise UsageError(
-            f"no point of the space makes sense: {refused.most_common(1)[0][0]}; change that, or widen the "
-            f"space"
+            f"no point of the space makes sense: {examples[last]}; change that, or widen the space"
         )
     fitting = [one for one in found.values() if not one.memory or one.certain_bytes <= one.memory]
     if not fitting:
