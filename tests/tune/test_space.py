@@ -142,3 +142,13 @@ def test_a_dry_run_says_how_many_settings_and_how_long(tmp_path: Path) -> None:
     assert "predicted not to fit" in told
     assert "device-hours" in told
     assert not any(tmp_path.iterdir())
+
+
+def test_a_machine_that_is_too_small_is_named_before_rules_of_single_points(tmp_path: Path) -> None:
+    """More points are refused because `single` takes one rank, and none of these is near to running."""
+    call = StudyFile(
+        workload="gpt-nano", gpus="4096", device="cpu", global_batch_size="4096", compile="false",
+        out=str(tmp_path / "study"),
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="this machine has"):
+        Tune(call).show()

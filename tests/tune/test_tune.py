@@ -117,13 +117,3 @@ def test_memory_that_no_trial_can_have_ends_the_tune_with_the_nearest_setting() 
     done = bench(*SMALL, "--workload", "gpt-nano", "--memory-limit-mb", "40")
     assert done.returncode == 2, done.stderr
     assert "no setting of the space fits: the nearest" in done.stderr.splitlines()[-1]
-
-
-def test_a_machine_that_is_too_small_is_named_before_rules_of_single_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """More points are refused because `single` takes one rank, and none of these is near to running."""
-    monkeypatch.chdir(tmp_path)
-    call = ("tune", "--workload", "gpt-nano", "--gpus", "4096", "--device", "cpu", "--global-batch-size", "4096")
-    assert run([*call, "--compile", "false", "--memory-format", "contiguous", "--dry-run"]) == 2
-    assert "this machine has" in " ".join(capsys.readouterr().err.split())
