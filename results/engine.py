@@ -1,11 +1,32 @@
-"""Engines: packages that train, and that need not be installed."""
+"""Engines: packages that train, and that need not be installed.
+
+`engines.yaml` in the working folder, or the file that the variable BENCH_ENGINES names, gives an engine an
+interpreter of its own, in which its cells run:
+
+    python: {horovod: .venv-horovod/bin/python}
+
+`python -m results.engine PACKAGE RELEASE` prints what an interpreter has of an engine.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
 import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from results.errors import UsageError
+
+FILE = "engines.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +41,101 @@ class Engine:
     """The command that installs it."""
 
     @property
+    def python(self) -> str | None:
+        """The interpreter that its cells run in; None: this one. Raises UsageError for an invalid file."""
+        named = _interpreters().get(self.package)
+        return None if named == sys.executable else named
+
+    @property
     def code(self) -> str:
         """The version of its code, as `PACKAGE VERSION`."""
-        return f"{self.package} {_version(self.package) or 'not installed'}"
+        return f"{self.package} {self._found.version or 'not installed'}"
 
     @property
     def missing(self) -> str | None:
         """Why it cannot be used here, with the command that installs it; None if it can."""
-        why = _missing(self.package, self.release)
+        why = self._found.missing
         return None if why is None else f"{why}; install it: {self.install}"
+
+    @property
+    def _found(self) -> Found:
+        python = self.python
+        return found(self.package, self.release) if python is None else _asked(self, python)
+
+    @contextmanager
+    def importing(self) -> Iterator[None]:
+        """Raise UsageError if the engine is missing, or is not imported in this context."""
+        if self.missing is not None:
+            raise UsageError(f"{self.package}: {self.missing}")
+        try:
+            yield
+        except Exception as error:  # half of an installation may raise anything
+            why = f"{self.code} cannot be imported ({type(error).__name__}: {error})"
+            raise UsageError(f"{why}; install it: {self.install}") from error
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What an interpreter has of an engine."""
+
+    version: str | None
+    missing: str | None
+    """Why it cannot be used there; None if it can."""
+    python: str
+    torch: str | None
+
+
+class EnginesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `engines.yaml`."""
+
+    python: dict[str, str]
+    """The interpreter of each engine, by its package; a relative path begins at the file's folder."""
+
+
+@cache
+def _interpreters() -> Mapping[str, str]:
+    from results.strict_yaml import FileKind  # yaml, which `bench --help` does not need
+
+    named = os.environ.get("BENCH_ENGINES")
+    path = Path(named or FILE)
+    if named is None and not path.exists():
+        return {}
+    kind = FileKind(
+        type=EnginesFile,
+        name="file of engines",
+        example="python: {horovod: .venv-horovod/bin/python}",
+        advice="correct BENCH_ENGINES",
+    )
+    # A link is not resolved: the Python of a virtual environment is one.
+    pythons = kind.read(path).python
+    return {package: str(path.parent.absolute() / python) for package, python in pythons.items()}
+
+
+@cache
+def _asked(engine: Engine, python: str) -> Found:
+    """Ask another interpreter, which must have the Python and the torch of this one."""
+    home = Path(__file__).parents[1]
+    question = [python, "-m", "results.engine", engine.package, engine.release]
+    surroundings = {**os.environ, "PYTHONPATH": str(home), "PYTHONSAFEPATH": "1"}
+    here = found(engine.package, engine.release)
+    try:
+        done = subprocess.run(question, capture_output=True, timeout=60, check=True, env=surroundings)
+        there = msgspec.json.decode(done.stdout, type=Found)
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+        why = f"its interpreter {python} ({FILE}) does not run bench: {error}"
+        return msgspec.structs.replace(here, version=None, missing=why)
+    if (there.python, there.torch) != (here.python, here.torch):
+        why = (
+            f"its interpreter {python} has Python {there.python} and torch {there.torch}, and bench runs "
+            f"with Python {here.python} and torch {here.torch}: only cells with the same ones are compared"
+        )
+        return msgspec.structs.replace(there, missing=why)
+    return there
+
+
+@cache
+def found(package: str, release: str) -> Found:
+    """Return what this interpreter has of an engine."""
+    return Found(_version(package), _missing(package, release), platform.python_version(), _version("torch"))
 
 
 def _version(package: str) -> str | None:
@@ -40,7 +147,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-@cache
 def _missing(package: str, release: str) -> str | None:
     from importlib import metadata
 
@@ -58,5 +164,11 @@ def _missing(package: str, release: str) -> str | None:
     return f"{package} {found} is installed in part, without {', '.join(lacking)}" if lacking else None
 
 
-forget_engines = _missing.cache_clear
-"""Look again at what is installed, for a process that installs packages."""
+def forget_engines() -> None:
+    """Look again at what is installed, for a process that installs packages."""
+    for answer in (found, _asked, _interpreters):
+        answer.cache_clear()
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(found(*sys.argv[1:])))

@@ -80,6 +80,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """How its cells are trained; None: they are measured."""
     env: tuple[str, ...] = ()
     """Environment variables of its cells (`Cell.env`)."""
+    python: str | None = None
+    """The interpreter of its cells' engine; None: bench's own."""
     network: NetworkOrder | None = None
     """The order to measure the network instead of its cells; None: its cells are measured or trained."""
 

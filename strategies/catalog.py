@@ -11,6 +11,7 @@ from strategies.ddp.facts import Ddp
 from strategies.deepspeed.facts import DeepSpeed
 from strategies.facts import StrategyFacts
 from strategies.fsdp.facts import Fsdp, Hsdp, Manual
+from strategies.horovod.facts import Horovod
 from strategies.local_sgd.facts import LocalSgd
 from strategies.optimizers import OPTIMIZERS
 from strategies.pipeline.facts import Pipeline
@@ -37,6 +38,7 @@ STRATEGIES: Registry[StrategyFacts] = Registry(
         Pipeline,
         TensorParallel,
         DeepSpeed,
+        Horovod,
         Auto,
     ),
     base=StrategyFacts,

@@ -137,6 +137,11 @@ class StrategyFacts(CatalogFacts):
         return False
 
     @property
+    def averages_half(self) -> bool:
+        """Whether gradients are averaged in half precision, in every cell."""
+        return False
+
+    @property
     def offloads(self) -> bool:
         """Whether shards lie in host memory while they are not used."""
         return False

@@ -322,6 +322,7 @@ class LaunchMaker:
             pin=room and starter.pins,
             link_mbit_per_s=planned.link_mbit_per_s,
             env=planned.env,
+            python=planned.python,
             source_folder=self.plan.request.source_folder,
             supervisor_pid=starter.supervisor_pid,
             warnings=self.warnings,

@@ -42,8 +42,10 @@ def check_request(
     member = MEMBERS[spec.name]
     texts = [STRATEGIES.facts(text).spec.text for text in strategies or ()]
     for facts in STRATEGIES.all_facts if strategies is None else ():
-        # Leave out the single-device strategy, one that a plan replaces by another, and missing engines.
-        here = facts.engine is None or facts.engine.missing is None
+        # Leave out the single-device strategy, one that a plan replaces by another, and engines that are
+        # missing or have another interpreter.
+        engine = facts.engine
+        here = engine is None or (engine.python is None and engine.missing is None)
         if facts.distributed and hasattr(facts, "model") and here:
             value = facts.positional
             is_needed = value is not None and value.default is None

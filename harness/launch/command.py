@@ -34,9 +34,15 @@ def local_command(launch: Launch, path: Path) -> tuple[str, ...]:
 def torchrun_command(
     launch: Launch, path: Path, *, rendezvous: Rendezvous | None = None, python: str = sys.executable
 ) -> tuple[str, ...]:
-    """The command that starts the workers of one node. Without `rendezvous` the launch is on one node."""
+    """The command that starts the workers of one node, by `python` unless their engine has an interpreter of
+    its own. Without `rendezvous` the launch is on one node."""
     placement = launch.placement
-    command = [python, "-m", "torch.distributed.run", f"--nproc-per-node={placement.gpus_per_node}"]
+    command = [
+        launch.python or python,
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={placement.gpus_per_node}",
+    ]
     if rendezvous is None:
         # The ranks would otherwise look up this host's own name, which need not resolve.
         command += ["--standalone", "--local-addr=127.0.0.1"]

@@ -291,5 +291,6 @@ def _command(study: Study, planned: PlannedLaunch, line: Callable[[Launch, Path]
         threads=Machine.here().threads(planned.device),
         link_mbit_per_s=planned.link_mbit_per_s,
         env=planned.env,
+        python=planned.python,
     )
     return line(launch, (study.launch_folder(_LAUNCH_ID) / "launch.json").resolve())

@@ -12,6 +12,7 @@ from msgspec.structs import replace as with_fields
 from results.cell import Backend, Cell, Device, StepPolicy
 from results.job import Isolation
 from results.plan import Placement, has_virtual_nodes, placement_of
+from strategies.catalog import STRATEGIES
 
 _Groups = dict[str, list[tuple[str, Cell]]]
 """Cells that may share a launch, each with the id of its work, by the facts that they share."""
@@ -29,8 +30,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLaunch:
-    """One launch to come: its cells share placement, device, backend, link and variables, and
-    run in this order."""
+    """One launch to come: its cells share placement, device, backend, link, variables and
+    interpreter, and run in this order."""
 
     placement: Placement
     repeat: int
@@ -55,6 +56,11 @@ class PlannedLaunch:
     @property
     def env(self) -> tuple[str, ...]:
         return self.cells[0].env
+
+    @property
+    def python(self) -> str | None:
+        """The interpreter of its cells' engine; None: bench's own."""
+        return _interpreter(self.cells[0])
 
     @property
     def virtual(self) -> bool:
@@ -116,12 +122,23 @@ def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
         placement = placement_of(cell, gpus_per_node)
         # A limit on memory changes how the process takes it, and not back.
         bound = (cell.device, cell.backend, cell.link_mbit_per_s or 0.0, cell.memory_limit_mb or 0)
-        words = (placement.nodes, placement.gpus_per_node, *bound, *cell.env)
+        words = (
+            placement.nodes,
+            placement.gpus_per_node,
+            *bound,
+            *cell.env,
+            *filter(None, [_interpreter(cell)]),
+        )
         # Two revisions of the user's files, or two lengths of measuring, have one order.
         is_plain = cell.source_hash is None and cell.dataset_hash is None and cell.steps == steps
         work = cell if is_plain else with_fields(cell, source_hash=None, dataset_hash=None, steps=steps)
         groups.setdefault(" ".join(map(str, words)), []).append((work.id, cell))
     return groups
+
+
+def _interpreter(cell: Cell) -> str | None:
+    engine = STRATEGIES.facts(cell.strategy).engine
+    return None if engine is None else engine.python
 
 
 def _ordered(groups: _Groups, *, seed: int, repeat: int) -> list[list[Cell]]:

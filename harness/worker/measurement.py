@@ -91,6 +91,8 @@ class Measurement:
         payload_bytes = (traffic.payload_bytes - before[0]) // steps
         operations = (traffic.operations - before[1]) / steps
         workload, trainer = self._built.workload, self._built.trainer
+        if (own := trainer.model.own_transport) is not None:
+            payload_bytes, operations = own.payload_bytes, own.operations
         run.found |= {
             "steps": measured.columns,
             "blocks_ns": measured.blocks_ns,
@@ -159,11 +161,28 @@ class Measurement:
             self._run.found["foreign_cpu_cores"] = self._foreign.cores_used()
 
     def _measure_exchange(self) -> None:
-        run, around, policy = self._run, self._around, self._cell.steps
+        run, around = self._run, self._around
         if around.rank.gpus == 1:
             nothing = ("quads", "recorded", "buckets", "link_peak")
             run.absent |= dict.fromkeys(nothing, "one rank exchanges nothing")
             return
+        own = self._built.trainer.model.own_transport
+        if own is not None:
+            run.absent |= dict.fromkeys(("quads", "recorded", "buckets"), own.what)
+        else:
+            self._measure_counted_exchange()
+        run.found["link_peak"] = measure_link_peak(
+            around.control,
+            around.device,
+            ranks=around.rank.gpus,
+            link_mbit_per_s=self._cell.link_mbit_per_s,
+        )
+        if around.launch.backend == "nccl":
+            seen = [] if around.network_log is None else read_transports(around.network_log)
+            run.transports = around.control.union(seen)
+
+    def _measure_counted_exchange(self) -> None:
+        run, around, policy = self._run, self._around, self._cell.steps
         if policy.quads:
             run.begin("exposed")
             run.found["quads"] = self._watch.measure_exposed(around.exchange, policy)
@@ -174,15 +193,6 @@ class Measurement:
         assert self._watch.buckets is not None
         run.found["buckets"], unknown = self._watch.buckets.counted(self._built.setup.groups)
         run.absent |= unknown
-        run.found["link_peak"] = measure_link_peak(
-            around.control,
-            around.device,
-            ranks=around.rank.gpus,
-            link_mbit_per_s=self._cell.link_mbit_per_s,
-        )
-        if around.launch.backend == "nccl":
-            own = [] if around.network_log is None else read_transports(around.network_log)
-            run.transports = around.control.union(own)
 
     def _record_operations(self) -> None:
         run, around = self._run, self._around

@@ -376,15 +376,9 @@ def imported(device: torch.device) -> Any:
     # DeepSpeed reads it when it is imported, and else looks for devices.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
-    engine = DeepSpeed.engine
-    if engine.missing is not None:
-        raise UsageError(f"deepspeed: {engine.missing}")
-    try:
+    with DeepSpeed.engine.importing():
         import deepspeed
         from deepspeed.accelerator import get_accelerator
-    except Exception as error:  # half of an installation may raise anything
-        why = f"{engine.code} cannot be imported ({type(error).__name__}: {error})"
-        raise UsageError(f"{why}; install it: {engine.install}") from error
     # Used by inference alone. It would be compiled when the first engine is made, and a process that is
     # killed meanwhile leaves a lock for which all later ones wait for ever.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

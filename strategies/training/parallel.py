@@ -108,6 +108,17 @@ class GradientTask:
     observer: StepObserver
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTransport:
+    """An exchange that is not over the cell's group, so that nothing of it is counted or timed."""
+
+    what: str
+    """The reason, as a clause."""
+    payload_bytes: int
+    """Bytes of the buffers that a rank hands over in one step, computed."""
+    operations: int
+
+
 class ParallelModel:
     """A model that one strategy has laid out over the ranks of a group.
 
@@ -136,6 +147,8 @@ class ParallelModel:
         """The link over which ranks agree that gradients overflowed; None: all see the same gradients."""
         self.forward_alone = True
         """Whether all ranks together can call `module` for a forward pass without a backward pass."""
+        self.own_transport: OwnTransport | None = None
+        """The exchange of gradients, if it is not over the cell's group."""
         self.settings: TrainSettings | None = None
         """The settings of the Trainer's step; None in a caller's own loop."""
         self.bubble_ideal: float | None = None

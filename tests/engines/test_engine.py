@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 from builders import a_cell, plan_of
+from launching import a_launch
 from packages import install
 
 from harness.cli import run
+from harness.launch.command import torchrun_command
 from harness.machine.code import packages_of, require_planned_packages, with_packages
+from harness.plan.schedule import schedule
 from results.engine import Engine, forget_engines
 from results.environment import CodeVersion
-from results.errors import MachineError, SpecError
+from results.errors import MachineError, SpecError, UsageError
 from strategies.catalog import STRATEGIES
 from strategies.deepspeed.facts import DeepSpeed
 from strategies.refusal import refusal, require_possible
@@ -108,6 +111,65 @@ def test_the_version_of_an_engine_is_of_its_own_cells_alone(put, monkeypatch) ->
     monkeypatch.setattr(DeepSpeed, "engine", Engine(package="pytest", release="", install=""))
     with pytest.raises(MachineError, match=r"goneengine 0\.19\.8 then, pytest "):
         require_planned_packages(planned, cells)
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, put: Put, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """`interpreter(script)` names a shell script in engines.yaml as the interpreter of `goneengine`."""
+    monkeypatch.chdir(tmp_path)
+
+    def named(script: str) -> Path:
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        Path("engines.yaml").write_text("python: {goneengine: python}\n")
+        forget_engines()
+        return path
+
+    return named
+
+
+def test_cells_of_an_engine_with_its_own_interpreter_are_launched_apart_by_it(
+    tmp_path, put, interpreter, monkeypatch
+) -> None:
+    install(tmp_path / "there", "goneengine", {}, version="0.19.8")
+    (tmp_path / "there" / "goneengine.py").touch()
+    python = interpreter(f'PYTHONPATH="$PYTHONPATH:{tmp_path}/there" exec {sys.executable} "$@"')
+    assert (GONE.missing, GONE.code, GONE.python) == (None, "goneengine 0.19.8", str(python))
+    cells = [a_cell(strategy=name) for name in ("ddp", "fsdp", "deepspeed:stage=1")]
+    launches = schedule(cells, repeats=1)
+    assert {(one.python, len(one.cells)) for one in launches} == {(None, 2), (str(python), 1)}
+    launch = a_launch(python=str(python))
+    assert torchrun_command(launch, tmp_path / "launch.json")[0] == str(python)
+    # The ranks of that launch are in the interpreter itself.
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert GONE.python is None
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 3", "does not run bench"),
+        ("echo nonsense", "does not run bench"),
+        (
+            """echo '{"version": "0.19.8", "missing": null, "python": "3.2.1", "torch": "1.0"}'""",
+            "has Python 3.2.1 and torch 1.0, and bench runs with Python",
+        ),
+    ],
+)
+def test_an_interpreter_that_cannot_run_the_cells_is_named(interpreter, script, words) -> None:
+    python = interpreter(script)
+    assert f"its interpreter {python}" in str(GONE.missing)
+    assert words in str(GONE.missing)
+
+
+def test_a_wrong_file_of_engines_is_an_error_with_its_line(tmp_path, put, monkeypatch) -> None:
+    monkeypatch.setenv("BENCH_ENGINES", str(tmp_path / "engines.yaml"))
+    with pytest.raises(UsageError, match="there is no file of engines"):
+        assert GONE.python
+    (tmp_path / "engines.yaml").write_text("pythons: {goneengine: python}\n")
+    with pytest.raises(UsageError, match="line 1"):
+        assert GONE.python
 
 
 PLANNING = """

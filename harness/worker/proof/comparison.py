@@ -44,6 +44,7 @@ from harness.worker.proof.reference import (
     finite,
 )
 from results.cell import Cell, Precision
+from strategies.catalog import STRATEGIES
 
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
 """Relative L2 difference of the gradient that is allowed where kernels need not be reproducible."""
@@ -63,6 +64,13 @@ NEAR_FP32 = 0.1
 """Part of the distance of half precision from fp32: gradients that are nearer were computed in fp32."""
 
 Tensors = Mapping[str, Tensor]
+
+
+def tolerance_of(cell: Cell) -> float:
+    """Return the relative L2 difference of the gradient that a cell may have."""
+    half = STRATEGIES.facts(cell.strategy).averages_half
+    return max(TOLERANCE[cell.precision], TOLERANCE["fp16"] if half else 0.0)
+
 
 ProofSubject = Literal[
     "gradient",
@@ -106,7 +114,7 @@ def compare_gradients(
     if exact_arithmetic(cell):
         findings += elementwise(gradients, reference.gradients, reference.bounds)
     elif finite(gradients):
-        both, tolerance = (gradients, reference.gradients), TOLERANCE[cell.precision]
+        both, tolerance = (gradients, reference.gradients), tolerance_of(cell)
         if cell.model_parallel > 1:
             findings += relative_each(*both, tolerance, ROUNDING[cell.precision])
         else:
@@ -126,7 +134,7 @@ def compare_surroundings(
 
 def compare_buffers(cell: Cell, buffers: Tensors, reference: Reference) -> list[ProofFinding]:
     """Compare the buffers that a replica left with the reference."""
-    tolerance = 0.0 if exact_arithmetic(cell) else TOLERANCE[cell.precision]
+    tolerance = 0.0 if exact_arithmetic(cell) else tolerance_of(cell)
     return relative("buffers", buffers, reference.buffers, tolerance)
 
 

@@ -39,7 +39,7 @@ from harness.worker.cell.sampler import Draws, batch_print
 from harness.worker.cell.setup import CellSetup, seed_step
 from harness.worker.measure.clock import FirstStep
 from harness.worker.proof.averages import law_tolerance
-from harness.worker.proof.comparison import TOLERANCE
+from harness.worker.proof.comparison import tolerance_of
 from harness.worker.proof.compressor_promises import Witness
 from harness.worker.proof.examination import Examination, Examined
 from harness.worker.proof.reference import Beat, exact_arithmetic, exact_update, summed_terms
@@ -374,7 +374,7 @@ def _rule(cell: Cell) -> str:
         )
     if not exact_arithmetic(cell):
         each = ", parameter by parameter" if cell.model_parallel > 1 else ""
-        return f"gradients agree within {TOLERANCE[cell.precision]:g} of their L2 norm{each}"
+        return f"gradients agree within {tolerance_of(cell):g} of their L2 norm{each}"
     promise = _promise(cell)
     if promise.of == "parameters":
         means = "averaged parameters" if promise.all_equal else "parameters averaged with its partners'"

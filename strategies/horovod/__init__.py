@@ -1,0 +1,1 @@
+"""`horovod`: Horovod's averaging of gradients."""
