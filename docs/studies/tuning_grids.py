@@ -10,7 +10,8 @@ command resumes where it was stopped. The machine must be quiet: about 8 minutes
 
 `replay` races on these records under 20 seeds. The search sees one run of each setting, which alternates with
 the seed, and the other run judges. A trial is a piece of the run that begins at a random block; it costs the
-time besides the blocks, and its blocks. The final sees the complete runs of the search's recording.
+time besides the blocks, and its blocks. The final sees the complete runs of the search's recording. How far the best
+setting of one recording is off in the other one says what the noise of the machine allows any search.
 
 `live` runs `bench tune` once a workload over the settings of its grid. Its search may take 25 % of the device
 time of the grid. It prints how far the answer is below the best of the grid, by both runs together.
@@ -254,6 +255,12 @@ def main() -> None:
             print(f"\n**{workload}**\n")
             grids = {seed: Grid.read(folder / f"{workload}.json", seed) for seed in range(SEEDS)}
             compare(grids, near=0.03, noise=0.03)
+            rates = [np.array(grids[seed].rates) for seed in (0, 1)]
+            own = [f"{grids[1 - at].off(int(rates[at].argmax())):.0%}" for at in (0, 1)]
+            ran = (rates[0] > 0) & (rates[1] > 0)
+            apart = np.median(np.abs(np.log(rates[0][ran] / rates[1][ran])))
+            print(f"\nThe best of a recording is off by {' and '.join(own)} in the other one.")
+            print(f"The two runs of a setting differ by {apart:.0%} (median).")
 
 
 if __name__ == "__main__":
