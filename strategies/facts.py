@@ -95,6 +95,11 @@ class StrategyFacts(CatalogFacts):
         strategy."""
         return None
 
+    @property
+    def of_process(self) -> str:
+        """The settings of the whole process that it runs in; cells with others need another launch."""
+        return ""
+
     def misplaced(self, groups: GroupLayout, node_size: int) -> str | None:
         """Return why it makes no sense on nodes of `node_size` ranks; None if it does, or ignores nodes."""
         return None

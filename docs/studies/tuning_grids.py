@@ -14,7 +14,8 @@ time besides the blocks, and its blocks. The final sees the complete runs of the
 the best setting of one recording is off in the other one says what the noise allows any search.
 
 `live` runs `bench tune` once a workload over the settings of its grid. Its search may take 25 % of the device
-time of the grid. It prints how far the answer is below the best of the grid, by both runs together.
+time of the grid. What its search puts first, and its answer, are then measured against the four best of the
+grid in ten interleaved runs of each, and it prints the ratio to the fastest of them with its interval.
 """
 
 from __future__ import annotations
@@ -38,15 +39,19 @@ from tuning_surfaces import SHARE, compare
 from harness.plan.estimate import estimated_step_time
 from harness.plan.surroundings import Hardware
 from harness.tune.race import BLOCKS, GROWTH, Setting, Trial
+from reports.text import metric
 from results.cell import Cell, StepPolicy
 from results.outcome import Outcome
 from results.parts import Unknown
 from results.record import RankRecord
 from results.spec import split
+from results.statistics import over_runs
 from results.store import Study
 
 SEEDS = 20
 BUDGET_S = 1.0
+RIVALS, JUDGED = 4, 10
+"""The settings of the grid with which the choice of a live tune is compared, and the runs of each."""
 FINAL = 0.4
 """Share of its time that `bench tune` keeps for the final."""
 COMMON = {
@@ -234,18 +239,54 @@ def live(folder: Path, workload: str) -> None:
     # The final's runs that --max-time ended make the call fail.
     subprocess.run([_BENCH, "tune", *words], check=False)
     tuning = json.loads((out / "tuning.json").read_text())
-    rates = {
+    rates: dict[str, float] = {
         one["cell"]: fmean(one["samples"] / fmean(run["blocks_s"]) for run in one["runs"])
         for one in document
         if all(run["outcome"] == "ok" for run in one["runs"])
     }
-    best = max(rates.values())
-    first, chosen = (1 - rates[one] / best for one in (tuning["final"][0], tuning["answer"]["setting"]))
+    chosen = {"search": tuning["final"][0], "answer": tuning["answer"]["setting"]}
     spent_s = sum(trial["device_s"] for trial in tuning["trials"])
-    print(
-        f"{workload}: the first of the search is {first:.1%} below the best and the answer {chosen:.1%}, in "
-        f"{spent_s / grid_s:.0%} of the grid's time"
+    print(f"{workload}: the search took {spent_s / grid_s:.0%} of the grid's time")
+    best = sorted(rates, key=lambda one: -rates[one])[:RIVALS]
+    judge(folder / f"{workload}-judge", workload, document, best, chosen)
+
+
+def judge(
+    out: Path,
+    workload: str,
+    document: Sequence[Mapping[str, Any]],
+    best: Sequence[str],
+    chosen: Mapping[str, str],
+) -> None:
+    """Run the best of the grid and what a tune chose interleaved, and compare them pair by pair."""
+    choices = {one["cell"]: dict(one["choices"]) for one in document}
+    asked = [choices[one] for one in {*best, *chosen.values()}]
+    parts = {one.pop("accumulation") for one in asked}
+    texts = [":".join([one.pop("strategy"), *(f"{k}={v}" for k, v in one.items())]) for one in asked]
+    words = _words(
+        workload,
+        strategy=",".join(texts),
+        scaling="strong",
+        repeats=str(JUDGED),
+        budget=f"{BUDGET_S}s",
+        target="0",
+        quads="0",
+        isolation="fork",
+        out=str(out),
+        accumulation=",".join(parts),
     )
+    subprocess.run([_BENCH, "matrix", *words, "--no-baseline", "--no-report"], check=True)
+    study = Study.existing(out)
+    rates: dict[str, dict[int, float]] = {}
+    for run in study.results():
+        cell = study.cell(run.cell_id)
+        assert run.step_ns is not None
+        plain = msgspec.structs.replace(cell, steps=StepPolicy()).id
+        rates.setdefault(plain, {})[run.repeat] = 1e9 * cell.global_batch / run.step_ns.value
+    rival = max(rates, key=lambda one: fmean(rates[one].values()))
+    for name, one in chosen.items():
+        ratio = over_runs([rate / rates[rival][place] for place, rate in rates[one].items()], "x")
+        print(f"  the {name}'s setting over the fastest of {len(rates)}: {metric(ratio).with_ends}")
 
 
 def main() -> None:

@@ -122,13 +122,8 @@ def _grouped(cells: Sequence[Cell], gpus_per_node: int | None) -> _Groups:
         placement = placement_of(cell, gpus_per_node)
         # A limit on memory changes how the process takes it, and not back.
         bound = (cell.device, cell.backend, cell.link_mbit_per_s or 0.0, cell.memory_limit_mb or 0)
-        words = (
-            placement.nodes,
-            placement.gpus_per_node,
-            *bound,
-            *cell.env,
-            *filter(None, [_interpreter(cell)]),
-        )
+        own = filter(None, (_interpreter(cell), STRATEGIES.facts(cell.strategy).of_process))
+        words = (placement.nodes, placement.gpus_per_node, *bound, *cell.env, *own)
         # Two revisions of the user's files, or two lengths of measuring, have one order.
         is_plain = cell.source_hash is None and cell.dataset_hash is None and cell.steps == steps
         work = cell if is_plain else with_fields(cell, source_hash=None, dataset_hash=None, steps=steps)

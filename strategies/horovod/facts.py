@@ -48,6 +48,10 @@ class Horovod(StrategyFacts):
         return ("averages gradients in fp16",) if self.averages_half else ()
 
     @property
+    def of_process(self) -> str:
+        return f"horovod {self.fusion_bytes} {self.spec.number('cycle_ms')}"
+
+    @property
     def fusion_bytes(self) -> int:
         """The size of the buffer for fused gradients."""
         return int(self.spec.number("fusion_mb") * MIB)

@@ -12,7 +12,6 @@ ranks, and variables tell each rank its place.
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
@@ -47,7 +46,7 @@ class HorovodModel(ParallelModel):
         self._link, self._buffers = Link(setting.exchange.group), Buffers(module)
         for tensor in (*module.parameters(), *self._buffers.now()):
             take_from_first(self._link, [tensor])
-        self._horovod = _connected(self, self._link, facts, setting.device)
+        self._horovod = _connected(self._link, facts, setting.device)
         payload, operations = facts.sent(sum(parameter.numel() for parameter in trained))
         self.own_transport = OwnTransport(
             what="Horovod exchanges over connections of its own, which bench does not see",
@@ -80,8 +79,8 @@ class HorovodModel(ParallelModel):
         self._averaging.synchronize()
 
 
-def _connected(model: HorovodModel, link: Link, facts: Horovod, device: torch.device) -> Any:
-    """Import Horovod, and connect the ranks of a link while `model` lives; collective.
+def _connected(link: Link, facts: Horovod, device: torch.device) -> Any:
+    """Import Horovod, and connect the ranks of a link for as long as this process lives; collective.
 
     Raises UsageError if Horovod cannot be used here.
     """
@@ -92,8 +91,18 @@ def _connected(model: HorovodModel, link: Link, facts: Horovod, device: torch.de
     if not horovod.gloo_built() or (device.type == "cuda" and not horovod.nccl_built()):
         lacks = "NCCL (HOROVOD_GPU_OPERATIONS=NCCL)" if horovod.gloo_built() else "Gloo"
         raise UsageError(f"{facts.engine.code} was built without {lacks}: build it anew (docs/engines.md)")
-    # The model of an earlier cell in this process had other settings.
-    horovod.shutdown()
+    settings = {
+        "HOROVOD_SIZE": str(link.size),
+        "HOROVOD_FUSION_THRESHOLD": str(facts.fusion_bytes),
+        "HOROVOD_CYCLE_TIME": str(facts.spec.number("cycle_ms")),
+    }
+    if horovod.is_initialized():
+        # It cannot be connected a second time, and has read its settings.
+        if settings != {name: os.environ[name] for name in settings}:
+            raise UsageError(
+                f"Horovod runs in this process with other settings: start {facts.spec.text} anew"
+            )
+        return horovod
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", link.size))
     hosts, (host, local_rank) = link.size // local_size, divmod(link.rank, local_size)
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -103,11 +112,9 @@ def _connected(model: HorovodModel, link: Link, facts: Horovod, device: torch.de
         port.fill_(server.start())
         names = ",".join(f"host-{index}:{local_size}" for index in range(hosts))
         server.init(get_host_assignments(parse_hosts(names), link.size))
-        weakref.finalize(model, server.stop)
     take_from_first(link, [port])
     places: dict[str, object] = {
         "RANK": link.rank,
-        "SIZE": link.size,
         "LOCAL_RANK": local_rank,
         "LOCAL_SIZE": local_size,
         "CROSS_RANK": host,
@@ -118,10 +125,7 @@ def _connected(model: HorovodModel, link: Link, facts: Horovod, device: torch.de
         "GLOO_RENDEZVOUS_ADDR": address,
         "GLOO_RENDEZVOUS_PORT": int(port),
         "GLOO_IFACE": "lo" if address == "127.0.0.1" else os.environ.get("GLOO_SOCKET_IFNAME", ""),
-        "FUSION_THRESHOLD": facts.fusion_bytes,
-        "CYCLE_TIME": facts.spec.number("cycle_ms"),
     }
-    os.environ.update({f"HOROVOD_{name}": str(value) for name, value in places.items()})
+    os.environ.update(settings | {f"HOROVOD_{name}": str(value) for name, value in places.items()})
     horovod.init()
-    weakref.finalize(model, horovod.shutdown)
     return horovod

@@ -9,12 +9,14 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import data_parallel as replicas
 import pytest
 import resuming
+from packages import module_at
 from planting import GPT, GRADIENT, REPLICAS, UPDATE, Fields, Planted, Runs, wrapped
 
 from results.cell import StepPolicy
@@ -28,6 +30,7 @@ pytestmark = [
     pytest.mark.skipif(missing is not None, reason=str(missing)),
     pytest.mark.xdist_group("horovod"),
 ]
+worker = module_at(Path(__file__).parents[1] / "worker" / "conftest.py")
 SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
 
 
@@ -41,7 +44,8 @@ SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
 )
 def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(ranks, model, settings) -> None:
     settings = {"strategy": "horovod", "optimizer": SGD, **settings}
-    replicas.assert_as_serial(ranks(2, replicas.train, model, settings), model, settings)
+    results = ranks(2, replicas.train, model, settings, fresh=":" in settings["strategy"])
+    replicas.assert_as_serial(results, model, settings)
 
 
 def test_three_ranks_train_as_a_loop_does_within_rounding(ranks) -> None:
@@ -75,27 +79,27 @@ def _summed_and_not_averaged(rank: int, size: int) -> Planted:
     return patch.object(horovod.torch, "Average", horovod.torch.Sum)
 
 
-@contextmanager
-def _group_of_this_rank_alone(rank: int, size: int) -> Iterator[None]:
+def _group_of_this_rank_alone(rank: int, size: int) -> Planted:
+    import horovod.torch
+
     alone = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1"}
 
     def wrong(original: Callable[[], None]) -> None:
         with patch.dict(os.environ, alone):
             original()
 
-    import horovod.torch
-
-    with wrapped(horovod.torch, "init", wrong):
-        yield
+    return wrapped(horovod.torch, "init", wrong)
 
 
-def _averaged_after_the_first_micro_batch(rank: int, size: int) -> Planted:
-    import horovod.torch
+def _scaled_by_the_accumulation_twice(rank: int, size: int) -> Planted:
+    @contextmanager
+    def wrong(original: Any, self: seam.HorovodModel) -> Iterator[None]:
+        with original(self):
+            yield
+        for value in self.parameters():
+            value.grad.div_(self.settings.accumulation)
 
-    def wrong(original: Callable[..., Any], *words: Any, **options: Any) -> Any:
-        return original(*words, **options | {"backward_passes_per_step": 2 * size})
-
-    return wrapped(horovod.torch, "DistributedOptimizer", wrong)
+    return wrapped(seam.HorovodModel, "_exchanging", wrong)
 
 
 def _gradients_of_the_step_before(rank: int, size: int) -> Planted:
@@ -117,8 +121,7 @@ def _gradients_of_the_step_before(rank: int, size: int) -> Planted:
     [
         (_summed_and_not_averaged, {}, GRADIENT),
         (_summed_and_not_averaged, {"strategy": "horovod:compression=fp16"}, "gradient"),
-        (_group_of_this_rank_alone, {}, f"{GRADIENT}|{REPLICAS}"),
-        (_averaged_after_the_first_micro_batch, {"accumulation": 2}, f"{GRADIENT}|{REPLICAS}"),
+        (_scaled_by_the_accumulation_twice, {"accumulation": 2}, GRADIENT),
         (_gradients_of_the_step_before, {}, UPDATE),
     ],
 )
@@ -128,6 +131,21 @@ def test_an_engine_that_trains_wrongly_is_caught_on_all_ranks(
     results = proofs(2, GPT | {"strategy": "horovod"} | fields, broken=mutation)
     assert [found["passed"] for found in results] == [False] * 2, results[0]["detail"]
     assert re.search(detail, results[0]["detail"]), results[0]["detail"]
+
+
+def proved_alone(rank: int, folder: str) -> Fields:
+    """On a rank: the proof of a cell whose Horovod connects no ranks."""
+    place = (__file__, _group_of_this_rank_alone.__name__)
+    found: Fields = worker.prove(rank, folder, GPT | {"strategy": "horovod"}, place)
+    return found
+
+
+def test_a_group_of_one_rank_is_caught(ranks) -> None:
+    folder = str(Path(__file__).parents[1] / "worker")
+    # A process connects its ranks once.
+    for found in ranks(2, proved_alone, folder, fresh=True):
+        assert not found["passed"]
+        assert re.search(f"{GRADIENT}|{REPLICAS}", found["detail"]), found["detail"]
 
 
 @pytest.mark.parametrize("strategy", ["horovod", "horovod:compression=fp16"])
