@@ -102,7 +102,7 @@ def _interpreters() -> Mapping[str, str]:
     kind = FileKind(
         type=EnginesFile,
         name="file of engines",
-        example="python: {horovod: .venv-horovod/bin/python}",
+        example="python: {PACKAGE: .venv-engine/bin/python}",
         advice="correct BENCH_ENGINES",
     )
     # A link is not resolved: the Python of a virtual environment is one.
