@@ -1,11 +1,11 @@
 """Engines: packages that train, and that need not be installed.
 
-`engines.yaml` in the working folder, or the file that the variable BENCH_ENGINES names, gives an engine an
-interpreter of its own, in which its cells run:
+`engines.yaml` in the working folder, or the file that the variable BENCH_ENGINES names, has the interpreter
+in which the cells of an engine run:
 
     python: {horovod: .venv-horovod/bin/python}
 
-`python -m results.engine PACKAGE RELEASE` prints what an interpreter has of an engine.
+`python -m results.engine PACKAGE RELEASE` prints the state of an engine in an interpreter.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Engine:
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What an interpreter has of an engine."""
+    """The state of an engine in one interpreter."""
 
     version: str | None
     missing: str | None
@@ -101,7 +101,7 @@ def _interpreters() -> Mapping[str, str]:
         return {}
     kind = FileKind(
         type=EnginesFile,
-        name="file of engines",
+        name="engines file",
         example="python: {PACKAGE: .venv-engine/bin/python}",
         advice="correct BENCH_ENGINES",
     )
@@ -134,7 +134,7 @@ def _asked(engine: Engine, python: str) -> Found:
 
 @cache
 def found(package: str, release: str) -> Found:
-    """Return what this interpreter has of an engine."""
+    """Return the state of an engine in this interpreter."""
     return Found(_version(package), _missing(package, release), platform.python_version(), _version("torch"))
 
 

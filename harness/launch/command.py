@@ -34,8 +34,8 @@ def local_command(launch: Launch, path: Path) -> tuple[str, ...]:
 def torchrun_command(
     launch: Launch, path: Path, *, rendezvous: Rendezvous | None = None, python: str = sys.executable
 ) -> tuple[str, ...]:
-    """The command that starts the workers of one node, by `python` unless their engine has an interpreter of
-    its own. Without `rendezvous` the launch is on one node."""
+    """The command that starts the workers of one node. Without `rendezvous` the launch is on one node. The
+    interpreter of the launch's engine replaces `python`."""
     placement = launch.placement
     command = [
         launch.python or python,

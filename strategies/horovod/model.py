@@ -1,12 +1,12 @@
 """Horovod's optimizer as a strategy (Sergeev and Del Balso 2018, arXiv:1802.05799).
 
 The hooks of Horovod's `DistributedOptimizer` average each gradient during the last backward pass of a step.
-Its background thread fuses what is ready, and exchanges it over connections of its own. The update is by the
-optimizer that Horovod was given, which its own `step` would call. As in all strategies of bench, the loss is
-divided by the micro-batches, and the buffers of rank 0 are sent at the start of a step.
+Its background thread fuses the gradients that are ready, and exchanges them over separate connections. The
+optimizer that Horovod was given takes the step, as Horovod's own `step` would have it do. As in all strategies
+of bench, the loss is divided by the micro-batches, and the buffers of rank 0 are sent at the start of a step.
 
-torchrun starts the ranks, so this module does what `horovodrun` would do: rank 0 serves the addresses of the
-ranks, and variables tell each rank its place.
+torchrun starts the ranks, so this module does the work of `horovodrun`: rank 0 serves the addresses of the
+ranks, and environment variables have the place of each rank.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HorovodModel(ParallelModel):
         self._horovod = _connected(self._link, facts, setting.device)
         payload, operations = facts.sent(sum(parameter.numel() for parameter in trained))
         self.own_transport = OwnTransport(
-            what="Horovod exchanges over connections of its own, which bench does not see",
+            what="Horovod exchanges over separate connections, which bench does not see",
             payload_bytes=payload,
             operations=operations,
         )

@@ -110,7 +110,7 @@ class GradientTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnTransport:
-    """An exchange that is not over the cell's group, so that nothing of it is counted or timed."""
+    """An exchange over other connections than the cell's group, which can be neither counted nor timed."""
 
     what: str
     """The reason, as a clause."""

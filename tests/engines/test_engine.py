@@ -165,7 +165,7 @@ def test_an_interpreter_that_cannot_run_the_cells_is_named(interpreter, script, 
 
 def test_a_wrong_file_of_engines_is_an_error_with_its_line(tmp_path, put, monkeypatch) -> None:
     monkeypatch.setenv("BENCH_ENGINES", str(tmp_path / "engines.yaml"))
-    with pytest.raises(UsageError, match="there is no file of engines"):
+    with pytest.raises(UsageError, match="there is no engines file"):
         assert GONE.python
     (tmp_path / "engines.yaml").write_text("pythons: {goneengine: python}\n")
     with pytest.raises(UsageError, match="line 1"):

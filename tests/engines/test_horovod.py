@@ -158,7 +158,7 @@ def test_a_whole_run_records_computed_bytes_and_why_no_exposure(whole_runs: Runs
         width = 2 if "fp16" in strategy else 4
         assert record["work"].exchange_payload_bytes == width * record["work"].parameters
         assert (record["quads"], record["recorded"]) == (None, None)
-        assert "connections of its own" in record["absent"]["quads"]
+        assert "separate connections" in record["absent"]["quads"]
 
 
 def test_a_resumed_run_goes_on_bit_for_bit(ranks, tmp_path) -> None:
