@@ -2,8 +2,8 @@
 
 The hooks of Horovod's `DistributedOptimizer` average each gradient during the last backward pass of a step.
 Its background thread fuses the gradients that are ready, and exchanges them over separate connections. The
-optimizer that Horovod was given takes the step, as Horovod's own `step` would have it do. As in all strategies
-of bench, the loss is divided by the micro-batches, and the buffers of rank 0 are sent at the start of a step.
+optimizer that Horovod was given takes the step, as in Horovod's own `step`. As in all strategies of bench,
+the loss is divided by the micro-batches, and the buffers of rank 0 are sent at the start of a step.
 
 torchrun starts the ranks, so this module does the work of `horovodrun`: rank 0 serves the addresses of the
 ranks, and environment variables have the place of each rank.
