@@ -22,6 +22,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from types import SimpleNamespace
@@ -44,8 +45,15 @@ from strategies.training.parallel import GradientTask, OptimizerState, ParallelM
 from strategies.training.precision import autocast
 from strategies.training.replicas import Buffers, take_from_first
 
-_LINEAR = nn.functional.linear
-"""torch's own, which stage 3 replaces by one that keeps no weight."""
+
+@contextmanager
+def replaced(linear: Callable[..., Tensor]) -> Iterator[None]:
+    """Put another function in the place of torch's linear function, until the context ends."""
+    before, nn.functional.linear = nn.functional.linear, linear
+    try:
+        yield
+    finally:
+        nn.functional.linear = before
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +105,14 @@ class DeepSpeedModel(ParallelModel):
         """Collective: all ranks take the buffers of rank 0; `build_optimizer` takes its parameters.
 
         Raises UsageError if DeepSpeed cannot be used on this device, and for a model that it does not take:
-        with several data types, or with sparse gradients.
+        with another data type than float32, or with sparse gradients.
         """
         super().__init__(module)
         require_dense(module, "deepspeed", WHOLE)
         types = {parameter.dtype for parameter in module.parameters()}
-        if types not in ({torch.float32}, {torch.bfloat16}):
+        if types != {torch.float32}:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
-            raise UsageError(
-                f"deepspeed takes parameters of one data type, float32 or bfloat16, not {names}: {WHOLE}"
-            )
+            raise UsageError(f"deepspeed takes parameters in float32, not {names}: {WHOLE}")
         self._facts, self._device = cast(DeepSpeed, setting.facts), setting.device
         self._link = Link(setting.exchange.group)
         self._deepspeed = imported(setting.device)
@@ -117,7 +123,8 @@ class DeepSpeedModel(ParallelModel):
         """The vectors that this rank updates, and its parts of parameters that are not trained."""
         self._seen: list[int] = []
         """The versions of the vectors whose values the parameters have."""
-        self._norm = torch.zeros((), device=setting.device)
+        self._norm: Tensor | None = None
+        """The norm of the step that is under way, which its update fills in."""
 
     def build_optimizer(self, text: str) -> torch.optim.Optimizer:
         """Build the engine around the optimizer that a spec text names. Collective.
@@ -140,7 +147,12 @@ class DeepSpeedModel(ParallelModel):
                 theirs.update({key: value for key, value in ours.items() if key != "params"})
             engine.step()
             self._seen = self._versions()
-            if self._facts.stage:
+            if not engine.was_step_applied():
+                # DeepSpeed leaves out an update whose gradients are not finite, and the run would seem well.
+                with torch.no_grad():
+                    for vector in self.parameters():
+                        vector.fill_(math.nan)
+            if self._norm is not None:
                 self._norm.copy_(torch.as_tensor(engine.get_global_grad_norm()))
 
         outer: Any = stepping(kind)(list(self.parameters()), **arguments)
@@ -157,16 +169,18 @@ class DeepSpeedModel(ParallelModel):
         # What an engine of an earlier cell left in DeepSpeed's modules.
         groups.mpu = groups._WORLD_GROUP = None
         torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
-        weakref.finalize(self, setattr, nn.functional, "linear", _LINEAR)
         before = torch.distributed.group.WORLD
-        engine, *_ = self._deepspeed.initialize(
-            args=SimpleNamespace(device_rank=self._device.index or 0),
-            model=self.bare,
-            optimizer=inner,
-            config=self._config(),
-            mpu=Everyone(self._link),
-            dist_init_required=False,
-        )
+        # Stage 3 has a linear function that keeps no weight, and the serial simulation is to use torch's.
+        with replaced(nn.functional.linear):
+            engine, *_ = self._deepspeed.initialize(
+                args=SimpleNamespace(device_rank=self._device.index or 0),
+                model=self.bare,
+                optimizer=inner,
+                config=self._config(),
+                mpu=Everyone(self._link),
+                dist_init_required=False,
+            )
+            self._linear = nn.functional.linear
         if torch.distributed.group.WORLD is not before:
             raise UsageError("deepspeed has opened another process group, and must use the worker's")
         # Names for messages alone, and hooks in autograd's nodes, would keep the model for ever.
@@ -323,6 +337,10 @@ class DeepSpeedModel(ParallelModel):
         return complete.view(run.shape)
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
+        with replaced(self._linear):
+            return self._accumulated(batches, task)
+
+    def _accumulated(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         total = torch.zeros((), device=task.device)
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
@@ -344,7 +362,10 @@ class DeepSpeedModel(ParallelModel):
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Return a scalar that gets the norm when the engine clips, in its step; at stage 0 clip at once."""
-        return self._norm if self._facts.stage else super().clip_gradients(max_norm)
+        if not self._facts.stage:
+            return super().clip_gradients(max_norm)
+        self._norm = torch.zeros((), device=self._device)
+        return self._norm
 
     def load_strategy_state(self, state: Mapping[str, object]) -> None:
         """Collective if vectors were replaced before; what replaces them later is used by the next step."""
@@ -367,6 +388,13 @@ def stepping(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
         def zero_grad(self, set_to_none: bool = True) -> None:
             """Leave gradients to the engine, which has freed them, or keeps their memory."""
 
+        def load_state_dict(self, state_dict: object) -> None:
+            """Raises UsageError: the state lies in vectors of this rank, from which the engine trains."""
+            raise UsageError(
+                "deepspeed keeps the optimizer's state for its engine: call trainer.load(folder), or "
+                "trainer.load_state_dict(state) on every rank, instead of optimizer.load_state_dict(state)"
+            )
+
     Stepping.__name__ = kind.__name__
     return Stepping
 
@@ -379,9 +407,9 @@ def imported(device: torch.device) -> Any:
     with DeepSpeed.engine.importing():
         import deepspeed
         from deepspeed.accelerator import get_accelerator
-    # Used by inference alone. It would be compiled when the first engine is made, and a process that is
-    # killed meanwhile leaves a lock for which all later ones wait for ever.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # DeepSpeed would try every operation that it can compile, and compile the one that inference uses. A
+    # process that is killed meanwhile leaves a lock for which all later ones wait for ever.
+    deepspeed.ops.__compatible_ops__ = {}
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # In every step torch would tell that its collectives have other names now.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
