@@ -15,12 +15,13 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,11 +35,15 @@ class Engine:
     """A package that a name of a catalog needs. Nothing of it is imported here."""
 
     package: str
-    """The name of the distribution and of its module."""
+    """The name of the distribution and of its package of modules."""
+    module: str
+    """What its strategy imports."""
     release: str
-    """The beginning of the versions whose internals bench knows, such as `0.19.`."""
+    """The version whose internals bench knows."""
     install: str
     """The command that installs it."""
+    device_variable: str | None = None
+    """The environment variable that has the kind of device, if its import reads one."""
 
     @property
     def python(self) -> str | None:
@@ -62,13 +67,14 @@ class Engine:
         python = self.python
         return found(self.package, self.release) if python is None else _asked(self, python)
 
-    @contextmanager
-    def importing(self) -> Iterator[None]:
-        """Raise UsageError if the engine is missing, or is not imported in this context."""
+    def load(self, device: str) -> Any:
+        """Import its module, for a kind of device. Raises UsageError if it is missing, or in part."""
         if self.missing is not None:
             raise UsageError(f"{self.package}: {self.missing}")
+        if self.device_variable is not None:
+            os.environ.setdefault(self.device_variable, device)
         try:
-            yield
+            return import_module(self.module)
         except Exception as error:  # half of an installation may raise anything
             why = f"{self.code} cannot be imported ({type(error).__name__}: {error})"
             raise UsageError(f"{why}; install it: {self.install}") from error
@@ -153,8 +159,8 @@ def _missing(package: str, release: str) -> str | None:
     found = _version(package)
     if found is None:
         return f"{package} is not installed"
-    if not found.startswith(release):
-        return f"{package} {found} is installed, and bench works with {release}*"
+    if found.partition("+")[0] != release:
+        return f"{package} {found} is installed, and bench works with {release}"
     needed = metadata.requires(package) or []
     # A requirement with a marker is of an extra, or of another system.
     names = [re.split(r"[^\w.-]", one)[0] for one in needed if ";" not in one]

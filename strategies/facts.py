@@ -147,6 +147,11 @@ class StrategyFacts(CatalogFacts):
         return False
 
     @property
+    def own_layers(self) -> bool:
+        """Whether it computes layers by functions of its own, which add up in another order than torch's."""
+        return False
+
+    @property
     def offloads(self) -> bool:
         """Whether shards lie in host memory while they are not used."""
         return False

@@ -69,8 +69,10 @@ class DeepSpeed(StrategyFacts):
     )
     engine = Engine(
         package="deepspeed",
-        release="0.19.",
-        install="DS_ACCELERATOR=cpu pip install --no-build-isolation 'deepspeed>=0.19.8,<0.20'",
+        module="deepspeed",
+        release="0.19.8",
+        install="DS_ACCELERATOR=cpu pip install --no-build-isolation deepspeed==0.19.8",
+        device_variable="DS_ACCELERATOR",
     )
     model = "strategies.deepspeed.model:DeepSpeedModel"
     fixed_exchange = "DeepSpeed averages gradients by its own collectives"
@@ -88,8 +90,8 @@ class DeepSpeed(StrategyFacts):
     def refusal(self, cell: Cell) -> str | None:
         if cell.precision == "fp16":
             return (
-                f"{self.spec.text} does not go with --precision fp16: DeepSpeed scales the loss by itself, "
-                f"and computes in fp16 on no CPU; use bf16"
+                f"{self.spec.text} does not go with --precision fp16: DeepSpeed's own scaling of the loss is "
+                f"not built here for GPUs, and it computes in fp16 on no CPU; use bf16"
             )
         if self.stage == 3 and cell.activation_checkpointing == "selective":
             return (
@@ -98,9 +100,22 @@ class DeepSpeed(StrategyFacts):
                 f"--activation-checkpointing"
             )
         for key, first in _OF_STAGE.items():
-            if self.stage < first and self.spec.options[key] != self.options[key].default:
+            if self.stage < first and self._given(key):
                 return f"{self.spec.text}: {key} needs stage={first} at least, and the stage is {self.stage}"
+        if not self.live and self._given("prefetch_bucket_size"):
+            return (
+                f"{self.spec.text}: prefetch_bucket_size needs max_live_parameters above 0, as nothing is "
+                f"gathered ahead while nothing may stay gathered"
+            )
         return None
+
+    def _given(self, key: str) -> bool:
+        return self.spec.options[key] != self.options[key].default
+
+    @property
+    def live(self) -> int:
+        """The values that may stay gathered at stage 3."""
+        return self.spec.integer("max_live_parameters")
 
     @property
     def shards(self) -> bool:
@@ -109,6 +124,10 @@ class DeepSpeed(StrategyFacts):
     @property
     def sums_micro_batches(self) -> bool:
         return self.stage > 1
+
+    @property
+    def own_layers(self) -> bool:
+        return self.stage == 3
 
     @property
     def offloads(self) -> bool:
@@ -126,17 +145,24 @@ class DeepSpeed(StrategyFacts):
         if not self.stage:
             return step_moments(sizes, replace(base, buckets=sizes.trained))
         trained, whole = sizes.trained, sizes.parameters
-        own = self._share(trained, cell.gpus)
-        # The flat vector of a bucket, and its copy that is summed.
-        bucket = min(trained, VALUE_BYTES * self.spec.integer("reduce_bucket_size"))
+        shard, own = self._share(whole, cell.gpus), self._share(trained, cell.gpus)
+        if self.offloads and cell.device == "cuda":
+            shard = own = 0
+        # A bucket is filled in a buffer, of which there are two if the next one is filled meanwhile, and is
+        # copied to be summed. A CPU without a limit gives a buffer the memory that is used.
+        bucket = VALUE_BYTES * self.spec.integer("reduce_bucket_size")
+        buffers = bucket * (2 if self.overlaps and self.stage < 3 else 1)
+        if cell.device == "cpu" and cell.memory_limit_mb is None:
+            buffers = min(trained, buffers)
+        buckets = buffers + min(trained, bucket)
         rest = replace(
             base,
-            parameters=self._share(whole, cell.gpus) + own if self.stage == 3 else whole + own,
+            parameters=own + (shard if self.stage == 3 else whole),
             optimizer=sizes.state(own),
             gradients=own if self.stage > 1 else trained,
-            buckets=2 * bucket,
+            buckets=buckets,
         )
-        return (replace(one, estimated=one.estimated + 2 * bucket + own) for one in step_moments(sizes, rest))
+        return (replace(one, estimated=one.estimated + buckets + own) for one in step_moments(sizes, rest))
 
     def updated_bytes(self, cell: Cell, parts: ModelParts) -> int:
         trained = self.sizes(cell, parts).trained
@@ -163,15 +189,16 @@ class DeepSpeed(StrategyFacts):
         )
         if self.stage == 3:
             # Each module is gathered by itself, forward and backward; their number is not in the parts.
-            # With checkpointing blocks are gathered once more; an upper estimate.
-            blocks = VALUE_BYTES * sum(block.values for block in parts.blocks)
-            sent = 2 * whole + (blocks if cell.activation_checkpointing else 0)
+            # With checkpointing blocks are gathered once more; an upper estimate. What is used again before
+            # as many values as may stay gathered, forward and backward, is not gathered again.
+            blocks = sum(block.values for block in parts.blocks) if cell.activation_checkpointing else 0
+            sent = max(whole, 2 * whole + VALUE_BYTES * blocks - VALUE_BYTES * self.live / 2)
             yield term(
                 "parameters",
                 "all-gather",
                 group,
                 payload=cell.accumulation * sent / cell.gpus,
-                operations=2 * cell.accumulation * len(parts.parts),
+                operations=cell.accumulation * (1 if self.live else 2 * len(parts.parts)),
                 overlap="compute" if beside else "none",
             )
         elif self.stage:

@@ -75,9 +75,6 @@ class Everyone:
     def get_data_parallel_group(self) -> ProcessGroup:
         return self._link.group
 
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        return list(range(self._link.size))
-
     def get_data_parallel_rank(self) -> int:
         return self._link.rank
 
@@ -162,14 +159,15 @@ class DeepSpeedModel(ParallelModel):
         return made
 
     def _initialized(self, inner: torch.optim.Optimizer) -> Any:
-        """Make the engine. Raises UsageError if DeepSpeed opens another default process group."""
+        """Make the engine. Raises UsageError if DeepSpeed opens a process group."""
         from deepspeed.runtime import torch_autocast
         from deepspeed.utils import debug, groups
 
         # What an engine of an earlier cell left in DeepSpeed's modules.
         groups.mpu = groups._WORLD_GROUP = None
         torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
-        before = torch.distributed.group.WORLD
+        known = torch.distributed.distributed_c10d._world.pg_map
+        before = len(known)
         # Stage 3 has a linear function that keeps no weight, and the serial simulation is to use torch's.
         with replaced(nn.functional.linear):
             engine, *_ = self._deepspeed.initialize(
@@ -181,8 +179,8 @@ class DeepSpeedModel(ParallelModel):
                 dist_init_required=False,
             )
             self._linear = nn.functional.linear
-        if torch.distributed.group.WORLD is not before:
-            raise UsageError("deepspeed has opened another process group, and must use the worker's")
+        if len(known) != before:
+            raise UsageError("deepspeed has opened a process group of its own, and must use the worker's")
         # Names for messages alone, and hooks in autograd's nodes, would keep the model for ever.
         debug.debug_clear_module_and_param_names()
         weakref.finalize(self, engine.destroy)
@@ -192,13 +190,12 @@ class DeepSpeedModel(ParallelModel):
         facts, settings = self._facts, self.settings
         assert settings is not None
         spec, clips = facts.spec, facts.stage and settings.clip_norm
-        live = spec.integer("max_live_parameters")
         zero: dict[str, Any] = {
             "stage": facts.stage,
             "reduce_bucket_size": spec.integer("reduce_bucket_size"),
             "stage3_prefetch_bucket_size": spec.integer("prefetch_bucket_size"),
-            "stage3_max_live_parameters": live,
-            "stage3_max_reuse_distance": live,
+            "stage3_max_live_parameters": facts.live,
+            "stage3_max_reuse_distance": facts.live,
             # DeepSpeed would leave small parameters whole.
             "stage3_param_persistence_threshold": 0,
         }
@@ -401,19 +398,19 @@ def stepping(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
 
 def imported(device: torch.device) -> Any:
     """Import DeepSpeed for a device. Raises UsageError if it cannot be imported, or works on another one."""
-    # DeepSpeed reads it when it is imported, and else looks for devices.
-    os.environ.setdefault("DS_ACCELERATOR", device.type)
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
-    with DeepSpeed.engine.importing():
-        import deepspeed
-        from deepspeed.accelerator import get_accelerator
+    deepspeed = DeepSpeed.engine.load(device.type)
     # DeepSpeed would try every operation that it can compile, and compile the one that inference uses. A
     # process that is killed meanwhile leaves a lock for which all later ones wait for ever.
     deepspeed.ops.__compatible_ops__ = {}
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # In every step torch would tell that its collectives have other names now.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    on = get_accelerator().device_name()
-    if on != device.type:
-        raise UsageError(f"deepspeed works on {on} here, and the cell on {device.type}: unset DS_ACCELERATOR")
+    accelerator = deepspeed.accelerator.get_accelerator()
+    on, by = accelerator.device_name(), accelerator.communication_backend_name()
+    if on != device.type or by not in ("gloo", "nccl"):
+        raise UsageError(
+            f"deepspeed works on {on} by {by} here, and the cell on {device.type} by Gloo or NCCL: "
+            f"start a process without DS_ACCELERATOR"
+        )
     return deepspeed

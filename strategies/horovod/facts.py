@@ -35,7 +35,12 @@ class Horovod(StrategyFacts):
             ),
         }
     )
-    engine = Engine(package="horovod", release="0.28.", install="bash docs/engines/horovod.sh")
+    engine = Engine(
+        package="horovod",
+        module="horovod.torch",
+        release="0.28.1",
+        install="bash docs/engines/horovod.sh",
+    )
     model = "strategies.horovod.model:HorovodModel"
     fixed_exchange = "Horovod averages gradients by its own collectives; its compression is an option of it"
 

@@ -84,10 +84,10 @@ def _connected(link: Link, facts: Horovod, device: torch.device) -> Any:
 
     Raises UsageError if Horovod cannot be used here.
     """
-    with facts.engine.importing():
-        import horovod.torch as horovod
-        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-        from horovod.runner.http.http_server import RendezvousServer
+    horovod = facts.engine.load(device.type)
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousServer
+
     if not horovod.gloo_built() or (device.type == "cuda" and not horovod.nccl_built()):
         lacks = "NCCL (HOROVOD_GPU_OPERATIONS=NCCL)" if horovod.gloo_built() else "Gloo"
         raise UsageError(f"{facts.engine.code} was built without {lacks}: build it anew (docs/engines.md)")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from strategies.catalog import STRATEGIES
 from strategies.deepspeed.facts import DeepSpeed
 from strategies.refusal import refusal, require_possible
 
-GONE = Engine(package="goneengine", release="0.19.", install="pip install goneengine")
+GONE = Engine(package="goneengine", module="goneengine", release="0.19.8", install="pip install goneengine")
 Put = Callable[..., None]
 
 
@@ -55,8 +56,8 @@ INSTALL = "; install it: pip install goneengine"
     ("installed", "missing"),
     [
         (None, f"goneengine is not installed{INSTALL}"),
-        (("0.18.3", (), True), f"goneengine 0.18.3 is installed, and bench works with 0.19.*{INSTALL}"),
-        (("0.190.1", (), True), f"goneengine 0.190.1 is installed, and bench works with 0.19.*{INSTALL}"),
+        (("0.19.7", (), True), f"goneengine 0.19.7 is installed, and bench works with 0.19.8{INSTALL}"),
+        (("0.19.80", (), True), f"goneengine 0.19.80 is installed, and bench works with 0.19.8{INSTALL}"),
         (
             ("0.19.8", (), False),
             f"goneengine 0.19.8 is installed in part, without its own module goneengine{INSTALL}",
@@ -108,7 +109,7 @@ def test_the_version_of_an_engine_is_of_its_own_cells_alone(put, monkeypatch) ->
     assert packages_of(cells) == {"strategy deepspeed": "goneengine 0.19.8"}
     planned = with_packages(CodeVersion(code_hash="c0de"), cells)
     require_planned_packages(planned, cells)
-    monkeypatch.setattr(DeepSpeed, "engine", Engine(package="pytest", release="", install=""))
+    monkeypatch.setattr(DeepSpeed, "engine", replace(GONE, package="pytest"))
     with pytest.raises(MachineError, match=r"goneengine 0\.19\.8 then, pytest "):
         require_planned_packages(planned, cells)
 
@@ -199,6 +200,7 @@ def test_planning_imports_no_engine(tmp_path: Path) -> None:
         ("deepspeed:offload=cpu", {}, "offload needs stage=1 at least, and the stage is 0"),
         ("deepspeed:overlap_comm=false", {}, "overlap_comm needs stage=1 at least"),
         ("deepspeed:stage=2:max_live_parameters=5", {}, "max_live_parameters needs stage=3 at least"),
+        ("deepspeed:stage=3:prefetch_bucket_size=5", {}, "prefetch_bucket_size needs max_live_parameters"),
         ("deepspeed:stage=1:prefetch_bucket_size=5", {}, "prefetch_bucket_size needs stage=3 at least"),
     ],
 )

@@ -415,11 +415,12 @@ def finite(gradients: Mapping[str, Tensor]) -> bool:
 def exact_arithmetic(cell: Cell) -> bool:
     """Return whether two computations of the same micro-batch give the same bits.
 
-    They do not if several ranks compute it together, in pieces of its matrices or its samples, or average its
-    gradients in half precision.
+    They do not if several ranks compute it together, in pieces of its matrices or its samples, average its
+    gradients in half precision, or have layers of their own.
     """
+    facts = STRATEGIES.facts(cell.strategy)
     local = cell.device == "cpu" and cell.precision == "fp32" and not cell.compile
-    return local and cell.model_parallel == 1 and not STRATEGIES.facts(cell.strategy).averages_half
+    return local and cell.model_parallel == 1 and not (facts.averages_half or facts.own_layers)
 
 
 def exact_update(cell: Cell) -> bool:

@@ -94,8 +94,11 @@ def import_for(cells: Sequence[Cell], source_folder: str | None) -> None:
     for cell in cells:
         # A module that cannot be imported, or calls sys.exit, fails again in the run, which records it.
         with suppress(Exception, SystemExit):
-            import_module(STRATEGIES.facts(cell.strategy).model.partition(":")[0])
+            facts = STRATEGIES.facts(cell.strategy)
+            import_module(facts.model.partition(":")[0])
             import_builder(cell.workload, source_folder=Path(source_folder) if source_folder else None)
+            if facts.engine is not None:
+                facts.engine.load(cell.device)
 
 
 def fork_obstacle() -> str | None:
