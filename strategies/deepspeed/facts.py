@@ -30,7 +30,11 @@ _OF_STAGE = MappingProxyType(
 
 
 class DeepSpeed(StrategyFacts):
-    """The facts of DeepSpeed's engine; options have the names that DeepSpeed's configuration gives them."""
+    """The facts of DeepSpeed's engine; options have the names that DeepSpeed's configuration gives them.
+
+    `differences` are empty, as a clause would leave the engine out of every purchase. A proven cell has no
+    parameter that a step does not use, and an update that DeepSpeed leaves out ends its run.
+    """
 
     name = "deepspeed"
     help = "DeepSpeed's own engine: replicas, or ZeRO stage 1, 2 or 3"

@@ -21,7 +21,7 @@ import math
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -64,6 +64,13 @@ class Run:
     shape: tuple[int, ...]
     elements: range
     place: int
+
+
+def run(name: str, shape: Sequence[int], at: int, part: range) -> Run:
+    """Return the elements of a parameter, the first of which is at place `at`, in a part of these places."""
+    length = math.prod(shape)
+    begin = min(max(part.start - at, 0), length)
+    return Run(name, tuple(shape), range(begin, max(begin, min(part.stop - at, length))), at + begin)
 
 
 class Everyone:
@@ -152,11 +159,9 @@ class DeepSpeedModel(ParallelModel):
             if self._norm is not None:
                 self._norm.copy_(torch.as_tensor(engine.get_global_grad_norm()))
 
-        outer: Any = stepping(kind)(list(self.parameters()), **arguments)
-        outer.take_step = step
-        outer.state = inner.state
-        made: torch.optim.Optimizer = outer
-        return made
+        outer = stepping(kind)(list(self.parameters()), **arguments)
+        outer.take_step, outer.state = step, inner.state
+        return cast(torch.optim.Optimizer, outer)
 
     def _initialized(self, inner: torch.optim.Optimizer) -> Any:
         """Make the engine. Raises UsageError if DeepSpeed opens a process group."""
@@ -226,41 +231,35 @@ class DeepSpeedModel(ParallelModel):
 
     def _found(self) -> Iterator[tuple[Tensor, list[Run]]]:
         """Yield the vectors of this rank, each with its runs of elements of parameters."""
-        stage, zero = self._facts.stage, self._engine.optimizer
+        stage, zero, rank = self._facts.stage, self._engine.optimizer, self._link.rank
         names = {parameter: name for name, parameter in self.bare.named_parameters()}
+
+        def cut(each: Any, place: int) -> Run:
+            part = each.ds_tensor.numel()
+            return run(names[each], each.ds_shape, place - rank * part, range(place, place + part))
+
         if stage in (1, 2):
             # One vector of all parameters, one after another, is cut into equal parts.
             for members, vector in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True):
-                runs, first, at = [], self._link.rank * vector.numel(), 0
-                for each in members:
-                    begin = min(max(first, at), at + each.numel())
-                    stop = max(begin, min(first + vector.numel(), at + each.numel()))
-                    runs.append(
-                        Run(names[each], tuple(each.shape), range(begin - at, stop - at), begin - first)
-                    )
-                    at += each.numel()
-                yield vector, runs
+                part = range(vector.numel())
+                places = accumulate((each.numel() for each in members), initial=-rank * len(part))
+                yield (
+                    vector,
+                    [
+                        run(names[each], each.shape, at, part)
+                        for each, at in zip(members, places, strict=False)
+                    ],
+                )
         if stage == 3:
             # Each parameter is cut into equal parts, of which the last ones may be short or empty.
             for members, vector in zip(zero.fp16_groups, zero.fp32_partitioned_groups_flat, strict=True):
                 places = accumulate((each.ds_tensor.numel() for each in members), initial=0)
-                yield (
-                    vector,
-                    [
-                        self._part(names[each], each, place)
-                        for each, place in zip(members, places, strict=False)
-                    ],
-                )
-        for each, name in names.items():
+                yield vector, [cut(each, at) for each, at in zip(members, places, strict=False)]
+        for each in names:
             if stage == 3 and not each.requires_grad:
-                yield cast(Any, each).ds_tensor, [self._part(name, each, 0)]
+                yield cast(Any, each).ds_tensor, [cut(each, 0)]
             elif not stage or not each.requires_grad:
-                yield each, [Run(name, tuple(each.shape), range(each.numel()), 0)]
-
-    def _part(self, name: str, parameter: Any, place: int) -> Run:
-        size, length = parameter.ds_tensor.numel(), parameter.ds_numel
-        begin = min(self._link.rank * size, length)
-        return Run(name, tuple(parameter.ds_shape), range(begin, min(begin + size, length)), place)
+                yield each, [run(names[each], each.shape, 0, range(each.numel()))]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The vectors that this rank updates."""
@@ -334,10 +333,6 @@ class DeepSpeedModel(ParallelModel):
         return complete.view(run.shape)
 
     def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
-        with replaced(self._linear):
-            return self._accumulated(batches, task)
-
-    def _accumulated(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
         total = torch.zeros((), device=task.device)
         for index in range(task.accumulation):
             task.observer.begins(Phase.DATA)
@@ -346,10 +341,11 @@ class DeepSpeedModel(ParallelModel):
             if index == 0:
                 self.started()
             self._engine.set_gradient_accumulation_boundary(index == task.accumulation - 1)
-            with autocast(task.precision, task.device):
-                loss = loss_of(self.module, batch, task.loss) / task.accumulation
-            task.observer.begins(Phase.BACKWARD)
-            self._engine.backward(loss, scale_wrt_gas=False)
+            with replaced(self._linear):
+                with autocast(task.precision, task.device):
+                    loss = loss_of(self.module, batch, task.loss) / task.accumulation
+                task.observer.begins(Phase.BACKWARD)
+                self._engine.backward(loss, scale_wrt_gas=False)
             total = total + loss.detach()
         return total
 
@@ -373,7 +369,7 @@ class DeepSpeedModel(ParallelModel):
         self._refresh()
 
 
-def stepping(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def stepping(kind: type[torch.optim.Optimizer]) -> Any:
     """Return a class of optimizers of a `kind`, and with its name, that make steps by their `take_step`."""
 
     class Stepping(kind):  # type: ignore[misc, valid-type]

@@ -81,6 +81,7 @@ def test_two_nodes_measure_a_study_that_the_next_machines_resume(tmp_path: Path)
                     "PATH": f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
                     "PYTHONPATH": first_on_the_path(tmp_path / "site"),
                     "GLOO_SOCKET_IFNAME": "lo",
+                    "NCCL_NET": "AWS Libfabric",
                     "SKYPILOT_NODE_RANK": rank,
                     "SKYPILOT_NODE_IPS": "127.0.0.1\nlocalhost",
                     "SKYPILOT_NUM_GPUS_PER_NODE": "0",
@@ -93,5 +94,7 @@ def test_two_nodes_measure_a_study_that_the_next_machines_resume(tmp_path: Path)
         assert [node.returncode for node in nodes] == [0, 0], nodes[1].stderr
         counts.append(len(Study(bucket / "study").collect()))
     assert counts[0] == counts[1] > 0
+    variables = yaml.safe_load((home / "hosts.yaml").read_text())["environment"]
+    assert variables["NCCL_NET"] == "AWS Libfabric"
     assert {"127.0.0.1", "localhost"} == set((home / "hosts").read_text().split())
     assert (bucket / "study" / "report.html").exists()
