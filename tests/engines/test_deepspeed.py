@@ -28,6 +28,7 @@ from strategies import parallelize
 from strategies.catalog import STRATEGIES
 from strategies.deepspeed import model as seam
 from strategies.deepspeed.facts import DeepSpeed
+from strategies.evaluation import evaluate
 from strategies.predictions import footprint
 
 missing = DeepSpeed.engine.missing
@@ -359,6 +360,33 @@ def test_a_run_resumes_on_other_ranks_and_as_another_strategy(ranks, tmp_path, w
     alone = reshard.opened("single", seed=0)
     reshard.train(alone, 6)
     torch.testing.assert_close(later, reshard.whole(alone), rtol=1e-3, atol=1e-4)
+
+
+def validated(rank: int, stage: int) -> tuple[bool, float, float]:
+    """On a rank: whether steps are the same with validations between them; the loss that a validation finds,
+    and the one of the same parameters without the engine."""
+    settings = {"strategy": of_stage(stage), "optimizer": SGD}
+    with wrapped(split_models, "build", single):
+        alone, ends = split_models.build("gpt"), []
+        for validations in (0, 2):
+            trainer = split_models.trainer_of("gpt", settings, open_exchange())
+            for step in range(3):
+                for _ in range(validations):
+                    found = evaluate(trainer, [split_models.batch(9, 0, 0)])["val_loss"]
+                trainer.step(split_models.batches_of(step, rank, settings))
+            ends.append(split_models.copied(trainer.model.named_parameters()))
+        found = evaluate(trainer, [split_models.batch(9, 0, 0)])["val_loss"]
+    alone.module.load_state_dict(ends[0], strict=False)
+    x, y = split_models.batch(9, 0, 0)
+    same = all(torch.equal(ends[0][name], end) for name, end in ends[1].items())
+    return same, found, float(alone.loss(alone.module(x), y))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_validation_between_steps_changes_nothing(ranks, stage) -> None:
+    for same, found, expected in ranks(2, validated, stage):
+        assert same
+        assert found == pytest.approx(expected, rel=1e-6)
 
 
 def norms(rank: int, stage: int) -> list[tuple[float, float]]:
