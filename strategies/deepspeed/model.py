@@ -384,7 +384,7 @@ def stepping(kind: type[torch.optim.Optimizer]) -> Any:
         def load_state_dict(self, state_dict: object) -> None:
             """Raises UsageError: the state lies in vectors of this rank, from which the engine trains."""
             raise UsageError(
-                "deepspeed keeps the optimizer's state for its engine: call trainer.load(folder), or "
+                "deepspeed keeps the optimizer's state for its engine: call trainer.resume(folder), or "
                 "trainer.load_state_dict(state) on every rank, instead of optimizer.load_state_dict(state)"
             )
 
