@@ -37,7 +37,7 @@ class Engine:
     package: str
     """The name of the distribution and of its package of modules."""
     module: str
-    """What its strategy imports."""
+    """The module that its strategy imports."""
     release: str
     """The version whose internals bench knows."""
     install: str

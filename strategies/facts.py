@@ -148,7 +148,7 @@ class StrategyFacts(CatalogFacts):
 
     @property
     def own_layers(self) -> bool:
-        """Whether it computes layers by functions of its own, which add up in another order than torch's."""
+        """Whether it replaces functions of torch by others, which add up in another order."""
         return False
 
     @property

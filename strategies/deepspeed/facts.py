@@ -108,8 +108,8 @@ class DeepSpeed(StrategyFacts):
                 return f"{self.spec.text}: {key} needs stage={first} at least, and the stage is {self.stage}"
         if not self.live and self._given("prefetch_bucket_size"):
             return (
-                f"{self.spec.text}: prefetch_bucket_size needs max_live_parameters above 0, as nothing is "
-                f"gathered ahead while nothing may stay gathered"
+                f"{self.spec.text}: prefetch_bucket_size needs max_live_parameters above 0: DeepSpeed "
+                f"gathers ahead only what may stay gathered"
             )
         return None
 

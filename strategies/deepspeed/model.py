@@ -48,7 +48,7 @@ from strategies.training.replicas import Buffers, take_from_first
 
 @contextmanager
 def replaced(linear: Callable[..., Tensor]) -> Iterator[None]:
-    """Put another function in the place of torch's linear function, until the context ends."""
+    """Let modules call this linear function until the context ends."""
     before, nn.functional.linear = nn.functional.linear, linear
     try:
         yield
@@ -185,7 +185,7 @@ class DeepSpeedModel(ParallelModel):
             )
             self._linear = nn.functional.linear
         if len(known) != before:
-            raise UsageError("deepspeed has opened a process group of its own, and must use the worker's")
+            raise UsageError("deepspeed has opened a process group, and must use the groups of the worker")
         # Names for messages alone, and hooks in autograd's nodes, would keep the model for ever.
         debug.debug_clear_module_and_param_names()
         weakref.finalize(self, engine.destroy)

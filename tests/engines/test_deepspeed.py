@@ -91,7 +91,7 @@ CLIPPED = "gradients are equal bit for bit; updates agree within the rounding of
 ROUNDED = "gradients agree within the rounding of a sum in another order; updates are equal bit for bit"
 NEAR = "gradients agree within 0.03 of their L2 norm"
 LINEAR = "gradients agree within 0.0001 of their L2 norm"
-"""Of stage 3, whose linear function adds up the gradients of its bias in another order than torch's."""
+"""The rule of stage 3: its linear function adds up the gradients of a bias in another order."""
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_a_validation_between_steps_changes_nothing(ranks, stage) -> None:
 
 
 def norms(rank: int, stage: int) -> list[tuple[float, float]]:
-    """On a rank: the norm that the trainer shows of each step, read at the end, and that of its gradients."""
+    """On a rank: the norms that the trainer shows, read after all steps, and the norms of the gradients."""
     settings = {"strategy": of_stage(stage), "optimizer": SGD, "clip_norm": 0.01}
     with wrapped(split_models, "build", single):
         trainer = split_models.trainer_of("gpt", settings, open_exchange())
@@ -457,7 +457,7 @@ def test_what_cannot_be_trained_is_refused_with_the_way_out_and_nothing_is_compi
             "sparse",
             "works on cuda by nccl",
             "works on cpu by ccl",
-            "a process group of its own",
+            "opened a process group",
         )
         for said, word in zip(found, words, strict=True):
             assert word in said

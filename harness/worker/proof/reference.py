@@ -416,7 +416,7 @@ def exact_arithmetic(cell: Cell) -> bool:
     """Return whether two computations of the same micro-batch give the same bits.
 
     They do not if several ranks compute it together, in pieces of its matrices or its samples, average its
-    gradients in half precision, or have layers of their own.
+    gradients in half precision, or add up in another order in a layer.
     """
     facts = STRATEGIES.facts(cell.strategy)
     local = cell.device == "cpu" and cell.precision == "fp32" and not cell.compile
