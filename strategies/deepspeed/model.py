@@ -21,7 +21,7 @@ import math
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -64,13 +64,6 @@ class Run:
     shape: tuple[int, ...]
     elements: range
     place: int
-
-
-def run(name: str, shape: Sequence[int], at: int, part: range) -> Run:
-    """Return the elements of a parameter, the first of which is at place `at`, in a part of these places."""
-    length = math.prod(shape)
-    begin = min(max(part.start - at, 0), length)
-    return Run(name, tuple(shape), range(begin, max(begin, min(part.stop - at, length))), at + begin)
 
 
 class Everyone:
@@ -234,32 +227,33 @@ class DeepSpeedModel(ParallelModel):
         stage, zero, rank = self._facts.stage, self._engine.optimizer, self._link.rank
         names = {parameter: name for name, parameter in self.bare.named_parameters()}
 
-        def cut(each: Any, place: int) -> Run:
-            part = each.ds_tensor.numel()
-            return run(names[each], each.ds_shape, place - rank * part, range(place, place + part))
+        def cut(each: Any, at: int, part: range) -> Run:
+            """The elements of a parameter, the first of which is at place `at`, in a part of these places."""
+            shape = tuple(getattr(each, "ds_shape", each.shape))
+            begin = min(max(part.start - at, 0), math.prod(shape))
+            stop = max(begin, min(part.stop - at, math.prod(shape)))
+            return Run(names[each], shape, range(begin, stop), at + begin)
+
+        def part_of_third(each: Any, place: int) -> Run:
+            size = each.ds_tensor.numel()
+            return cut(each, place - rank * size, range(place, place + size))
 
         if stage in (1, 2):
             # One vector of all parameters, one after another, is cut into equal parts.
             for members, vector in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True):
                 part = range(vector.numel())
                 places = accumulate((each.numel() for each in members), initial=-rank * len(part))
-                yield (
-                    vector,
-                    [
-                        run(names[each], each.shape, at, part)
-                        for each, at in zip(members, places, strict=False)
-                    ],
-                )
+                yield vector, [cut(each, at, part) for each, at in zip(members, places, strict=False)]
         if stage == 3:
             # Each parameter is cut into equal parts, of which the last ones may be short or empty.
             for members, vector in zip(zero.fp16_groups, zero.fp32_partitioned_groups_flat, strict=True):
                 places = accumulate((each.ds_tensor.numel() for each in members), initial=0)
-                yield vector, [cut(each, at) for each, at in zip(members, places, strict=False)]
+                yield vector, list(map(part_of_third, members, places))
         for each in names:
             if stage == 3 and not each.requires_grad:
-                yield cast(Any, each).ds_tensor, [cut(each, 0)]
+                yield cast(Any, each).ds_tensor, [part_of_third(each, 0)]
             elif not stage or not each.requires_grad:
-                yield each, [run(names[each], each.shape, 0, range(each.numel()))]
+                yield each, [cut(each, 0, range(each.numel()))]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The vectors that this rank updates."""
