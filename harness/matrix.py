@@ -458,7 +458,8 @@ class Matrix:
         if report:
             write_report(study, figures, self._console)
         results = study.review().counted(results)
-        done = tally(results, plan, Conditions.here(planned_code([plan])), rerun_failed=True).ok_runs
+        conditions = self._call.conditions(planned_code([plan]))
+        done = tally(results, plan, conditions, rerun_failed=True).ok_runs
         missing = sum(done.get(cell.id, 0) < plan.request.repeats for cell in plan.cells)
         if missing:
             incomplete = f"{count(missing, 'cell')} of {len(plan.cells)} without all runs"

@@ -70,5 +70,5 @@ NETWORK = Schema(
     "network", 1, NetworkTable, advice="measure it again by bench network, or leave --network out"
 )
 PROJECTION = Schema("projection", 1, Projection, advice="write it again by bench project")
-TUNING = Schema("tuning", 1, Tuning, advice="run the same bench tune command again")
+TUNING = Schema("tuning", 1, Tuning, advice="delete it: the same bench tune command derives it from its runs")
 REVIEW = Schema("review", 1, ReviewEntry, advice="the other lines count; bench review adds it again")

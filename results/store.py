@@ -48,7 +48,7 @@ from results.review import Review, ReviewEntry
 from results.run import RunResult
 from results.schema import Schema
 from results.training_log import TrainingLog
-from results.tuning import TUNING_FILE, Tuning
+from results.tuning import TRIALS, TUNING_FILE, Tuning
 
 T = TypeVar("T")
 BATCH_RUNS = "batch"
@@ -99,7 +99,7 @@ class Study:
             raise UsageError(f"--out {root} is a file; name a folder for the study")
         study = cls(root)
         own = {path.name for path in root.iterdir() if path.name[0] != "."} if root.is_dir() else set()
-        if own - {BATCH_RUNS} and TUNING_FILE not in own and not study.is_there:
+        if own - {BATCH_RUNS, TRIALS} and TUNING_FILE not in own and not study.is_there:
             raise UsageError(f"--out {root} is not empty and holds no study; name a new folder")
         return study
 

@@ -38,7 +38,7 @@ from tuning_surfaces import SHARE, compare
 
 from harness.plan.estimate import estimated_step_time
 from harness.plan.surroundings import Hardware
-from harness.tune.race import BLOCKS, GROWTH, Setting, Trial
+from harness.tune.race import BLOCKS, GROWTH, Setting
 from reports.text import metric
 from results.cell import Cell, StepPolicy
 from results.outcome import Outcome
@@ -47,6 +47,7 @@ from results.record import RankRecord
 from results.spec import split
 from results.statistics import over_runs
 from results.store import Study
+from results.tuning import TunedTrial
 
 SEEDS = 20
 BUDGET_S = 1.0
@@ -200,10 +201,10 @@ class Grid:
     def grid_s(self) -> float:
         return sum(self._trial(0, 0, at, BUDGET_S).device_s for at in range(len(self.settings)))
 
-    def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> Iterator[Trial]:
+    def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> Iterator[TunedTrial]:
         return (self._trial(rung, block, at, budget_s) for at in chosen)
 
-    def _trial(self, rung: int, block: int, at: int, budget_s: float) -> Trial:
+    def _trial(self, rung: int, block: int, at: int, budget_s: float) -> TunedTrial:
         """Take a piece of the recorded run; after its last block its first follows."""
         run, kept = self.seen[at], []
         if run["outcome"] == "ok":
@@ -212,7 +213,7 @@ class Grid:
                 kept.append(float(block_s))
                 if sum(kept) >= budget_s:
                     break
-        return Trial(
+        return TunedTrial(
             setting=self.settings[at].id,
             rung=rung,
             block=block,

@@ -27,9 +27,10 @@ from typing import Protocol
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from harness.tune.race import Setting, Trial, next_rung, standings
+from harness.tune.race import Setting, next_rung, standings
 from results.outcome import Outcome
 from results.statistics import Floats
+from results.tuning import TunedTrial
 
 SURFACES, FIRST = 200, 20_000
 SHARE = 0.25
@@ -73,14 +74,14 @@ class Surface:
     def grid_s(self) -> float:
         return float(np.where(self.rates > 0, self.start_s + GRID_S, 2 * self.start_s).sum())
 
-    def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> Iterator[Trial]:
+    def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> Iterator[TunedTrial]:
         """Run the settings once, interleaved. Running out of memory takes the start, and another of the
         workers."""
         common = self.rng.normal(0, NOISE)
         for at in chosen:
             short = 1 + self.decoy[at] * math.exp(-budget_s / self.decoy_s)
             rate = float(self.rates[at] * short * math.exp(common + self.rng.normal(0, NOISE)))
-            yield Trial(
+            yield TunedTrial(
                 setting=self.settings[at].id,
                 rung=rung,
                 block=block,
@@ -217,7 +218,9 @@ class Ground(Protocol):
     def grid_s(self) -> float:
         """The device time of one run of each setting."""
 
-    def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> Iterator[Trial]: ...
+    def block(
+        self, rung: int, block: int, chosen: Sequence[int], budget_s: float
+    ) -> Iterator[TunedTrial]: ...
 
     def final(self, best: Sequence[int]) -> int: ...
 
@@ -238,7 +241,7 @@ def race(ground: Ground, device_s: float | None) -> Found:
     at = {setting.id: index for index, setting in enumerate(ground.settings)}
     default = ground.settings[0].id
     shortest_s, _ = ground.lengths_s
-    trials: list[Trial] = []
+    trials: list[TunedTrial] = []
     spent = 0.0
     while True:
         left = None if device_s is None else device_s - spent
@@ -250,7 +253,7 @@ def race(ground: Ground, device_s: float | None) -> Found:
             trials += ground.block(rung.number, block, chosen, rung.budget_s)
         spent = sum(trial.device_s for trial in trials)
     ranked = [one for one in standings(ground.settings, trials, default=default) if one.rate is not None]
-    chosen_at = ground.final([at[one.setting] for one in ranked])
+    chosen_at = ground.final([at[one.id] for one in ranked])
     return Found(off=ground.off(chosen_at), share=spent / ground.grid_s())
 
 

@@ -54,7 +54,7 @@ class CampaignCall(LauncherCall):
 
     def show(self, study: Study, plan: Plan, code: CodeVersion) -> None:
         hosts = self.machine or Machine.here()
-        show_plan(self._call, study, plan, self._conditions(code), line=self.line, hosts=hosts)
+        show_plan(self._call, study, plan, self.conditions(code), line=self.line, hosts=hosts)
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
         """Run the launches that are left. Returns INTERRUPTED if the user ended the call, else None."""
@@ -66,7 +66,7 @@ class CampaignCall(LauncherCall):
             console.note(f"{count(len(held), 'cell')} are left to jobs that are still live")
             cells = tuple(cell for cell in plan.cells if cell.id not in held)
             plan = msgspec.structs.replace(plan, cells=cells)
-        options, conditions = self._call.run_options, self._conditions(code)
+        options, conditions = self._call.run_options, self.conditions(code)
         so_far = study_tally(study, plan, study.collect(), conditions, options)
         launches = so_far.planned(options.isolation)
         hosts = self.machine or Machine.here()
@@ -90,10 +90,6 @@ class CampaignCall(LauncherCall):
             return INTERRUPTED
         return None
 
-    def _conditions(self, code: CodeVersion) -> Conditions:
-        """The conditions that earlier runs must share with new ones; of another Python only the code."""
-        return Conditions.here(code) if self.hosts.same_python else Conditions.elsewhere(code)
-
 
 class JobCampaignCall(CampaignCall):
     """A call that starts launches in the allocation that a job has given it."""
@@ -109,7 +105,7 @@ class JobCampaignCall(CampaignCall):
     def line(self, launch: Launch, path: Path) -> str:
         return shlex.join(self.starter().command(launch, path))
 
-    def _conditions(self, code: CodeVersion) -> Conditions:
+    def conditions(self, code: CodeVersion) -> Conditions:
         return self._environment.conditions(code)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from harness.jobs.job_status import Cancelled, JobStatus
+from harness.launch.tally import Conditions
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
 from results.environment import CodeVersion
@@ -68,6 +69,10 @@ class LauncherCall(ABC):
         """`check` for the plans of all settings of a call. Raises as `check` does."""
         for plan in plans:
             self.check(study, plan, code)
+
+    def conditions(self, code: CodeVersion) -> Conditions:
+        """The conditions that earlier runs must share with new ones; of another Python only the code."""
+        return Conditions.here(code) if self.hosts.same_python else Conditions.elsewhere(code)
 
     @abstractmethod
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:

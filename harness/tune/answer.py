@@ -10,6 +10,7 @@ import msgspec
 from harness.plan.study_file import SEARCHED
 from harness.tune.space import Candidate, Space, call_words, moved
 from reports.analysis.effect import SMALLEST_EFFECT, sides
+from reports.analysis.pooling import pool
 from reports.text import count, metric, number
 from results.cell import StepPolicy
 from results.errors import bench_call
@@ -29,17 +30,26 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
 
     The settings that do not differ significantly from the fastest are equal, and the answer is the simplest.
     """
-    rates: dict[str, list[float]] = {}
+    rates, missing = dict[str, list[float]](), 0
     for cell in plan.cells:
-        good = (run.step_ns for run in results if run.cell_id == cell.id and run.outcome.value == "ok")
-        if found := [cell.global_batch / step_ns.value * 1e9 for step_ns in good if step_ns is not None]:
-            rates[msgspec.structs.replace(cell, steps=StepPolicy()).id] = found
+        own = [run for run in results if run.cell_id == cell.id]
+        found = pool(cell, own, planned=plan.request.repeats)
+        if found.runs:
+            times = (run.step_ns.value for run in found.runs if run.step_ns is not None)
+            setting = msgspec.structs.replace(cell, steps=StepPolicy()).id
+            rates[setting] = [cell.global_batch / time * 1e9 for time in times]
+        if found.runs or all(run.outcome.runs_again for run in found.lost):
+            missing += max(0, found.planned - len(found.with_disturbed))
     if not rates:
         return None
     by_id = space.by_id
     ranked = sorted(rates, key=lambda one: -fmean(rates[one]))
     shown = sides([(rates[ranked[0]], rates[one]) for one in ranked[1:]], SMALLEST_EFFECT)
     equal = [ranked[0], *(one for one, side in zip(ranked[1:], shown, strict=True) if side is None)]
+    if tuning.default in rates and tuning.default not in equal:
+        # What is like the fastest, but not shown to be faster than the default, does not stand for it.
+        gains = sides([(rates[one], rates[tuning.default]) for one in equal[1:]], SMALLEST_EFFECT)
+        equal = [ranked[0], *(one for one, side in zip(equal[1:], gains, strict=True) if side == "above")]
     chosen = min(equal, key=lambda one: by_id[one].setting.complexity)
     one, rate = by_id[chosen], f"{number(fmean(rates[chosen]))} samples/s"
     gain = None
@@ -56,6 +66,12 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
     if len(equal) > 1:
         others = f"{count(len(equal) - 1, 'other setting')} of the final"
         said += f"; {others} do not differ from it significantly, and it is the simplest"
+    if chosen == tuning.default != ranked[0]:
+        ratio = metric(ratio_of_runs(rates[ranked[0]], rates[chosen], "x")).with_ends
+        said += (
+            f". The fastest that was measured, {by_id[ranked[0]].words}, has {ratio} the default's rate: "
+            f"more runs (--repeats), or longer ones (--max-time), would decide whether it is faster"
+        )
     alike = [by_id[each].words for each in equal if each != chosen]
     words = call_words(one.options)
     return TuningAnswer(
@@ -63,14 +79,16 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
         sentence=f"{said}.",
         gain=gain,
         contributions=tuple(_contributions(tuning, chosen)),
-        remarks=(*_remarks(tuning, space, rates, alike), *_learning(one, space.default)),
+        remarks=(*_remarks(tuning, space, rates, alike, missing), *_learning(one, space.default)),
         commands=(bench_call("matrix", *words), bench_call("train", *words, "--steps", STEPS)),
     )
 
 
 def _remarks(
-    tuning: Tuning, space: Space, rates: Mapping[str, Sequence[float]], equal: Sequence[str]
+    tuning: Tuning, space: Space, rates: Mapping[str, Sequence[float]], equal: Sequence[str], missing: int
 ) -> Iterator[str]:
+    if missing:
+        yield f"The final still lacks {count(missing, 'run')}: the same command continues."
     if equal:
         yield f"Not significantly different: {'; '.join(equal)}."
     if lost := [space.by_id[one].words for one in tuning.final if one not in rates]:
@@ -102,11 +120,17 @@ def _learning(one: Candidate, default: Candidate) -> Iterator[str]:
         yield "BatchNorm takes its statistics from a micro-batch, which differs from the default's."
 
 
+def differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """The choices in which two settings differ. Options of a strategy belong to it where that differs."""
+    differ = [key for key in mine if key in theirs and mine[key] != theirs[key]]
+    # Of a global batch, one follows from the other.
+    return [key for key in differ if key != "accumulation" or "micro_batch" not in differ]
+
+
 def _contributions(tuning: Tuning, winner: str) -> Iterator[Contribution]:
     """Yield what each choice brings, against the fastest setting that differs from the winner in this choice.
 
-    Trials are compared if they ran interleaved. The options of a strategy belong to the strategy where that
-    differs.
+    Trials are compared if they ran interleaved.
     """
     rates: dict[str, dict[tuple[int, int], float]] = {}
     for trial in tuning.trials:
@@ -116,10 +140,7 @@ def _contributions(tuning: Tuning, winner: str) -> Iterator[Contribution]:
     mine, found = choices[winner], dict[tuple[str, str], Contribution]()
     for other, own in rates.items():
         theirs = choices[other]
-        differ = [key for key in mine if key in theirs and mine[key] != theirs[key]]
-        if "micro_batch" in differ and "accumulation" in differ:
-            # Of a global batch, one follows from the other.
-            differ.remove("accumulation")
+        differ = differing(mine, theirs)
         ratios = [rate / own[place] for place, rate in rates.get(winner, {}).items() if place in own]
         if len(differ) != 1 or not ratios:
             continue

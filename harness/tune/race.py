@@ -16,7 +16,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from itertools import product
 
@@ -25,6 +24,7 @@ from scipy.special import ndtr
 
 from results.outcome import Outcome
 from results.statistics import Floats, t_quantile
+from results.tuning import TunedSetting, TunedTrial
 
 BLOCKS, GROWTH = (1, 1, 2), 3.0
 """Blocks of a rung of each level, and the factor from the budget of a level to the next."""
@@ -52,19 +52,6 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One run that has ended for good. Those of one rung and block ran interleaved: they are paired."""
-
-    setting: str
-    rung: int
-    block: int
-    rate: float | None
-    """Samples/s of the global batch; None if it failed."""
-    outcome: Outcome
-    device_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
     """Runs to do next: `blocks` interleaved runs of each setting, each measured for `budget_s`."""
 
@@ -74,34 +61,9 @@ class Rung:
     budget_s: float
 
 
-class State(StrEnum):
-    WAITING = "waiting"
-    RACING = "racing"
-    OUT = "out"
-    FAILED = "failed"
-    DROPPED = "dropped"
-    """It has not run, and the trials of others leave it no chance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """How a setting stands. Level, rate (samples/s) and comparison are of the last rung that it ran in; None
-    if it did not run, or failed."""
-
-    setting: str
-    state: State
-    why: str
-    """The rest of a sentence that begins with the setting."""
-    level: int | None
-    rate: float | None
-    against_best: tuple[float, float, float] | None
-    """The rate over the best of its rung, and its interval, 95 % for all of the rung together; None where one
-    block gives none."""
-
-
 def next_rung(
     settings: Sequence[Setting],
-    trials: Sequence[Trial],
+    trials: Sequence[TunedTrial],
     *,
     default: str,
     device_s_left: float | None,
@@ -120,7 +82,9 @@ def next_rung(
     return rung if chosen else None
 
 
-def standings(settings: Sequence[Setting], trials: Sequence[Trial], *, default: str) -> tuple[Standing, ...]:
+def standings(
+    settings: Sequence[Setting], trials: Sequence[TunedTrial], *, default: str
+) -> tuple[TunedSetting, ...]:
     """Return how each setting stands: by level, then by rate, and last those without a rate."""
     race = _Race(settings, trials)
     ranked = sorted(race.ranked, key=lambda one: -race.level(one))
@@ -144,7 +108,7 @@ def _first_wave(settings: Sequence[Setting], default: str) -> tuple[str, ...]:
 class _Race:
     """The trials so far, by setting, rung and block."""
 
-    def __init__(self, settings: Sequence[Setting], trials: Sequence[Trial]) -> None:
+    def __init__(self, settings: Sequence[Setting], trials: Sequence[TunedTrial]) -> None:
         self._settings = {setting.id: setting for setting in settings}
         self._failed: dict[str, Outcome] = {}
         self._logs: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -160,7 +124,7 @@ class _Race:
         self._spent_s = sum(trial.device_s for trial in trials)
         mean_s = {kind: sum(times) / len(times) for kind, times in costs.items()}
         self._cost_s = {level: cost_s for (level, ok), cost_s in mean_s.items() if ok}
-        self._short_s = max(cost_s for (level, _), cost_s in mean_s.items() if level == 0)
+        self._short_s = max((cost_s for (level, _), cost_s in mean_s.items() if level == 0), default=0.0)
         """Device seconds of a run of a wave, by the dearer of those that ended well and those that failed."""
         self._too_large = [one for one, why in self._failed.items() if why is Outcome.OUT_OF_MEMORY]
         alive = [one for one in self._settings if one in self._logs and one not in self._failed]
@@ -182,7 +146,8 @@ class _Race:
 
     def following(self, left_s: float | None) -> tuple[int, tuple[str, ...]]:
         """The level and the settings of the next rung; no settings at the end."""
-        if not self.ranked and not self._too_large:
+        others = len(self._failed) - len(self._too_large)
+        if not self.ranked and (others >= FEWEST or not self._too_large):
             return 0, ()  # Something other than the settings is at fault.
         waiting = [one for one in self._settings if one not in self._logs and not self._hopeless(one)]
         left = math.inf if left_s is None else max(left_s, 0.0)
@@ -233,34 +198,38 @@ class _Race:
             freedom += (table.shape[0] - 1) * (table.shape[1] - 1)
         return math.sqrt(squares / max(freedom, 1)), freedom
 
-    def _against_best(self, setting: str) -> tuple[float, float, float] | None:
+    def _most_of_best(self, setting: str) -> float:
+        """The upper end of the interval of its rate over the best of its last rung; infinite where one block
+        gives no interval. The intervals of all settings of the rung hold together (Bonferroni), at 95 %."""
         rung, logs = list(self._logs[setting].items())[-1]
         noise, freedom = self._noise
         if len(logs) < 2 or not freedom:
-            return None
+            return math.inf
         beside = [float(np.mean(self._logs[one][rung])) for one in self.ranked if rung in self._logs[one]]
-        # Bonferroni: the intervals of all settings of the rung hold together.
         quantile = t_quantile(freedom, 1 - 0.05 / max(len(beside) - 1, 1))
-        half = quantile * noise * math.sqrt(2 / len(logs))
-        less = self._log(setting) - max(beside)
-        return math.exp(less), math.exp(less - half), math.exp(less + half)
+        return math.exp(self._log(setting) - max(beside) + quantile * noise * math.sqrt(2 / len(logs)))
 
-    def standing(self, setting: str) -> Standing:
-        if setting not in self.ranked:
-            state, why = State.WAITING, "has not run"
-            if setting in self._failed:
-                state, why = State.FAILED, f"ended as {self._failed[setting].replace('_', ' ')}"
-            elif hopeless := self._hopeless(setting):
-                state, why = State.DROPPED, hopeless
-            return Standing(setting=setting, state=state, why=why, level=None, rate=None, against_best=None)
-        against, level, rate = self._against_best(setting), self.level(setting), math.exp(self._log(setting))
-        ahead = self.ranked[:FINALISTS]
-        state, why = State.RACING, "is among the fastest so far"
-        if against and against[2] < 1:
-            state, why = State.OUT, "is slower than the best of its rung, by more than the noise"
-        elif setting not in ahead and self.level(ahead[-1]) > level:
-            state, why = State.OUT, f"is slower than {FINALISTS} that ran longer"
-        return Standing(setting=setting, state=state, why=why, level=level, rate=rate, against_best=against)
+    def standing(self, setting: str) -> TunedSetting:
+        one, state, why, rate = self._settings[setting], "waiting", "has not run", None
+        if setting in self._failed:
+            state, why = "failed", f"ended as {self._failed[setting].replace('_', ' ')}"
+        elif setting in self.ranked:
+            ahead, rate = self.ranked[:FINALISTS], math.exp(self._log(setting))
+            state, why = "racing", "is among the fastest so far"
+            if self._most_of_best(setting) < 1:
+                state, why = "out", "is slower than the best of its rung, by more than the noise"
+            elif setting not in ahead and self.level(ahead[-1]) > self.level(setting):
+                state, why = "out", f"is slower than {FINALISTS} that ran longer"
+        elif hopeless := self._hopeless(setting):
+            state, why = "dropped", hopeless
+        return TunedSetting(
+            id=setting,
+            choices=dict(one.choices),
+            state=state,
+            why=why,
+            rate=rate,
+            predicted_rate=one.predicted_rate,
+        )
 
 
 def _smaller_batch(one: Mapping[str, str], other: Mapping[str, str]) -> bool:

@@ -6,30 +6,31 @@ command continues after an interruption and no trial runs twice. The final is an
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from harness.launch.pace import Deadline
-from harness.launch.tally import Conditions, tally
+from harness.launch.tally import tally
 from harness.launchers.campaign_call import CampaignCall
 from harness.launchers.job_call import JobCall
 from harness.launchers.launcher import JobLauncher, LauncherCall, MatrixCall
 from harness.machine.code import planned_code
 from harness.machine.device import cpu_model, visible_gpus
 from harness.matrix import Matrix, signals_are_ctrl_c
-from harness.plan.estimate import StepTime, estimate, run_seconds
+from harness.plan.auto import AUTO
+from harness.plan.estimate import STARTUP_S, StepTime, estimate, run_seconds
 from harness.plan.naming import plain_name
 from harness.plan.options import read_duration_s, read_gpus, read_names
 from harness.plan.schedule import schedule
-from harness.plan.study_file import StudyFile
+from harness.plan.study_file import BY_NAME, StudyFile
 from harness.plan.surroundings import Devices, Hardware, devices_here
-from harness.tune.answer import answer_of
-from harness.tune.race import Rung, Trial, next_rung, standings
+from harness.tune.answer import answer_of, differing
+from harness.tune.race import BLOCKS, GROWTH, Rung, next_rung, standings
 from harness.tune.space import SPACE_FILE, Candidate, Space, make_space, nothing_fits
 from reports.text import count, duration
 from results import files, schemas
@@ -43,13 +44,18 @@ from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.store import Study, utc_now
 from results.training_log import seconds_between
-from results.tuning import TRIALS, TUNING_FILE, TunedSetting, TunedTrial, Tuning, TuningAnswer
+from results.tuning import TRIALS, TUNING_FILE, TunedTrial, Tuning, TuningAnswer
 
 FINALISTS = 3
 """Settings that the final measures in addition to the default."""
 FINAL_SHARE = 0.4
 """Share of `--max-time` that is kept for the final."""
 _FINAL_BUDGETS_S = (20.0, 10.0, 5.0, 2.0, 1.0)
+_BESIDE_S, _BESIDE_BLOCKS, _BESIDE_SHARE = 2.0, 2, 0.1
+"""The rung that says what each choice contributes: its budget, which no rung of the race has, its blocks, and
+the share of the time that is kept for it."""
+_SILENCE_S = 300.0
+"""Seconds without progress after which a trial counts as hung: more than compilation takes."""
 _JOB_S = 300.0
 """Seconds that the job of a tune asks for in addition to `--max-time`: its start and the report."""
 
@@ -60,31 +66,34 @@ class Tune(Matrix):
     def __init__(
         self, options: StudyFile, *, space_file: Path | None = None, arguments: tuple[str, ...] = ()
     ) -> None:
-        """Raises UsageError for options that name no single workload and size."""
-        if options.workload is None or len(read_names(options.workload)) != 1:
-            raise UsageError("bench tune takes one workload: give --workload, such as --workload gpt-nano")
-        if options.gpus is not None and len(read_gpus(options.gpus, "--gpus")) != 1:
-            raise UsageError(f"bench tune takes one size: give --gpus 8, not --gpus {options.gpus}")
+        """Raises UsageError for options of several cells, or of a batch that is not known."""
         self._asked, self._space_path = options, space_file
         self._file = SPACE_FILE.read(space_file) if space_file else StudyFile()
-        most = options.max_time
-        self._most_s = None if most is None else read_duration_s(most, "--max-time")
-        self._deadline = Deadline(self._most_s, "--max-time was over")
-        batch = None if options.batch_size == "auto" else options.batch_size
-        plain = msgspec.structs.replace(
-            options, batch_size=batch, max_time=None, max_gpu_hours=None, baseline=False
-        )
+        _check(options, self._file)
+        plain = msgspec.structs.replace(options, max_time=None, max_gpu_hours=None, baseline=False)
         super().__init__(plain, study_file=None, arguments=arguments)
         if not isinstance(self._call, CampaignCall | JobCall):
             raise UsageError(
                 f"bench tune starts its launches itself: --launcher {self._launcher.name} cannot"
             )
-        self._call = self._limited(None)
         [self._ranks] = self._request.gpus
         self._trials = Study(self._root / TRIALS)
+        limits, most, hours = [], options.max_time, options.max_gpu_hours
+        if most is not None:
+            limits.append(read_duration_s(most, "--max-time"))
+        if hours is not None:
+            studies = [one for one in (self._trials, Study(self._root)) if one.is_there]
+            spent_s = sum(sum(_device_seconds(one, one.results()).values()) for one in studies)
+            limits.append(max(0.0, 3600 * hours - spent_s) / self._ranks)
+        self._most_s = min(limits, default=None)
+        """Seconds that this call may take, the final with it."""
+        self._deadline = Deadline(self._most_s, "--max-time or --max-gpu-hours was over")
+        self._call = self._limited(None)
         self._tuning = Tuning(command=bench_call(*arguments), default="")
         self._is_whole = False
         """Whether all runs of the last rung have ended: one that was interrupted is not done again."""
+        self._beside = set[int]()
+        """The rungs that say what each choice contributes, and are no part of the race."""
 
     def _folder_name(self) -> str:
         if self._name is not None:
@@ -105,13 +114,18 @@ class Tune(Matrix):
         limit = self._limit(Study(self._root))
         return make_space(self._asked, self._file, self._one_request, limit, self._devices)
 
-    def _limited(self, most_s: float | None) -> LauncherCall:
+    def _limited(self, most_s: float | None, **changes: float) -> LauncherCall:
         """A call of the launcher that ends its launches after `most_s` seconds.
 
         On CPU each run is a separate process, so that the kernel ends no other run with it for its memory.
         """
         isolation = "fork" if self._request.device == "cpu" else "launch"
-        options = msgspec.structs.replace(self._run_options, isolation=isolation, max_time_s=most_s)
+        options = msgspec.structs.replace(
+            self._run_options,
+            isolation=isolation,
+            max_time_s=None if most_s is None else max(0.0, most_s),
+            **changes,
+        )
         call = MatrixCall(
             options=self._options, run_options=options, console=self._console, arguments=self._arguments
         )
@@ -139,20 +153,12 @@ class Tune(Matrix):
             say("the global batch is searched, and training changes with it: --global-batch-size keeps it")
 
     def _worst_device_s(self) -> float:
-        """The device-seconds of a search in which no trial separates settings, within the call's limits."""
-        space, trials = self._space, list[Trial]()
-        while rung := self._next_rung(trials):
-            each = {one: self._trial_s(space.by_id[one], rung.budget_s) for one in rung.settings}
-            trials += [
-                Trial(
-                    setting=one, rung=rung.number, block=block, rate=1.0, outcome=Outcome.OK, device_s=spent
-                )
-                for one, spent in each.items()
-                for block in range(rung.blocks)
-            ]
-        worst = sum(trial.device_s for trial in trials) + self._ranks * self._final_s
-        limits = (self._most_s and self._ranks * self._most_s, 3600 * (self._asked.max_gpu_hours or 0))
-        return min([worst, *(limit for limit in limits if limit)])
+        """The device-seconds of a search in which each setting runs at each budget, started by itself."""
+        worst_s = self._ranks * self._final[1]
+        for one in self._space.candidates:
+            worst_s += self._ranks * STARTUP_S[one.cell.device]
+            worst_s += sum(n * self._trial_s(one, GROWTH**level) for level, n in enumerate(BLOCKS))
+        return worst_s if self._most_s is None else min(worst_s, self._ranks * self._most_s)
 
     def _trial_s(self, candidate: Candidate, budget_s: float) -> float:
         """Estimate the device-seconds of a trial that proves its setting."""
@@ -163,31 +169,38 @@ class Tune(Matrix):
         return self._ranks * run_seconds(cell, step, proves=True, known_s={})
 
     def _policy(self, budget_s: float) -> StepPolicy:
-        """The steps of a trial. On a GPU, which the trials before have warmed up, it has no warm-up."""
-        warm_up = 0 if self._request.device == "cuda" else 5
+        """The steps of a trial, which end by `budget_s`. On a GPU, which the trials before have warmed up, it
+        has no warm-up."""
+        block_steps, warm_up = (5, 0) if self._request.device == "cuda" else (2, 5)
         return StepPolicy(
-            block_steps=2, min_blocks=2, warmup_max_steps=warm_up, target=0, budget_s=budget_s, quads=0
+            block_steps=block_steps,
+            min_blocks=2,
+            max_blocks=100_000,
+            warmup_max_steps=warm_up,
+            target=0,
+            budget_s=budget_s,
+            quads=0,
         )
 
     @cached_property
-    def _final_steps(self) -> StepPolicy:
-        """The steps of the final: those that were asked for, or the most that its share of the time has room
-        for. Then its exchange is not switched off, which no answer needs."""
+    def _final(self) -> tuple[StepPolicy, float]:
+        """The steps of the final, and the seconds that are kept for it.
+
+        The steps are those that were asked for, or the most that its share of the time has room for, last
+        without a warm-up. Then its exchange is not switched off, which no answer needs.
+        """
         asked = self._request.steps
-        if self._asked.budget is not None or self._most_s is None:
-            return asked
         kept = 0 if self._asked.quads is None else asked.quads
         shorter = [msgspec.structs.replace(asked, budget_s=one, quads=kept) for one in _FINAL_BUDGETS_S]
-        share_s = FINAL_SHARE * self._most_s
-        return next((one for one in (asked, *shorter) if self._final_estimate(one) <= share_s), shorter[-1])
+        shorter.append(msgspec.structs.replace(shorter[-1], warmup_max_steps=0))
+        share_s = math.inf if self._most_s is None else FINAL_SHARE * self._most_s
+        steps, takes_s = asked, self._final_s(asked)
+        for each in shorter if self._asked.budget is None else ():
+            if takes_s > share_s:
+                steps, takes_s = each, self._final_s(each)
+        return steps, min(takes_s, share_s)
 
-    @cached_property
-    def _final_s(self) -> float:
-        """Seconds that are kept for the final."""
-        estimated = self._final_estimate(self._final_steps)
-        return estimated if self._most_s is None else min(estimated, FINAL_SHARE * self._most_s)
-
-    def _final_estimate(self, steps: StepPolicy) -> float:
+    def _final_s(self, steps: StepPolicy) -> float:
         some = self._space.candidates[: 1 + FINALISTS]
         cells = [msgspec.structs.replace(one.cell, steps=steps) for one in some]
         per_node, repeats = self._request.gpus_per_node, self._request.repeats
@@ -205,34 +218,39 @@ class Tune(Matrix):
         """
         study = Study.for_planning(self._root)
         kept = study.tuning()
-        if kept is None and study.plans():
+        if kept is None and study.plans() and not self._trials.is_there:
             raise UsageError(f"{self._root} holds a study that no tune has made: give another --name")
         ids = set(self._space.by_id)
         if kept is not None and kept.settings and {one.id for one in kept.settings} != ids:
             raise UsageError(
-                f"{self._root} holds a tune of another space ({kept.command}): repeat that command, or give "
-                f"another --name"
+                f"{self._root} holds a tune of another space, or of a workload that has changed since "
+                f"({kept.command}): give another --name"
             )
         if isinstance(self._call, JobCall):
             return self._submit(self._call, study, kept)
         if kept is not None and kept.final:
-            # The search is over: the answer follows from the final alone.
             self._tuning = kept
+            self._console.note(
+                f"the search was over before, because {kept.ended}: this call measures what is left of the "
+                f"final; another --name searches again"
+            )
         else:
             self._search()
-        steps = next((plan.request.steps for plan in study.plans()), self._final_steps)
-        timed = {"budget": steps.budget_s, "quads": steps.quads}
-        options = [self._space.by_id[one].options for one in self._tuning.final]
-        self._requests = tuple(self._one_request(msgspec.structs.replace(one, **timed)) for one in options)
+        self._require_one_device()
+        steps = next((plan.request.steps for plan in study.plans()), self._final[0])
+        requests = [self._one_request(self._space.by_id[one].options) for one in self._tuning.final]
+        self._requests = tuple(msgspec.structs.replace(one, steps=steps) for one in requests)
         self._request = self._requests[0]
         self._call = self._limited(self._deadline.left_s)
         return super().run(report=report)
 
     def _submit(self, call: JobCall, study: Study, kept: Tuning | None) -> int:
         """Submit one job that makes this call in its allocation. Returns the exit code."""
+        final = study.plans()[-1:]
         if kept is not None and kept.answer is not None:
             self._tell(kept.answer)
-            return 0
+            if not any(call.left(study, plan, planned_code([plan]))[0] for plan in final):
+                return 0
         if self._most_s is None:
             raise UsageError("how long a tune takes is not known before: give a limit, such as --max-time 1h")
         plan = rebuilt_plan(study.name, [self._space.default.cell], ())
@@ -258,7 +276,8 @@ class Tune(Matrix):
         best = [one.id for one in self._tuning.settings if one.rate is not None and one.id not in failed]
         if not best:
             # The time was over before a trial had ended: the predicted ones are left.
-            fitting = [one.setting for one in space.candidates if one.setting.id not in failed]
+            likely = [one.setting for one in space.candidates if one.fits_by_prediction]
+            fitting = [one for one in likely if one.id not in failed]
             best = [one.id for one in sorted(fitting, key=lambda one: -(one.predicted_rate or 0.0))]
         first = space.default.setting.id
         final = dict.fromkeys((*best[:FINALISTS], *([] if first in failed else [first])))
@@ -269,44 +288,63 @@ class Tune(Matrix):
         for plan in self._trials.plans()[-1:]:
             # A call that was interrupted may have left it.
             self._run_rung(plan, lock)
-        while True:
-            left_s = self._device_s_left(self._race_trials)
-            if left_s is not None and left_s <= 0:
-                return "the rest of --max-time or --max-gpu-hours was for the final"
-            rung = self._next_rung(self._race_trials)
-            if rung is None:
-                return "the race was over" + ("" if left_s is None else " within the time that was left")
+        while (rung := self._next_rung()) is not None:
             self._console.note(
                 f"rung {rung.number}: {count(len(rung.settings), 'setting')} x "
                 f"{count(rung.blocks, 'block')} of {rung.budget_s:g} s"
             )
-            steps = self._policy(rung.budget_s)
-            chosen = [self._space.by_id[one].cell for one in rung.settings]
-            plan = rebuilt_plan(TRIALS, [msgspec.structs.replace(one, steps=steps) for one in chosen], ())
-            asked = self._request
-            request = msgspec.structs.replace(
-                plan.request,
-                repeats=rung.blocks,
-                gpus_per_node=asked.gpus_per_node,
-                node_size=asked.node_size,
-                source_folder=asked.source_folder,
-            )
-            plan = msgspec.structs.replace(
-                plan, created_at=utc_now(), request=request, command=self._arguments
-            )
-            self._trials.add_plan(plan)
-            self._run_rung(plan, lock)
-            if self._is_whole and not any(one.rung == rung.number for one in self._tuning.trials):
+            self._run_rung(self._added(rung), lock)
+            last = len(self._trials.plans()) - 1
+            if self._is_whole and not any(one.rung == last for one in self._tuning.trials):
                 status = bench_call("status", self._trials.root)
                 raise MachineError(f"no run of the last rung counts as a trial: {status} says why")
+        left_s = self._search_left_s
+        if len(chosen := self._around_the_first()) > 1 and (left_s is None or left_s > 0):
+            self._console.note(f"what each choice contributes: {count(len(chosen), 'setting')}")
+            beside = Rung(number=0, settings=chosen, blocks=_BESIDE_BLOCKS, budget_s=_BESIDE_S)
+            self._run_rung(self._added(beside), lock)
+        if left_s is not None and left_s <= _BESIDE_SHARE * (self._most_s or 0.0):
+            return "the rest of --max-time or --max-gpu-hours was for the final"
+        return "the race was over" + ("" if left_s is None else " within the time that was left")
+
+    def _around_the_first(self) -> tuple[str, ...]:
+        """The fastest setting, and for each choice one that differs in it alone and is simpler."""
+        first = self._space.by_id[self._tuning.settings[0].id].setting
+        failed = {one.id for one in self._tuning.settings if one.state == "failed"}
+        found: dict[str, str] = {}
+        for one in sorted(self._space.settings, key=lambda one: one.complexity):
+            differ = differing(first.choices, one.choices)
+            if len(differ) == 1 and one.complexity < first.complexity and one.id not in failed:
+                found.setdefault(differ[0], one.id)
+        return (first.id, *found.values())
+
+    def _added(self, rung: Rung) -> Plan:
+        """Add the plan of a rung to the trials, or return the last one if it is the same."""
+        steps = self._policy(rung.budget_s)
+        cells = [msgspec.structs.replace(self._space.by_id[one].cell, steps=steps) for one in rung.settings]
+        for plan in self._trials.plans()[-1:]:
+            if list(plan.cells) == cells:
+                return plan
+        plan, asked = rebuilt_plan(TRIALS, cells, ()), self._request
+        request = msgspec.structs.replace(
+            plan.request,
+            repeats=rung.blocks,
+            gpus_per_node=asked.gpus_per_node,
+            node_size=asked.node_size,
+            source_folder=asked.source_folder,
+        )
+        plan = msgspec.structs.replace(plan, created_at=utc_now(), request=request, command=self._arguments)
+        self._trials.add_plan(plan)
+        return plan
 
     def _run_rung(self, plan: Plan, lock: int) -> None:
         left_s = self._search_left_s
         if left_s is not None and left_s <= 0:
             return
         self._is_whole = False
-        self._require_same_device()
-        call, code = self._limited(left_s), planned_code([plan])
+        self._require_one_device()
+        silence_s = self._run_options.silence_s if self._asked.hang_after else _SILENCE_S
+        call, code = self._limited(left_s, silence_s=silence_s), planned_code([plan])
         call.check(self._trials, plan, code)
         if call.run(self._trials, plan, code, lock):
             raise KeyboardInterrupt
@@ -318,33 +356,31 @@ class Tune(Matrix):
     def _search_left_s(self) -> float | None:
         """Seconds that are left before the final must begin; None without a limit."""
         left_s = self._deadline.left_s
-        return None if left_s is None else left_s - self._final_s
+        return None if left_s is None else left_s - self._final[1]
 
-    def _device_s_left(self, trials: Sequence[Trial]) -> float | None:
-        """Device-seconds that the race may still take; None without a limit."""
-        limits, left_s, hours = [], self._search_left_s, self._asked.max_gpu_hours
+    def _next_rung(self) -> Rung | None:
+        """The next rung of the race; None at its end, or where the time that is left is for what follows."""
+        space, left_s = self._space, self._search_left_s
         if left_s is not None:
-            limits.append(self._ranks * left_s)
-        if hours is not None:
-            spent = sum(trial.device_s for trial in trials) + self._ranks * self._final_s
-            limits.append(3600 * hours - spent)
-        return min(limits, default=None)
+            left_s = self._ranks * (left_s - _BESIDE_SHARE * (self._most_s or 0.0))
+            if left_s <= 0:
+                return None
+        default = space.default.setting.id
+        return next_rung(space.settings, self._race_trials, default=default, device_s_left=left_s)
 
-    def _next_rung(self, trials: Sequence[Trial]) -> Rung | None:
-        space, left_s = self._space, self._device_s_left(trials)
-        return next_rung(space.settings, trials, default=space.default.setting.id, device_s_left=left_s)
-
-    def _require_same_device(self) -> None:
-        """Raise UsageError if earlier trials ran on other devices than this call's would."""
-        gpus = visible_gpus() if self._request.device == "cuda" else []
-        here = gpus[0].name if gpus else cpu_model()
-        for result in () if self._launcher.several_hosts else self._trials.results(figures=False):
-            there = result.environment.device_name if result.environment is not None else here
-            if there != here:
-                raise UsageError(
-                    f"the trials in {self._trials.root} ran on {there}, and this machine has {here}: "
-                    f"continue where they ran, or give another --name for a tune of this machine"
-                )
+    def _require_one_device(self) -> None:
+        """Raise UsageError if runs of this tune were on several devices, or on others than this call's."""
+        studies = [one for one in (self._trials, Study(self._root)) if one.is_there]
+        ran = (run.environment for study in studies for run in study.results(figures=False))
+        names = {environment.device_name for environment in ran if environment is not None}
+        if not self._launcher.several_hosts:
+            gpus = visible_gpus() if self._request.device == "cuda" else []
+            names.add(gpus[0].name if gpus else cpu_model())
+        if len(names) > 1:
+            raise UsageError(
+                f"the runs in {self._root} cannot be compared, as they would be on "
+                f"{' and '.join(sorted(names))}: continue where they began, or give another --name"
+            )
 
     def _require_rates(self) -> None:
         """Raise an error if trials failed and none has a rate: what failed, and what to do."""
@@ -364,44 +400,37 @@ class Tune(Matrix):
     # The record
 
     @property
-    def _race_trials(self) -> list[Trial]:
-        names = Trial.__dataclass_fields__
-        return [Trial(**{name: getattr(one, name) for name in names}) for one in self._tuning.trials]
+    def _race_trials(self) -> list[TunedTrial]:
+        return [one for one in self._tuning.trials if one.rung not in self._beside]
 
     def _update(self, **changes: object) -> None:
         """Derive the record of the tune from the trials, with `changes` of other fields, and write it."""
         space = self._space
         first, by_id = space.default.setting.id, space.by_id
         self._tuning = msgspec.structs.replace(self._tuning, trials=tuple(self._read_trials()))
-        trials = self._race_trials
-        stand = standings(space.settings, trials, default=first) if trials else ()
-        where: dict[str, dict[str, Any]] = {
-            one.setting: {"state": str(one.state), "why": one.why, "rate": one.rate} for one in stand
-        }
-        settings = tuple(
-            TunedSetting(
-                id=one,
-                choices=dict(by_id[one].setting.choices),
-                predicted_rate=by_id[one].setting.predicted_rate,
-                predicted_bytes=by_id[one].predicted_bytes,
-                **where.get(one, {}),
-            )
-            for one in where or by_id
+        settings = standings(space.settings, self._race_trials, default=first)
+        told = (
+            msgspec.structs.replace(one, predicted_bytes=by_id[one.id].predicted_bytes) for one in settings
         )
-        self._write(default=first, refused=dict(space.refused), settings=settings, **changes)
+        self._write(default=first, refused=dict(space.refused), settings=tuple(told), **changes)
 
     def _write(self, **changes: object) -> None:
         self._tuning = msgspec.structs.replace(self._tuning, **changes)
         files.replace(self._root / TUNING_FILE, schemas.TUNING.encode(self._tuning), in_study=True)
 
     def _read_trials(self) -> list[TunedTrial]:
-        """The trials so far, in the order in which they began."""
+        """The trials so far, as they began. A run counts for the newest plan of its cell."""
         results, plans = self._trials.results(keep=True), self._trials.plans()
-        spent, found = _device_seconds(self._trials, results), list[tuple[str, TunedTrial]]()
-        for rung, plan in enumerate(plans):
+        spent, known = _device_seconds(self._trials, results), self._space.by_id
+        found: dict[str, tuple[str, TunedTrial]] = {}
+        for rung, plan in reversed(list(enumerate(plans))):
+            if plan.cells[0].steps.budget_s == _BESIDE_S:
+                self._beside.add(rung)
             whole = rung < len(plans) - 1 or self._is_whole
-            so_far = tally(results, plan, Conditions.here(planned_code([plan])), rerun_failed=False)
-            for run in _trial_runs(plan, filter(so_far.allows, results), whole=whole):
+            conditions = self._call.conditions(planned_code([plan]))
+            so_far = tally(results, plan, conditions, rerun_failed=False)
+            allowed = [run for run in results if run.run_id not in found and so_far.allows(run)]
+            for run in _trial_runs(plan, allowed, whole=whole):
                 cell = self._trials.cell(run.cell_id)
                 ok = run.outcome is Outcome.OK and run.step_ns is not None
                 trial = TunedTrial(
@@ -414,16 +443,9 @@ class Tune(Matrix):
                     memory_bytes=run.device_allocated_peak_bytes or run.rss_over_idle_bytes,
                     device_s=spent[run.run_id],
                 )
-                found.append((run.started_at or run.run_id, trial))
-            for cell in plan.cells:
-                if cell.id in so_far.inferred:
-                    setting = msgspec.structs.replace(cell, steps=StepPolicy()).id
-                    memory, why = Outcome.OUT_OF_MEMORY, so_far.closed[cell.id]
-                    found.append(
-                        ("~", TunedTrial(setting=setting, rung=rung, block=1, outcome=memory, reason=why))
-                    )
-        known = self._space.by_id
-        return [one for _, one in sorted(found, key=lambda pair: pair[0]) if one.setting in known]
+                if trial.setting in known:
+                    found[run.run_id] = run.started_at or run.run_id, trial
+        return [one for _, one in sorted(found.values(), key=lambda pair: pair[0])]
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         answer = answer_of(self._tuning, self._space, plan, study.review().counted(results))
@@ -443,7 +465,7 @@ class Tune(Matrix):
             self._console.sentence(line)
 
 
-def _trial_runs(plan: Plan, results: Iterator[RunResult], *, whole: bool) -> Iterator[RunResult]:
+def _trial_runs(plan: Plan, results: Iterable[RunResult], *, whole: bool) -> Iterator[RunResult]:
     """Yield the runs of a rung that are trials: those that ended well, and the last of a cell that failed.
 
     A run that was interrupted counts once its rung is `whole`, as it will then not be repeated.
@@ -461,16 +483,32 @@ def _trial_runs(plan: Plan, results: Iterator[RunResult], *, whole: bool) -> Ite
 
 
 def _device_seconds(study: Study, results: Sequence[RunResult]) -> Mapping[str, float]:
-    """The device-seconds of each run: its own time, and its share of what else its launch took."""
-    own = {run.run_id: sum(run.spent_ns.values()) / 1e9 for run in results}
+    """The device-seconds of each run: an equal share of what its launch took, or else its own time."""
     sizes, attempts = Counter(run.launch_id for run in results), study.attempts()
-    inside: dict[str, float] = defaultdict(float)
-    for run in results:
-        inside[run.launch_id] += own[run.run_id]
     found = {}
     for run in results:
-        attempt, rest_s = attempts.get(run.run_id), 0.0
+        attempt, spent_s = attempts.get(run.run_id), sum(run.spent_ns.values()) / 1e9
         if attempt is not None and attempt.started_at is not None:
-            rest_s = max(0.0, seconds_between(attempt.started_at, attempt.ended_at) - inside[run.launch_id])
-        found[run.run_id] = run.ranks_expected * (own[run.run_id] + rest_s / sizes[run.launch_id])
+            spent_s = seconds_between(attempt.started_at, attempt.ended_at) / sizes[run.launch_id]
+        found[run.run_id] = run.ranks_expected * spent_s
     return found
+
+
+def _check(options: StudyFile, file: StudyFile) -> None:
+    """Raise UsageError for options that a tune cannot have."""
+    if options.workload is None or len(read_names(options.workload)) != 1:
+        raise UsageError("bench tune takes one workload: give --workload, such as --workload gpt-nano")
+    if options.gpus is not None and len(read_gpus(options.gpus, "--gpus")) != 1:
+        raise UsageError(f"bench tune takes one size: give --gpus 8, not --gpus {options.gpus}")
+    for option in map(BY_NAME.__getitem__, ("dataset", "seed", "global_batch_size")):
+        given = getattr(options, option.name)
+        if given is not None and len(list(option.kind.items(given, option.flag))) != 1:
+            raise UsageError(f"bench tune takes one value of {option.flag}, not {given}")
+    batches = [one for one in (options.batch_size, file.batch_size) if one is not None]
+    if any(AUTO in str(one).lower() for one in batches):
+        raise UsageError(
+            "bench tune finds by its trials which batches fit, so that it does not take --batch-size auto: "
+            "leave it out, or give --global-batch-size N, which is tried in all parts that fit"
+        )
+    if batches and options.global_batch_size is not None:
+        raise UsageError("give --batch-size or --global-batch-size: each follows from the other")
