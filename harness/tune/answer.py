@@ -30,16 +30,7 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
 
     The settings that do not differ significantly from the fastest are equal, and the answer is the simplest.
     """
-    rates, missing = dict[str, list[float]](), 0
-    for cell in plan.cells:
-        own = [run for run in results if run.cell_id == cell.id]
-        found = pool(cell, own, planned=plan.request.repeats)
-        if found.runs:
-            times = (run.step_ns.value for run in found.runs if run.step_ns is not None)
-            setting = msgspec.structs.replace(cell, steps=StepPolicy()).id
-            rates[setting] = [cell.global_batch / time * 1e9 for time in times]
-        if found.runs or all(run.outcome.runs_again for run in found.lost):
-            missing += max(0, found.planned - len(found.with_disturbed))
+    rates, missing = _rates(plan, results)
     if not rates:
         return None
     by_id = space.by_id
@@ -51,36 +42,66 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
         gains = sides([(rates[one], rates[tuning.default]) for one in equal[1:]], SMALLEST_EFFECT)
         equal = [ranked[0], *(one for one, side in zip(equal[1:], gains, strict=True) if side == "above")]
     chosen = min(equal, key=lambda one: by_id[one].setting.complexity)
-    one, rate = by_id[chosen], f"{number(fmean(rates[chosen]))} samples/s"
-    gain = None
+    one, gain = by_id[chosen], None
     if chosen != tuning.default and tuning.default in rates:
         gain = ratio_of_runs(rates[chosen], rates[tuning.default], "x")
-    said = f"Fastest that fits: {one.words}: {rate}"
-    if len(rates) == 1:
-        said = f"{one.words} is the only setting that was measured: {rate}"
-    elif chosen == tuning.default:
-        best = "The default is best" if len(equal) == 1 else "Nothing is shown to be faster than the default"
-        said = f"{best}: {one.words}: {rate}"
-    elif gain is not None:
-        said += f", {metric(gain).with_ends} the default"
-    if len(equal) > 1:
-        others = f"{count(len(equal) - 1, 'other setting')} of the final"
-        said += f"; {others} do not differ from it significantly, and it is the simplest"
-    if chosen == tuning.default != ranked[0]:
-        ratio = metric(ratio_of_runs(rates[ranked[0]], rates[chosen], "x")).with_ends
-        said += (
-            f". The fastest that was measured, {by_id[ranked[0]].words}, has {ratio} the default's rate: "
-            f"more runs (--repeats), or longer ones (--max-time), would decide whether it is faster"
-        )
     alike = [by_id[each].words for each in equal if each != chosen]
     words = call_words(one.options)
     return TuningAnswer(
         setting=chosen,
-        sentence=f"{said}.",
+        sentence=_sentence(chosen, equal, rates, tuning.default, by_id),
         gain=gain,
         contributions=tuple(_contributions(tuning, chosen)),
         remarks=(*_remarks(tuning, space, rates, alike, missing), *_learning(one, space.default)),
         commands=(bench_call("matrix", *words), bench_call("train", *words, "--steps", STEPS)),
+    )
+
+
+def _rates(plan: Plan, results: Sequence[RunResult]) -> tuple[dict[str, list[float]], int]:
+    """The samples/s of each setting of the final, a value a run, and the number of runs that are left."""
+    rates, missing = dict[str, list[float]](), 0
+    for cell in plan.cells:
+        own = [run for run in results if run.cell_id == cell.id]
+        found = pool(cell, own, planned=plan.request.repeats)
+        if found.runs:
+            times = (run.step_ns.value for run in found.runs if run.step_ns is not None)
+            setting = msgspec.structs.replace(cell, steps=StepPolicy()).id
+            rates[setting] = [cell.global_batch / time * 1e9 for time in times]
+        if found.runs or all(run.outcome.runs_again for run in found.lost):
+            missing += max(0, found.planned - len(found.with_disturbed))
+    return rates, missing
+
+
+def _sentence(
+    chosen: str,
+    equal: Sequence[str],
+    rates: Mapping[str, Sequence[float]],
+    default: str,
+    by_id: Mapping[str, Candidate],
+) -> str:
+    """`equal` are the settings that do not differ from the fastest, which is the first."""
+    first, others = equal[0], f"{count(len(equal) - 1, 'other setting')} of the final"
+    said = f"{by_id[chosen].words}: {number(fmean(rates[chosen]))} samples/s"
+    ratio = (
+        metric(ratio_of_runs(rates[first if chosen == default else chosen], rates[default], "x")).with_ends
+        if default in rates
+        else ""
+    )
+    if len(rates) == 1:
+        return f"The only setting that was measured is {said}."
+    if chosen == default == first and len(equal) == 1:
+        return f"The default is best: {said}."
+    alike = (
+        f"; {others} do not differ from it significantly, and it is the simplest" if len(equal) > 1 else ""
+    )
+    if chosen != default:
+        return f"Fastest that fits: {said}{ratio and f', {ratio} the default'}{alike}."
+    said = f"Nothing is shown to be faster than the default: {said}{alike}."
+    if first == default:
+        return said
+    return (
+        f"{said} The fastest that was measured, {by_id[first].words}, has {ratio} the default's rate: more "
+        f"runs (--repeats), or longer ones (--max-time), would decide whether it is faster."
     )
 
 

@@ -116,8 +116,15 @@ def test_what_may_be_faster_than_the_default_is_named_with_its_ratio(space: Spac
     found = answered(space, {PLAIN: (100.0, 60.0, 140.0), VIEW: (123.0, 80.0, 166.0)})
     assert found is not None
     assert found.setting == ids(space)[PLAIN]
-    assert "bucket_view true, has 1.23x" in found.sentence
-    assert "0.571" in found.sentence
+    assert "bucket_view true, has 1.23" in found.sentence
+    assert "(0.57" in found.sentence
+
+
+def test_one_setting_is_the_answer_without_a_comparison(space: Space) -> None:
+    found = answered(space, {PLAIN: (100.0, 101.0, 99.0)})
+    assert found is not None
+    assert found.gain is None
+    assert "only setting" in found.sentence
 
 
 def test_an_answer_is_shown_to_be_faster_than_the_default(space: Space) -> None:
