@@ -16,7 +16,7 @@ from results.cell import StepPolicy
 from results.errors import bench_call
 from results.plan import Plan
 from results.run import RunResult
-from results.statistics import over_runs, ratio_of_runs
+from results.statistics import Metric, over_runs, ratio_of_runs
 from results.tuning import Contribution, Tuning, TuningAnswer
 from strategies.catalog import STRATEGIES
 from workloads.catalog import WORKLOADS, facts
@@ -42,15 +42,15 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
         gains = sides([(rates[one], rates[tuning.default]) for one in equal[1:]], SMALLEST_EFFECT)
         equal = [ranked[0], *(one for one, side in zip(equal[1:], gains, strict=True) if side == "above")]
     chosen = min(equal, key=lambda one: by_id[one].setting.complexity)
-    one, gain = by_id[chosen], None
-    if chosen != tuning.default and tuning.default in rates:
-        gain = ratio_of_runs(rates[chosen], rates[tuning.default], "x")
+    one, best, gain = by_id[chosen], equal[0] if chosen == tuning.default else chosen, None
+    if best != tuning.default and tuning.default in rates:
+        gain = ratio_of_runs(rates[best], rates[tuning.default], "x")
     alike = [by_id[each].words for each in equal if each != chosen]
     words = call_words(one.options)
     return TuningAnswer(
         setting=chosen,
-        sentence=_sentence(chosen, equal, rates, tuning.default, by_id),
-        gain=gain,
+        sentence=_sentence(one, by_id[best], rates, gain, alike, default=tuning.default),
+        gain=None if chosen == tuning.default else gain,
         contributions=tuple(_contributions(tuning, chosen)),
         remarks=(*_remarks(tuning, space, rates, alike, missing), *_learning(one, space.default)),
         commands=(bench_call("matrix", *words), bench_call("train", *words, "--steps", STEPS)),
@@ -73,35 +73,33 @@ def _rates(plan: Plan, results: Sequence[RunResult]) -> tuple[dict[str, list[flo
 
 
 def _sentence(
-    chosen: str,
-    equal: Sequence[str],
+    chosen: Candidate,
+    best: Candidate,
     rates: Mapping[str, Sequence[float]],
+    gain: Metric | None,
+    alike: Sequence[str],
+    *,
     default: str,
-    by_id: Mapping[str, Candidate],
 ) -> str:
-    """`equal` are the settings that do not differ from the fastest, which is the first."""
-    first, others = equal[0], f"{count(len(equal) - 1, 'other setting')} of the final"
-    said = f"{by_id[chosen].words}: {number(fmean(rates[chosen]))} samples/s"
-    ratio = (
-        metric(ratio_of_runs(rates[first if chosen == default else chosen], rates[default], "x")).with_ends
-        if default in rates
-        else ""
-    )
+    """`gain` is the ratio of the rate of `best`, which is not shown to be faster than a default that is
+    `chosen`, to the default's; None for the default itself."""
+    said = f"{chosen.words}: {number(fmean(rates[chosen.setting.id]))} samples/s"
+    over = metric(gain).with_ends if gain is not None else ""
     if len(rates) == 1:
         return f"The only setting that was measured is {said}."
-    if chosen == default == first and len(equal) == 1:
+    if alike:
+        others = f"{count(len(alike), 'other setting')} of the final"
+        said += f"; {others} do not differ from it significantly, and it is the simplest"
+    if chosen.setting.id != default:
+        return f"Fastest that fits: {said}{over and f'; {over} the default'}."
+    if not alike:
         return f"The default is best: {said}."
-    alike = (
-        f"; {others} do not differ from it significantly, and it is the simplest" if len(equal) > 1 else ""
-    )
-    if chosen != default:
-        return f"Fastest that fits: {said}{ratio and f', {ratio} the default'}{alike}."
-    said = f"Nothing is shown to be faster than the default: {said}{alike}."
-    if first == default:
+    said = f"Nothing is shown to be faster than the default: {said}."
+    if best is chosen:
         return said
     return (
-        f"{said} The fastest that was measured, {by_id[first].words}, has {ratio} the default's rate: more "
-        f"runs (--repeats), or longer ones (--max-time), would decide whether it is faster."
+        f"{said} The fastest that was measured, {best.words}, has {over} the default's rate: more runs "
+        f"(--repeats), or longer ones (--max-time), would decide whether it is faster."
     )
 
 

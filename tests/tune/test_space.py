@@ -101,12 +101,6 @@ def test_a_file_is_read_strictly(file: str, said: str) -> None:
         space_of(file)
 
 
-@pytest.mark.parametrize("options", [{"workload": "mlp,gpt-nano"}, {"gpus": "1,2"}, {"workload": None}])
-def test_a_tune_has_one_workload_and_one_size(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="bench tune takes one"):
-        space_of(**options)
-
-
 def test_a_space_in_which_nothing_fits_says_what_is_nearest() -> None:
     with pytest.raises(
         UsageError, match=r"the nearest, .*needs at least .* MiB, and a rank has 1, .* too few"

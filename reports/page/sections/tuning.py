@@ -97,16 +97,11 @@ def _course(trials: Iterable[TunedTrial], names: Mapping[str, str]) -> Chart:
             best = trial.rate
             points.append(Point(x=spent, y=best, label=f"{names.get(trial.setting, '')}: {number(best)}"))
     line = Line(name="best so far", colour="blue", points=(*points, Point(x=spent, y=best)), plain=True)
-    return Chart(
+    return _chart(
+        line,
         name="tuning-course",
         title="Best trial so far against device-time",
-        y_title="samples/s",
         x_title="device-seconds",
-        lines=(line,),
-        x_axis="linear",
-        y_from=0.0,
-        sizes=False,
-        switchable=False,
         about="A line that rises where a trial was faster than all before.",
     )
 
@@ -124,16 +119,27 @@ def _frontier(rated: Iterable[TunedTrial], names: Mapping[str, str]) -> Chart:
     lines = [Line(name="frontier", colour="blue", points=tuple(frontier))]
     if others:
         lines.append(Line(name="others", colour="orange", dash=_INVISIBLE, points=tuple(others)))
-    return Chart(
+    return _chart(
+        *lines,
         name="tuning-frontier",
         title="Throughput against memory of the fullest rank",
-        y_title="samples/s",
         x_title="MiB of memory",
-        lines=tuple(lines),
+        note="On the frontier no other setting is faster and takes less memory.",
+        about="A point is the last trial of a setting.",
+    )
+
+
+def _chart(*lines: Line, name: str, title: str, x_title: str, about: str, note: str = "") -> Chart:
+    return Chart(
+        name=name,
+        title=title,
+        y_title="samples/s",
+        x_title=x_title,
+        lines=lines,
         x_axis="linear",
         y_from=0.0,
         sizes=False,
         switchable=False,
-        note="On the frontier no other setting is faster and takes less memory.",
-        about="A point is the last trial of a setting.",
+        note=note,
+        about=about,
     )
