@@ -27,7 +27,7 @@ from typing import Protocol
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from harness.tune.race import Setting, next_rung, standings
+from harness.tune.race import Setting, finalists, next_rung, standings
 from results.outcome import Outcome
 from results.statistics import Floats
 from results.tuning import TunedTrial
@@ -252,8 +252,8 @@ def race(ground: Ground, device_s: float | None) -> Found:
         for block in range(rung.blocks):
             trials += ground.block(rung.number, block, chosen, rung.budget_s)
         spent = sum(trial.device_s for trial in trials)
-    ranked = [one for one in standings(ground.settings, trials, default=default) if one.rate is not None]
-    chosen_at = ground.final([at[one.id] for one in ranked])
+    best = finalists(standings(ground.settings, trials, default=default))
+    chosen_at = ground.final([at[one] for one in best])
     return Found(off=ground.off(chosen_at), share=spent / ground.grid_s())
 
 

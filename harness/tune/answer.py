@@ -98,8 +98,8 @@ def _sentence(
     if best is chosen:
         return said
     return (
-        f"{said} The fastest that was measured, {best.words}, has {over} the default's rate: more runs "
-        f"(--repeats), or longer ones (--max-time), would decide whether it is faster."
+        f"{said} The fastest that was measured, {best.words}, has {over} the default's rate: the same command "
+        f"with more --repeats adds runs that may decide it, or one with another --name and a longer --max-time."
     )
 
 

@@ -69,7 +69,7 @@ def next_rung(
     device_s_left: float | None,
     shortest_s: float = 1.0,
 ) -> Rung | None:
-    """Return the next runs, or None at the end of the race: then the best of `standings` go to the final.
+    """Return the next runs, or None at the end of the race: then `finalists` go to the final.
 
     `default` is the id of the default setting, `device_s_left` what the race may still take (None: as much as
     it needs), `shortest_s` the budget of the runs of a wave.
@@ -89,6 +89,12 @@ def standings(
     race = _Race(settings, trials)
     ranked = sorted(race.ranked, key=lambda one: -race.level(one))
     return tuple(map(race.standing, dict.fromkeys([*ranked, default, *(one.id for one in settings)])))
+
+
+def finalists(stand: Sequence[TunedSetting]) -> tuple[str, ...]:
+    """The first three of `standings` that ran, without those that an interval separates from the best."""
+    rated = [one for one in stand if one.rate is not None][:FINALISTS]
+    return tuple(one.id for one in rated if one is rated[0] or one.state != "out")
 
 
 def _first_wave(settings: Sequence[Setting], default: str) -> tuple[str, ...]:

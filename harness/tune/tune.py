@@ -23,14 +23,13 @@ from harness.machine.code import planned_code
 from harness.machine.device import cpu_model, visible_gpus
 from harness.matrix import Matrix, signals_are_ctrl_c
 from harness.plan.auto import AUTO
-from harness.plan.estimate import STARTUP_S, StepTime, estimate, run_seconds
+from harness.plan.estimate import STARTUP_S, StepTime, run_seconds
 from harness.plan.naming import plain_name
 from harness.plan.options import read_duration_s, read_gpus, read_names
-from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, StudyFile
-from harness.plan.surroundings import Devices, Hardware, devices_here
+from harness.plan.surroundings import Devices, devices_here
 from harness.tune.answer import answer_of, differing
-from harness.tune.race import BLOCKS, GROWTH, Rung, next_rung, standings
+from harness.tune.race import BLOCKS, FINALISTS, GROWTH, Rung, finalists, next_rung, standings
 from harness.tune.space import SPACE_FILE, Candidate, Space, make_space, nothing_fits
 from reports.text import count, duration
 from results import files, schemas
@@ -46,8 +45,6 @@ from results.store import Study, utc_now
 from results.training_log import seconds_between
 from results.tuning import TRIALS, TUNING_FILE, TunedTrial, Tuning, TuningAnswer
 
-FINALISTS = 3
-"""Settings that the final measures in addition to the default."""
 FINAL_SHARE = 0.4
 """Share of `--max-time` that is kept for the final."""
 _FINAL_BUDGETS_S = (20.0, 10.0, 5.0, 2.0, 1.0)
@@ -93,7 +90,7 @@ class Tune(Matrix):
         self._is_whole = False
         """Whether all runs of the last rung have ended: one that was interrupted is not done again."""
         self._beside = set[int]()
-        """The rungs that say what each choice contributes, and are no part of the race."""
+        """The rungs that say what each choice contributes, and do not count in the race."""
 
     def _folder_name(self) -> str:
         if self._name is not None:
@@ -154,19 +151,18 @@ class Tune(Matrix):
 
     def _worst_device_s(self) -> float:
         """The device-seconds of a search in which each setting runs at each budget, started by itself."""
-        worst_s = self._ranks * self._final[1]
+        worst_s = self._final[1]
         for one in self._space.candidates:
-            worst_s += self._ranks * STARTUP_S[one.cell.device]
-            worst_s += sum(n * self._trial_s(one, GROWTH**level) for level, n in enumerate(BLOCKS))
-        return worst_s if self._most_s is None else min(worst_s, self._ranks * self._most_s)
+            worst_s += STARTUP_S[one.cell.device]
+            worst_s += sum(n * self._run_s(one, self._policy(GROWTH**at)) for at, n in enumerate(BLOCKS))
+        return self._ranks * (worst_s if self._most_s is None else min(worst_s, self._most_s))
 
-    def _trial_s(self, candidate: Candidate, budget_s: float) -> float:
-        """Estimate the device-seconds of a trial that proves its setting."""
-        cell = msgspec.structs.replace(candidate.cell, steps=self._policy(budget_s))
-        rate = candidate.setting.predicted_rate
+    def _run_s(self, candidate: Candidate, steps: StepPolicy, *, proves: bool = True) -> float:
+        """Estimate the seconds of a run."""
+        cell, rate = msgspec.structs.replace(candidate.cell, steps=steps), candidate.setting.predicted_rate
         seconds = cell.global_batch / rate if rate else Unknown("it is not predicted")
         step = StepTime(basis="assumed", seconds=seconds)
-        return self._ranks * run_seconds(cell, step, proves=True, known_s={})
+        return run_seconds(cell, step, proves=proves, known_s={})
 
     def _policy(self, budget_s: float) -> StepPolicy:
         """The steps of a trial, which end by `budget_s`. On a GPU, which the trials before have warmed up, it
@@ -201,12 +197,11 @@ class Tune(Matrix):
         return steps, min(takes_s, share_s)
 
     def _final_s(self, steps: StepPolicy) -> float:
-        some = self._space.candidates[: 1 + FINALISTS]
-        cells = [msgspec.structs.replace(one.cell, steps=steps) for one in some]
-        per_node, repeats = self._request.gpus_per_node, self._request.repeats
-        hardware = Hardware(cores=self._devices.cores, gpu_name=self._devices.gpu_name)
-        launches = schedule(cells, repeats=repeats, gpus_per_node=per_node)
-        return estimate(launches, earlier={}, hardware=hardware).seconds
+        """Estimate the seconds of a final with these steps, of which the first run of a setting is proven."""
+        repeats, some = self._request.repeats, self._space.candidates[: 1 + FINALISTS]
+        runs = ((one, number == 0) for one in some for number in range(repeats))
+        measured_s = sum(self._run_s(one, steps, proves=proves) for one, proves in runs)
+        return repeats * STARTUP_S[some[0].cell.device] + measured_s
 
     # The search
 
@@ -273,14 +268,15 @@ class Tune(Matrix):
             ended = self._race(lock) if len(space.candidates) > 1 else "the space has one setting"
         self._require_rates()
         failed = {one.id for one in self._tuning.settings if one.state == "failed"}
-        best = [one.id for one in self._tuning.settings if one.rate is not None and one.id not in failed]
+        best = finalists(self._tuning.settings)
         if not best:
             # The time was over before a trial had ended: the predicted ones are left.
             likely = [one.setting for one in space.candidates if one.fits_by_prediction]
             fitting = [one for one in likely if one.id not in failed]
-            best = [one.id for one in sorted(fitting, key=lambda one: -(one.predicted_rate or 0.0))]
+            fitting.sort(key=lambda one: -(one.predicted_rate or 0.0))
+            best = tuple(one.id for one in fitting[:FINALISTS])
         first = space.default.setting.id
-        final = dict.fromkeys((*best[:FINALISTS], *([] if first in failed else [first])))
+        final = dict.fromkeys((*best, *([] if first in failed else [first])))
         self._update(ended=ended, final=tuple(final))
 
     def _race(self, lock: int) -> str:

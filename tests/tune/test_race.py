@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from harness.tune.race import BLOCKS, FEWEST, Rung, Setting, next_rung, standings
+from harness.tune.race import BLOCKS, FEWEST, Rung, Setting, finalists, next_rung, standings
 from results.outcome import Outcome
 from results.tuning import TunedSetting, TunedTrial
 
@@ -168,6 +168,10 @@ def test_an_interval_separates_the_slow_and_not_the_equal() -> None:
     for name, one in standing(settings, trials).items():
         if one.rate is not None:
             assert one.state == ("out" if name.startswith("zero1") else "racing")
+    # Three are the fastest, and no interval lets the second of these into the final.
+    there = [one for name, one in standing(settings, trials).items() if one.rate is not None]
+    slow = next(one for one in there if one.state == "out")
+    assert finalists([there[0], slow, there[1], there[2]]) == (there[0].id, there[1].id)
 
 
 def test_running_out_of_memory_is_an_answer() -> None:
