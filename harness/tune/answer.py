@@ -98,8 +98,9 @@ def _sentence(
     if best is chosen:
         return said
     return (
-        f"{said} The fastest that was measured, {best.words}, has {over} the default's rate: the same command "
-        f"with more --repeats adds runs that may decide it, or one with another --name and a longer --max-time."
+        f"{said} The fastest that was measured, {best.words}, has {over} the default's rate: the same "
+        f"command with more --repeats adds runs, which may decide it; so may another --name with a longer "
+        f"--max-time."
     )
 
 

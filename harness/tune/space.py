@@ -39,6 +39,8 @@ _SHARES = (1.0, 2.0, 4.0, 0.5, 8.0, 0.25)
 """Batches per replica that are tried where no batch is given, over the workload's own."""
 _PARTS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of micro-batches in which a given batch is tried."""
+_PLACED = ("launcher", "site", "partition", "account", "qos", "cpus_per_gpu")
+"""Options that say where a cluster runs the work."""
 _UNREPEATED = ("baseline", "isolation", "require", "keep_unfit")
 """Options under the headings of a cell that say nothing about its work."""
 
@@ -321,7 +323,7 @@ def call_words(options: StudyFile) -> list[str]:
     headings = by_heading()
     kept = [each for name in ("What is run", "Where it runs", "Exchange") for each in headings[name]]
     words: list[str] = []
-    for option in (*kept, BY_NAME["launcher"], BY_NAME["site"]):
+    for option in (*kept, *(BY_NAME[name] for name in _PLACED)):
         value = getattr(options, option.name)
         if value is None or option.name in _UNREPEATED:
             continue

@@ -114,7 +114,8 @@ def test_a_space_without_a_sensible_point_says_why() -> None:
 
 
 def test_the_words_of_a_setting_ask_for_its_cell() -> None:
-    space = space_of(global_batch_size="64", env=["OMP_WAIT_POLICY=passive"])
+    space = space_of(global_batch_size="64", env=["OMP_WAIT_POLICY=passive"], qos="short")
+    assert "--qos short" in " ".join(call_words(space.default.options))
     for one in space.candidates[:: max(1, len(space.candidates) // 20)]:
         context = matrix_command.make_context("matrix", call_words(one.options))
         flags = {name: value for name, value in context.params.items() if name in StudyFile.__struct_fields__}
