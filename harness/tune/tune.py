@@ -25,7 +25,7 @@ from harness.matrix import Matrix, signals_are_ctrl_c
 from harness.plan.auto import AUTO
 from harness.plan.estimate import STARTUP_S, StepTime, run_seconds
 from harness.plan.naming import plain_name
-from harness.plan.options import read_duration_s, read_gpus, read_names
+from harness.plan.options import read_duration_s
 from harness.plan.study_file import BY_NAME, StudyFile
 from harness.plan.surroundings import Devices, devices_here
 from harness.tune.answer import answer_of, differing
@@ -492,12 +492,10 @@ def _device_seconds(study: Study, results: Sequence[RunResult]) -> Mapping[str, 
 
 def _check(options: StudyFile, file: StudyFile) -> None:
     """Raise UsageError for options that a tune cannot have."""
-    if options.workload is None or len(read_names(options.workload)) != 1:
+    if options.workload is None:
         raise UsageError("bench tune takes one workload: give --workload, such as --workload gpt-nano")
-    if options.gpus is not None and len(read_gpus(options.gpus, "--gpus")) != 1:
-        raise UsageError(f"bench tune takes one size: give --gpus 8, not --gpus {options.gpus}")
-    for option in map(BY_NAME.__getitem__, ("dataset", "seed", "global_batch_size")):
-        given = getattr(options, option.name)
+    for name in ("workload", "gpus", "dataset", "seed", "global_batch_size"):
+        given, option = getattr(options, name), BY_NAME[name]
         if given is not None and len(list(option.kind.items(given, option.flag))) != 1:
             raise UsageError(f"bench tune takes one value of {option.flag}, not {given}")
     batches = [one for one in (options.batch_size, file.batch_size) if one is not None]

@@ -31,9 +31,9 @@ def tune_of(space_file: Path | None = None, **options: Any) -> Tune:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"workload": "mlp,gpt-nano"}, "one workload"),
+        ({"workload": "mlp,gpt-nano"}, "one value of --workload"),
         ({"workload": None}, "one workload"),
-        ({"gpus": "1,2"}, "one size"),
+        ({"gpus": "1..2"}, "one value of --gpus"),
         ({"dataset": "digits,synthetic"}, "one value of --dataset"),
         ({"seed": "0,1"}, "one value of --seed"),
         ({"global_batch_size": "64,128"}, "one value of --global-batch-size"),
