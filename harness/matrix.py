@@ -17,7 +17,7 @@ from harness.launch.check import can_check, check, check_request, count_own_part
 from harness.launch.machine import Machine
 from harness.launch.preflight import link_obstacle, require_room, require_tensorboard
 from harness.launch.supervise import ending_signals, handled
-from harness.launch.tally import Conditions, tally, uncounted
+from harness.launch.tally import tally, uncounted
 from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import launcher, launchers
 from harness.machine.code import planned_code
@@ -183,9 +183,7 @@ class Matrix:
         plan = _as_one(plans)
         self._tell_of_plans(study, plans)
         code = planned_code([plan])
-        here = self._call.hosts.same_python and not self._launcher.several_hosts
-        conditions = Conditions.here(code) if here else Conditions.elsewhere(code)
-        for sentence in uncounted(study.results(), plan, conditions):
+        for sentence in uncounted(study.results(), plan, self._call.conditions(code)):
             self._console.note(sentence)
         for each in self._to_run(plans):
             try:

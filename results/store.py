@@ -99,7 +99,7 @@ class Study:
             raise UsageError(f"--out {root} is a file; name a folder for the study")
         study = cls(root)
         own = {path.name for path in root.iterdir() if path.name[0] != "."} if root.is_dir() else set()
-        if own - {BATCH_RUNS, TRIALS} and TUNING_FILE not in own and not study.is_there:
+        if own - {BATCH_RUNS, TRIALS} and not study.is_there:
             raise UsageError(f"--out {root} is not empty and holds no study; name a new folder")
         return study
 
@@ -107,8 +107,10 @@ class Study:
 
     @property
     def is_there(self) -> bool:
-        """Whether the folder holds a study: a plan, or cells whose plan was lost."""
-        return bool(self.plan_paths() or any(self.root.glob("cells/*/")))
+        """Whether the folder holds a study: a plan, cells whose plan was lost, or a tune without a plan so
+        far, which has its record or its job."""
+        found = ("cells/*/", TUNING_FILE, "jobs/*/job.json")
+        return bool(self.plan_paths() or any(path for name in found for path in self.root.glob(name)))
 
     def plan_paths(self) -> list[Path]:
         return sorted(self.root.glob("plan-[0-9][0-9][0-9][0-9].json"))

@@ -8,6 +8,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from harness.plan.options import read_duration_s
 from harness.reporting.studies import warn_of_lost_plans
 from harness.terminal.console import Console
 from reports.text import count, size
-from results.errors import BenchError, SchedulerError, UsageError
+from results.errors import BenchError, SchedulerError, UsageError, bench_call
 from results.files import is_busy, study_lock
 from results.job_store import JobStore
 from results.paired import CALL
 from results.store import Study
+from results.tuning import TRIALS
 
 WATCH_S = 10.0
 CELL_HEADS = ("cell", "state", "ok", "planned", "others")
@@ -46,17 +48,14 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
     folder of studies, such as runs/: a line for each, or with --json a list.
     """
     console = Console()
-    below = [Study(path) for path in sorted(Path(study).glob("[!.]*")) if Study(path).plan_paths()]
-    if below:
+    below = _studies_in(Path(study))
+    if below and not Study(Path(study)).is_there:
         if watch:
             raise UsageError(f"--watch follows one study: name one in {study}, such as {below[-1].root}")
         return _list(below, console, as_json=as_json)
-    if not Study(Path(study)).plan_paths() and (pairs := sorted(Path(study).glob(f"*/{CALL}"))):
-        raise UsageError(
-            f"{study} holds paired comparisons and no study: bench compare --again {pairs[-1].parent} says "
-            f"what one found"
-        )
     folder = Study.existing(Path(study))
+    for one in below:
+        console.note(f"{bench_call('status', one.root)} shows the study in it")
     warn_of_lost_plans(folder, console)
     for jobs, cells, runs in standings(folder, console):
         if as_json:
@@ -70,11 +69,23 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
                 console.table(STATUS_HEADS, status_rows(jobs), numeric=STATUS_NUMERIC)
                 console.result()
             rows = [[cell.cell, cell.state, str(cell.ok), str(cell.planned), cell.others] for cell in cells]
-            console.table(CELL_HEADS, rows, numeric=[False, False, True, True, False])
+            if rows:
+                console.table(CELL_HEADS, rows, numeric=[False, False, True, True, False])
         if not (watch and runs):
             break
         console.result()
     return int(any(cell.ok < cell.planned for cell in cells))
+
+
+def _studies_in(folder: Path) -> list[Study]:
+    """The studies directly in a folder. Raises UsageError if it has paired comparisons instead."""
+    found = [study for path in sorted(folder.glob("[!.]*")) if (study := Study(path)).is_there]
+    if not found and not Study(folder).is_there and (pairs := sorted(folder.glob(f"*/{CALL}"))):
+        raise UsageError(
+            f"{folder} holds paired comparisons and no study: bench compare --again {pairs[-1].parent} says "
+            f"what one found"
+        )
+    return found
 
 
 def standings(study: Study, console: Console) -> Iterator[tuple[list[JobStatus], list[CellProgress], bool]]:
@@ -82,7 +93,8 @@ def standings(study: Study, console: Console) -> Iterator[tuple[list[JobStatus],
     does not."""
     runs = True
     while runs:
-        jobs, busy = _jobs(study, console), is_busy(study.root)
+        # A tune holds the lock of its trials while it searches.
+        jobs, busy = _jobs(study, console), is_busy(study.root) or is_busy(study.root / TRIALS)
         runs = busy or any(status.is_live for status in jobs)
         yield jobs, progress(study, study.told_plans(), _conditions(study), jobs, busy=busy), runs
         if runs:
@@ -173,7 +185,10 @@ def collect_command(study: str) -> int:
 def cancel_command(study: str, *, forget: bool) -> int:
     """Cancel all jobs of STUDY that wait or run. Their measurements stay; `bench matrix` resumes later."""
     folder, console = Study.existing(Path(study)), Console()
-    with study_lock(folder.root):
+    # The job of a tune holds the lock while it measures the final.
+    open_jobs = [status.job for status in kept_job_statuses(folder) if status.ended is None]
+    calls = any(job.purpose == "run" and not job.cells for job in open_jobs)
+    with nullcontext() if calls else study_lock(folder.root):
         if forget:
             console.result(f"{count(forget_jobs(folder), 'job')} closed")
             return 0

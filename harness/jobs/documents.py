@@ -79,31 +79,26 @@ class JobMaker:
         )
 
     def of_call(
-        self, placement: Placement, time: TimeLimits, *, most_s: float, billed_gpus: int | None, site: object
+        self,
+        purpose: Purpose,
+        placement: Placement | None,
+        *,
+        estimate_s: float,
+        time_limit_s: float,
+        billed_gpus: int | None,
+        site: object,
     ) -> Job:
-        """The job of a call of bench that starts its own launches in the allocation, for `most_s` seconds."""
+        """A job without cells, for a call of bench; without a placement it starts when other jobs have
+        ended."""
         return self._job(
-            "call",
-            placement=placement,
-            cells=(),
-            baseline=None,
-            estimate_s=most_s,
-            time_limit_s=time.limit_s(most_s),
-            billed_gpus=billed_gpus,
-            site=msgspec.to_builtins(site),
-        )
-
-    def follow_up(self, purpose: Purpose, time_limit_s: float, site: object) -> Job:
-        """A job without cells that starts when other jobs have ended."""
-        return self._job(
-            purpose,
+            "call" if purpose == "run" else purpose,
             purpose=purpose,
-            placement=Placement(nodes=1, gpus_per_node=1),
+            placement=placement or Placement(nodes=1, gpus_per_node=1),
             cells=(),
             baseline=None,
-            estimate_s=time_limit_s,
+            estimate_s=estimate_s,
             time_limit_s=time_limit_s,
-            billed_gpus=0,
+            billed_gpus=billed_gpus,
             site=msgspec.to_builtins(site),
         )
 

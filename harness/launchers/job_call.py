@@ -45,13 +45,16 @@ class JobCall(LauncherCall):
     def submit_call(self, study: Study, plan: Plan, code: CodeVersion, most_s: float) -> int:
         """Submit a job that makes this call again in its allocation, of the size of the plan's largest cell.
 
-        Its launches take `most_s` seconds at most. Returns the exit code. Raises UsageError if the launcher
-        has no such jobs.
+        Its launches take `most_s` seconds at most. Returns the exit code. Raises UsageError, before anything
+        is written, if the launcher has no such jobs or the site's time limit is shorter.
         """
         raise UsageError(
             f"--launcher {self._launcher} does not start the launches of a call in a job: run bench tune "
             f"with --launcher local on one of its nodes, such as in a pod with all GPUs of the node"
         )
+
+    def conditions(self, code: CodeVersion) -> Conditions:
+        return Conditions.elsewhere(code)
 
     def check_all(self, study: Study, plans: Sequence[Plan], code: CodeVersion) -> None:
         """Refuse more GPU-hours than were allowed for all settings of a call together.
@@ -74,11 +77,11 @@ class JobCall(LauncherCall):
     ) -> tuple[list[PlannedLaunch], list[Document]]:
         """Return the launches that are left, and their jobs, without the cells that live jobs have (`held`).
 
-        The hosts of the jobs are not known here, so that only the code of earlier runs is compared; the job
-        that runs a cell compares the other conditions.
+        The hosts of the jobs are not known here, so that only the code of earlier runs is compared
+        (`conditions`); the job that runs a cell compares the others.
         """
         options = self._call.run_options
-        so_far = study_tally(study, plan, study.results(), Conditions.elsewhere(code), options)
+        so_far = study_tally(study, plan, study.results(), self.conditions(code), options)
         so_far.closed |= dict.fromkeys(held, "a job has it")
         launches = so_far.planned(options.isolation)
         planned = planned_jobs(

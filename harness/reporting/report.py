@@ -36,7 +36,7 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
     written = _write([figures], target, f"{path.stem}." if path else "", in_study=path is None)
     if figures.running:
         return target
-    if figures.cells or not (figures.training or figures.only_network):
+    if figures.cells or not (figures.training or figures.only_network or figures.only_searched):
         print_headline(figures, console)
         print_verdict(figures, console)
     if figures.compare_over is not None:

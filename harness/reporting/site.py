@@ -21,6 +21,7 @@ from results import files
 from results.errors import BenchError, UsageError
 from results.history import read_nights
 from results.store import Study
+from results.tuning import TUNING_FILE
 from results.version import VERSION
 
 _MANY = 10
@@ -119,7 +120,7 @@ def _is_current(page: Path, root: Path) -> bool:
     """
     if not page.is_file() or not os.access(root, os.W_OK):
         return False
-    files = (root / name for name in ("projection.json", "review.jsonl"))
+    files = (root / name for name in ("projection.json", "review.jsonl", TUNING_FILE))
     sources = [
         *Study(root).plan_paths(),
         *root.glob("cells/*/*/run.json"),

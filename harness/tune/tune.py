@@ -251,10 +251,7 @@ class Tune(Matrix):
         plan = rebuilt_plan(study.name, [self._space.default.cell], ())
         request = msgspec.structs.replace(plan.request, gpus_per_node=self._request.gpus_per_node)
         plan = msgspec.structs.replace(plan, request=request)
-        with study_lock(self._root):
-            if kept is None:
-                self._write()
-            return call.submit_call(study, plan, planned_code([plan]), self._most_s + _JOB_S)
+        return call.submit_call(study, plan, planned_code([plan]), self._most_s + _JOB_S)
 
     def _search(self) -> None:
         """Run rungs until the race or the time is over; then choose who goes to the final."""

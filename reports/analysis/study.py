@@ -161,6 +161,11 @@ class StudyFigures:
         return any(plan.kind == "network" for plan in self.plans)
 
     @property
+    def only_searched(self) -> bool:
+        """Whether it is a tune that has not measured its final."""
+        return self.tuning is not None and not self.plans
+
+    @property
     def devices_word(self) -> str:
         """The unit of a size in this study: `GPUs` or `ranks (CPU)`."""
         return devices_word({pool.cell.device for pool in self.pools.values()} or {"cuda"})

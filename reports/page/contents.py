@@ -65,6 +65,8 @@ TRAINED: Mapping[str, Maker] = MappingProxyType({name: _EVERY[name] for name in 
 _OF_NETWORK = ("running", "network", "outcomes", "review")
 NETWORK: Mapping[str, Maker] = MappingProxyType({name: _EVERY[name] for name in _OF_NETWORK})
 """The sections of a study that measured the network instead of steps."""
+SEARCHED: Mapping[str, Maker] = MappingProxyType({name: _EVERY[name] for name in ("running", "tuning")})
+"""The sections of a tune that has not measured its final."""
 TAKEN = frozenset({*SECTIONS, *TRAINED, *APPENDIX, "method"})
 """Anchors of the page's own sections, and of the definitions."""
 
@@ -100,6 +102,8 @@ def appendix(study: StudyFigures) -> tuple[Section, ...]:
 def _sections(study: StudyFigures) -> Mapping[str, Maker]:
     if study.only_network:
         return NETWORK
+    if study.only_searched:
+        return SEARCHED
     return TRAINED if study.training and not study.cells else SECTIONS
 
 

@@ -272,6 +272,14 @@ def end_of(job: Job, outcome: Outcome, *, start: int = 0) -> JobEnd:
     return a_job_end(outcome, job_id=job.job_id, scheduler_id="17", start=start, reason="its own word")
 
 
+def test_a_call_that_the_scheduler_saw_end_well_has_ended_well(tmp_path: Path) -> None:
+    """A job without cells runs a command of bench, which writes no end of a job."""
+    study = submitted(tmp_path, a_job(cells=()))
+    [status] = statuses(study, Queue(view_of("COMPLETED", exit_code=0)))
+    assert status.ended is not None
+    assert status.ended.outcome is Outcome.OK
+
+
 @pytest.mark.parametrize(
     ("view", "outcome"),
     [

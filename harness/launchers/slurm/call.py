@@ -31,13 +31,14 @@ from harness.machine.code import checkout
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
-from reports.text import count
+from reports.text import count, duration
 from results.environment import CodeVersion
 from results.errors import UsageError, bench_call
+from results.files import study_lock
 from results.job import Purpose, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
-from results.plan import Plan, placement_of
+from results.plan import Placement, Plan, placement_of
 from results.store import Study, utc_now
 from slurm.client import Client
 from slurm.cluster import NodeGroup
@@ -179,28 +180,54 @@ class SlurmCall(JobCall):
 
         `within` of the launcher finds the job by its name.
         """
-        site, jobs = self._site, self.maker(study, plan, code)
-        if live := live_ids(job_statuses(study, settle=True)):
-            self._console.note(f"job {live[0]} of it is still live: {bench_call('status', study.root)}")
-            return 0
-        largest = max(plan.cells, key=lambda cell: cell.gpus)
-        placement = placement_of(largest, plan.request.gpus_per_node)
-        billed = site.billed_gpus(placement)
-        job = jobs.of_call(placement, site.time, most_s=most_s, billed_gpus=billed, site=site)
+        site, limit_s = self._site, self._site.time.limit_s(most_s)
+        if limit_s < most_s:
+            raise UsageError(
+                f"the job of this call may take {duration(most_s * 1e9)}, and --time or the profile's time "
+                f"gives it {duration(limit_s * 1e9)}: give a shorter --max-time or a longer time"
+            )
+        placement = placement_of(max(plan.cells, key=lambda cell: cell.gpus), plan.request.gpus_per_node)
+        with study_lock(study.root):
+            if live := live_ids(job_statuses(study, settle=True)):
+                self._console.note(f"job {live[0]} of it is still live: {bench_call('status', study.root)}")
+                return 0
+            jobs, arguments = self.maker(study, plan, code), self._call.arguments
+            document = self._of_call(jobs, arguments, "run", placement, estimate_s=most_s, limit_s=limit_s)
+            done = Submitter(study, Client(), site, self._console).submit([document], feed="once")
+        self._console.note(f"{bench_call('status', study.root)} shows the job; then repeat this command")
+        return 1 if done.refused or done.left else 0
+
+    def _of_call(
+        self,
+        jobs: JobMaker,
+        arguments: tuple[str, ...],
+        purpose: Purpose,
+        placement: Placement | None = None,
+        *,
+        estimate_s: float = _FOLLOW_UP_S,
+        limit_s: float = _FOLLOW_UP_S,
+    ) -> Document:
+        """A job that makes a call of bench; without a placement a small one, which follows other jobs."""
+        billed = 0 if placement is None else self._site.billed_gpus(placement)
+        job = jobs.of_call(
+            purpose,
+            placement,
+            estimate_s=estimate_s,
+            time_limit_s=limit_s,
+            billed_gpus=billed,
+            site=self._site,
+        )
         script = ScriptJob(
             name=job.name,
             placement=placement,
             time_limit_s=job.time_limit_s,
             folder=self._call.folder,
             log_folder=JobStore(jobs.root).folder(job.job_id),
-            command=_command(site, "harness.cli", *self._call.arguments),
+            command=_command(self._site, "harness.cli", *arguments),
             python_path=checkout(),
             requeue=job.options.retries > 0,
         )
-        document = Document(job=job, text=job_script(site, script))
-        done = Submitter(study, Client(), site, self._console).submit([document], feed="once")
-        self._console.note(f"{bench_call('status', study.root)} shows the job; then repeat this command")
-        return 1 if done.refused or done.left else 0
+        return Document(job=job, text=job_script(self._site, script))
 
     def summary(self, documents: Sequence[Document]) -> list[str]:
         if documents and self.hosts.has_gpus and self._site.cpus_per_gpu is None and not self._site.exclusive:
@@ -224,19 +251,7 @@ class SlurmCall(JobCall):
             purpose, arguments = "report", ("report", str(study.root.resolve()))
         else:
             return False
-        job = jobs.follow_up(purpose, _FOLLOW_UP_S, self._site)
-        script = ScriptJob(
-            name=job.name,
-            placement=None,
-            time_limit_s=_FOLLOW_UP_S,
-            folder=self._call.folder,
-            log_folder=JobStore(jobs.root).folder(job.job_id),
-            command=_command(self._site, "harness.cli", *arguments),
-            python_path=checkout(),
-            requeue=job.options.retries > 0,
-        )
-        document = Document(job=job, text=job_script(self._site, script))
-        return submitter.follow(document, after, done)
+        return submitter.follow(self._of_call(jobs, arguments, purpose), after, done)
 
 
 Feed = Literal["once", "wait", "depend"]

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, kept_status, own_word
@@ -138,12 +139,19 @@ def _with_view(study: Study, status: JobStatus, view: JobView | None) -> JobStat
         )
     if stopped is None:
         outcome = view.outcome or Outcome.UNKNOWN
-        if outcome is Outcome.OK and status.job.purpose == "run":
+        if outcome is Outcome.OK and status.job.cells:
             # A job that has run its cells says so.
             outcome = Outcome.UNKNOWN
         log = log_path(JobStore(study.root).folder(status.job.job_id), view.job_id)
         stopped = Ending(outcome, f"the scheduler says {view.words}; see {log}")
     return close(study, status, stopped, scheduler=view.words)
+
+
+@cache
+def _environment(root: Path, job_id: str) -> SlurmEnvironment:
+    """The one environment of all launches of this process for a job, since its starter counts them."""
+    store = JobStore(root)
+    return SlurmEnvironment(store.job(job_id), store)
 
 
 class SlurmLauncher(JobLauncher):
@@ -208,7 +216,7 @@ class SlurmLauncher(JobLauncher):
         job = next((job for job in store.jobs() if job.name == name and not job.cells), None)
         if job is None or Allocation.here() is None:
             return None
-        return JobCampaignCall(call, SlurmCall(call).hosts, SlurmEnvironment(job, store))
+        return JobCampaignCall(call, SlurmCall(call).hosts, _environment(study.root.resolve(), job.job_id))
 
     def run_job(self, study: Study, job: Job) -> int:
         return JobStart(study, job, SlurmEnvironment(job, JobStore(study.root))).run()

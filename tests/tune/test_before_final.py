@@ -1,0 +1,117 @@
+"""A tune that has not measured its final is a study to all commands, and a wrong call leaves no folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from builders import cell_of
+from launching import CODE, a_job, a_launch
+
+from harness.cli import run
+from harness.launchers.campaign_call import JobCampaignCall
+from harness.plan.study_file import StudyFile
+from harness.tune.tune import Tune
+from results import schemas
+from results.files import study_lock
+from results.job_store import JobStore
+from results.outcome import Outcome
+from results.rebuild import rebuilt_plan
+from results.store import BATCH_RUNS, Study
+from results.tuning import TRIALS, TUNING_FILE, TunedSetting, TunedTrial, Tuning
+
+ROOT = Path("study")
+SEARCHED = Tuning(
+    command="bench tune",
+    default="a",
+    settings=(
+        TunedSetting(id="a", choices={"strategy": "ddp"}, state="racing", rate=3.0),
+        TunedSetting(id="b", choices={"strategy": "zero1"}),
+    ),
+    trials=(TunedTrial(setting="a", rung=0, block=1, outcome=Outcome.OK, rate=3.0, device_s=4.0),),
+)
+OPTIONS = {"workload": "mlp", "gpus": "2", "device": "cpu", "global_batch_size": "64"}
+
+
+@pytest.mark.parametrize("nested", [BATCH_RUNS, TRIALS])
+@pytest.mark.parametrize("of", [TUNING_FILE, "jobs"])
+def test_status_is_of_the_study_and_names_the_short_runs_in_it(
+    nested: str, of: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Study(ROOT / nested).add_plan(rebuilt_plan(nested, [cell_of()], ()))
+    if of == "jobs":
+        JobStore(ROOT).add(a_job(cells=()), document="", name="script.sh")
+        assert run(["cancel", "study", "--forget"]) == 0
+    else:
+        (ROOT / TUNING_FILE).write_bytes(schemas.TUNING.encode(SEARCHED))
+    capsys.readouterr()
+    assert run(["status", "study", "--watch"]) == 0
+    said = capsys.readouterr()
+    assert f"bench status study/{nested}" in said.err
+    assert cell_of().id not in said.out
+    assert ("0001-1x1" in said.out) == (of == "jobs")
+    # A folder of studies lists it, and not what is in it.
+    assert run(["status", "."]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["study", "study"]
+
+
+def test_the_job_of_a_tune_can_be_cancelled_while_it_holds_the_lock() -> None:
+    JobStore(ROOT).add(a_job(cells=()), document="", name="script.sh")
+    with study_lock(ROOT):
+        assert run(["cancel", "study", "--forget"]) == 0
+    ended = JobStore(ROOT).ended(a_job().job_id)
+    assert ended is not None
+    assert ended.outcome is Outcome.CANCELLED
+
+
+def test_the_page_of_a_search_has_its_trials(capsys: pytest.CaptureFixture[str]) -> None:
+    ROOT.mkdir()
+    (ROOT / TUNING_FILE).write_bytes(schemas.TUNING.encode(SEARCHED))
+    assert run(["report", "study"]) == 0
+    page = (ROOT / "report.html").read_text()
+    assert re.findall(r'<section[^>]* id="([^"]+)"', page)[0] == "tuning"
+    assert ">ddp<" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("slurm", "--time", "30m"), "--max-time"),
+        (("kubernetes", "--site", "site.yaml"), "--launcher local"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused_before_anything_is_written(
+    words: tuple[str, ...], fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites = Path(__file__).parents[2] / "docs/sites"
+    Path("site.yaml").write_text((sites / "kubernetes.yaml").read_text())
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    assert run(["tune", *options, "--max-time", "1h", "--out", "study", "--launcher", *words]) == 2
+    assert fix in capsys.readouterr().err
+    assert not ROOT.exists()
+
+
+def in_a_job(monkeypatch: pytest.MonkeyPatch, **site: object) -> Tune:
+    """The call of a tune's job, in its allocation."""
+    job = a_job(cells=(), site={"gpu_request": "none", **site})
+    JobStore(ROOT).add(job, document="", name="script.sh")
+    allocation = {"ID": "17", "NAME": job.name, "NODELIST": "n1"}
+    for name, value in allocation.items():
+        monkeypatch.setenv(f"SLURM_JOB_{name}", value)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    return Tune(StudyFile(**OPTIONS, launcher="slurm", out="study", max_time="1h"))
+
+
+def test_the_rungs_of_a_job_share_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune, ports = in_a_job(monkeypatch), list[str]()
+    for _ in range(3):
+        call = tune._limited(None)
+        assert isinstance(call, JobCampaignCall)
+        ports.append(call.starter().command(a_launch(gpus_per_node=2), ROOT / "launch.json")[-1])
+    assert len(set(ports)) == 3
+
+
+def test_runs_in_a_container_are_compared_by_their_code_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = in_a_job(monkeypatch, container={"image": "a.sqsh"})
+    assert tune._call.conditions(CODE).torch is None
