@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,22 @@ def test_all_points_that_a_machine_could_hold_may_be_required(
     for given, expected in ((options, code), (msgspec.structs.replace(options, require=None), 0)):
         matrix = Matrix(given, study_file=None)
         assert matrix._without_cells(*matrix._plans(Study(tmp_path))) == expected
+
+
+def test_runs_count_at_the_end_by_the_conditions_of_the_call(small_study: tuple[Study, object]) -> None:
+    """Ranks with another Python, as in a container, may have another torch than this process."""
+    study, _ = small_study
+    plan, results = study.plans()[0], study.results()
+    other = [
+        msgspec.structs.replace(run, environment=msgspec.structs.replace(run.environment, torch="0.1"))
+        for run in results
+        if run.environment is not None
+    ]
+    options = StudyFile(workload="mlp", gpus="1", device="cpu", out=str(study.root))
+    matrix = Matrix(options, study_file=None)
+    assert matrix._finish(study, plan, other, report=False) == 1
+    matrix._call.hosts = replace(matrix._call.hosts, same_python=False)
+    assert matrix._finish(study, plan, other, report=False) == 0
 
 
 def test_flags_win_over_the_study_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

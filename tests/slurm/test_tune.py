@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from results.job_store import JobStore
+from results.outcome import Outcome
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CALL = (
     *("tune", "--workload", "mlp", "--gpus", "2", "--gpus-per-node", "1", "--device", "cpu"),
@@ -20,6 +23,8 @@ def test_a_tune_is_one_job_that_ends_with_the_answer(lab: Any, bench: Any) -> No
     assert done.code == 0, done.stderr
     (job,) = bench.jobs()
     assert "still live" in bench(*CALL).stderr
+    status = bench("status", "study")
+    assert (status.code, str(job) in status.stdout) == (0, True), status
     bench.settle()
     found = bench.study().tuning()
     assert found is not None
@@ -29,3 +34,8 @@ def test_a_tune_is_one_job_that_ends_with_the_answer(lab: Any, bench: Any) -> No
     assert hosts, "the final was measured"
     assert found.answer.sentence in bench(*CALL).stdout
     assert bench.jobs() == [job]
+    assert bench("status", "study").code == 0
+    store = JobStore(bench.study().root)
+    (end,) = [store.ended(one.job_id) for one in store.jobs()]
+    assert end is not None
+    assert end.outcome is Outcome.OK, end.reason
