@@ -17,7 +17,8 @@ from results.errors import SchemaError, StoreError, UsageError
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Outcome
 from results.plan import Plan, Request
-from results.store import Study, new_id, utc_now
+from results.store import BATCH_RUNS, Study, new_id, utc_now
+from results.tuning import TRIALS
 
 
 def _plan(*cells: Cell, created_at: str = "2026-01-02T03:04:05.000Z") -> Plan:
@@ -218,7 +219,9 @@ def test_a_new_folder_is_for_planning_and_no_study_yet(tmp_path, cell_of) -> Non
 
 def test_a_folder_with_other_things_is_not_planned_in(tmp_path) -> None:
     (tmp_path / ".lock").touch()
-    Study.for_planning(tmp_path)  # what is hidden is not in the way
+    for name in (BATCH_RUNS, TRIALS):
+        (tmp_path / name).mkdir()
+    Study.for_planning(tmp_path)  # what is hidden is not in the way, and short runs are continued
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UsageError, match="is not empty and holds no study; name a new folder"):
         Study.for_planning(tmp_path)
