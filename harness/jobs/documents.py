@@ -79,26 +79,18 @@ class JobMaker:
         )
 
     def of_call(
-        self,
-        purpose: Purpose,
-        placement: Placement | None,
-        *,
-        estimate_s: float,
-        time_limit_s: float,
-        billed_gpus: int | None,
-        site: object,
+        self, purpose: Purpose, placement: Placement | None, limit_s: float, billed: int | None, site: object
     ) -> Job:
-        """A job without cells, for a call of bench; without a placement it starts when other jobs have
-        ended."""
+        """A job without cells, for a call of bench; without a placement it starts when others have ended."""
         return self._job(
             "call" if purpose == "run" else purpose,
             purpose=purpose,
             placement=placement or Placement(nodes=1, gpus_per_node=1),
             cells=(),
             baseline=None,
-            estimate_s=estimate_s,
-            time_limit_s=time_limit_s,
-            billed_gpus=billed_gpus,
+            estimate_s=limit_s,
+            time_limit_s=limit_s,
+            billed_gpus=billed,
             site=msgspec.to_builtins(site),
         )
 

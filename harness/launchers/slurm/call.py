@@ -191,8 +191,8 @@ class SlurmCall(JobCall):
             if live := live_ids(job_statuses(study, settle=True)):
                 self._console.note(f"job {live[0]} of it is still live: {bench_call('status', study.root)}")
                 return 0
-            jobs, arguments = self.maker(study, plan, code), self._call.arguments
-            document = self._of_call(jobs, arguments, "run", placement, estimate_s=most_s, limit_s=limit_s)
+            jobs = self.maker(study, plan, code)
+            document = self._of_call(jobs, "run", self._call.arguments, placement, limit_s)
             done = Submitter(study, Client(), site, self._console).submit([document], feed="once")
         self._console.note(f"{bench_call('status', study.root)} shows the job; then repeat this command")
         return 1 if done.refused or done.left else 0
@@ -200,23 +200,14 @@ class SlurmCall(JobCall):
     def _of_call(
         self,
         jobs: JobMaker,
-        arguments: tuple[str, ...],
         purpose: Purpose,
+        arguments: tuple[str, ...],
         placement: Placement | None = None,
-        *,
-        estimate_s: float = _FOLLOW_UP_S,
         limit_s: float = _FOLLOW_UP_S,
     ) -> Document:
         """A job that makes a call of bench; without a placement a small one, which follows other jobs."""
         billed = 0 if placement is None else self._site.billed_gpus(placement)
-        job = jobs.of_call(
-            purpose,
-            placement,
-            estimate_s=estimate_s,
-            time_limit_s=limit_s,
-            billed_gpus=billed,
-            site=self._site,
-        )
+        job = jobs.of_call(purpose, placement, limit_s, billed, self._site)
         script = ScriptJob(
             name=job.name,
             placement=placement,
@@ -251,7 +242,7 @@ class SlurmCall(JobCall):
             purpose, arguments = "report", ("report", str(study.root.resolve()))
         else:
             return False
-        return submitter.follow(self._of_call(jobs, arguments, purpose), after, done)
+        return submitter.follow(self._of_call(jobs, purpose, arguments), after, done)
 
 
 Feed = Literal["once", "wait", "depend"]
