@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import ceil, lcm
+from functools import cached_property, partial
+from math import ceil, inf, lcm
 
 import msgspec
 
@@ -128,14 +128,6 @@ class Curve:
     series: SeriesId
     ends: tuple[Candidate, ...]
 
-    @classmethod
-    def of(cls, series: SeriesId, cells: Sequence[Cell], request: Request) -> Curve:
-        """The curve of cells in ascending order of their workers, each with the smallest micro-batch that it
-        can have."""
-        devices, per_node = devices_of(request), request.gpus_per_node
-        ends = dict.fromkeys((cells[0], cells[-1]))
-        return cls(series, tuple(Candidate(cell, Surroundings.of(cell, devices, per_node)) for cell in ends))
-
     @property
     def work(self) -> str:
         return place_of(msgspec.structs.replace(self.ends[0].cell, gpus=1, model_parallel=1))
@@ -201,28 +193,42 @@ def with_batches(
 ) -> tuple[Request, tuple[Curve, ...]]:
     """Give each series of a request with `--batch-size auto` the batch that its study has found, else the
     predicted one. Also return the curves whose batch is only predicted."""
-    keys = list(series_of(msgspec.structs.replace(request, batches=None)))
-    # The baseline has the batches of the series that are measured against it.
-    keys = [key for key in keys if key.strategy != BASELINE_STRATEGY] or keys
-    found = {one.series: one for one in (_smallest(key, request) for key in keys)}
-    least = msgspec.structs.replace(request, batches=tuple(found.values()), include=())
-    plan = expand(least, study="", created_at="", limit=limit)
+    found: dict[SeriesId, FittingBatch] = {}
+    for key in series_of(msgspec.structs.replace(request, batches=None)):
+        samples = facts(WORKLOADS.parse(key.workload)).minimum_batch
+        pieces = STRATEGIES.facts(key.strategy).microbatches * request.accumulation
+        least = replace(key, batch_size=pieces * (1 if isinstance(samples, Unknown) else samples))
+        why = "none of its sizes can run"
+        found[least] = FittingBatch(series=least, work="", basis="predicted", why=why)
+    smallest = msgspec.structs.replace(request, batches=tuple(found.values()), include=())
+    plan = expand(smallest, study="", created_at="", limit=limit)
     cells = {cell.id: cell for cell in plan.cells}
-    told = [one for plan in reversed(earlier) for one in plan.request.batches or ()]
-    had = {one.work: one for one in told if one.basis == "measured"}
+    compared = {one.workload for one in plan.series if one.strategy != BASELINE_STRATEGY}
+    for key in list(found):
+        if key.strategy == BASELINE_STRATEGY and key.workload in compared:
+            # The baseline has the batches of the series that are measured against it.
+            del found[key]
     left = []
     for series in plan.series:
         if series.id in found:
-            curve = Curve.of(series.id, [cells[name] for name in series.cells], request)
-            if curve.work not in had:
+            ends = dict.fromkeys((cells[series.cells[0]], cells[series.cells[-1]]))
+            around = partial(
+                Surroundings.of, devices=devices_of(request), gpus_per_node=request.gpus_per_node
+            )
+            curve = Curve(series.id, tuple(Candidate(cell, around(cell)) for cell in ends))
+            if (had := _found_earlier(curve, earlier)) is None:
                 left.append(curve)
-            found[series.id] = had.get(curve.work) or curve.predicted()
+            found[series.id] = had or curve.predicted()
     return msgspec.structs.replace(request, batches=tuple(found.values())), tuple(left)
 
 
-def _smallest(key: SeriesId, request: Request) -> FittingBatch:
-    """The smallest batch that the cells of a series can have."""
-    samples = facts(WORKLOADS.parse(key.workload)).minimum_batch
-    pieces = STRATEGIES.facts(key.strategy).microbatches * request.accumulation
-    series = replace(key, batch_size=pieces * (1 if isinstance(samples, Unknown) else samples))
-    return FittingBatch(series=series, work="", basis="predicted", why="none of its sizes can run")
+def _found_earlier(curve: Curve, earlier: Sequence[Plan]) -> FittingBatch | None:
+    """Return the batch that a plan found for the work of a curve, on its smallest size or a smaller one."""
+    for plan in earlier:
+        gpus = {cell.id: cell.gpus for cell in plan.cells}
+        least = {series.id: min(gpus[cell] for cell in series.cells) for series in plan.series}
+        for one in plan.request.batches or ():
+            if (one.work, one.basis) == (curve.work, "measured"):
+                if least.get(one.series, inf) <= curve.ends[0].cell.gpus:
+                    return one
+    return None

@@ -116,7 +116,7 @@ def series_of(request: Request) -> Iterator[SeriesId]:
                     link=NO_LINK,
                 )
                 for one in request.batches
-                if one.basis != "nothing fits"
+                if one.work and one.basis != "nothing fits"
             ]
         yield from dict.fromkeys(batches)
         return

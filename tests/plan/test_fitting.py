@@ -196,6 +196,28 @@ def test_a_batch_that_the_study_has_is_used_again_for_larger_sizes_too() -> None
     assert len(left) == 1
 
 
+def test_a_batch_that_was_found_on_larger_sizes_alone_is_found_anew_for_smaller_ones() -> None:
+    first = planned(with_found(request_of(**{**AUTO, "gpus": 4}, strategy="ddp")))
+    request = request_of(**{**AUTO, "gpus": "2..4"}, strategy="ddp")
+    _, left = with_batches(request, earlier=(first,), limit=Limit())
+    assert len(left) == 1
+    second = planned(with_found(request, batch=5))
+    request, left = with_batches(request, earlier=(first, second), limit=Limit())
+    assert [one.series.batch_size for one in request.batches or ()] == [5]
+    assert left == ()
+
+
+@pytest.mark.parametrize("strategy", ["single,ddp", "single"])
+def test_the_baseline_has_its_own_batch_where_nothing_is_compared_with_it(strategy: str) -> None:
+    request, curves = with_batches(
+        request_of(**{**AUTO, "gpus": 1}, strategy=strategy), earlier=(), limit=Limit()
+    )
+    [curve] = curves
+    assert curve.series.strategy == "single"
+    [cell] = planned(request).cells
+    assert cell.micro_batch == curve.predicted().series.batch_size > 1
+
+
 def test_a_series_without_a_batch_that_fits_is_skipped_for_its_memory() -> None:
     plan = planned(with_found(request_of(**AUTO, strategy="single,ddp"), batch=1, basis="nothing fits"))
     assert plan.cells == ()
