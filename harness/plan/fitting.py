@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import ceil, inf, lcm
 
 import msgspec
@@ -208,14 +208,12 @@ def with_batches(
         if key.strategy == BASELINE_STRATEGY and key.workload in compared:
             # The baseline has the batches of the series that are measured against it.
             del found[key]
-    left = []
+    left, devices = [], devices_of(request)
     for series in plan.series:
         if series.id in found:
             ends = dict.fromkeys((cells[series.cells[0]], cells[series.cells[-1]]))
-            around = partial(
-                Surroundings.of, devices=devices_of(request), gpus_per_node=request.gpus_per_node
-            )
-            curve = Curve(series.id, tuple(Candidate(cell, around(cell)) for cell in ends))
+            around = (Surroundings.of(cell, devices, request.gpus_per_node) for cell in ends)
+            curve = Curve(series.id, tuple(Candidate(one.cell, one) for one in around))
             if (had := _found_earlier(curve, earlier)) is None:
                 left.append(curve)
             found[series.id] = had or curve.predicted()

@@ -18,6 +18,7 @@ import msgspec
 from harness.plan.auto import AUTO
 from harness.plan.estimate import estimated_step_time
 from harness.plan.expand import expand
+from harness.plan.options import BATCH_AUTO
 from harness.plan.points import micro_batch_of
 from harness.plan.predict import certain_bytes, predicted_bytes
 from harness.plan.study_file import BY_NAME, SEARCHED, StudyFile, by_heading, check_values
@@ -33,20 +34,25 @@ from strategies.catalog import STRATEGIES, group_layout
 from strategies.facts import AutoPoint
 from workloads.catalog import MEMBERS, WORKLOADS, facts
 
-MOST_POINTS = 20_000
-"""A larger space is refused: to plan it would take minutes."""
+MOST_POINTS, MOST_SETTINGS = 20_000, 2_000
+"""A larger space is refused: to plan more points takes minutes, and to weigh more settings gigabytes."""
 _SHARES = (1.0, 2.0, 4.0, 0.5, 8.0, 0.25)
 """Batches per replica that are tried where no batch is given, over the workload's own."""
 _PARTS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of micro-batches in which a given batch is tried."""
-_PLACED = ("launcher", "site", "partition", "account", "qos", "cpus_per_gpu")
-"""Options that say where a cluster runs the work."""
+_OF_CLUSTER = ("launcher", "site", "partition", "account", "qos", "cpus_per_gpu")
+"""Options under the heading of a cluster that say where the work runs."""
 _UNREPEATED = ("baseline", "isolation", "require", "keep_unfit")
 """Options under the headings of a cell that say nothing about its work."""
 
 
 def _check_space(space: StudyFile, where: Where) -> None:
     check_values(space, where)
+    batch = space.batch_size
+    if batch is not None and BATCH_AUTO in BY_NAME["batch_size"].kind.items(batch, where("batch_size")):
+        raise UsageError(
+            f"{where('batch_size')} auto is one batch, and a tune compares several: name numbers, or none"
+        )
     for field in msgspec.structs.fields(space):
         if field.name not in SEARCHED and getattr(space, field.name) is not None:
             raise UsageError(
@@ -78,7 +84,7 @@ class Candidate:
     memory: int
     """Memory of a rank; 0 if it is not known."""
     room: int
-    """Bytes that a prediction may take."""
+    """Bytes that a prediction may take; 0 if they are not known."""
 
     @property
     def fits_by_prediction(self) -> bool:
@@ -134,12 +140,7 @@ def make_space(
     if plain.global_batch_size is not None:
         plain = msgspec.structs.replace(plain, scaling="strong")
     values = _values(options, file, requested(plain), devices)
-    size = prod(len(each) for each in values.values())
-    if size > MOST_POINTS:
-        raise UsageError(
-            f"the space has {size:,} points, and at most {MOST_POINTS:,} are searched: narrow it by --space "
-            f"or by flags"
-        )
+    _require_few(prod(len(each) for each in values.values()), MOST_POINTS, "points")
     refused: Counter[str] = Counter()
     examples: dict[str, str] = {}
     found: dict[str, Candidate] = {}
@@ -151,7 +152,7 @@ def make_space(
             # One example stands for all points that a rule refuses.
             refused[examples.setdefault(str(skip.rule), skip.reason)] += 1
         for cell in plan.cells:
-            one = _candidate(point, cell, devices, request.gpus_per_node)
+            one = _candidate(point, cell, devices, limit.gpu_bytes, request.gpus_per_node)
             found.setdefault(one.setting.id, one)
     if not found:
         # A point that a later rule refuses has passed the earlier ones: it is nearest to running.
@@ -160,6 +161,7 @@ def make_space(
             f"no point of the space makes sense: {examples[last]}; change that, or widen the space"
         )
     fitting = [one for one in found.values() if not one.memory or one.certain_bytes <= one.memory]
+    _require_few(len(fitting), MOST_SETTINGS, "settings")
     if not fitting:
         every = list(found.values())
         raise UsageError(nothing_fits(list(_compared(every, every)), certain=True))
@@ -171,16 +173,27 @@ def make_space(
     )
 
 
+def _require_few(number: int, most: int, what: str) -> None:
+    if number > most:
+        raise UsageError(
+            f"the space has {number:,} {what}, and at most {most:,} are searched: narrow it by --space or by "
+            f"flags"
+        )
+
+
 def nothing_fits(candidates: Sequence[Candidate], *, certain: bool) -> str:
     """Say that no setting fits, which is nearest and by how much it does not, and what may help."""
-    needs = {one.words: one.certain_bytes if certain else one.predicted_bytes or 0 for one in candidates}
-    nearest = min(needs, key=lambda words: needs[words])
-    need, memory = needs[nearest], candidates[0].memory
-    over = f", {(need - memory) / MIB:,.0f} too few" if need > memory else ""
+    fix = "give more --gpus, a smaller --global-batch-size, or a wider --space"
+    needs = [(one.certain_bytes if certain else one.predicted_bytes, one.words) for one in candidates]
+    known = [(need, words) for need, words in needs if need]
+    if not known:
+        return f"no setting of the space fits: all that were tried ran out of memory: {fix}"
+    (need, nearest), memory = min(known), candidates[0].memory
+    how = "needs at least" if certain else "ran out of memory, and is predicted to need"
+    has = f", and a rank has {memory / MIB:,.0f}" if memory else ""
+    over = f", {(need - memory) / MIB:,.0f} too few" if has and need > memory else ""
     return (
-        f"no setting of the space fits: the nearest, {nearest}, "
-        f"{'needs at least' if certain else 'is predicted to need'} {need / MIB:,.0f} MiB, and a rank has "
-        f"{memory / MIB:,.0f}{over}: give more --gpus, a smaller --global-batch-size, or a wider --space"
+        f"no setting of the space fits: the nearest, {nearest}, {how} {need / MIB:,.0f} MiB{has}{over}: {fix}"
     )
 
 
@@ -204,7 +217,9 @@ def _values(
     batch = own * base.gpus[0]
     if base.global_batch_sizes:
         del found["batch_size"]
-        [batch] = base.global_batch_sizes
+        batch, *others = base.global_batch_sizes
+        if others:
+            raise UsageError(f"bench tune keeps one global batch: give --global-batch-size {batch}")
         if found["accumulation"] == (None,):
             found["accumulation"] = tuple(parts for parts in _PARTS if batch % parts == 0)
     elif found["batch_size"] == (None,):
@@ -250,20 +265,25 @@ def _variants(text: str) -> Iterator[str]:
         yield ":".join([spec.text, *(f"{key}={value}" for key, value in zip(free, values, strict=True))])
 
 
-def _candidate(options: StudyFile, cell: Cell, devices: Devices, per_node: int | None) -> Candidate:
+def _candidate(
+    options: StudyFile, cell: Cell, devices: Devices, gpu_bytes: int | None, per_node: int | None
+) -> Candidate:
     cell = msgspec.structs.replace(cell, steps=StepPolicy())
     around = Surroundings.of(cell, devices, per_node)
     hardware = Hardware(cores=devices.cores, gpu_name=devices.gpu_name)
     step = estimated_step_time(cell, known_ns=None, hardware=hardware, gpus_per_node=per_node).seconds
     rate = None if isinstance(step, Unknown) or not step else cell.global_batch / step
+    # An assumed GPU excludes nothing.
+    of_gpu = cell.device == "cuda" and cell.memory_limit_mb is None
+    memory = gpu_bytes or 0 if of_gpu else around.memory
     return Candidate(
         setting=Setting(id=cell.id, choices=_choices(cell), predicted_rate=rate, complexity=0),
         options=options,
         cell=cell,
         certain_bytes=certain_bytes(cell, per_node),
         predicted_bytes=predicted_bytes([cell], per_node).get(cell.id),
-        memory=around.memory,
-        room=around.room,
+        memory=memory,
+        room=around.room if memory else 0,
     )
 
 
@@ -322,8 +342,9 @@ def call_words(options: StudyFile) -> list[str]:
     """The options of `bench matrix` and `bench train` that ask for the work of a point."""
     headings = by_heading()
     kept = [each for name in ("What is run", "Where it runs", "Exchange") for each in headings[name]]
+    kept += [BY_NAME[name] for name in _OF_CLUSTER]
     words: list[str] = []
-    for option in (*kept, *(BY_NAME[name] for name in _PLACED)):
+    for option in kept:
         value = getattr(options, option.name)
         if value is None or option.name in _UNREPEATED:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ from click.testing import CliRunner
 
 from harness.cli.matrix import matrix_command
 from harness.cli.tune import tune_command
+from harness.plan.request import make_requests
 from harness.plan.study_file import StudyFile
-from harness.tune.space import SEARCHED, Space, call_words
+from harness.plan.surroundings import MIB, Devices, Limit
+from harness.tune import space as space_module
+from harness.tune.space import SEARCHED, Space, call_words, make_space, nothing_fits
 from harness.tune.tune import Tune
 from results.errors import UsageError
+from results.plan import Request
 from results.store import Study
 from strategies.catalog import STRATEGIES
 
@@ -94,6 +99,7 @@ def test_what_changes_training_needs_a_file() -> None:
         ("repeats: 3\n", "line 1: repeats is not searched"),
         ("exclude: [{gpus: 2}]\n", "exclude is not searched"),
         ("precision: [fp31]\n", "fp31"),
+        ("batch_size: auto\n", "name numbers, or none"),
     ],
 )
 def test_a_file_is_read_strictly(file: str, said: str) -> None:
@@ -106,6 +112,51 @@ def test_a_space_in_which_nothing_fits_says_what_is_nearest() -> None:
         UsageError, match=r"the nearest, .*needs at least .* MiB, and a rank has 1, .* too few"
     ):
         space_of(workload="gpt2-small", memory_limit_mb=1)
+
+
+def test_memory_that_ran_out_is_told_of_what_is_predicted_alone() -> None:
+    one = space_of(strategy="ddp", memory_limit_mb=400).default
+    unknown = replace(one, predicted_bytes=None)
+    told = nothing_fits([unknown, one], certain=False)
+    assert f"is predicted to need {one.predicted_bytes / MIB:,.0f} MiB, and a rank has 400: " in told
+    assert "predicted" not in nothing_fits([unknown], certain=False)
+
+
+def test_memory_of_an_unknown_gpu_excludes_nothing() -> None:
+    call = {"workload": "llama-7b", "gpus": "2", "device": "cuda", "strategy": "ddp", "accumulation": "1"}
+    options = StudyFile(**call, global_batch_size="2", compile="false", activation_checkpointing="false")
+
+    def space(gpu: str | None) -> Space:
+        def requested(point: StudyFile) -> Request:
+            return make_requests(point, machine_has_cuda=True, source_folder=Path())[0]
+
+        devices = Devices(gpu_name=gpu)
+        return make_space(options, StudyFile(), requested, Limit(gpus=devices), devices)
+
+    assert space(None).too_large == 0
+    assert all(one.fits_by_prediction for one in space(None).candidates)
+    with pytest.raises(UsageError, match="needs at least"):
+        space("A100-SXM4-80GB")
+
+
+def test_one_global_batch_is_kept() -> None:
+    with pytest.raises(UsageError, match="give --global-batch-size 64"):
+        space_of(global_batch_size="64,128")
+
+
+@pytest.mark.parametrize("name", ["MOST_POINTS", "MOST_SETTINGS"])
+def test_a_space_of_too_many_points_or_settings_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space_module, name, 3)
+    with pytest.raises(UsageError, match="at most 3 are searched"):
+        space_of(global_batch_size="64", strategy="ddp")
+
+
+def test_the_words_of_a_setting_name_the_part_of_the_cluster() -> None:
+    assert call_words(StudyFile(partition="gpu", cpus_per_gpu=4, feed="wait")) == [
+        "--partition", "gpu", "--cpus-per-gpu", "4"
+    ]  # fmt: skip
 
 
 def test_a_space_without_a_sensible_point_says_why() -> None:
