@@ -25,12 +25,13 @@ from harness.plan.auto import AUTO
 from harness.plan.expand import expand
 from harness.plan.fitting import with_batches
 from harness.plan.launchers import DEFAULT
+from harness.plan.lighter import lighter
 from harness.plan.naming import plain_name, study_name
 from harness.plan.options import read_counts, read_duration_s
 from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
-from harness.plan.surroundings import MIB, Devices, Limit, Measured, devices_here
+from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_here
 from harness.reporting.report import write_report
 from harness.reporting.studies import (
     CostFlags,
@@ -331,19 +332,24 @@ class Matrix:
 
     def _tell_of_plans(self, study: Study, plans: Sequence[Plan]) -> None:
         """Print which baselines are added, and warn of new cells whose predicted memory exceeds a GPU's."""
-        memory = Limit(gpus=self._gpus()).gpu_bytes
+        gpus = self._gpus()
+        memory = Limit(gpus=gpus).gpu_bytes
         planned = {cell.id for plan in study.plans() for cell in plan.cells} if memory else set()
         over = [
-            f"{cell.workload} with {cell.strategy} on {cell.gpus} ({size / MIB:,.0f})"
+            (cell, size)
             for plan in plans
             for cell in plan.cells
             if memory and (size := plan.predicted_bytes.get(cell.id, 0)) > memory and cell.id not in planned
         ]
-        if memory and over:
-            named = ", ".join([*over[:3], *["..."] * (len(over) > 3)])
+        if gpus and memory and over:
+            named = [
+                f"{one.workload} with {one.strategy} on {one.gpus} ({size / MIB:,.0f})" for one, size in over
+            ]
+            named[3:] = ["..."] * (len(over) > 3)
             what = f"{count(len(over), 'cell')} may need more than a GPU's {memory / MIB:,.0f} MiB"
-            self._console.warn(f"{what}, by prediction: {named}")
-            for words in dict.fromkeys(words for plan in plans for words in plan.lighter.values()):
+            self._console.warn(f"{what}, by prediction: {', '.join(named)}")
+            arounds = (Surroundings.of(cell, gpus, self._request.gpus_per_node) for cell, _ in over[:3])
+            for words in filter(None, dict.fromkeys(lighter(one.cell, one) for one in arounds)):
                 self._console.note(f"  instead: {words}")
         asked = {pattern for one in self._requests for pattern in one.include}
         added = [one for plan in plans for one in plan.request.include if one not in asked]
@@ -478,7 +484,6 @@ def _as_one(plans: Sequence[Plan]) -> Plan:
         ),
         cells=tuple(cells.values()),
         predicted_bytes={cell: size for plan in plans for cell, size in plan.predicted_bytes.items()},
-        lighter={cell: words for plan in plans for cell, words in plan.lighter.items()},
         unpredicted={workload: why for plan in plans for workload, why in plan.unpredicted.items()},
         series=tuple(series for plan in plans for series in plan.series),
         skips=tuple(dict.fromkeys(skip for plan in plans for skip in plan.skips)),

@@ -116,7 +116,6 @@ class Redactor:
             series=series,
             predicted_bytes=predicted,
             command=(),
-            lighter={ids[cell_id]: words for cell_id, words in plan.lighter.items()},
             unpredicted={},
         )
 

@@ -256,9 +256,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     known."""
     unpredicted: dict[str, str] = {}
     """Why the memory of a workload's cells is not predicted; empty in plans from before reasons were kept."""
-    lighter: dict[str, str] = {}
-    """For cells that are predicted to take much of the memory: the change of options that makes them fit if
-    they do not, by their ids."""
     training: TrainOrder | None = None
     """How its cells are trained; None: they are measured."""
     network: NetworkOrder | None = None

@@ -39,7 +39,7 @@ from results.tuning import Tuning
 #   rank-record -  unreleased  updates of the work; late_first and late_steps of the proof; spent_ns;
 #                             trained_steps; sampled-gradients of the proof
 #   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
-#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, unpredicted, lighter,
+#   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, unpredicted,
 #                             training; gpu_model, network_gbit_per_s and batches of the request
 #   launch  -  unreleased  job_variables, forks, training
 #   rank-record -, run-result -  unreleased  transports, attention, settings, process_group and program of

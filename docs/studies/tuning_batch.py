@@ -25,15 +25,16 @@ SHARE = 0.95
 """The share of the limit that a rank may be measured to take, stated here a second time. The search leaves
 2 MiB more, since equal runs differ."""
 STEPS = 200
-AT_ONCE = 8
+AT_ONCE = 4
 """Micro-batches of the scan in one launch."""
+AXES = ("workload", "strategy")
 SHARDED = "ddp,zero1,fsdp,scratch-fsdp,local-sgd:2,scratch-ddp"
 GROUPS = (
     ("gpt-nano", SHARDED, 2, 1, 56),
     ("gpt-nano,llama-nano", "single", 1, 1, 56),
     ("llama-nano", SHARDED, 2, 1, 56),
-    ("gpt-nano", "ddp,fsdp,fsdp:reshard=false", 2, 2, 60),
-    ("llama-nano", "ddp,fsdp,fsdp:reshard=false", 2, 2, 60),
+    ("gpt-nano", "ddp,fsdp,fsdp:reshard=false", 2, 2, 72),
+    ("llama-nano", "ddp,fsdp,fsdp:reshard=false", 2, 2, 72),
 )
 """Workloads, strategies, ranks, accumulation and MiB: 20 cases."""
 SHORT = ("--budget", 0, "--block-steps", 2, "--warmup-steps", 0, "--quads", 0, "--repeats", 1, "--no-report")
@@ -77,12 +78,15 @@ def group(folder: Path, number: int) -> list[dict[str, Any]]:
     bench("matrix", *axes, *work, *more, "--batch-size", "auto", "--out", folder / "auto")
     auto, scan = Study(folder / "auto"), Study(folder / "scan")
     batches = auto.plan(1).request.batches or ()
-    first, best = 1, dict.fromkeys(batches, 0)
-    while any(size >= first - 1 for size in best.values()):
+    first, best, left = 1, dict.fromkeys(batches, 0), batches
+    while left:
         sizes = ",".join(str(accumulation * size) for size in range(first, first + AT_ONCE))
+        names = [",".join(dict.fromkeys(getattr(one.series, axis) for one in left)) for axis in AXES]
+        axes = ("--workload", names[0], "--strategy", names[1])
         bench("matrix", *axes, *work, *more, "--batch-size", sizes, "--out", scan.root)
-        best = {batch: largest(taken(scan, batch), limit_mb) for batch in batches}
+        best |= {batch: largest(taken(scan, batch), limit_mb) for batch in left}
         first += AT_ONCE
+        left = tuple(batch for batch in left if best[batch] >= first - 1)
     rows = []
     for at, batch in enumerate(batches):
         series, train = batch.series, Study(folder / f"train-{at}")

@@ -27,7 +27,9 @@ from harness.launch.training import (
 )
 from harness.plan.estimate import estimate
 from harness.plan.launchers import job_variables
+from harness.plan.lighter import lighter
 from harness.plan.schedule import PlannedLaunch
+from harness.plan.surroundings import Measured, Surroundings, devices_of
 from harness.terminal.console import Console, ProgressLine
 from results.cell import Cell, point
 from results.environment import CodeVersion
@@ -270,11 +272,22 @@ class Campaign:
             if result.outcome is Outcome.OK:
                 continue
             self._console.warn(f"{result.cell_id}: {result.outcome}: {result.reason}")
-            if result.outcome is Outcome.OUT_OF_MEMORY and result.cell_id in self._plan.lighter:
-                self._console.note(f"  instead: {self._plan.lighter[result.cell_id]}")
+            if result.outcome is Outcome.OUT_OF_MEMORY and (words := self._lighter(result.cell_id)):
+                self._console.note(f"  instead: {words}")
             for cell_id in tally.close(result.cell_id, result.outcome):
                 self._console.warn(f"{cell_id} is left out: {tally.closed[cell_id]}")
         return results
+
+    def _lighter(self, cell_id: str) -> str | None:
+        """Name what may make a cell fit, by prediction; None if that or the memory of the cell is not
+        predicted."""
+        request = self._plan.request
+        if cell_id not in self._plan.predicted_bytes:
+            return None
+        measured = Measured.of_study(self._study, self._study.results())
+        devices = replace(devices_of(request), measured=measured)
+        cell = self._study.cell(cell_id)
+        return lighter(cell, Surroundings.of(cell, devices, request.gpus_per_node))
 
 
 def _slots(planned: PlannedLaunch, cells: Sequence[Cell], tally: Tally) -> tuple[Slot, ...]:

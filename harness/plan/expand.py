@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +32,6 @@ from workloads import catalog as workloads
 from workloads.datasets.facts import DATASETS
 from workloads.source import file_hash, source_hash
 
-MUCH = 0.8
-"""Share of the memory of which a cell may turn out to need all, so that its plan says what would help."""
 _DOUBLINGS = 7
 """The advice for a cell that does not fit tries its number of workers, and doubles it up to 64 times."""
 
@@ -64,7 +62,6 @@ def expand(
         builder.add(point)
     if baseline and BASELINE_STRATEGY not in request.every_strategy:
         request = msgspec.structs.replace(request, include=(*request.include, *builder.add_baselines()))
-    predicted = predicted_bytes(builder.cells.values(), request.gpus_per_node)
     return Plan(
         study=study,
         created_at=created_at,
@@ -72,8 +69,7 @@ def expand(
         cells=tuple(builder.cells.values()),
         series=tuple(builder.series()),
         skips=tuple(builder.skips),
-        predicted_bytes=predicted,
-        lighter=builder.lighter(predicted),
+        predicted_bytes=predicted_bytes(builder.cells.values(), request.gpus_per_node),
         unpredicted=unpredicted(builder.cells.values()),
     )
 
@@ -183,29 +179,12 @@ class _PlanBuilder:
         instead = self._what_fits(point, cell)
         return Reason("memory", f"{text} {memory / MIB:,.0f}: {instead}; --keep-unfit measures it anyway")
 
-    def lighter(self, predicted: Mapping[str, int]) -> dict[str, str]:
-        """Say what would make cells fit, of those that are predicted to take much of the memory: for all
-        sizes of a work what makes the first of them fit."""
-        found: dict[str, str] = {}
-        told: dict[str, str | None] = {}
-        for name, size in predicted.items():
-            cell, around = self.cells[name], self._around(self.cells[name])
-            if size > MUCH * around.room:
-                work = msgspec.structs.replace(cell, gpus=1, model_parallel=1).id
-                if work not in told:
-                    told[work] = lighter(cell, around)
-                if (words := told[work]) is not None:
-                    found[name] = words
-        return found
-
-    def _around(self, cell: Cell) -> Surroundings:
-        devices = replace(self._limit.gpus or devices_of(self._request), measured=self._limit.measured)
-        return Surroundings.of(cell, devices, self._request.gpus_per_node)
-
     def _what_fits(self, point: MatrixPoint, cell: Cell) -> str:
         """Name the options that fit by prediction: the cheapest change of the cell, or for the first size of
         a series that does not fit another strategy, maybe on more workers."""
-        if (changed := lighter(cell, self._around(cell))) is not None:
+        devices = replace(self._limit.gpus or devices_of(self._request), measured=self._limit.measured)
+        around = Surroundings.of(cell, devices, self._request.gpus_per_node)
+        if (changed := lighter(cell, around)) is not None:
             return changed
         if point.key in self._fitting:
             return self._fitting[point.key]

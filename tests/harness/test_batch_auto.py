@@ -25,7 +25,7 @@ from results.store import BATCH_RUNS, Study
 SHORT = ("--budget", "0", "--block-steps", "2", "--warmup-steps", "0", "--quads", "0", "--repeats", "1")
 CALL = (
     *("matrix", "--workload", "gpt-nano", "--strategy", "ddp", "--gpus", "2", "--device", "cpu"),
-    *("--batch-size", "auto", "--memory-limit-mb", "64", "--oversubscribe", "--no-report", "--out", "study"),
+    *("--batch-size", "auto", "--memory-limit-mb", "90", "--oversubscribe", "--no-report", "--out", "study"),
 )
 Bench = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -58,10 +58,7 @@ def test_launchers_that_do_not_run_here_refuse_it(
     assert f"--launcher {launcher} leaves launches to others" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(("ended", "code"), [(None, 1), (130, 130)])
-def test_runs_that_are_not_made_end_the_search_until_the_next_call(
-    ended: int | None, code: int, tmp_path: Path
-) -> None:
+def test_runs_that_are_not_made_end_the_search_until_the_next_call(tmp_path: Path) -> None:
     options = {"workload": "gpt-nano", "gpus": 2, "device": "cpu", "strategy": "ddp"}
     request = request_of(**options, batch_size="auto", memory_limit_mb=400)
     request, curves = with_batches(request, earlier=(), limit=Limit())
@@ -69,11 +66,11 @@ def test_runs_that_are_not_made_end_the_search_until_the_next_call(
 
     def execute(study: Study, plan: Plan) -> int | None:
         asked.extend(cell.id for cell in plan.cells)
-        return ended
+        return None
 
     for _ in range(2):
         found = find_batches(study, curves, execute, request=request, trains=False, console=Console())
-        assert found == code
+        assert found == 1
     assert len(asked) == 2
     assert len(study.plans()) == len(set(asked)) == 1
 
@@ -101,19 +98,18 @@ def test_it_is_found_once_and_a_killed_search_goes_on(bench: Bench, tmp_path: Pa
     assert size + 1 in found
     ran = {study.cell(run.cell_id).micro_batch: run.outcome for run in study.results()}
     assert ran == {size: Outcome.OK}
-    again = bench(*CALL, *SHORT)
-    assert again.returncode == 0
-    assert "0 of 2 runs to do" in again.stderr or "0 of 1 run to do" in again.stderr
+    again = bench(*CALL, *SHORT, "--dry-run")
+    assert "0 of 1 run to do" in again.stdout
+    assert f"auto is {size} for gpt-nano, ddp: of the " in again.stdout
     assert probes(tmp_path) == found
-    assert bench("report", str(study.root / BATCH_RUNS)).returncode == 0
 
 
 @pytest.mark.slow
 def test_training_probes_train_with_a_validation(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("a sentence of a short text, repeated. " * 4000)
-    call = [word for word in CALL if word != "--no-report"]
-    call[0] = "train"
-    done = bench(*call, "--dataset", "text:text.txt", "--steps", "4")
+    """The limit is generous: digits have no more samples, which bounds the batch after one probe."""
+    call = ("train", "--workload", "mlp", "--dataset", "digits", "--strategy", "ddp", "--gpus", "2")
+    limits = ("--device", "cpu", "--batch-size", "auto", "--memory-limit-mb", "400", "--oversubscribe")
+    done = bench(*call, *limits, "--steps", "4", "--out", "study")
     assert done.returncode == 0, done.stderr
     inner = Study(tmp_path / "study" / BATCH_RUNS)
     logs = [inner.training_log(cell) for cell in inner.cell_ids()]

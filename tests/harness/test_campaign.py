@@ -30,10 +30,10 @@ FAILURE = """
 """Torchrun 2.13 reports this of a rank that a signal ended."""
 
 
-def _run(folder: Path, script: str, options: RunOptions, batches: str = "8") -> Study:
+def _run(folder: Path, script: str, options: RunOptions, batches: str = "8", workload: str = "mlp") -> Study:
     """The study of a campaign in which every launch is this script, up to its MachineError."""
     given = StudyFile(
-        workload="mlp", gpus=2, strategy="ddp", batch_size=batches, repeats=1, device="cpu",
+        workload=workload, gpus=2, strategy="ddp", batch_size=batches, repeats=1, device="cpu",
         oversubscribe=True, out=str(folder / "s"),
     )  # fmt: skip
     study = Study(folder / "s")
@@ -128,7 +128,11 @@ def test_a_missing_module_ends_a_campaign_only_as_the_last_words_of_what_failed(
 
 @pytest.mark.parametrize(("kills", "outcome"), [(0, Outcome.CRASHED), (1, Outcome.OUT_OF_MEMORY)])
 def test_deaths_in_start_up_have_the_outcome_of_their_first_slots_and_end_a_campaign_at_the_third(
-    kills: int, outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kills: int,
+    outcome: Outcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Five cells in one launch: whoever is first of it when rank 1 is killed has that outcome."""
     counts = iter([0, kills] * 3)
@@ -140,6 +144,7 @@ def test_deaths_in_start_up_have_the_outcome_of_their_first_slots_and_end_a_camp
             f"echo '{FAILURE.format(number=9)}'; echo DistNetworkError; echo 'W: No module named x'; exit 1",
             RunOptions(prune=False),
             "4,8,16,32,64",
+            "gpt-nano",
         )
     study = Study(tmp_path / "s")
     first, second, third = sorted(study.launches(), key=lambda launch: -len(launch.slots))
@@ -150,6 +155,8 @@ def test_deaths_in_start_up_have_the_outcome_of_their_first_slots_and_end_a_camp
         assert result.outcome is outcome
         assert str(result.reason).startswith("before any cell began: rank 1 was killed by SIGKILL")
     assert study.attempts()[first.slots[0].run_id].outcomes == {first.slots[0].run_id: outcome}
+    # What is short of memory gets the option that may help; the third death ends the campaign.
+    assert capsys.readouterr().err.count("instead: --accumulation 2 fits") == 2 * kills
 
 
 AWAY = (

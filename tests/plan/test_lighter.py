@@ -86,14 +86,6 @@ def test_measured_computation_goes_before_assumed_one() -> None:
     assert str(told(cell, room, devices)).startswith("--activation-checkpointing")
 
 
-def test_a_plan_says_it_for_cells_that_take_much_of_the_memory() -> None:
-    options = {"workload": "gpt-nano", "gpus": 2, "strategy": "ddp", "device": "cpu"}
-    plan = plan_of(**options, batch_size="1,64", memory_limit_mb=240)
-    [large] = [cell for cell in plan.cells if cell.micro_batch == 64]
-    assert set(plan.lighter) == {large.id}
-    assert plan_of(**options, batch_size="1,64").lighter == {}
-
-
 def test_a_skip_for_memory_names_it() -> None:
     options = {"workload": "gpt2-xl", "gpus": 2, "device": "cuda", "batch_size": 1, "strategy": "fsdp"}
     [skip] = plan_of(**options, limit=Limit(gpus=Devices(gpu_name="A10", gpu_bytes=11 * 2**30))).skips

@@ -218,7 +218,6 @@ PLAN_3 = msgspec.structs.replace(
     skips=(msgspec.structs.replace(PLAN_2.skips[0], rule="strategy", predicate="needs 2 workers or more"),),
     command=("matrix", "--gpus", "1,2"),
     predicted_bytes={CELL_3.id: 10_000_000},
-    lighter={CELL_3.id: "--accumulation 8 fits by prediction"},
     unpredicted={"py:mine:build": "planning does not run a user's own code"},
     training=ORDER,
     network=NETWORK_ORDER,

@@ -76,9 +76,6 @@ def memory_section(study: StudyFigures) -> Section | None:
     if failed:
         named = listed([cell_label(study, cell) for cell in failed], last="; ")
         blocks.append(Paragraph(f"{count(len(failed), 'cell')} ran out of memory: {named}."))
-        instead = {name: words for plan in study.plans for name, words in plan.lighter.items()}
-        told = [f"{cell_label(study, cell)}: {instead[cell.id]}" for cell in failed if cell.id in instead]
-        blocks += [Paragraph(f"What would make them fit: {'; '.join(told)}.")] * bool(told)
     if memories:
         blocks.append(Table(_table(study, memories), "Peak memory of the largest rank, by way to train"))
     predicted = any(one.over_prediction is not None for one in memories)
