@@ -290,19 +290,15 @@ def _candidate(
 def _choices(cell: Cell) -> dict[str, str]:
     """Every choice of a cell by name: its strategy, the options of that which matter, its settings."""
     spec = STRATEGIES.parse(cell.strategy)
-    options = STRATEGIES.entries[spec.name].options
+    options = STRATEGIES.entries[spec.name].options.items()
     positional = "" if spec.positional is None else f":{spec.positional}"
     chosen: dict[str, object] = {"strategy": f"{spec.name}{positional}"}
-    chosen |= {key: spec.options[key] for key in options if options[key].tuned or _differs(cell, key)}
+    values = spec.options
+    chosen |= {key: values[key] for key, one in options if one.tuned or values[key] != one.default}
     chosen |= {"micro_batch": cell.micro_batch, "global_batch": cell.global_batch}
     others = [name for name in SEARCHED if name not in ("strategy", "batch_size")]
     chosen |= {name: getattr(cell, name) for name in others}
     return {key: _text(value) for key, value in chosen.items()}
-
-
-def _differs(cell: Cell, key: str) -> bool:
-    spec = STRATEGIES.parse(cell.strategy)
-    return spec.options[key] != STRATEGIES.entries[spec.name].options[key].default
 
 
 def _text(value: object) -> str:
