@@ -18,7 +18,6 @@ import msgspec
 from harness.plan.auto import AUTO
 from harness.plan.estimate import estimated_step_time
 from harness.plan.expand import expand
-from harness.plan.options import BATCH_AUTO
 from harness.plan.points import micro_batch_of
 from harness.plan.predict import certain_bytes, predicted_bytes
 from harness.plan.study_file import BY_NAME, SEARCHED, StudyFile, by_heading, check_values
@@ -48,11 +47,6 @@ _UNREPEATED = ("baseline", "isolation", "require", "keep_unfit")
 
 def _check_space(space: StudyFile, where: Where) -> None:
     check_values(space, where)
-    batch = space.batch_size
-    if batch is not None and BATCH_AUTO in BY_NAME["batch_size"].kind.items(batch, where("batch_size")):
-        raise UsageError(
-            f"{where('batch_size')} auto is one batch, and a tune compares several: name numbers, or none"
-        )
     for field in msgspec.structs.fields(space):
         if field.name not in SEARCHED and getattr(space, field.name) is not None:
             raise UsageError(
@@ -217,9 +211,7 @@ def _values(
     batch = own * base.gpus[0]
     if base.global_batch_sizes:
         del found["batch_size"]
-        batch, *others = base.global_batch_sizes
-        if others:
-            raise UsageError(f"bench tune keeps one global batch: give --global-batch-size {batch}")
+        [batch] = base.global_batch_sizes
         if found["accumulation"] == (None,):
             found["accumulation"] = tuple(parts for parts in _PARTS if batch % parts == 0)
     elif found["batch_size"] == (None,):

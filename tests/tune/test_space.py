@@ -99,7 +99,6 @@ def test_what_changes_training_needs_a_file() -> None:
         ("repeats: 3\n", "line 1: repeats is not searched"),
         ("exclude: [{gpus: 2}]\n", "exclude is not searched"),
         ("precision: [fp31]\n", "fp31"),
-        ("batch_size: auto\n", "name numbers, or none"),
     ],
 )
 def test_a_file_is_read_strictly(file: str, said: str) -> None:
