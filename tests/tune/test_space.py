@@ -138,11 +138,6 @@ def test_memory_of_an_unknown_gpu_excludes_nothing() -> None:
         space("A100-SXM4-80GB")
 
 
-def test_one_global_batch_is_kept() -> None:
-    with pytest.raises(UsageError, match="give --global-batch-size 64"):
-        space_of(global_batch_size="64,128")
-
-
 @pytest.mark.parametrize("name", ["MOST_POINTS", "MOST_SETTINGS"])
 def test_a_space_of_too_many_points_or_settings_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
