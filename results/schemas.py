@@ -41,7 +41,7 @@ from results.tuning import Tuning
 #   run-result  -  unreleased  late_first and late_steps of the proof; spent_ns
 #   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, unpredicted,
 #                             training; gpu_model, network_gbit_per_s and batches of the request
-#   launch  -  unreleased  job_variables, forks, training
+#   launch  -  unreleased  job_variables, forks, training, python
 #   rank-record -, run-result -  unreleased  transports, attention, settings, process_group and program of
 #                             the environment; user_commit and user_dirty of its code, as in launch and job
 #   rank-record 4, run-result 4  unreleased  the outcome proof_failed

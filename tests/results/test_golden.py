@@ -247,6 +247,7 @@ LAUNCH_4 = msgspec.structs.replace(
     training=ORDER,
     network=NETWORK_ORDER,
     env=("NCCL_ALGO=Ring",),
+    python="/engines/bin/python",
 )
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
