@@ -103,7 +103,7 @@ def _interpreters() -> Mapping[str, str]:
 
     named = os.environ.get("BENCH_ENGINES")
     path = Path(named or FILE)
-    if named is None and not path.exists():
+    if not named and not path.exists():
         return {}
     kind = FileKind(
         type=EnginesFile,

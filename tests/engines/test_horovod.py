@@ -16,6 +16,7 @@ from unittest.mock import patch
 import data_parallel as replicas
 import pytest
 import resuming
+import torch
 from packages import module_at
 from planting import GPT, GRADIENT, REPLICAS, UPDATE, Fields, Planted, Runs, wrapped
 
@@ -166,11 +167,17 @@ def test_a_resumed_run_goes_on_bit_for_bit(ranks, tmp_path) -> None:
     assert ranks(2, resuming.broken, cases, tmp_path) == [[], []]
 
 
-def refused(rank: int, model: str) -> str:
-    with pytest.raises(seam.UsageError) as raised:
+def refused(rank: int, model: str, dtype: str) -> str:
+    def built(original: Callable[[str], Any], name: str) -> Any:
+        return original(name).to(getattr(torch, dtype))
+
+    with wrapped(replicas, "build", built), pytest.raises(seam.UsageError) as raised:
         replicas.train(rank, model, {"strategy": "horovod", "optimizer": SGD})
     return str(raised.value)
 
 
-def test_sparse_gradients_are_refused(ranks) -> None:
-    assert all("sparse" in said for said in ranks(2, refused, "embedded"))
+@pytest.mark.parametrize(
+    ("model", "dtype", "word"), [("embedded", "float32", "sparse"), ("deep", "bfloat16", "bfloat16")]
+)
+def test_gradients_that_horovod_does_not_average_are_refused(ranks, model, dtype, word) -> None:
+    assert all(word in said for said in ranks(2, refused, model, dtype))
