@@ -68,10 +68,16 @@ def daemon():
     os.waitpid(child, 0)
 
 
+def put(name, text):
+    """Write a file that another process may read at any moment: it never sees the file without its text."""
+    part = HERE / f"{name}.part"
+    part.write_text(text)
+    part.rename(HERE / name)
+
+
 def reach():
     """Tell the test that this rank stands still from now on, and which it is."""
-    (HERE / "reached.part").write_text(str(os.getpid()))
-    (HERE / "reached.part").rename(HERE / "reached")
+    put("reached", str(os.getpid()))
 
 
 def flood():
@@ -118,7 +124,7 @@ def exhaust():
 
 
 def set_clock(offset):
-    (HERE / "clock").write_text(offset)
+    put("clock", offset)
 
 
 FAULTS = {

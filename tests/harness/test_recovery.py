@@ -263,7 +263,7 @@ def test_a_rank_that_others_wait_for_is_named_with_its_stack_and_its_collectives
     assert result.step_ns is not None
     assert 0 < result.step_ns.value < 1e9
     (failed,) = scene.bench.named("-b8-")
-    assert failed.outcome is Outcome.HUNG
+    assert failed.outcome is Outcome.HUNG, failed.reason
     assert str(failed.reason).startswith("no rank said anything for 1")
     # Rank 0 waits in the sum that rank 1 has not issued.
     counts = re.search(r"rank 1 is behind: .* (\d+) collectives, rank 0 (\d+)", str(failed.reason))
