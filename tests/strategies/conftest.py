@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from harness.worker.exchange.group import ExchangeGroup
 
-TIMEOUT = timedelta(seconds=30)
+TIMEOUT = timedelta(seconds=300)
+"""It ends a hang: a machine may stand still for longer than Gloo would wait for a message."""
 
 
 @pytest.fixture(autouse=True, scope="module")
