@@ -54,6 +54,25 @@ class Candidate:
     def of(self, micro_batch: int) -> Cell:
         return msgspec.structs.replace(self.cell, micro_batch=micro_batch)
 
+    def probe(self, micro_batch: int) -> Cell:
+        """The short run that tries a micro-batch.
+
+        On CPU it fits if it ends well, since its limit is the part that may be taken: a limit counts address
+        space, and the peak that a run records counts resident pages, those of libraries among them.
+        """
+        limit = self.cell.memory_limit_mb
+        if self.cell.device == "cpu":
+            limit = self.around.measured_room // MIB
+        return msgspec.structs.replace(self.of(micro_batch), steps=PROBE, memory_limit_mb=limit)
+
+    @property
+    def place(self) -> str:
+        """The place of its runs."""
+        return place_of(self.probe(self.cell.micro_batch))
+
+    def _fits(self, what: int | str) -> bool:
+        return not isinstance(what, str) and (self.cell.device == "cpu" or what <= self.around.measured_room)
+
     def least(self, unit: int) -> int:
         return ceil(self.cell.micro_batch / unit) * unit
 
@@ -80,9 +99,7 @@ class Candidate:
 
     def bracket(self, taken: Taken, most: int | None = None) -> tuple[int | None, int | None]:
         """Return the largest micro-batch that fits, up to `most`, and the smallest one that does not."""
-        room = self.around.measured_room
-        failed = [size for size, what in taken.items() if isinstance(what, str) or what > room]
-        high = min(failed, default=None)
+        high = min((size for size, what in taken.items() if not self._fits(what)), default=None)
         last = min(high - 1 if high else _MOST_SAMPLES, most or _MOST_SAMPLES)
         return max((size for size in taken if size <= last), default=None), high
 
@@ -150,12 +167,12 @@ class Curve:
         most: int | None = None
         why = ""
         for one in self.ends:
-            taken = dict(seen.get(place_of(one.cell), {}))
+            taken = dict(seen.get(one.place, {}))
             for unit in one.units:
                 while (size := one.next_size(taken, unit, most)) is not None:
                     refused = refusal(one.of(size))
                     if refused is None:
-                        return msgspec.structs.replace(one.of(size), steps=PROBE)
+                        return one.probe(size)
                     taken[size] = f"is refused: {refused}"
                 if one.bracket(taken, most)[0] is not None:
                     break
@@ -175,10 +192,12 @@ class Curve:
 
 def _told(one: Candidate, taken: Taken, *sizes: int) -> str:
     """Say what runs of these micro-batches took or how they failed, as a clause."""
-    told = (
-        f"{size:,} {what if isinstance(what := taken[size], str) else f'takes {what / MIB:,.1f}'}"
-        for size in sizes
-    )
+    told = []
+    for size in sizes:
+        what = taken[size]
+        if not isinstance(what, str):
+            what = "takes no more" if one.cell.device == "cpu" else f"takes {what / MIB:,.1f}"
+        told.append(f"{size:,} {what}")
     may = f"of the {one.around.measured_room / MIB:,.1f} MiB that a rank on {one.cell.gpus} may take"
     return f"{may}, a micro-batch of {', and one of '.join(told)}"
 

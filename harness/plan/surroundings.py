@@ -60,8 +60,6 @@ SHARE = 0.95
 RESERVE_BYTES: Mapping[Device, int] = {"cpu": 64 * MIB, "cuda": 1024 * MIB}
 """Memory that a prediction does not count: stacks of threads, buffers of libraries and of the backend, the
 CUDA context. On CPU 6 to 28 MiB were measured (docs/memory.md)."""
-REPEATS_WITHIN = 2 * MIB
-"""Bytes by which the resident memory of equal runs may differ: 1.7 MiB were seen on a busy machine."""
 ASSUMED_GPU = "A100-SXM4-80GB"
 LINK_SHARE = 0.75
 """Share of the peak of links between GPUs: 227 of 300 GB/s were seen on an A100 node."""
@@ -280,9 +278,9 @@ class Surroundings:
 
     @property
     def measured_room(self) -> int:
-        """Bytes that a rank may be measured to take: a measurement on CPU has what `room` reserves, and
-        differs a little between equal runs."""
-        return int(SHARE * self.memory) - REPEATS_WITHIN if self.cell.device == "cpu" else self.room
+        """Bytes that a rank may be measured to take. On CPU these are whole MiB, as a limit has, and what `room`
+        reserves is among them."""
+        return int(SHARE * self.memory / MIB) * MIB if self.cell.device == "cpu" else self.room
 
     @cached_property
     def inside(self) -> float:

@@ -22,8 +22,9 @@ from strategies.predictions import footprint
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 AUTO = {"workload": "gpt-nano", "gpus": "1..4", "device": "cpu", "batch_size": "auto", "memory_limit_mb": 400}
-ROOM = (SHARE * 400 - 2) * MIB
-"""Bytes that a rank may be measured to take under a limit of 400 MiB on CPU."""
+ROOM = SHARE * 400 * MIB
+"""Bytes that a rank may take under a limit of 400 MiB on CPU."""
+NO_ROOM = "ran out of memory"
 Takes = Callable[[int], int | str]
 
 
@@ -37,6 +38,13 @@ def candidate(strategy: str = "single", gpus: int = 1, **fields: object) -> Cand
     return Candidate(cell, Surroundings.of(cell, HOST, None))
 
 
+def limited(cell: Cell, what: int | str) -> int | str:
+    """What a run says that takes this: on CPU its limit ends it."""
+    limit = cell.memory_limit_mb
+    over = limit is not None and cell.device == "cpu" and isinstance(what, int) and what > limit * MIB
+    return NO_ROOM if over else what
+
+
 def searched(one: Candidate, takes: Takes, most: int | None = None) -> tuple[int | None, list[int]]:
     """The largest size that fits, and the sizes that were tried."""
     taken: dict[int, int | str] = {}
@@ -44,7 +52,7 @@ def searched(one: Candidate, takes: Takes, most: int | None = None) -> tuple[int
         while (size := one.next_size(taken, unit, most)) is not None:
             assert size not in taken
             assert size % unit == 0
-            taken[size] = takes(size)
+            taken[size] = limited(one.probe(size), takes(size))
         if one.bracket(taken, most)[0] is not None:
             break
     return one.bracket(taken, most)[0], list(taken)
@@ -59,7 +67,7 @@ def a_memory(draw: random.Random) -> Takes:
     def takes(size: int) -> int | str:
         # A bend of 0.3 is a rise by 30 % more for each tenfold number of samples.
         exact = base + rise * size ** (1 + bend / 3)
-        return int(exact // page * page) if exact <= wall else "ran out of memory"
+        return int(exact // page * page) if exact <= wall else NO_ROOM
 
     return takes
 
@@ -86,7 +94,7 @@ def test_the_search_finds_what_a_scan_finds_in_few_runs() -> None:
 
 def test_the_first_size_is_the_largest_that_fits_by_prediction() -> None:
     one, parts = candidate("ddp", 2), parts_of("gpt-nano")
-    _, [first, *_] = searched(one, lambda size: "ran out of memory")
+    _, [first, *_] = searched(one, lambda size: NO_ROOM)
     assert (
         footprint(one.of(first), parts).total <= one.around.room < footprint(one.of(first + 1), parts).total
     )
@@ -126,24 +134,24 @@ def run(curve: Curve, takes: Callable[[Cell], int | str]) -> tuple[FittingBatch,
     while isinstance(found := curve.search(seen), Cell):
         assert found not in tried
         tried.append(found)
-        seen.setdefault(place_of(found), {})[found.micro_batch] = takes(found)
+        seen.setdefault(place_of(found), {})[found.micro_batch] = limited(found, takes(found))
     return found, tried
 
 
-@pytest.mark.parametrize(("at_2", "at_8", "batch"), [(10, 20, 18), (20, 10, 18), (10, 10, 37)])
+@pytest.mark.parametrize(("at_2", "at_8", "batch"), [(10, 20, 19), (20, 10, 19), (10, 10, 38)])
 def test_the_smaller_of_both_ends_holds_for_the_curve(at_2: int, at_8: int, batch: int) -> None:
     takes = {2: at_2, 8: at_8}
     found, tried = run(a_curve(2, 4, 8), lambda cell: cell.micro_batch * takes[cell.gpus] * MIB)
     assert (found.series.batch_size, found.basis) == (batch, "measured")
     assert {cell.gpus for cell in tried} == {2, 8}
     # The second end is not searched beyond what the first has found.
-    assert max(cell.micro_batch for cell in tried if cell.gpus == 8) <= 37
+    assert max(cell.micro_batch for cell in tried if cell.gpus == 8) <= 38
 
 
 def test_a_curve_of_which_no_batch_fits_says_what_one_sample_takes() -> None:
     found, tried = run(a_curve(2), lambda cell: 500 * MIB)
     assert (found.basis, found.series.batch_size) == ("nothing fits", 1)
-    assert found.why == "of the 378.0 MiB that a rank on 2 may take, a micro-batch of 1 takes 500.0"
+    assert found.why == "of the 380.0 MiB that a rank on 2 may take, a micro-batch of 1 ran out of memory"
     assert min(cell.micro_batch for cell in tried) == 1
 
 
@@ -243,9 +251,10 @@ def test_what_auto_cannot_be_combined_with_is_refused_with_the_fix(options: dict
         request_of(**{**AUTO, **options})
 
 
-def test_a_probe_is_a_short_run_of_the_cell_itself() -> None:
+def test_a_probe_is_a_short_run_of_the_cell_under_the_limit_that_it_must_fit() -> None:
     [cell] = {run(a_curve(2), lambda cell: 500 * MIB)[1][0]}
     assert (
-        msgspec.structs.replace(cell, steps=StepPolicy())
+        msgspec.structs.replace(cell, steps=StepPolicy(), memory_limit_mb=400)
         in plan_of(**{**AUTO, "batch_size": cell.micro_batch, "gpus": 2}, strategy="ddp").cells
     )
+    assert cell.memory_limit_mb == 380
