@@ -404,7 +404,8 @@ class Matrix:
             # The first offer of a launcher says how to run what is too large for this machine.
             offer = next((offer for each in launchers() if (offer := each.offer()) is not None), None)
             limit = Machine.here().limit(self._request.device, offer)
-        limit = replace(limit, link=link_obstacle() if self._request.has_links else None)
+        link = link_obstacle() if self._request.has_links else None
+        limit = replace(limit, link=link, trains=self.order is not None)
         if AUTO in {strategy for one in self._requests for strategy in one.every_strategy}:
             limit = replace(limit, measured=Measured.of_study(study, study.results()))
         return limit if self._options.keep_unfit else replace(limit, gpus=self._gpus())

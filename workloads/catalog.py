@@ -269,8 +269,10 @@ def learn(text: str, parts: ModelParts | Unknown, *, splits: bool | None, uncut:
     _facts.cache_clear()
 
 
-def refusal(cell: Cell) -> str | None:
+def refusal(cell: Cell, *, trains: bool = False) -> str | None:
     """Return why a cell's workload, data and batch do not fit together, for the report; None if they do.
+
+    With `trains` the cell is trained, without the samples that are held out.
 
     Facts that the plan does not know (of a user's own model) refuse nothing: the worker checks them.
     """
@@ -283,10 +285,11 @@ def refusal(cell: Cell) -> str | None:
     if not isinstance(known.memory_formats, Unknown) and cell.memory_format not in known.memory_formats:
         takes = ", ".join(known.memory_formats)
         return f"{spec.text} does not take --memory-format {cell.memory_format}; it takes {takes}"
-    share = None if dataset.samples is None else dataset.samples // cell.replicas
+    held_out, use = (dataset.held_out, " to train on") if trains else (0, "")
+    share = None if dataset.samples is None else (dataset.samples - held_out) // cell.replicas
     if share is not None and share < cell.micro_batch:
         return (
-            f"{dataset.name} has {share} {dataset.takes} for each of {cell.replicas} replicas, fewer than a "
-            f"micro-batch of {cell.micro_batch}"
+            f"{dataset.name} has {share} {dataset.takes}{use} for each of {cell.replicas} replicas, fewer "
+            f"than a micro-batch of {cell.micro_batch}"
         )
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -252,7 +252,11 @@ class _PlanBuilder:
         cell = msgspec.structs.replace(probe, micro_batch=micro_batch)
         if (refused := _refused_by_strategy(cell)) is not None:
             return refused
-        found = ((rule, refuse(cell)) for rule, refuse in _REFUSALS)
+        found: tuple[tuple[Rule, str | None], ...] = (
+            ("network", unlinkable(cell)),
+            ("workload", workloads.refusal(cell, trains=self._limit.trains)),
+            ("split", unsplittable(cell)),
+        )
         senseless = next((Reason(rule, text) for rule, text in found if text is not None), None)
         return senseless or self._misfit(cell) or cell
 
@@ -309,13 +313,6 @@ def _base(request: Request, workload: str) -> Cell:
         source_hash=source_hash(known.builder, folder) if known.own_code else None,
         dataset_hash=None if file is None else file_hash(folder / file),
     )
-
-
-_REFUSALS: tuple[tuple[Rule, Callable[[Cell], str | None]], ...] = (
-    ("network", unlinkable),
-    ("workload", workloads.refusal),
-    ("split", unsplittable),
-)
 
 
 def _refused_by_strategy(cell: Cell) -> Reason | None:

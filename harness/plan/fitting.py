@@ -43,6 +43,8 @@ class Candidate:
     cell: Cell
     """With the smallest micro-batch that it can have."""
     around: Surroundings
+    trains: bool = False
+    """Whether its batch is for a training, whose data are fewer."""
 
     @cached_property
     def units(self) -> tuple[int, ...]:
@@ -73,6 +75,9 @@ class Candidate:
     def _fits(self, what: int | str) -> bool:
         return not isinstance(what, str) and (self.cell.device == "cpu" or what <= self.around.measured_room)
 
+    def refusal(self, micro_batch: int) -> str | None:
+        return refusal(self.of(micro_batch), trains=self.trains)
+
     def least(self, unit: int) -> int:
         return ceil(self.cell.micro_batch / unit) * unit
 
@@ -91,7 +96,7 @@ class Candidate:
         def exceeds(pieces: int) -> bool:
             size = self.predicted_bytes(pieces * unit)
             too_large = isinstance(size, Unknown) or size > self.around.room
-            return too_large or refusal(self.of(pieces * unit)) is not None
+            return too_large or self.refusal(pieces * unit) is not None
 
         least = self.least(unit)
         pieces = range(least // unit + 1, _MOST_SAMPLES // unit)
@@ -121,8 +126,8 @@ class Candidate:
             aim = self.predicted
         if at is not None and rise is not None:
             aimed = at + (self.around.measured_room - known[at]) / rise
-            # A run that did not fit refutes an aim beyond it.
-            aim = aimed if high is None or aimed < high else aim
+            # A run refutes an aim beyond it if it did not fit, and an aim below it if it did.
+            aim = aimed if (low or 0) <= aimed < (high or inf) else aim
         return max(bottom, min(int(aim), reach - 1) // unit * unit)
 
     def _rise(self, known: Mapping[int, int], at: int) -> float | None:
@@ -170,7 +175,7 @@ class Curve:
             taken = dict(seen.get(one.place, {}))
             for unit in one.units:
                 while (size := one.next_size(taken, unit, most)) is not None:
-                    refused = refusal(one.of(size))
+                    refused = one.refusal(size)
                     if refused is None:
                         return one.probe(size)
                     taken[size] = f"is refused: {refused}"
@@ -232,7 +237,7 @@ def with_batches(
         if series.id in found:
             ends = dict.fromkeys((cells[series.cells[0]], cells[series.cells[-1]]))
             around = (Surroundings.of(cell, devices, request.gpus_per_node) for cell in ends)
-            curve = Curve(series.id, tuple(Candidate(one.cell, one) for one in around))
+            curve = Curve(series.id, tuple(Candidate(one.cell, one, limit.trains) for one in around))
             if (had := _found_earlier(curve, earlier)) is None:
                 left.append(curve)
             found[series.id] = had or curve.predicted()

@@ -278,8 +278,8 @@ class Surroundings:
 
     @property
     def measured_room(self) -> int:
-        """Bytes that a rank may be measured to take. On CPU these are whole MiB, as a limit has, and what `room`
-        reserves is among them."""
+        """Bytes that a rank may be measured to take. On CPU these are whole MiB, as a limit has, and contain
+        what `room` reserves."""
         return int(SHARE * self.memory / MIB) * MIB if self.cell.device == "cpu" else self.room
 
     @cached_property
@@ -494,6 +494,8 @@ class Limit:
     """The noun of the devices: `cores` or `CUDA devices`."""
     hint: str = ""
     """Advice by which a larger cell would run."""
+    trains: bool = False
+    """Whether the cells are trained, and not measured."""
     link: str | None = None
     """Why no link can be made here; None if one can be made."""
     gpus: Devices | None = None

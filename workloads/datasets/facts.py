@@ -26,6 +26,8 @@ class DatasetFacts(CatalogFacts):
     """The kind of input of models that fit it; None: any, as each workload draws its samples."""
     samples: ClassVar[int | None] = None
     """The samples of an epoch; None: without end, or dependent on the file and the length of a sample."""
+    held_out: ClassVar[int] = 0
+    """The number of `samples` that a training does not take, because it validates on them."""
 
     @classmethod
     @abstractmethod
@@ -64,6 +66,7 @@ class Digits(DatasetFacts):
 
     name = "digits"
     samples = 1797
+    held_out = 360
     help = f"{samples} handwritten digits of 8 x 8, resized to the workload's input"
     options = _WORKERS
     takes = "images"

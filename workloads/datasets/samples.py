@@ -19,13 +19,11 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from results.errors import UsageError
-from workloads.datasets.facts import BYTE_VALUES, DIGITS_CLASSES, is_square
+from workloads.datasets.facts import BYTE_VALUES, DIGITS_CLASSES, Digits, is_square
 from workloads.workload import ImageInput, Pair, TokenInput
 
 STDLIB_BYTES = 4 * 2**20
 """Length of the standard library's text that is used: the first 4 MiB."""
-HELD_OUT_DIGITS = 360
-"""Number of held-out images: a fifth of 1797, the last of a permutation with seed 0."""
 HELD_OUT_TEXT = 512
 """Number of held-out windows of a text, evenly over it and at most a tenth of them."""
 _NOT_STDLIB = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
@@ -50,9 +48,9 @@ class Images(Dataset[Pair]):
 
     def split(self) -> tuple[list[int], list[int]]:
         """Return the indices to train on and the held-out ones: the same in every training run, for any
-        seed."""
+        seed, the last of a permutation with seed 0."""
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).tolist()
-        return order[:-HELD_OUT_DIGITS], order[-HELD_OUT_DIGITS:]
+        return order[: -Digits.held_out], order[-Digits.held_out :]
 
 
 class Windows(Dataset[Pair]):
