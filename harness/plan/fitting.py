@@ -118,16 +118,17 @@ class Candidate:
         known = {size: what for size, what in taken.items() if isinstance(what, int)}
         at = next((size for size in (low, high) if size in known), None)
         rise = None if at is None or len(taken) >= _MOST_AIMED else self._rise(known, at)
-        # Where nothing is predicted, and while no size is known not to fit, it at most doubles.
-        predicts = rise is not None and len(known) == 1
-        reach = top if low is None or predicts else min(top, 2 * low + unit)
+        reach = top if low is None else min(top, 2 * low + unit)
         aim = reach if high is None else (bottom + top) / 2
         if low is None and high is None:
             aim = self.predicted
         if at is not None and rise is not None:
             aimed = at + (self.around.measured_room - known[at]) / rise
             # A run refutes an aim beyond it if it did not fit, and an aim below it if it did.
-            aim = aimed if (low or 0) <= aimed < (high or inf) else aim
+            if (low or 0) <= aimed < (high or inf):
+                aim = aimed
+                # A predicted rise may more than double the size, a measured one may not.
+                reach = top if len(known) == 1 else reach
         return max(bottom, min(int(aim), reach - 1) // unit * unit)
 
     def _rise(self, known: Mapping[int, int], at: int) -> float | None:

@@ -99,6 +99,9 @@ def test_a_run_that_fits_beyond_its_aim_does_not_make_the_search_climb_by_one() 
         taken[size] = (200 + size) * MIB if size <= 300 else NO_ROOM
     assert 291 <= (one.bracket(taken)[0] or 0) <= 300
     assert len(taken) < 12
+    assert max(taken) < 800
+    # Here the first run already takes more than the aim.
+    assert one.next_size({100: 500 * MIB}, 1, None) == 200
 
 
 def test_the_first_size_is_the_largest_that_fits_by_prediction() -> None:
