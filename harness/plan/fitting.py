@@ -59,8 +59,8 @@ class Candidate:
     def probe(self, micro_batch: int) -> Cell:
         """The short run that tries a micro-batch.
 
-        On CPU it fits if it ends well, since its limit is the part that may be taken: a limit counts address
-        space, and the peak that a run records counts resident pages, those of libraries among them.
+        On CPU its limit is the part that may be taken, and the micro-batch fits if the run ends well. A limit
+        counts address space, while the peak that a run records counts resident pages, including libraries.
         """
         limit = self.cell.memory_limit_mb
         if self.cell.device == "cpu":

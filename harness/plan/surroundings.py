@@ -278,8 +278,7 @@ class Surroundings:
 
     @property
     def measured_room(self) -> int:
-        """Bytes that a rank may be measured to take. On CPU these are whole MiB, as a limit has, and contain
-        what `room` reserves."""
+        """Bytes that a rank may be measured to take: on CPU whole MiB, including what `room` reserves."""
         return int(SHARE * self.memory / MIB) * MIB if self.cell.device == "cpu" else self.room
 
     @cached_property

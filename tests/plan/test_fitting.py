@@ -39,7 +39,7 @@ def candidate(strategy: str = "single", gpus: int = 1, **fields: object) -> Cand
 
 
 def limited(cell: Cell, what: int | str) -> int | str:
-    """What a run says that takes this: on CPU its limit ends it."""
+    """Return what the run of a cell reports that takes `what`. On CPU the cell's limit ends a larger one."""
     limit = cell.memory_limit_mb
     over = limit is not None and cell.device == "cpu" and isinstance(what, int) and what > limit * MIB
     return NO_ROOM if over else what
@@ -93,7 +93,7 @@ def test_the_search_finds_what_a_scan_finds_in_few_runs() -> None:
 
 
 def test_a_run_that_fits_beyond_its_aim_does_not_make_the_search_climb_by_one() -> None:
-    """On CPU a run records resident pages, those of libraries among them, and its limit counts others."""
+    """On CPU a run records resident pages, and its limit counts address space."""
     one, taken = candidate("ddp", 2), dict[int, int | str]()
     while (size := one.next_size(taken, 1, None)) is not None:
         taken[size] = (200 + size) * MIB if size <= 300 else NO_ROOM
