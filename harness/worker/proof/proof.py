@@ -226,13 +226,16 @@ def _pass_over(examination: Examination, steps: int, beat: Beat) -> None:
 
 
 def _late(examination: Examination, fewest: int, longest_s: float, obstacle: str | None) -> LateProof:
-    """Check steps from this one on; `obstacle` says why none can be recomputed."""
+    """Check steps from this one on, a multiple of `fewest`; `obstacle` says why none can be recomputed."""
     cell, control = examination.setup.cell, examination.control
     by_each = _each_simulates(cell)
     first, steps, spent_s = examination.step, 0, 0.0
     began = time.perf_counter()
+    # Replicas may differ within a period, so that whole periods are checked.
     while obstacle is None and (
-        steps < fewest or (steps < LATE_STEPS and spent_s * (steps + 1) / steps <= longest_s)
+        steps % fewest
+        or not steps
+        or (steps + fewest <= LATE_STEPS and spent_s * (steps + fewest) / steps <= longest_s)
     ):
         try:
             obstacle = examination.check(by_each=by_each)
