@@ -60,6 +60,9 @@ SHARE = 0.95
 RESERVE_BYTES: Mapping[Device, int] = {"cpu": 64 * MIB, "cuda": 1024 * MIB}
 """Memory that a prediction does not count: stacks of threads, buffers of libraries and of the backend, the
 CUDA context. On CPU 6 to 28 MiB were measured (docs/memory.md)."""
+GROWTH_BYTES = 4 * MIB
+"""Address space by which a worker on CPU grows after its first steps: up to 3.5 MiB were seen in 200 steps of
+gpt-nano, because the heap is fragmented."""
 ASSUMED_GPU = "A100-SXM4-80GB"
 LINK_SHARE = 0.75
 """Share of the peak of links between GPUs: 227 of 300 GB/s were seen on an A100 node."""
@@ -278,8 +281,10 @@ class Surroundings:
 
     @property
     def measured_room(self) -> int:
-        """Bytes that a rank may be measured to take: on CPU whole MiB, including what `room` reserves."""
-        return int(SHARE * self.memory / MIB) * MIB if self.cell.device == "cpu" else self.room
+        """Bytes that a rank may take in a short run: on CPU whole MiB, including what `room` reserves."""
+        if self.cell.device == "cuda":
+            return self.room
+        return max(1, int((SHARE * self.memory - GROWTH_BYTES) / MIB)) * MIB
 
     @cached_property
     def inside(self) -> float:

@@ -14,7 +14,7 @@ from builders import nano_cell, parts_of, plan_of, request_of
 from harness.plan import surroundings
 from harness.plan.expand import expand
 from harness.plan.fitting import Candidate, Curve, place_of, with_batches
-from harness.plan.surroundings import MIB, SHARE, Devices, Limit, Surroundings
+from harness.plan.surroundings import GROWTH_BYTES, MIB, SHARE, Devices, Limit, Surroundings
 from results.cell import Cell, StepPolicy
 from results.errors import UsageError
 from results.plan import FittingBatch, Plan, Request
@@ -22,8 +22,8 @@ from strategies.predictions import footprint
 
 HOST = Devices(cores=8, host_bytes=64 * 2**30)
 AUTO = {"workload": "gpt-nano", "gpus": "1..4", "device": "cpu", "batch_size": "auto", "memory_limit_mb": 400}
-ROOM = SHARE * 400 * MIB
-"""Bytes that a rank may take under a limit of 400 MiB on CPU."""
+ROOM = SHARE * 400 * MIB - GROWTH_BYTES
+"""Bytes that a rank may take in a short run under a limit of 400 MiB on CPU."""
 NO_ROOM = "ran out of memory"
 Takes = Callable[[int], int | str]
 
@@ -150,20 +150,20 @@ def run(curve: Curve, takes: Callable[[Cell], int | str]) -> tuple[FittingBatch,
     return found, tried
 
 
-@pytest.mark.parametrize(("at_2", "at_8", "batch"), [(10, 20, 19), (20, 10, 19), (10, 10, 38)])
+@pytest.mark.parametrize(("at_2", "at_8", "batch"), [(10, 20, 18), (20, 10, 18), (10, 10, 37)])
 def test_the_smaller_of_both_ends_holds_for_the_curve(at_2: int, at_8: int, batch: int) -> None:
     takes = {2: at_2, 8: at_8}
     found, tried = run(a_curve(2, 4, 8), lambda cell: cell.micro_batch * takes[cell.gpus] * MIB)
     assert (found.series.batch_size, found.basis) == (batch, "measured")
     assert {cell.gpus for cell in tried} == {2, 8}
     # The second end is not searched beyond what the first has found.
-    assert max(cell.micro_batch for cell in tried if cell.gpus == 8) <= 38
+    assert max(cell.micro_batch for cell in tried if cell.gpus == 8) <= 37
 
 
 def test_a_curve_of_which_no_batch_fits_says_what_one_sample_takes() -> None:
     found, tried = run(a_curve(2), lambda cell: 500 * MIB)
     assert (found.basis, found.series.batch_size) == ("nothing fits", 1)
-    assert found.why == "of the 380.0 MiB that a rank on 2 may take, a micro-batch of 1 ran out of memory"
+    assert found.why == "of the 376.0 MiB that a rank on 2 may take, a micro-batch of 1 ran out of memory"
     assert min(cell.micro_batch for cell in tried) == 1
 
 
@@ -270,4 +270,4 @@ def test_a_probe_is_a_short_run_of_the_cell_under_the_limit_that_it_must_fit() -
         msgspec.structs.replace(cell, steps=StepPolicy(), memory_limit_mb=400)
         in plan_of(**{**AUTO, "batch_size": cell.micro_batch, "gpus": 2}, strategy="ddp").cells
     )
-    assert cell.memory_limit_mb == 380
+    assert cell.memory_limit_mb == 376
