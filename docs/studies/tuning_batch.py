@@ -4,8 +4,8 @@
 
 runs the groups of cases (all, or those with these numbers) that FOLDER does not have yet, and prints the
 table of docs/tuning.md of all that it has. The scan runs one micro-batch after another in its own study,
-which the search does not see, under the same limit as its runs. The study of the search then runs 200 steps with the
-batch that was found, under the whole limit.
+which the search does not see, under the limit that the runs of the search have. The study of the search then
+runs 200 steps with the batch that was found, under the whole limit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from results.run import RunResult
 from results.store import BATCH_RUNS, Study
 
 SHARE, GROWTH_MB = 0.95, 4
-"""A short run must end well within this share of the limit, less the MiB by which longer runs grow: stated here
-a second time."""
+"""A short run must end well within this share of the limit, less the MiB by which longer runs grow. Both are
+stated here a second time."""
 STEPS = 200
 AT_ONCE = 4
 """Micro-batches of the scan in one launch."""
@@ -86,14 +86,8 @@ def group(folder: Path, number: int) -> list[dict[str, Any]]:
     auto, scan = Study(folder / "auto"), Study(folder / "scan")
     batches = auto.plan(1).request.batches or ()
     first, best, left = 1, dict.fromkeys(batches, 0), batches
-    limit = (
-        "--memory-limit-mb",
-        int(SHARE * limit_mb - GROWTH_MB),
-        "--isolation",
-        "fork",
-        "--block-steps",
-        2,
-    )
+    short_mb = int(SHARE * limit_mb - GROWTH_MB)
+    limit = ("--memory-limit-mb", short_mb, "--isolation", "fork", "--block-steps", 2)
     while left:
         sizes = ",".join(str(accumulation * size) for size in range(first, first + AT_ONCE))
         names = [",".join(dict.fromkeys(getattr(one.series, axis) for one in left)) for axis in AXES]

@@ -201,7 +201,7 @@ def test_every_size_of_a_curve_and_its_baseline_have_the_batch() -> None:
 def test_accumulation_multiplies_what_is_found() -> None:
     _, [curve] = with_batches(request_of(**AUTO, strategy="ddp", accumulation=4), earlier=(), limit=Limit())
     found, _ = run(curve, lambda cell: cell.micro_batch * 21 * MIB)
-    assert found.series.batch_size == 4 * 18
+    assert found.series.batch_size == 4 * 17
 
 
 def test_a_batch_that_the_study_has_is_used_again_for_larger_sizes_too() -> None:
