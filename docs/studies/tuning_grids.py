@@ -25,20 +25,21 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.random import Generator, default_rng
-from tuning_surfaces import SHARE, compare
+from numpy.random import default_rng
+from tuning_surfaces import SHARE, Ground, compare
 
 from harness.plan.estimate import estimated_step_time
 from harness.plan.surroundings import Hardware
-from harness.tune.race import BLOCKS, GROWTH, Setting
+from harness.tune.race import BLOCKS, GROWTH
+from harness.tune.tune import FINAL_SHARE
 from reports.text import metric
 from results.cell import Cell, StepPolicy
 from results.outcome import Outcome
@@ -47,14 +48,12 @@ from results.record import RankRecord
 from results.spec import split
 from results.statistics import over_runs
 from results.store import Study
-from results.tuning import TunedTrial
+from results.tuning import TunedSetting, TunedTrial
 
 SEEDS = 20
 BUDGET_S = 1.0
 RIVALS, JUDGED = 4, 10
 """The settings of the grid with which the choice of a live tune is compared, and the runs of each."""
-FINAL = 0.4
-"""Share of its time that `bench tune` keeps for the final."""
 COMMON = {
     "gpus": "2",
     "device": "cpu",
@@ -82,29 +81,19 @@ DEFAULT = {"strategy": "ddp", "accumulation": "1"}
 
 def record(folder: Path, workload: str) -> None:
     """Run the grid of a workload, and write its JSON."""
-    words = _words(
-        workload,
-        strategy=",".join(_VARIANTS),
-        scaling="strong",
-        repeats="2",
-        budget=f"{BUDGET_S}s",
-        target="0",
-        quads="0",
-        isolation="fork",
-        out=str(folder / workload),
-        **{"warmup-steps": "6"},
+    study = _measured(
+        folder / workload, workload, strategy=",".join(_VARIANTS), repeats="2", warmup_steps="6"
     )
-    subprocess.run([_BENCH, "matrix", *words, "--no-baseline", "--no-report"], check=False)
-    study = Study.existing(folder / workload)
     runs: dict[str, list[dict[str, Any]]] = {cell_id: [] for cell_id in study.cell_ids()}
     for result in study.results():
         records = study.rank_records(result.cell_id, result.run_id)
         runs[result.cell_id].append({"outcome": result.outcome, **(_timed(records) if records else {})})
     cells = [study.cell(cell_id) for cell_id in runs]
-    cells.sort(key=lambda cell: _complexity(_choices(cell)))
+    # The default is first.
+    cells.sort(key=lambda cell: sum(DEFAULT.get(name) != one for name, one in _choices(cell).items()))
     document = [
         {
-            "cell": msgspec.structs.replace(cell, steps=StepPolicy()).id,
+            "cell": _plain_id(cell),
             "choices": _choices(cell),
             "predicted_rate": _predicted_rate(cell),
             "samples": cell.global_batch * cell.steps.block_steps,
@@ -118,9 +107,23 @@ def record(folder: Path, workload: str) -> None:
     print(f"{path}: {len(document)} of {len(cells)} settings have two runs")
 
 
-def _words(workload: str, **options: str) -> list[str]:
-    given = {"workload": workload, **COMMON, **GRIDS[workload], **options}
-    return [word for name, value in given.items() for word in (f"--{name}", value)]
+def _measured(out: Path, workload: str, **options: str) -> Study:
+    """Measure settings of a workload by `bench matrix`, for BUDGET_S each run."""
+    steps = {"scaling": "strong", "budget": f"{BUDGET_S}s", "target": "0", "quads": "0", "isolation": "fork"}
+    _bench("matrix", out, workload, "--no-baseline", "--no-report", **steps, **options)
+    return Study.existing(out)
+
+
+def _bench(command: str, out: Path, workload: str, *flags: str, **options: str) -> None:
+    """Run a command of bench, which fails if a run fails."""
+    given = {"workload": workload, "out": str(out), **COMMON, **GRIDS[workload], **options}
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    subprocess.run([_BENCH, command, *words, *flags], check=False)
+
+
+def _plain_id(cell: Cell) -> str:
+    """The id of a cell under the default step policy."""
+    return msgspec.structs.replace(cell, steps=StepPolicy()).id
 
 
 def _timed(records: Sequence[RankRecord]) -> dict[str, Any]:
@@ -137,15 +140,7 @@ def _timed(records: Sequence[RankRecord]) -> dict[str, Any]:
 
 def _choices(cell: Cell) -> dict[str, str]:
     name, _, options = split(cell.strategy)
-    return {
-        "strategy": name,
-        **options,
-        "accumulation": str(cell.accumulation),
-    }
-
-
-def _complexity(choices: Mapping[str, str]) -> int:
-    return sum(DEFAULT.get(name) != value for name, value in choices.items())
+    return {"strategy": name, **options, "accumulation": str(cell.accumulation)}
 
 
 def _predicted_rate(cell: Cell) -> float | None:
@@ -154,136 +149,90 @@ def _predicted_rate(cell: Cell) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """A recorded grid, as a search of one seed sees it."""
+class Grid(Ground):
+    """A recorded grid, as a search of one seed sees it. Its `rates` are of the runs that judge."""
 
-    settings: tuple[Setting, ...]
     samples: tuple[int, ...]
-    """The samples of a block of each."""
+    """The samples of a block of each setting."""
     seen: tuple[Mapping[str, Any], ...]
     """The run of each setting that the search sees."""
-    rates: tuple[float, ...]
-    """The rates of the other runs, which judge; 0 of those that failed."""
     start_s: float
     """The time of a run that failed, the median time of the others besides their blocks."""
-    rng: Generator = field(repr=False)
 
     @classmethod
     def read(cls, path: Path, seed: int) -> Grid:
         document = json.loads(path.read_text())
-        runs = [(one["runs"][seed % 2], one["runs"][1 - seed % 2]) for one in document]
-        settings = tuple(
-            Setting(
-                id=str(index),
-                choices=one["choices"],
-                predicted_rate=one["predicted_rate"],
-                complexity=_complexity(one["choices"]),
-            )
-            for index, one in enumerate(document)
-        )
-        samples = tuple(one["samples"] for one in document)
+        seen, judges = ([one["runs"][side] for one in document] for side in (seed % 2, 1 - seed % 2))
         return cls(
-            settings=settings,
-            samples=samples,
-            seen=tuple(seen for seen, _ in runs),
-            rates=tuple(
-                count / fmean(run["blocks_s"]) if run["outcome"] == "ok" else 0.0
-                for count, (_, run) in zip(samples, runs, strict=True)
+            settings=tuple(
+                TunedSetting(id=str(at), choices=one["choices"], predicted_rate=one["predicted_rate"])
+                for at, one in enumerate(document)
             ),
-            start_s=median(run["start_s"] for run, _ in runs if run["outcome"] == "ok"),
+            rates=np.array([_rate(one, run) for one, run in zip(document, judges, strict=True)]),
+            lengths_s=(BUDGET_S / GROWTH ** (len(BLOCKS) - 1), BUDGET_S),
+            final_runs=1,
             rng=default_rng(seed),
+            samples=tuple(one["samples"] for one in document),
+            seen=tuple(seen),
+            start_s=median(run["start_s"] for run in seen if run["outcome"] == "ok"),
         )
 
-    @property
-    def lengths_s(self) -> tuple[float, float]:
-        return BUDGET_S / GROWTH ** (len(BLOCKS) - 1), BUDGET_S
+    def block(self, rung: int, block: int, chosen: Iterable[int], budget_s: float) -> Iterator[TunedTrial]:
+        """Take a piece of each recorded run; after its last block its first follows."""
+        for at in chosen:
+            run, kept = self.seen[at], list[float]()
+            if run["outcome"] == "ok":
+                first = self.rng.integers(len(run["blocks_s"]))
+                for block_s in np.roll(run["blocks_s"], -first):
+                    kept.append(float(block_s))
+                    if sum(kept) >= budget_s:
+                        break
+            yield TunedTrial(
+                setting=self.settings[at].id,
+                rung=rung,
+                block=block,
+                rate=self.samples[at] / fmean(kept) if kept else None,
+                outcome=Outcome(run["outcome"]),
+                device_s=2 * (run["start_s"] + sum(kept) if kept else self.start_s),
+            )
 
-    def grid_s(self) -> float:
-        return sum(self._trial(0, 0, at, BUDGET_S).device_s for at in range(len(self.settings)))
 
-    def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> Iterator[TunedTrial]:
-        return (self._trial(rung, block, at, budget_s) for at in chosen)
-
-    def _trial(self, rung: int, block: int, at: int, budget_s: float) -> TunedTrial:
-        """Take a piece of the recorded run; after its last block its first follows."""
-        run, kept = self.seen[at], []
-        if run["outcome"] == "ok":
-            first = self.rng.integers(len(run["blocks_s"]))
-            for block_s in np.roll(run["blocks_s"], -first):
-                kept.append(float(block_s))
-                if sum(kept) >= budget_s:
-                    break
-        return TunedTrial(
-            setting=self.settings[at].id,
-            rung=rung,
-            block=block,
-            rate=self.samples[at] / fmean(kept) if kept else None,
-            outcome=Outcome(run["outcome"]),
-            device_s=2 * (run["start_s"] + sum(kept) if kept else self.start_s),
-        )
-
-    def final(self, best: Sequence[int]) -> int:
-        there = [*[one for one in best if one != 0][:3], 0]
-        return max(there, key=lambda at: self._trial(0, 0, at, BUDGET_S).rate or 0.0)
-
-    def off(self, chosen: int) -> float:
-        return 1 - self.rates[chosen] / max(self.rates)
+def _rate(setting: Mapping[str, Any], run: Mapping[str, Any]) -> float:
+    """The samples/s of a recorded run; 0 if it failed."""
+    return setting["samples"] / fmean(run["blocks_s"]) if run["outcome"] == "ok" else 0.0
 
 
 def live(folder: Path, workload: str) -> None:
-    """Run `bench tune` on the space of the grid, and compare its answer with the grid."""
-    document = json.loads((folder / f"{workload}.json").read_text())
-    grid_s = fmean(Grid.read(folder / f"{workload}.json", seed).grid_s() for seed in (0, 1))
-    seconds = math.ceil(SHARE * grid_s / int(COMMON["gpus"]) / (1 - FINAL))
-    out = folder / f"{workload}-tune"
-    words = _words(workload, strategy=_STRATEGIES, out=str(out), **{"max-time": f"{seconds}s"})
-    # The final's runs that --max-time ended make the call fail.
-    subprocess.run([_BENCH, "tune", *words], check=False)
-    tuning = json.loads((out / "tuning.json").read_text())
-    rates: dict[str, float] = {
-        one["cell"]: fmean(one["samples"] / fmean(run["blocks_s"]) for run in one["runs"])
-        for one in document
-        if all(run["outcome"] == "ok" for run in one["runs"])
-    }
-    chosen = {"search": tuning["final"][0], "answer": tuning["answer"]["setting"]}
-    spent_s = sum(trial["device_s"] for trial in tuning["trials"])
+    """Run `bench tune` on the space of the grid. Compare what it chose with the best of the grid, by
+    interleaved runs, pair by pair."""
+    path, out = folder / f"{workload}.json", folder / f"{workload}-tune"
+    grid_s = fmean(Grid.read(path, seed).grid_s() for seed in (0, 1))
+    seconds = math.ceil(SHARE * grid_s / int(COMMON["gpus"]) / (1 - FINAL_SHARE))
+    _bench("tune", out, workload, strategy=_STRATEGIES, max_time=f"{seconds}s")
+    tuning = Study(out).tuning()
+    assert tuning is not None
+    assert tuning.answer is not None
+    spent_s = sum(trial.device_s for trial in tuning.trials)
     print(f"{workload}: the search took {spent_s / grid_s:.0%} of the grid's time")
-    best = sorted(rates, key=lambda one: -rates[one])[:RIVALS]
-    judge(folder / f"{workload}-judge", workload, document, best, chosen)
-
-
-def judge(
-    out: Path,
-    workload: str,
-    document: Sequence[Mapping[str, Any]],
-    best: Sequence[str],
-    chosen: Mapping[str, str],
-) -> None:
-    """Run the best of the grid and what a tune chose interleaved, and compare them pair by pair."""
-    choices = {one["cell"]: dict(one["choices"]) for one in document}
-    asked = [choices[one] for one in {*best, *chosen.values()}]
+    document = {one["cell"]: one for one in json.loads(path.read_text())}
+    recorded = {cell: [_rate(one, run) for run in one["runs"]] for cell, one in document.items()}
+    best = sorted((cell for cell in recorded if all(recorded[cell])), key=lambda one: -fmean(recorded[one]))
+    chosen = {"search": tuning.final[0], "answer": tuning.answer.setting}
+    asked = [dict(document[one]["choices"]) for one in {*best[:RIVALS], *chosen.values()}]
     parts = {one.pop("accumulation") for one in asked}
     texts = [":".join([one.pop("strategy"), *(f"{k}={v}" for k, v in one.items())]) for one in asked]
-    words = _words(
+    study = _measured(
+        folder / f"{workload}-judge",
         workload,
         strategy=",".join(texts),
-        scaling="strong",
-        repeats=str(JUDGED),
-        budget=f"{BUDGET_S}s",
-        target="0",
-        quads="0",
-        isolation="fork",
-        out=str(out),
         accumulation=",".join(parts),
+        repeats=str(JUDGED),
     )
-    subprocess.run([_BENCH, "matrix", *words, "--no-baseline", "--no-report"], check=True)
-    study = Study.existing(out)
     rates: dict[str, dict[int, float]] = {}
     for run in study.results():
         cell = study.cell(run.cell_id)
         assert run.step_ns is not None
-        plain = msgspec.structs.replace(cell, steps=StepPolicy()).id
-        rates.setdefault(plain, {})[run.repeat] = 1e9 * cell.global_batch / run.step_ns.value
+        rates.setdefault(_plain_id(cell), {})[run.repeat] = 1e9 * cell.global_batch / run.step_ns.value
     rival = max(rates, key=lambda one: fmean(rates[one].values()))
     for name, one in chosen.items():
         ratio = over_runs([rate / rates[rival][place] for place, rate in rates[one].items()], "x")
@@ -302,7 +251,7 @@ def main() -> None:
             print(f"\n**{workload}**\n")
             grids = {seed: Grid.read(folder / f"{workload}.json", seed) for seed in range(SEEDS)}
             compare(grids, near=0.03, noise=0.03)
-            rates = [np.array(grids[seed].rates) for seed in (0, 1)]
+            rates = [grids[seed].rates for seed in (0, 1)]
             own = [f"{grids[1 - at].off(int(rates[at].argmax())):.0%}" for at in (0, 1)]
             ran = (rates[0] > 0) & (rates[1] > 0)
             apart = np.median(np.abs(np.log(rates[0][ran] / rates[1][ran])))

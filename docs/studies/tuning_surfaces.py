@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, product
-from typing import Protocol
 
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from harness.tune.race import Setting, finalists, next_rung, standings
+from harness.tune.race import finalists, next_rung, standings
 from results.outcome import Outcome
 from results.statistics import Floats
-from results.tuning import TunedTrial
+from results.tuning import TunedSetting, TunedTrial
 
 SURFACES, FIRST = 200, 20_000
 SHARE = 0.25
@@ -51,32 +50,55 @@ REACHES = (0.3, 0.6, 0.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surface:
-    """The truth of one tune. Arrays have a value a setting."""
+class Ground:
+    """A simulated surface or a recorded grid, as a search can run it. Arrays have a value a setting."""
+
+    settings: tuple[TunedSetting, ...]
+    """The first is the default."""
+    rates: Floats
+    """The true rates, which judge; 0 of settings that cannot run."""
+    lengths_s: tuple[float, float]
+    """The shortest budget of the search, and the budget of a run of the grid."""
+    final_runs: int
+    rng: Generator = field(repr=False)
+
+    def block(self, rung: int, block: int, chosen: Iterable[int], budget_s: float) -> Iterator[TunedTrial]:
+        """Run settings once, interleaved."""
+        raise NotImplementedError
+
+    def grid_s(self) -> float:
+        """The device time of one run of each setting."""
+        every = self.block(0, 0, range(len(self.settings)), self.lengths_s[1])
+        return sum(trial.device_s for trial in every)
+
+    def final(self, best: Sequence[int]) -> int:
+        """The setting with the highest mean of the final's runs, among three and the default."""
+        there = [*[one for one in best if one != 0][:3], 0]
+        runs = [
+            [trial.rate or 0.0 for trial in self.block(0, block, there, self.lengths_s[1])]
+            for block in range(self.final_runs)
+        ]
+        return there[int(np.argmax(np.mean(runs, 0)))]
+
+    def off(self, chosen: int) -> float:
+        """How far the true rate of a setting is below the best's, relative to it."""
+        return 1 - float(self.rates[chosen] / self.rates.max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface(Ground):
+    """The truth of one tune, whose `rates` are those of long runs."""
 
     family: str
     reach: float
     """The largest relative error of the prediction."""
-    settings: tuple[Setting, ...]
-    rates: Floats
-    """Rates of long runs; 0 where memory does not suffice."""
     decoy: Floats
-    """The relative gain of a run too short to show it: it shrinks as exp(-budget / DECOY_S)."""
+    """The relative gain of a run too short to show it: it shrinks as exp(-budget / decoy_s)."""
     decoy_s: float
     start_s: float
-    """Device seconds of a run besides its budget."""
-    rng: Generator = field(repr=False)
+    """Device seconds of a run besides its budget. A run out of memory takes them twice, for new workers."""
 
-    @property
-    def lengths_s(self) -> tuple[float, float]:
-        return SHORTEST_S, GRID_S
-
-    def grid_s(self) -> float:
-        return float(np.where(self.rates > 0, self.start_s + GRID_S, 2 * self.start_s).sum())
-
-    def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> Iterator[TunedTrial]:
-        """Run the settings once, interleaved. Running out of memory takes the start, and another of the
-        workers."""
+    def block(self, rung: int, block: int, chosen: Iterable[int], budget_s: float) -> Iterator[TunedTrial]:
         common = self.rng.normal(0, NOISE)
         for at in chosen:
             short = 1 + self.decoy[at] * math.exp(-budget_s / self.decoy_s)
@@ -89,19 +111,6 @@ class Surface:
                 outcome=Outcome.OK if rate else Outcome.OUT_OF_MEMORY,
                 device_s=self.start_s + budget_s if rate else 2 * self.start_s,
             )
-
-    def final(self, best: Sequence[int]) -> int:
-        """The setting with the highest mean of the final's runs, among three and the default."""
-        there = [*[one for one in best if one != 0][:3], 0]
-        runs = [
-            [trial.rate or 0.0 for trial in self.block(0, block, there, GRID_S)]
-            for block in range(FINAL_RUNS)
-        ]
-        return there[int(np.argmax(np.mean(runs, 0)))]
-
-    def off(self, chosen: int) -> float:
-        """How far the true rate of a setting is below the best's, relative to it."""
-        return 1 - float(self.rates[chosen] / self.rates.max())
 
 
 def draw(seed: int) -> Surface:
@@ -121,7 +130,9 @@ def draw(seed: int) -> Surface:
     walls = need > np.quantile(need, rng.uniform(0.6, 0.9))
     rates = 1000 * np.exp(logs) * ~walls
     # The default fits, and is no better than most.
-    order = _default_first(rates, rng)
+    fit = np.flatnonzero((rates > 0) & (rates <= np.median(rates[rates > 0])))
+    default = rng.choice(fit)
+    order = np.concatenate([[default], np.delete(np.arange(len(rates)), default)])
     points, rates, logs = points[order], rates[order], logs[order]
     slow = np.flatnonzero((rates > 0) & (rates < 0.93 * rates.max()) & (rates > 0.4 * rates.max()))
     decoys = rng.permutation(slow)[: max(2, len(points) // 15)]
@@ -131,33 +142,26 @@ def draw(seed: int) -> Surface:
     decoy *= math.exp(SHORTEST_S / decoy_s)
     reach = REACHES[seed // len(FAMILIES) % len(REACHES)]
     predicted = np.exp(logs) * _errors(points, reach, rng)
-    named = [dict(zip(options, point, strict=True)) for point in points]
     settings = tuple(
-        Setting(
+        TunedSetting(
             id=f"s{index}",
-            choices={name: options[name][value] for name, value in point.items()},
+            choices={name: values[at] for (name, values), at in zip(options.items(), point, strict=True)},
             predicted_rate=1000 * float(predicted[index]),
-            complexity=int((points[index] != points[0]).sum()),
         )
-        for index, point in enumerate(named)
+        for index, point in enumerate(points)
     )
     return Surface(
         family=family,
         reach=reach,
         settings=settings,
         rates=rates,
+        lengths_s=(SHORTEST_S, GRID_S),
+        final_runs=FINAL_RUNS,
         decoy=decoy,
         decoy_s=decoy_s,
         start_s=float(np.exp(rng.uniform(math.log(0.3), math.log(4)))),
         rng=rng,
     )
-
-
-def _default_first(rates: Floats, rng: Generator) -> Floats:
-    """An order of the settings that begins with one that fits."""
-    fit = np.flatnonzero((rates > 0) & (rates <= np.median(rates[rates > 0])))
-    default = rng.choice(fit)
-    return np.concatenate([[default], np.delete(np.arange(len(rates)), default)])
 
 
 def _additive(points: Floats, rng: Generator) -> Floats:
@@ -201,63 +205,20 @@ def _errors(points: Floats, reach: float, rng: Generator) -> Floats:
     return 1 + reach * (2 * errors.argsort().argsort() / (len(points) - 1) - 1)
 
 
-class Ground(Protocol):
-    """A simulated surface or a recorded grid, as a search can run it."""
-
-    @property
-    def settings(self) -> Sequence[Setting]:
-        """The first is the default."""
-
-    @property
-    def rng(self) -> Generator: ...
-
-    @property
-    def lengths_s(self) -> tuple[float, float]:
-        """The shortest budget of the search, and the budget of a run of the grid."""
-
-    def grid_s(self) -> float:
-        """The device time of one run of each setting."""
-
-    def block(
-        self, rung: int, block: int, chosen: Sequence[int], budget_s: float
-    ) -> Iterator[TunedTrial]: ...
-
-    def final(self, best: Sequence[int]) -> int: ...
-
-    def off(self, chosen: int) -> float: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The result of one search, and the share of the grid's device time that it took."""
-
-    off: float
-    """How far the chosen setting is below the best, relative to it."""
-    share: float
-
-
-def race(ground: Ground, device_s: float | None) -> Found:
-    """The search of `bench tune`."""
+def race(ground: Ground, device_s: float) -> tuple[int, float]:
+    """The search of `bench tune`: the setting that it chooses, and the device time that it takes."""
     at = {setting.id: index for index, setting in enumerate(ground.settings)}
-    default = ground.settings[0].id
-    shortest_s, _ = ground.lengths_s
     trials: list[TunedTrial] = []
-    spent = 0.0
-    while True:
-        left = None if device_s is None else device_s - spent
-        rung = next_rung(ground.settings, trials, default=default, device_s_left=left, shortest_s=shortest_s)
-        if rung is None:
-            break
+    spent, settings = 0.0, ground.settings
+    while rung := next_rung(settings, trials, device_s_left=device_s - spent, shortest_s=ground.lengths_s[0]):
         chosen = [at[setting] for setting in rung.settings]
         for block in range(rung.blocks):
             trials += ground.block(rung.number, block, chosen, rung.budget_s)
         spent = sum(trial.device_s for trial in trials)
-    best = finalists(standings(ground.settings, trials, default=default))
-    chosen_at = ground.final([at[one] for one in best])
-    return Found(off=ground.off(chosen_at), share=spent / ground.grid_s())
+    return ground.final([at[one] for one in finalists(standings(settings, trials))]), spent
 
 
-def in_order(ground: Ground, order: Sequence[int], device_s: float) -> Found:
+def in_order(ground: Ground, order: Sequence[int], device_s: float) -> tuple[int, float]:
     """Runs of the grid in an order, until the time is over; the best go to the final."""
     spent, rates = 0.0, {}
     for number, index in enumerate(order):
@@ -267,18 +228,11 @@ def in_order(ground: Ground, order: Sequence[int], device_s: float) -> Found:
         spent += trial.device_s
         if trial.rate is not None:
             rates[index] = trial.rate
-    best = sorted(rates, key=lambda one: -rates[one])
-    return Found(off=ground.off(ground.final(best)), share=spent / ground.grid_s())
+    return ground.final(sorted(rates, key=lambda one: -rates[one])), spent
 
 
 def by_prediction(ground: Ground) -> list[int]:
     return sorted(range(len(ground.settings)), key=lambda at: -(ground.settings[at].predicted_rate or 0))
-
-
-def first_choice(ground: Ground) -> Found:
-    """The setting with the best prediction of those that fit."""
-    off = (ground.off(at) for at in by_prediction(ground))
-    return Found(off=next(one for one in off if one < 1), share=0.0)
 
 
 TUNE, RANDOM, ORDERED, CHOICE = (
@@ -287,32 +241,30 @@ TUNE, RANDOM, ORDERED, CHOICE = (
     "in the order of prediction",
     "the prediction's first choice",
 )
-SEARCHES: dict[str, Callable[[Ground, float], Found]] = {
+SEARCHES: dict[str, Callable[[Ground, float], tuple[int, float]]] = {
     TUNE: race,
     RANDOM: lambda one, device_s: in_order(one, one.rng.permutation(len(one.settings)), device_s),
     ORDERED: lambda one, device_s: in_order(one, by_prediction(one), device_s),
-    CHOICE: lambda one, _: first_choice(one),
+    CHOICE: lambda one, _: (next(at for at in by_prediction(one) if one.rates[at]), 0.0),
 }
 
 
 def compare(grounds: Mapping[int, Ground], near: float, noise: float) -> dict[str, Floats]:
     """Run every search on every ground, by its seed, and print the tables. Return how far each was off."""
-    found = {
-        name: [
-            search(replace(one, rng=default_rng((seed, 1))), SHARE * one.grid_s())
-            for seed, one in grounds.items()
-        ]
-        for name, search in SEARCHES.items()
-    }
-    off = {name: np.array([each.off for each in results]) for name, results in found.items()}
     print(f"| search | within {near:.0%} | median off | 90 % off | worst | of the grid's time |")
     print("|---|---|---|---|---|---|")
-    for name, values in off.items():
-        share = [each.share for each in found[name]]
+    off = {}
+    for name, search in SEARCHES.items():
+        values, share = np.zeros(len(grounds)), np.zeros(len(grounds))
+        for at, (seed, one) in enumerate(grounds.items()):
+            ground = replace(one, rng=default_rng((seed, 1)))
+            chosen, spent_s = search(ground, SHARE * one.grid_s())
+            values[at], share[at] = ground.off(chosen), spent_s / ground.grid_s()
+        off[name] = values
         middle, high, worst = np.quantile(values, [0.5, 0.9, 1])
         print(
             f"| {name} | {(values <= near).sum()} of {len(grounds)} | {middle:.1%} | {high:.1%} "
-            f"| {worst:.1%} | {np.mean(share):.0%}, at most {max(share):.1%} |"
+            f"| {worst:.1%} | {share.mean():.0%}, at most {share.max():.1%} |"
         )
     poor = off[CHOICE] > 0.03
     there = "where the first choice is off: better | equal"

@@ -122,7 +122,7 @@ class _PlanBuilder:
         self._request = request
         self._global_batches = global_batches
         self._limit = limit
-        self._bases = {workload: _base(request, workload) for workload in workloads_of(request)}
+        self._bases = {workload: base_cell(request, workload) for workload in workloads_of(request)}
         self._members: dict[SeriesId, dict[int, str]] = {}
         self._fitting: dict[SeriesId, str] = {}
         self._weighed: dict[MatrixPoint, str | None] = {}
@@ -284,7 +284,7 @@ class _PlanBuilder:
         return None if beyond is None else Reason("machine", beyond)
 
 
-def _base(request: Request, workload: str) -> Cell:
+def base_cell(request: Request, workload: str) -> Cell:
     """Return what all cells of one workload share. Strategy, gpus and batch are still to be set."""
     spec = workloads.WORKLOADS.parse(workload)
     known = workloads.facts(spec)

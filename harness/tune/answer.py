@@ -8,7 +8,7 @@ from statistics import fmean
 import msgspec
 
 from harness.plan.study_file import SEARCHED
-from harness.tune.space import Candidate, Space, call_words, moved
+from harness.tune.space import Candidate, Space, call_words
 from reports.analysis.effect import SMALLEST_EFFECT, sides
 from reports.analysis.pooling import pool
 from reports.text import count, metric, number
@@ -41,12 +41,12 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
         # What is like the fastest, but not shown to be faster than the default, does not stand for it.
         gains = sides([(rates[one], rates[tuning.default]) for one in equal[1:]], SMALLEST_EFFECT)
         equal = [ranked[0], *(one for one, side in zip(equal[1:], gains, strict=True) if side == "above")]
-    chosen = min(equal, key=lambda one: by_id[one].setting.complexity)
+    chosen = min(equal, key=lambda one: by_id[one].complexity)
     one, best, gain = by_id[chosen], equal[0] if chosen == tuning.default else chosen, None
     if best != tuning.default and tuning.default in rates:
         gain = ratio_of_runs(rates[best], rates[tuning.default], "x")
     alike = [by_id[each].words for each in equal if each != chosen]
-    words = call_words(one.options)
+    words = call_words(space.options_of(one))
     return TuningAnswer(
         setting=chosen,
         sentence=_sentence(one, by_id[best], rates, gain, alike, default=tuning.default),
@@ -130,12 +130,12 @@ def _learning(one: Candidate, default: Candidate) -> Iterator[str]:
         )
     for told in STRATEGIES.facts(mine.strategy).differences:
         yield f"{mine.strategy} {told}: what is learnt changes."
-    for key in moved(one.setting.choices, default.setting.choices, one.setting.choices):
-        learning = SEARCHED[key][0] if key in SEARCHED else "same"
+    for key, value in one.setting.choices.items():
+        learning = SEARCHED[key][0] if key in SEARCHED and default.setting.choices[key] != value else "same"
         if learning == "changed":
-            yield f"{key} {one.setting.choices[key]} changes what is learnt: compare the losses before use."
+            yield f"{key} {value} changes what is learnt: compare the losses before use."
         elif learning == "rounding":
-            yield f"{key} {one.setting.choices[key]} rounds differently: results are equal up to rounding."
+            yield f"{key} {value} rounds differently: results are equal up to rounding."
     if mine.micro_batch != theirs.micro_batch and facts(WORKLOADS.parse(mine.workload)).batch_norm is True:
         yield "BatchNorm takes its statistics from a micro-batch, which differs from the default's."
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+import msgspec
 import numpy as np
 from scipy.special import ndtr
 
@@ -41,17 +42,6 @@ _NOISE = 0.05**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One point of the space: the values of its options, and the samples/s that planning predicts."""
-
-    id: str
-    choices: Mapping[str, str]
-    predicted_rate: float | None
-    complexity: int
-    """The number of choices that differ from the default."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
     """Runs to do next: `blocks` interleaved runs of each setting, each measured for `budget_s`."""
 
@@ -62,33 +52,30 @@ class Rung:
 
 
 def next_rung(
-    settings: Sequence[Setting],
+    settings: Sequence[TunedSetting],
     trials: Sequence[TunedTrial],
     *,
-    default: str,
     device_s_left: float | None,
     shortest_s: float = 1.0,
 ) -> Rung | None:
     """Return the next runs, or None at the end of the race: then `finalists` go to the final.
 
-    `default` is the id of the default setting, `device_s_left` what the race may still take (None: as much as
+    The first of `settings` is the default. `device_s_left` is what the race may still take (None: as much as
     it needs), `shortest_s` the budget of the runs of a wave.
     """
-    level, chosen = 0, _first_wave(settings, default)
-    if trials:
-        level, chosen = _Race(settings, trials).following(device_s_left)
+    if device_s_left is not None and device_s_left <= 0:
+        return None
+    level, chosen = _Race(settings, trials).following(device_s_left) if trials else (0, _first_wave(settings))
     number = 1 + max((trial.rung for trial in trials), default=-1)
     rung = Rung(number=number, settings=chosen, blocks=BLOCKS[level], budget_s=shortest_s * GROWTH**level)
     return rung if chosen else None
 
 
-def standings(
-    settings: Sequence[Setting], trials: Sequence[TunedTrial], *, default: str
-) -> tuple[TunedSetting, ...]:
+def standings(settings: Sequence[TunedSetting], trials: Sequence[TunedTrial]) -> tuple[TunedSetting, ...]:
     """Return how each setting stands: by level, then by rate, and last those without a rate."""
     race = _Race(settings, trials)
     ranked = sorted(race.ranked, key=lambda one: -race.level(one))
-    return tuple(map(race.standing, dict.fromkeys([*ranked, default, *(one.id for one in settings)])))
+    return tuple(map(race.standing, dict.fromkeys([*ranked, *(one.id for one in settings)])))
 
 
 def finalists(stand: Sequence[TunedSetting]) -> tuple[str, ...]:
@@ -97,10 +84,10 @@ def finalists(stand: Sequence[TunedSetting]) -> tuple[str, ...]:
     return tuple(one.id for one in rated if one is rated[0] or one.state != "out")
 
 
-def _first_wave(settings: Sequence[Setting], default: str) -> tuple[str, ...]:
+def _first_wave(settings: Sequence[TunedSetting]) -> tuple[str, ...]:
     """The default, then what has most values that none before has, by prediction where these are equal."""
-    by_rate = sorted(settings, key=lambda one: (one.id != default, -(one.predicted_rate or 0.0)))
-    chosen, seen = [by_rate.pop(0)], set[tuple[str, str]]()
+    by_rate = sorted(settings[1:], key=lambda one: -(one.predicted_rate or 0.0))
+    chosen, seen = [settings[0]], set[tuple[str, str]]()
     while by_rate:
         seen |= chosen[-1].choices.items()
         best = max(by_rate, key=lambda one: len(one.choices.items() - seen))
@@ -114,7 +101,7 @@ def _first_wave(settings: Sequence[Setting], default: str) -> tuple[str, ...]:
 class _Race:
     """The trials so far, by setting, rung and block."""
 
-    def __init__(self, settings: Sequence[Setting], trials: Sequence[TunedTrial]) -> None:
+    def __init__(self, settings: Sequence[TunedSetting], trials: Sequence[TunedTrial]) -> None:
         self._settings = {setting.id: setting for setting in settings}
         self._failed: dict[str, Outcome] = {}
         self._logs: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -156,7 +143,7 @@ class _Race:
         if not self.ranked and (others >= FEWEST or not self._too_large):
             return 0, ()  # Something other than the settings is at fault.
         waiting = [one for one in self._settings if one not in self._logs and not self._hopeless(one)]
-        left = math.inf if left_s is None else max(left_s, 0.0)
+        left = math.inf if left_s is None else left_s
         early = math.inf if left_s is None else EXPLORE * (left + self._spent_s) - self._spent_s
         top, low = len(BLOCKS) - 1, self.ranked[:FINALISTS] if len(self.ranked) > FINALISTS else []
         level = min(map(self.level, low), default=top)
@@ -216,7 +203,7 @@ class _Race:
         return math.exp(self._log(setting) - max(beside) + quantile * noise * math.sqrt(2 / len(logs)))
 
     def standing(self, setting: str) -> TunedSetting:
-        one, state, why, rate = self._settings[setting], "waiting", "has not run", None
+        state, why, rate = "waiting", "has not run", None
         if setting in self._failed:
             state, why = "failed", f"ended as {self._failed[setting].replace('_', ' ')}"
         elif setting in self.ranked:
@@ -228,31 +215,20 @@ class _Race:
                 state, why = "out", f"is slower than {FINALISTS} that ran longer"
         elif hopeless := self._hopeless(setting):
             state, why = "dropped", hopeless
-        return TunedSetting(
-            id=setting,
-            choices=dict(one.choices),
-            state=state,
-            why=why,
-            rate=rate,
-            predicted_rate=one.predicted_rate,
-        )
+        return msgspec.structs.replace(self._settings[setting], state=state, why=why, rate=rate)
 
 
 def _smaller_batch(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Whether two settings of one accumulation differ in only the micro-batch, and `one` has the smaller.
-    Accumulation takes memory too, so that unequal accumulation is not comparable."""
+    """Whether two settings differ in only the micro-batch, and `one` has the smaller."""
     names = {name for name, _ in one.items() ^ other.items()}
-    micro, larger = (int(choices.get("micro_batch", 0)) for choices in (one, other))
-    batch, larger_batch = (int(choices.get("global_batch", 0)) for choices in (one, other))
-    same = batch * larger == larger_batch * micro and names <= {"micro_batch", "global_batch"}
-    return same and micro < larger
+    return names == {"micro_batch"} and int(one["micro_batch"]) < int(other["micro_batch"])
 
 
 class _Model:
     """The logarithms of all rates: the prediction, and a Gaussian process over the choices for its error."""
 
     def __init__(
-        self, settings: Sequence[Setting], rates: Mapping[str, float], failed: Mapping[str, Outcome]
+        self, settings: Sequence[TunedSetting], rates: Mapping[str, float], failed: Mapping[str, Outcome]
     ) -> None:
         """`rates` are the logarithms of what the trials measured."""
         self._index = {setting.id: index for index, setting in enumerate(settings)}
@@ -305,7 +281,7 @@ class _Model:
         return tuple(chosen)
 
 
-def _likeness(settings: Sequence[Setting]) -> Floats:
+def _likeness(settings: Sequence[TunedSetting]) -> Floats:
     """How alike two settings are in each option, 0 to 1: options x settings x settings. Numbers are alike if
     they are near each other in order; others only if they are equal."""
     layers = [np.ones((len(settings), len(settings)))]

@@ -17,18 +17,17 @@ import msgspec
 
 from harness.plan.auto import AUTO
 from harness.plan.estimate import estimated_step_time
-from harness.plan.expand import expand
+from harness.plan.expand import base_cell, expand
 from harness.plan.points import micro_batch_of
-from harness.plan.predict import certain_bytes, predicted_bytes
-from harness.plan.study_file import BY_NAME, SEARCHED, StudyFile, by_heading, check_values
-from harness.plan.surroundings import MIB, Devices, Hardware, Limit, Surroundings
-from harness.tune.race import Setting
+from harness.plan.predict import certain_bytes
+from harness.plan.study_file import BY_NAME, SEARCHED, StudyFile, by_heading, check_values, merge
+from harness.plan.surroundings import MIB, Devices, Hardware, Limit, Surroundings, devices_here
 from results.cell import Cell, StepPolicy
 from results.errors import UsageError
 from results.parts import Unknown
 from results.plan import Request, Rule
 from results.strict_yaml import FileKind, Where
-from results.tuning import told
+from results.tuning import TunedSetting, told
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.facts import AutoPoint
 from workloads.catalog import MEMBERS, WORKLOADS, facts
@@ -39,10 +38,9 @@ _SHARES = (1.0, 2.0, 4.0, 0.5, 8.0, 0.25)
 """Batches per replica that are tried where no batch is given, over the workload's own."""
 _PARTS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of micro-batches in which a given batch is tried."""
-_OF_CLUSTER = ("launcher", "site", "partition", "account", "qos", "cpus_per_gpu")
-"""Options under the heading of a cluster that say where the work runs."""
-_UNREPEATED = ("baseline", "isolation", "require", "keep_unfit")
-"""Options under the headings of a cell that say nothing about its work."""
+_REPEATED = ("What is run", "Where it runs", "Exchange", "Cluster")
+"""The headings of options that a call which uses a setting repeats, except limits of the tune itself."""
+_LIMITS = ("time", "max_gpu_hours")
 
 
 def _check_space(space: StudyFile, where: Where) -> None:
@@ -66,23 +64,14 @@ SPACE_FILE = FileKind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A setting with its options and its cell."""
+    """A setting with its cell."""
 
-    setting: Setting
-    options: StudyFile
+    setting: TunedSetting
     cell: Cell
     """Its step policy is the default one."""
-    certain_bytes: int
-    """A lower bound of the memory of the fullest rank."""
-    predicted_bytes: int | None
-    memory: int
-    """Memory of a rank; 0 if it is not known."""
-    room: int
-    """Bytes that a prediction may take; 0 if they are not known."""
-
-    @property
-    def fits_by_prediction(self) -> bool:
-        return not self.room or (self.predicted_bytes or 0) <= self.room
+    fits_by_prediction: bool
+    complexity: int
+    """The number of choices that differ from the default."""
 
     @property
     def words(self) -> str:
@@ -94,76 +83,98 @@ class Space:
     """All settings that may fit, the default first."""
 
     candidates: tuple[Candidate, ...]
+    asked: StudyFile
+    """The options of the call, with every value that is searched."""
     refused: Mapping[str, int]
     """The number of refused points by an example of the reason."""
     too_large: int
     """Settings that certainly exceed the memory."""
-    free: bool
-    """Whether the global batch is searched, too."""
+    memory: int
+    """Memory of a rank; 0 if it is not known."""
+
+    @property
+    def free(self) -> bool:
+        """Whether the global batch is searched, too."""
+        return self.asked.batch_size is not None
 
     @property
     def default(self) -> Candidate:
         return self.candidates[0]
 
     @property
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[TunedSetting, ...]:
         return tuple(candidate.setting for candidate in self.candidates)
 
     @property
     def by_id(self) -> dict[str, Candidate]:
         return {candidate.setting.id: candidate for candidate in self.candidates}
 
+    def options_of(self, one: Candidate) -> StudyFile:
+        """The options of the call that ask for one setting alone."""
+        names = [name for name in SEARCHED if getattr(self.asked, name) is not None]
+        own = {name: getattr(one.cell, name) for name in names if name != "batch_size"}
+        own |= {"env": list(one.cell.env) or None}
+        own |= {"batch_size": one.cell.batch_per_replica if self.free else None}
+        return msgspec.structs.replace(self.asked, **own)
+
 
 def make_space(
     options: StudyFile,
     file: StudyFile,
-    requested: Callable[[StudyFile], Request],
+    requested: Callable[[StudyFile], Sequence[Request]],
     limit: Limit,
-    devices: Devices,
 ) -> Space:
     """Enumerate the space of a call. Flags win over the space file, and both over the declarations.
 
-    `requested` makes the request of a point. Raises UsageError for a space that is too large, that has no
+    `requested` makes the requests of options. Raises UsageError for a space that is too large, that has no
     setting, or in which none can fit.
     """
-    plain = msgspec.structs.replace(options, **dict.fromkeys(SEARCHED))
-    if options.batch_size is not None and str(options.batch_size).isdecimal():
-        # All strategies keep the global batch, however many replicas they have.
-        ranks = requested(plain).gpus[0]
-        plain = msgspec.structs.replace(plain, global_batch_size=int(str(options.batch_size)) * ranks)
-    if plain.global_batch_size is not None:
-        plain = msgspec.structs.replace(plain, scaling="strong")
-    values = _values(options, file, requested(plain), devices)
-    _require_few(prod(len(each) for each in values.values()), MOST_POINTS, "points")
-    refused: Counter[str] = Counter()
-    examples: dict[str, str] = {}
-    found: dict[str, Candidate] = {}
-    for each in product(*values.values()):
-        point = msgspec.structs.replace(plain, **dict(zip(values, each, strict=True)))
-        request = requested(point)
-        plan = expand(request, study="", created_at="", limit=replace(limit, gpus=None))
-        for skip in plan.skips:
-            # One example stands for all points that a rule refuses.
-            refused[examples.setdefault(str(skip.rule), skip.reason)] += 1
-        for cell in plan.cells:
-            one = _candidate(point, cell, devices, limit.gpu_bytes, request.gpus_per_node)
-            found.setdefault(one.setting.id, one)
-    if not found:
+    devices = limit.gpus or devices_here()
+    asked = _filled(options, file, requested(options)[0], devices)
+    _require_few(prod(len(_items(asked, name)) for name in SEARCHED), MOST_POINTS, "points")
+    requests = [msgspec.structs.replace(one, steps=StepPolicy()) for one in requested(asked)]
+    plans = [expand(one, study="", created_at="", limit=replace(limit, gpus=None)) for one in requests]
+    skips = [skip for plan in plans for skip in plan.skips]
+    # One example stands for all points that a rule refuses.
+    examples = {skip.rule: skip.reason for skip in reversed(skips)}
+    order = requests[0].strategies
+    cells = sorted((cell for plan in plans for cell in plan.cells), key=lambda one: order.index(one.strategy))
+    if not cells:
         # A point that a later rule refuses has passed the earlier ones: it is nearest to running.
-        last = max(examples, key=get_args(Rule).index)
-        raise UsageError(
-            f"no point of the space makes sense: {examples[last]}; change that, or widen the space"
-        )
-    fitting = [one for one in found.values() if not one.memory or one.certain_bytes <= one.memory]
+        last = examples[max(examples, key=get_args(Rule).index)]
+        raise UsageError(f"no point of the space makes sense: {last}; change that, or widen the space")
+    per_node = requests[0].gpus_per_node
+    around = Surroundings.of(cells[0], devices, per_node)
+    # An assumed GPU excludes nothing.
+    of_gpu = cells[0].device == "cuda" and cells[0].memory_limit_mb is None
+    memory = limit.gpu_bytes or 0 if of_gpu else around.memory
+    room = around.room if memory else 0
+    needs, choices = {cell: certain_bytes(cell, per_node) for cell in cells}, _choices(cells)
+    fitting = [cell for cell in cells if not memory or needs[cell] <= memory]
     _require_few(len(fitting), MOST_SETTINGS, "settings")
     if not fitting:
-        every = list(found.values())
-        raise UsageError(nothing_fits(list(_compared(every, every)), certain=True))
+        each = ((need, told(choices[cell])) for cell, need in needs.items())
+        raise UsageError(nothing_fits(each, memory, "needs at least"))
+    predicted = {key: size for plan in plans for key, size in plan.predicted_bytes.items()}
+    hardware = Hardware(cores=devices.cores, gpu_name=devices.gpu_name)
+
+    def candidate(cell: Cell) -> Candidate:
+        mine, need = choices[cell], predicted.get(cell.id)
+        step = estimated_step_time(cell, known_ns=None, hardware=hardware, gpus_per_node=per_node).seconds
+        rate = None if isinstance(step, Unknown) or not step else cell.global_batch / step
+        return Candidate(
+            setting=TunedSetting(id=cell.id, choices=mine, predicted_rate=rate, predicted_bytes=need),
+            cell=cell,
+            fits_by_prediction=not room or (need or 0) <= room,
+            complexity=_complexity(mine, choices[fitting[0]]),
+        )
+
     return Space(
-        candidates=tuple(_compared(fitting, found.values())),
-        refused=dict(refused.most_common()),
-        too_large=len(found) - len(fitting),
-        free="batch_size" in values,
+        candidates=tuple(map(candidate, fitting)),
+        asked=asked,
+        refused=dict(Counter(examples[skip.rule] for skip in skips).most_common()),
+        too_large=len(cells) - len(fitting),
+        memory=memory,
     )
 
 
@@ -175,15 +186,16 @@ def _require_few(number: int, most: int, what: str) -> None:
         )
 
 
-def nothing_fits(candidates: Sequence[Candidate], *, certain: bool) -> str:
-    """Say that no setting fits, which is nearest and by how much it does not, and what may help."""
+def nothing_fits(needs: Iterable[tuple[int | None, str]], memory: int, how: str) -> str:
+    """Say that no setting fits, which is nearest and by how much it does not, and what may help.
+
+    `needs` has the bytes and the words of each setting, and `how` says how the bytes are known.
+    """
     fix = "give more --gpus, a smaller --global-batch-size, or a wider --space"
-    needs = [(one.certain_bytes if certain else one.predicted_bytes, one.words) for one in candidates]
     known = [(need, words) for need, words in needs if need]
     if not known:
         return f"no setting of the space fits: all that were tried ran out of memory: {fix}"
-    (need, nearest), memory = min(known), candidates[0].memory
-    how = "needs at least" if certain else "ran out of memory, and is predicted to need"
+    need, nearest = min(known)
     has = f", and a rank has {memory / MIB:,.0f}" if memory else ""
     over = f", {(need - memory) / MIB:,.0f} too few" if has and need > memory else ""
     return (
@@ -191,49 +203,48 @@ def nothing_fits(candidates: Sequence[Candidate], *, certain: bool) -> str:
     )
 
 
-def _values(
-    options: StudyFile, file: StudyFile, base: Request, devices: Devices
-) -> dict[str, tuple[Any, ...]]:
-    """The values of each searched option; None is the default of `bench matrix`."""
-    found: dict[str, tuple[Any, ...]] = {}
-    for name, (learning, tuned) in SEARCHED.items():
-        flag, listed, kind = getattr(options, name), getattr(file, name), BY_NAME[name].kind
-        given = listed if flag is None or flag == AUTO else flag
-        items = (None,) if given is None else tuple(kind.items(given, BY_NAME[name].flag))
-        items = tuple(list(item) if isinstance(item, tuple) else item for item in items)
-        if given is flag and len(items) > 1 and learning == "changed":
+def _items(options: StudyFile, name: str) -> Sequence[Any]:
+    """The values of an option; None is the default of `bench matrix`."""
+    value, option = getattr(options, name), BY_NAME[name]
+    return (None,) if value is None else option.kind.items(value, option.flag)
+
+
+def _filled(options: StudyFile, file: StudyFile, base: Request, devices: Devices) -> StudyFile:
+    """The options of a call, whose request is `base`, with every value that is searched."""
+    for name, (learning, _) in SEARCHED.items():
+        if learning == "changed" and len(_items(options, name)) > 1:
             raise UsageError(
-                f"{BY_NAME[name].flag} {flag} changes what is learnt: give one value, or name the values in "
-                f"a space file (--space)"
+                f"{BY_NAME[name].flag} {getattr(options, name)} changes what is learnt: give one value, or "
+                f"name the values in a space file (--space)"
             )
-        found[name] = tuned if given is None and tuned else items
+    if options.strategy == AUTO:
+        options = msgspec.structs.replace(options, strategy=None)
+    asked, [gpus] = merge(file, options), base.gpus
     own = MEMBERS[WORKLOADS.parse(base.workloads[0]).name].batch
-    batch = own * base.gpus[0]
-    if base.global_batch_sizes:
-        del found["batch_size"]
-        [batch] = base.global_batch_sizes
-        if found["accumulation"] == (None,):
-            found["accumulation"] = tuple(parts for parts in _PARTS if batch % parts == 0)
-    elif found["batch_size"] == (None,):
-        found["batch_size"] = tuple(int(share * own) for share in _SHARES if share * own >= 1)
-    names = [name for name in found["strategy"] if name is not None]
+    # All strategies keep the global batch, however many replicas they have.
+    batches = base.global_batch_sizes or [size * gpus for size in base.batch_sizes]
+    batch = next(iter(batches), own * gpus)
+    given = [name for name in _items(asked, "strategy") if name is not None]
     texts = [
         text
-        for name in names or _proposed(base, batch, devices)
-        for text in ([name] if names and ":" in name else _variants(name))
+        for name in given or _proposed(base, batch, devices)
+        for text in ([name] if given and ":" in name else _variants(name))
     ]
-    return found | {"strategy": tuple(dict.fromkeys(STRATEGIES.parse(text).text for text in texts))}
+    filled: dict[str, Any] = {name: list(tuned) for name, (_, tuned) in SEARCHED.items() if tuned}
+    if batches:
+        filled["accumulation"] = [parts for parts in _PARTS if batch % parts == 0]
+    else:
+        filled["batch_size"] = [int(share * own) for share in _SHARES if share * own >= 1]
+    filled = {name: values for name, values in filled.items() if getattr(asked, name) is None}
+    if batches:
+        filled |= {"batch_size": None, "global_batch_size": batch, "scaling": "strong"}
+    return msgspec.structs.replace(asked, **filled, strategy=texts)
 
 
 def _proposed(base: Request, batch: int, devices: Devices) -> list[str]:
     """The strategies that `auto` weighs, the simplest first."""
-    gpus, workload = base.gpus[0], base.workloads[0]
-    kind = {"device": base.device, "backend": base.backend, "node_size": base.node_size}
-    cell = msgspec.convert(
-        {"workload": workload, "dataset": "", "strategy": "", "optimizer": "", "gpus": gpus, "micro_batch": 1}
-        | kind,
-        Cell,
-    )
+    [gpus], workload = base.gpus, base.workloads[0]
+    cell = msgspec.structs.replace(base_cell(base, workload), gpus=gpus)
     parts = facts(WORKLOADS.parse(workload)).parts
     size = Surroundings.of(cell, devices, base.gpus_per_node).node_size
 
@@ -257,29 +268,18 @@ def _variants(text: str) -> Iterator[str]:
         yield ":".join([spec.text, *(f"{key}={value}" for key, value in zip(free, values, strict=True))])
 
 
-def _candidate(
-    options: StudyFile, cell: Cell, devices: Devices, gpu_bytes: int | None, per_node: int | None
-) -> Candidate:
-    cell = msgspec.structs.replace(cell, steps=StepPolicy())
-    around = Surroundings.of(cell, devices, per_node)
-    hardware = Hardware(cores=devices.cores, gpu_name=devices.gpu_name)
-    step = estimated_step_time(cell, known_ns=None, hardware=hardware, gpus_per_node=per_node).seconds
-    rate = None if isinstance(step, Unknown) or not step else cell.global_batch / step
-    # An assumed GPU excludes nothing.
-    of_gpu = cell.device == "cuda" and cell.memory_limit_mb is None
-    memory = gpu_bytes or 0 if of_gpu else around.memory
-    return Candidate(
-        setting=Setting(id=cell.id, choices=_choices(cell), predicted_rate=rate, complexity=0),
-        options=options,
-        cell=cell,
-        certain_bytes=certain_bytes(cell, per_node),
-        predicted_bytes=predicted_bytes([cell], per_node).get(cell.id),
-        memory=memory,
-        room=around.room if memory else 0,
-    )
+def _choices(cells: Sequence[Cell]) -> dict[Cell, dict[str, str]]:
+    """The strategy of each cell, and the other choices in which cells differ."""
+    every = {cell: _all_choices(cell) for cell in cells}
+    values = Counter(key for key, _ in {item for one in every.values() for item in one.items()})
+    varied = {"strategy", *(key for key, number in values.items() if number > 1)}
+    if "micro_batch" in varied:
+        # It follows from the micro-batch, the accumulation and the strategy.
+        varied -= {"global_batch"}
+    return {cell: {key: one[key] for key in one if key in varied} for cell, one in every.items()}
 
 
-def _choices(cell: Cell) -> dict[str, str]:
+def _all_choices(cell: Cell) -> dict[str, str]:
     """Every choice of a cell by name: its strategy, the options of that which matter, its settings."""
     spec = STRATEGIES.parse(cell.strategy)
     options = STRATEGIES.entries[spec.name].options.items()
@@ -288,8 +288,7 @@ def _choices(cell: Cell) -> dict[str, str]:
     values = spec.options
     chosen |= {key: values[key] for key, one in options if one.tuned or values[key] != one.default}
     chosen |= {"micro_batch": cell.micro_batch, "global_batch": cell.global_batch}
-    others = [name for name in SEARCHED if name not in ("strategy", "batch_size")]
-    chosen |= {name: getattr(cell, name) for name in others}
+    chosen |= {name: getattr(cell, name) for name in SEARCHED if name not in ("strategy", "batch_size")}
     return {key: _text(value) for key, value in chosen.items()}
 
 
@@ -299,48 +298,27 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _compared(fitting: Sequence[Candidate], every: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield the settings with the choices in which the space varies, and their distance from the first."""
-    seen: dict[str, set[str]] = {"strategy": {"", "-"}}
-    for one in every:
-        for key, value in one.setting.choices.items():
-            seen.setdefault(key, set()).add(value)
-    if len(seen["micro_batch"]) > 1:
-        # It follows from the micro-batch, the accumulation and the strategy.
-        seen["global_batch"] = set()
-    for one in fitting:
-        varied = {key: value for key, value in one.setting.choices.items() if len(seen[key]) > 1}
-        # Of a global batch, the accumulation follows from the micro-batch.
-        keys = [key for key in varied if key != "accumulation" or "micro_batch" not in varied]
-        away = len(list(moved(one.setting.choices, fitting[0].setting.choices, keys)))
-        yield replace(one, setting=replace(one.setting, choices=varied, complexity=away))
-
-
-def moved(mine: Mapping[str, str], default: Mapping[str, str], keys: Iterable[str]) -> Iterator[str]:
-    """Yield the choices of `keys` that differ from the default's; an option that the default's strategy lacks
-    is compared with its own default."""
-    options = STRATEGIES.entries[mine["strategy"].partition(":")[0]].options
-    for key in keys:
-        own = options[key].default if key in options else None
-        if mine[key] != default.get(key, _text(own)):
-            yield key
+def _complexity(choices: Mapping[str, str], default: Mapping[str, str]) -> int:
+    """The number of choices that differ from the default's; an option that the default's strategy lacks is
+    compared with its own default."""
+    options = STRATEGIES.entries[choices["strategy"].partition(":")[0]].options
+    usual = {key: _text(option.default) for key, option in options.items()} | dict(default)
+    # Of a global batch, the accumulation follows from the micro-batch.
+    keys = [key for key in choices if key != "accumulation" or "micro_batch" not in choices]
+    return sum(choices[key] != usual[key] for key in keys)
 
 
 def call_words(options: StudyFile) -> list[str]:
     """The options of `bench matrix` and `bench train` that ask for the work of a point."""
-    headings = by_heading()
-    kept = [each for name in ("What is run", "Where it runs", "Exchange") for each in headings[name]]
-    kept += [BY_NAME[name] for name in _OF_CLUSTER]
-    words: list[str] = []
-    for option in kept:
+    headings, words = by_heading(), list[str]()
+    for option in (each for heading in _REPEATED for each in headings[heading]):
         value = getattr(options, option.name)
-        if value is None or option.name in _UNREPEATED:
+        if value is None or option.name in _LIMITS:
             continue
         if option.kind.repeated:
             words += [word for each in value for word in (option.flag, str(each))]
         elif option.kind.flag_type is bool:
             words.append(option.flag if value else f"--no-{option.flag[2:]}")
         else:
-            items = value if isinstance(value, list | tuple) else [value]
-            words += [option.flag, ",".join(map(_text, items))]
+            words += [option.flag, _text(value)]
     return words

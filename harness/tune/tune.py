@@ -27,7 +27,6 @@ from harness.plan.estimate import STARTUP_S, StepTime, run_seconds
 from harness.plan.naming import plain_name
 from harness.plan.options import read_duration_s
 from harness.plan.study_file import BY_NAME, StudyFile
-from harness.plan.surroundings import Devices, devices_here
 from harness.tune.answer import answer_of, differing
 from harness.tune.race import BLOCKS, FINALISTS, GROWTH, Rung, finalists, next_rung, standings
 from harness.tune.space import SPACE_FILE, Candidate, Space, make_space, nothing_fits
@@ -98,18 +97,13 @@ class Tune(Matrix):
         space = "" if self._space_path is None else f"-{plain_name(self._space_path.stem)}"
         return f"tune-{super()._folder_name()}{space}"
 
-    @property
-    def _devices(self) -> Devices:
-        return self._gpus() or devices_here()
-
-    def _one_request(self, point: StudyFile) -> Request:
-        return self._requested(point, Path.cwd())[0]
+    def _of(self, options: StudyFile) -> tuple[Request, ...]:
+        return self._requested(options, Path.cwd())
 
     @cached_property
     def _space(self) -> Space:
         self._count_own_models()
-        limit = self._limit(Study(self._root))
-        return make_space(self._asked, self._file, self._one_request, limit, self._devices)
+        return make_space(self._asked, self._file, self._of, self._limit(Study(self._root)))
 
     def _limited(self, most_s: float | None, **changes: float) -> LauncherCall:
         """A call of the launcher that ends its launches after `most_s` seconds.
@@ -233,7 +227,8 @@ class Tune(Matrix):
             self._search()
         self._require_one_device()
         steps = next((plan.request.steps for plan in study.plans()), self._final[0])
-        requests = [self._one_request(self._space.by_id[one].options) for one in self._tuning.final]
+        best = [self._space.options_of(self._space.by_id[one]) for one in self._tuning.final]
+        requests = [request for options in best for request in self._of(options)]
         self._requests = tuple(msgspec.structs.replace(one, steps=steps) for one in requests)
         self._request = self._requests[0]
         self._call = self._limited(self._deadline.left_s)
@@ -256,10 +251,6 @@ class Tune(Matrix):
     def _search(self) -> None:
         """Run rungs until the race or the time is over; then choose who goes to the final."""
         space = self._space
-        if not (self._root / TUNING_FILE).exists():
-            # By this file the next call knows the folder, whatever happens to this one.
-            self._root.mkdir(parents=True, exist_ok=True)
-            self._write()
         with study_lock(self._trials.root) as lock, signals_are_ctrl_c():
             self._update()
             ended = self._race(lock) if len(space.candidates) > 1 else "the space has one setting"
@@ -302,14 +293,14 @@ class Tune(Matrix):
 
     def _around_the_first(self) -> tuple[str, ...]:
         """The fastest setting, and for each choice one that differs in it alone and is simpler."""
-        first = self._space.by_id[self._tuning.settings[0].id].setting
+        first = self._space.by_id[self._tuning.settings[0].id]
         failed = {one.id for one in self._tuning.settings if one.state == "failed"}
         found: dict[str, str] = {}
-        for one in sorted(self._space.settings, key=lambda one: one.complexity):
-            differ = differing(first.choices, one.choices)
-            if len(differ) == 1 and one.complexity < first.complexity and one.id not in failed:
-                found.setdefault(differ[0], one.id)
-        return (first.id, *found.values())
+        for one in sorted(self._space.candidates, key=lambda one: one.complexity):
+            differ = differing(first.setting.choices, one.setting.choices)
+            if len(differ) == 1 and one.complexity < first.complexity and one.setting.id not in failed:
+                found.setdefault(differ[0], one.setting.id)
+        return (first.setting.id, *found.values())
 
     def _added(self, rung: Rung) -> Plan:
         """Add the plan of a rung to the trials, or return the last one if it is the same."""
@@ -356,10 +347,7 @@ class Tune(Matrix):
         space, left_s = self._space, self._search_left_s
         if left_s is not None:
             left_s = self._ranks * (left_s - _BESIDE_SHARE * (self._most_s or 0.0))
-            if left_s <= 0:
-                return None
-        default = space.default.setting.id
-        return next_rung(space.settings, self._race_trials, default=default, device_s_left=left_s)
+        return next_rung(space.settings, self._race_trials, device_s_left=left_s)
 
     def _require_one_device(self) -> None:
         """Raise UsageError if runs of this tune were on several devices, or on others than this call's."""
@@ -382,7 +370,10 @@ class Tune(Matrix):
             return
         by_id, last = self._space.by_id, failed[-1]
         if all(trial.outcome is Outcome.OUT_OF_MEMORY for trial in failed):
-            raise UsageError(nothing_fits([by_id[trial.setting] for trial in failed], certain=False))
+            tried = [by_id[trial.setting] for trial in failed]
+            needs = [(one.setting.predicted_bytes, one.words) for one in tried]
+            how = "ran out of memory, and is predicted to need"
+            raise UsageError(nothing_fits(needs, self._space.memory, how))
         raise MachineError(
             f"all {count(len(failed), 'trial')} failed, the last one as {last.outcome}: {last.reason}; "
             f"{bench_call('logs', self._trials.root)} prints what its ranks said, and "
@@ -399,13 +390,13 @@ class Tune(Matrix):
     def _update(self, **changes: object) -> None:
         """Derive the record of the tune from the trials, with `changes` of other fields, and write it."""
         space = self._space
-        first, by_id = space.default.setting.id, space.by_id
         self._tuning = msgspec.structs.replace(self._tuning, trials=tuple(self._read_trials()))
-        settings = standings(space.settings, self._race_trials, default=first)
-        told = (
-            msgspec.structs.replace(one, predicted_bytes=by_id[one.id].predicted_bytes) for one in settings
+        self._write(
+            default=space.default.setting.id,
+            refused=dict(space.refused),
+            settings=standings(space.settings, self._race_trials),
+            **changes,
         )
-        self._write(default=first, refused=dict(space.refused), settings=tuple(told), **changes)
 
     def _write(self, **changes: object) -> None:
         self._tuning = msgspec.structs.replace(self._tuning, **changes)

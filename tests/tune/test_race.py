@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from harness.tune.race import BLOCKS, FEWEST, Rung, Setting, finalists, next_rung, standings
+from harness.tune.race import BLOCKS, FEWEST, Rung, finalists, next_rung, standings
 from results.outcome import Outcome
 from results.tuning import TunedSetting, TunedTrial
 
@@ -16,17 +16,15 @@ VALUES = {"strategy": ("ddp", "zero1", "fsdp"), "micro_batch": ("1", "2", "4", "
 DEFAULT = "ddp,1,1"
 
 
-def space(predicted: Callable[[Mapping[str, str]], float | None] = lambda _: None) -> list[Setting]:
+def space(predicted: Callable[[Mapping[str, str]], float | None] = lambda _: None) -> list[TunedSetting]:
     found = []
     for values in product(*VALUES.values()):
         choices = dict(zip(VALUES, values, strict=True))
-        different = sum(one != other for one, other in zip(values, ("ddp", "1", "1"), strict=True))
-        rate = predicted(choices)
-        found.append(Setting(id=",".join(values), choices=choices, predicted_rate=rate, complexity=different))
+        found.append(TunedSetting(id=",".join(values), choices=choices, predicted_rate=predicted(choices)))
     return found
 
 
-def trials_of(rung: Rung, settings: Sequence[Setting], rate: Rate) -> Iterator[TunedTrial]:
+def trials_of(rung: Rung, settings: Sequence[TunedSetting], rate: Rate) -> Iterator[TunedTrial]:
     """Return the trials of a rung. Each block has its own speed, as moments of a machine do."""
     choices = {setting.id: setting.choices for setting in settings}
     for block in range(rung.blocks):
@@ -45,24 +43,22 @@ def trials_of(rung: Rung, settings: Sequence[Setting], rate: Rate) -> Iterator[T
 
 
 def raced(
-    settings: Sequence[Setting], rate: Rate, *, left: float | None = None, default: str = DEFAULT
+    settings: Sequence[TunedSetting], rate: Rate, *, left: float | None = None
 ) -> tuple[list[Rung], list[TunedTrial]]:
     """Run the race to completion."""
     rungs: list[Rung] = []
     trials: list[TunedTrial] = []
     while True:
         spent = sum(trial.device_s for trial in trials)
-        rung = next_rung(
-            settings, trials, default=default, device_s_left=None if left is None else left - spent
-        )
+        rung = next_rung(settings, trials, device_s_left=None if left is None else left - spent)
         if rung is None:
             return rungs, trials
         rungs.append(rung)
         trials += trials_of(rung, settings, rate)
 
 
-def standing(settings: Sequence[Setting], trials: Sequence[TunedTrial]) -> dict[str, TunedSetting]:
-    return {one.id: one for one in standings(settings, trials, default=DEFAULT)}
+def standing(settings: Sequence[TunedSetting], trials: Sequence[TunedTrial]) -> dict[str, TunedSetting]:
+    return {one.id: one for one in standings(settings, trials)}
 
 
 def smooth(choices: Mapping[str, str], budget_s: float = 1.0) -> float:
@@ -73,7 +69,7 @@ def smooth(choices: Mapping[str, str], budget_s: float = 1.0) -> float:
 
 def test_the_first_wave_has_the_default_and_each_value() -> None:
     settings = space(smooth)
-    rung = next_rung(settings, [], default=DEFAULT, device_s_left=None)
+    rung = next_rung(settings, [], device_s_left=None)
     assert rung is not None
     assert rung.settings[0] == DEFAULT
     assert rung.number == 0
@@ -92,7 +88,7 @@ def test_the_best_is_first(
 ) -> None:
     settings = space(predicted)
     _rungs, trials = raced(settings, smooth, left=left)
-    first = standings(settings, trials, default=DEFAULT)[0]
+    first = standings(settings, trials)[0]
     assert smooth(dict(zip(VALUES, first.id.split(","), strict=True))) >= 0.97 * smooth(
         {"strategy": "fsdp", "micro_batch": "8", "bucket_mb": "25"}
     )
@@ -124,7 +120,7 @@ def test_no_time_left_ends_the_race() -> None:
     _, trials = raced(settings, smooth)
     for last in range(max(trial.rung for trial in trials)):
         some = [trial for trial in trials if trial.rung <= last]
-        assert next_rung(settings, some, default=DEFAULT, device_s_left=0.0) is None
+        assert next_rung(settings, some, device_s_left=0.0) is None
 
 
 def test_the_order_of_the_trials_is_no_matter() -> None:
@@ -134,8 +130,8 @@ def test_the_order_of_the_trials_is_no_matter() -> None:
     for until in range(1, last + 1):
         some = [trial for trial in trials if trial.rung < until]
         left = 200.0 - sum(trial.device_s for trial in some)
-        rung = next_rung(settings, some, default=DEFAULT, device_s_left=left)
-        assert rung == next_rung(settings, some[::-1], default=DEFAULT, device_s_left=left)
+        rung = next_rung(settings, some, device_s_left=left)
+        assert rung == next_rung(settings, some[::-1], device_s_left=left)
         assert rung is not None
         assert rung.number == until
         assert set(rung.settings) == {trial.setting for trial in trials if trial.rung == until}
@@ -197,18 +193,18 @@ def test_running_out_of_memory_is_an_answer() -> None:
 
 
 def test_of_unequal_accumulation_no_failure_is_inferred() -> None:
-    def fixed(micro: str, batch: str) -> Setting:
-        choices = {"strategy": "fsdp", "micro_batch": micro, "global_batch": batch}
-        return Setting(id=f"{micro} of {batch}", choices=choices, predicted_rate=None, complexity=0)
+    def accumulated(times: str, micro: str) -> TunedSetting:
+        choices = {"strategy": "fsdp", "micro_batch": micro, "accumulation": times}
+        return TunedSetting(id=f"{times} x {micro}", choices=choices)
 
-    settings = [fixed("2", "16"), fixed("4", "16"), fixed("4", "32")]
+    settings = [accumulated("8", "2"), accumulated("4", "4"), accumulated("8", "4")]
     trial = TunedTrial(
-        setting="2 of 16", rung=0, block=0, rate=None, outcome=Outcome.OUT_OF_MEMORY, device_s=1.0
+        setting="8 x 2", rung=0, block=0, rate=None, outcome=Outcome.OUT_OF_MEMORY, device_s=1.0
     )
-    states = {one.id: one.state for one in standings(settings, [trial], default="2 of 16")}
-    # Accumulation in the first two differs: eight micro-batches on a rank against four.
-    assert states["4 of 16"] == "waiting"
-    assert states["4 of 32"] == "dropped"
+    states = {one.id: one.state for one in standings(settings, [trial])}
+    # Accumulation takes memory too, and the second has less of it.
+    assert states["4 x 4"] == "waiting"
+    assert states["8 x 4"] == "dropped"
 
 
 def test_a_space_in_which_nothing_fits_is_searched_to_its_end() -> None:
@@ -228,10 +224,10 @@ def test_a_worker_that_dies_in_each_trial_ends_the_race(too_large: int) -> None:
         TunedTrial(setting=one.id, rung=0, block=0, outcome=outcome, device_s=1.0)
         for one, outcome in zip(settings, outcomes, strict=False)
     ]
-    assert next_rung(settings, trials, default=DEFAULT, device_s_left=None) is None
+    assert next_rung(settings, trials, device_s_left=None) is None
 
 
-def after(names: Sequence[str], settings: Sequence[Setting]) -> dict[str, TunedSetting]:
+def after(names: Sequence[str], settings: Sequence[TunedSetting]) -> dict[str, TunedSetting]:
     """The standings after short trials of these settings."""
     rung = Rung(number=0, settings=tuple(names), blocks=1, budget_s=1)
     return standing(settings, list(trials_of(rung, settings, smooth)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +64,10 @@ def test_without_a_batch_it_is_free_and_that_is_said() -> None:
 
 def test_the_default_is_first_and_the_others_count_how_they_differ() -> None:
     space = space_of(global_batch_size="64", strategy="ddp,fsdp", activation_checkpointing="false")
-    assert space.default.setting.complexity == 0
+    assert space.default.complexity == 0
     assert space.default.cell.strategy == "ddp"
     assert space.default.cell.accumulation == 1
-    away = {
-        one.cell.strategy: one.setting.complexity for one in space.candidates if one.cell.accumulation == 1
-    }
+    away = {one.cell.strategy: one.complexity for one in space.candidates if one.cell.accumulation == 1}
     assert away["ddp:bucket_mb=5.0"] == 1
     assert away["ddp:bucket_mb=5.0:bucket_view=true"] == 2
     assert away["fsdp"] == 1
@@ -114,11 +111,9 @@ def test_a_space_in_which_nothing_fits_says_what_is_nearest() -> None:
 
 
 def test_memory_that_ran_out_is_told_of_what_is_predicted_alone() -> None:
-    one = space_of(strategy="ddp", memory_limit_mb=400).default
-    unknown = replace(one, predicted_bytes=None)
-    told = nothing_fits([unknown, one], certain=False)
-    assert f"is predicted to need {one.predicted_bytes / MIB:,.0f} MiB, and a rank has 400: " in told
-    assert "predicted" not in nothing_fits([unknown], certain=False)
+    told = nothing_fits([(None, "ddp"), (300 * MIB, "fsdp"), (200 * MIB, "zero1")], 400 * MIB, "may need")
+    assert "the nearest, zero1, may need 200 MiB, and a rank has 400: " in told
+    assert "may need" not in nothing_fits([(None, "ddp")], 400 * MIB, "may need")
 
 
 def test_memory_of_an_unknown_gpu_excludes_nothing() -> None:
@@ -126,11 +121,10 @@ def test_memory_of_an_unknown_gpu_excludes_nothing() -> None:
     options = StudyFile(**call, global_batch_size="2", compile="false", activation_checkpointing="false")
 
     def space(gpu: str | None) -> Space:
-        def requested(point: StudyFile) -> Request:
-            return make_requests(point, machine_has_cuda=True, source_folder=Path())[0]
+        def requested(point: StudyFile) -> tuple[Request, ...]:
+            return make_requests(point, machine_has_cuda=True, source_folder=Path())
 
-        devices = Devices(gpu_name=gpu)
-        return make_space(options, StudyFile(), requested, Limit(gpus=devices), devices)
+        return make_space(options, StudyFile(), requested, Limit(gpus=Devices(gpu_name=gpu)))
 
     assert space(None).too_large == 0
     assert all(one.fits_by_prediction for one in space(None).candidates)
@@ -148,7 +142,7 @@ def test_a_space_of_too_many_points_or_settings_is_refused(
 
 
 def test_the_words_of_a_setting_name_the_part_of_the_cluster() -> None:
-    assert call_words(StudyFile(partition="gpu", cpus_per_gpu=4, feed="wait")) == [
+    assert call_words(StudyFile(partition="gpu", cpus_per_gpu=4, time="1h")) == [
         "--partition", "gpu", "--cpus-per-gpu", "4"
     ]  # fmt: skip
 
@@ -160,9 +154,9 @@ def test_a_space_without_a_sensible_point_says_why() -> None:
 
 def test_the_words_of_a_setting_ask_for_its_cell() -> None:
     space = space_of(global_batch_size="64", env=["OMP_WAIT_POLICY=passive"], qos="short")
-    assert "--qos short" in " ".join(call_words(space.default.options))
+    assert "--qos short" in " ".join(call_words(space.options_of(space.default)))
     for one in space.candidates[:: max(1, len(space.candidates) // 20)]:
-        context = matrix_command.make_context("matrix", call_words(one.options))
+        context = matrix_command.make_context("matrix", call_words(space.options_of(one)))
         flags = {name: value for name, value in context.params.items() if name in StudyFile.__struct_fields__}
         [cell] = plan_of(**flags).cells
         assert cell == one.cell
