@@ -55,15 +55,15 @@ def next_rung(
     settings: Sequence[TunedSetting],
     trials: Sequence[TunedTrial],
     *,
-    device_s_left: float | None,
+    device_s_left: float = math.inf,
     shortest_s: float = 1.0,
 ) -> Rung | None:
     """Return the next runs, or None at the end of the race: then `finalists` go to the final.
 
-    The first of `settings` is the default. `device_s_left` is what the race may still take (None: as much as
-    it needs), `shortest_s` the budget of the runs of a wave.
+    The first of `settings` is the default. `device_s_left` is what the race may still take, `shortest_s` the
+    budget of the runs of a wave.
     """
-    if device_s_left is not None and device_s_left <= 0:
+    if device_s_left <= 0:
         return None
     level, chosen = _Race(settings, trials).following(device_s_left) if trials else (0, _first_wave(settings))
     number = 1 + max((trial.rung for trial in trials), default=-1)
@@ -137,14 +137,13 @@ class _Race:
             list(self._settings.values()), {one: self._log(one) for one in self.ranked}, self._failed
         )
 
-    def following(self, left_s: float | None) -> tuple[int, tuple[str, ...]]:
-        """The level and the settings of the next rung; no settings at the end."""
+    def following(self, left: float) -> tuple[int, tuple[str, ...]]:
+        """The level and the settings of the next rung, with so many seconds left; no settings at the end."""
         others = len(self._failed) - len(self._too_large)
         if not self.ranked and (others >= FEWEST or not self._too_large):
             return 0, ()  # Something other than the settings is at fault.
         waiting = [one for one in self._settings if one not in self._logs and not self._hopeless(one)]
-        left = math.inf if left_s is None else left_s
-        early = math.inf if left_s is None else EXPLORE * (left + self._spent_s) - self._spent_s
+        early = EXPLORE * (left + self._spent_s) - self._spent_s
         top, low = len(BLOCKS) - 1, self.ranked[:FINALISTS] if len(self.ranked) > FINALISTS else []
         level = min(map(self.level, low), default=top)
         if level < top and not (waiting and early >= self._short_s):

@@ -7,14 +7,14 @@ command continues after an interruption and no trial runs twice. The final is an
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from harness.launch.pace import Deadline
 from harness.launch.tally import tally
 from harness.launchers.campaign_call import CampaignCall
 from harness.launchers.job_call import JobCall
@@ -74,17 +74,16 @@ class Tune(Matrix):
             )
         [self._ranks] = self._request.gpus
         self._trials = Study(self._root / TRIALS)
-        limits, most, hours = [], options.max_time, options.max_gpu_hours
-        if most is not None:
-            limits.append(read_duration_s(most, "--max-time"))
+        limits, hours = [math.inf], options.max_gpu_hours
+        if options.max_time is not None:
+            limits.append(read_duration_s(options.max_time, "--max-time"))
         if hours is not None:
             studies = [one for one in (self._trials, Study(self._root)) if one.is_there]
             spent_s = sum(sum(_device_seconds(one, one.results()).values()) for one in studies)
             limits.append(max(0.0, 3600 * hours - spent_s) / self._ranks)
-        self._most_s = min(limits, default=None)
-        """Seconds that this call may take, the final with it."""
-        self._deadline = Deadline(self._most_s, "--max-time or --max-gpu-hours was over")
-        self._call = self._limited(None)
+        self._began, self._most_s = time.monotonic(), min(limits)
+        """The seconds that this call may take, the final with it; infinite without a limit."""
+        self._call = self._limited(math.inf)
         self._tuning = Tuning(command=bench_call(*arguments), default="")
         self._is_whole = False
         """Whether all runs of the last rung have ended: one that was interrupted is not done again."""
@@ -105,16 +104,15 @@ class Tune(Matrix):
         self._count_own_models()
         return make_space(self._asked, self._file, self._of, self._limit(Study(self._root)))
 
-    def _limited(self, most_s: float | None, **changes: float) -> LauncherCall:
+    def _limited(self, most_s: float, **changes: float) -> LauncherCall:
         """A call of the launcher that ends its launches after `most_s` seconds.
 
         On CPU each run is a separate process, so that the kernel ends no other run with it for its memory.
         """
-        isolation = "fork" if self._request.device == "cpu" else "launch"
         options = msgspec.structs.replace(
             self._run_options,
-            isolation=isolation,
-            max_time_s=None if most_s is None else max(0.0, most_s),
+            isolation="fork" if self._request.device == "cpu" else "launch",
+            max_time_s=None if most_s == math.inf else max(0.0, most_s),
             **changes,
         )
         call = MatrixCall(
@@ -122,6 +120,10 @@ class Tune(Matrix):
         )
         job = isinstance(self._launcher, JobLauncher) and self._launcher.within(call, Study(self._root))
         return job or self._launcher.accept(call)
+
+    def _left_s(self, share: float = 1.0) -> float:
+        """Seconds that are left of a share of the time of this call."""
+        return share * self._most_s - (time.monotonic() - self._began)
 
     # Before the search
 
@@ -149,7 +151,7 @@ class Tune(Matrix):
         for one in self._space.candidates:
             worst_s += STARTUP_S[one.cell.device]
             worst_s += sum(n * self._run_s(one, self._policy(GROWTH**at)) for at, n in enumerate(BLOCKS))
-        return self._ranks * (worst_s if self._most_s is None else min(worst_s, self._most_s))
+        return self._ranks * min(worst_s, self._most_s)
 
     def _run_s(self, candidate: Candidate, steps: StepPolicy, *, proves: bool = True) -> float:
         """Estimate the seconds of a run."""
@@ -179,23 +181,20 @@ class Tune(Matrix):
         The steps are those that were asked for, or the most that its share of the time has room for, last
         without a warm-up. Then its exchange is not switched off, which no answer needs.
         """
-        asked = self._request.steps
-        kept = 0 if self._asked.quads is None else asked.quads
-        shorter = [msgspec.structs.replace(asked, budget_s=one, quads=kept) for one in _FINAL_BUDGETS_S]
-        shorter.append(msgspec.structs.replace(shorter[-1], warmup_max_steps=0))
-        share_s = math.inf if self._most_s is None else FINAL_SHARE * self._most_s
-        steps, takes_s = asked, self._final_s(asked)
-        for each in shorter if self._asked.budget is None else ():
-            if takes_s > share_s:
-                steps, takes_s = each, self._final_s(each)
-        return steps, min(takes_s, share_s)
+        asked, share_s = self._request.steps, FINAL_SHARE * self._most_s
+        choices = [asked]
+        if self._asked.budget is None:
+            kept = 0 if self._asked.quads is None else asked.quads
+            choices += [msgspec.structs.replace(asked, budget_s=one, quads=kept) for one in _FINAL_BUDGETS_S]
+            choices.append(msgspec.structs.replace(choices[-1], warmup_max_steps=0))
+        steps = next((one for one in choices if self._final_s(one) <= share_s), choices[-1])
+        return steps, min(self._final_s(steps), share_s)
 
     def _final_s(self, steps: StepPolicy) -> float:
         """Estimate the seconds of a final with these steps, of which the first run of a setting is proven."""
         repeats, some = self._request.repeats, self._space.candidates[: 1 + FINALISTS]
-        runs = ((one, number == 0) for one in some for number in range(repeats))
-        measured_s = sum(self._run_s(one, steps, proves=proves) for one, proves in runs)
-        return repeats * STARTUP_S[some[0].cell.device] + measured_s
+        runs = (self._run_s(one, steps, proves=number == 0) for one in some for number in range(repeats))
+        return repeats * STARTUP_S[some[0].cell.device] + sum(runs)
 
     # The search
 
@@ -231,7 +230,7 @@ class Tune(Matrix):
         requests = [request for options in best for request in self._of(options)]
         self._requests = tuple(msgspec.structs.replace(one, steps=steps) for one in requests)
         self._request = self._requests[0]
-        self._call = self._limited(self._deadline.left_s)
+        self._call = self._limited(self._left_s())
         return super().run(report=report)
 
     def _submit(self, call: JobCall, study: Study, kept: Tuning | None) -> int:
@@ -241,7 +240,7 @@ class Tune(Matrix):
             self._tell(kept.answer)
             if not any(call.left(study, plan, planned_code([plan]))[0] for plan in final):
                 return 0
-        if self._most_s is None:
+        if self._most_s == math.inf:
             raise UsageError("how long a tune takes is not known before: give a limit, such as --max-time 1h")
         plan = rebuilt_plan(study.name, [self._space.default.cell], ())
         request = msgspec.structs.replace(plan.request, gpus_per_node=self._request.gpus_per_node)
@@ -255,16 +254,14 @@ class Tune(Matrix):
             self._update()
             ended = self._race(lock) if len(space.candidates) > 1 else "the space has one setting"
         self._require_rates()
-        failed = {one.id for one in self._tuning.settings if one.state == "failed"}
         best = finalists(self._tuning.settings)
         if not best:
             # The time was over before a trial had ended: the predicted ones are left.
             likely = [one.setting for one in space.candidates if one.fits_by_prediction]
-            fitting = [one for one in likely if one.id not in failed]
-            fitting.sort(key=lambda one: -(one.predicted_rate or 0.0))
-            best = tuple(one.id for one in fitting[:FINALISTS])
+            likely.sort(key=lambda one: -(one.predicted_rate or 0.0))
+            best = tuple(one.id for one in likely if one.id not in self._failed)[:FINALISTS]
         first = space.default.setting.id
-        final = dict.fromkeys((*best, *([] if first in failed else [first])))
+        final = dict.fromkeys((*best, *({first} - self._failed)))
         self._update(ended=ended, final=tuple(final))
 
     def _race(self, lock: int) -> str:
@@ -282,20 +279,23 @@ class Tune(Matrix):
             if self._is_whole and not any(one.rung == last for one in self._tuning.trials):
                 status = bench_call("status", self._trials.root)
                 raise MachineError(f"no run of the last rung counts as a trial: {status} says why")
-        left_s = self._search_left_s
-        if len(chosen := self._around_the_first()) > 1 and (left_s is None or left_s > 0):
+        in_time = self._left_to_race_s > 0
+        if len(chosen := self._around_the_first()) > 1 and self._left_to_search_s > 0:
             self._console.note(f"what each choice contributes: {count(len(chosen), 'setting')}")
             beside = Rung(number=0, settings=chosen, blocks=_BESIDE_BLOCKS, budget_s=_BESIDE_S)
             self._run_rung(self._added(beside), lock)
-        if left_s is not None and left_s <= _BESIDE_SHARE * (self._most_s or 0.0):
+        if not in_time:
             return "the rest of --max-time or --max-gpu-hours was for the final"
-        return "the race was over" + ("" if left_s is None else " within the time that was left")
+        return "the race was over" + ("" if self._most_s == math.inf else " within the time that was left")
+
+    @property
+    def _failed(self) -> set[str]:
+        return {one.id for one in self._tuning.settings if one.state == "failed"}
 
     def _around_the_first(self) -> tuple[str, ...]:
         """The fastest setting, and for each choice one that differs in it alone and is simpler."""
         first = self._space.by_id[self._tuning.settings[0].id]
-        failed = {one.id for one in self._tuning.settings if one.state == "failed"}
-        found: dict[str, str] = {}
+        failed, found = self._failed, dict[str, str]()
         for one in sorted(self._space.candidates, key=lambda one: one.complexity):
             differ = differing(first.setting.choices, one.setting.choices)
             if len(differ) == 1 and one.complexity < first.complexity and one.setting.id not in failed:
@@ -303,12 +303,9 @@ class Tune(Matrix):
         return (first.setting.id, *found.values())
 
     def _added(self, rung: Rung) -> Plan:
-        """Add the plan of a rung to the trials, or return the last one if it is the same."""
+        """Add the plan of a rung to the trials."""
         steps = self._policy(rung.budget_s)
         cells = [msgspec.structs.replace(self._space.by_id[one].cell, steps=steps) for one in rung.settings]
-        for plan in self._trials.plans()[-1:]:
-            if list(plan.cells) == cells:
-                return plan
         plan, asked = rebuilt_plan(TRIALS, cells, ()), self._request
         request = msgspec.structs.replace(
             plan.request,
@@ -322,32 +319,30 @@ class Tune(Matrix):
         return plan
 
     def _run_rung(self, plan: Plan, lock: int) -> None:
-        left_s = self._search_left_s
-        if left_s is not None and left_s <= 0:
+        if self._left_to_search_s <= 0:
             return
         self._is_whole = False
         self._require_one_device()
         silence_s = self._run_options.silence_s if self._asked.hang_after else _SILENCE_S
-        call, code = self._limited(left_s, silence_s=silence_s), planned_code([plan])
+        call, code = self._limited(self._left_to_search_s, silence_s=silence_s), planned_code([plan])
         call.check(self._trials, plan, code)
         if call.run(self._trials, plan, code, lock):
             raise KeyboardInterrupt
-        left_s = self._search_left_s
-        self._is_whole = left_s is None or left_s > 0
+        self._is_whole = self._left_to_search_s > 0
         self._update()
 
     @property
-    def _search_left_s(self) -> float | None:
-        """Seconds that are left before the final must begin; None without a limit."""
-        left_s = self._deadline.left_s
-        return None if left_s is None else left_s - self._final[1]
+    def _left_to_search_s(self) -> float:
+        """Seconds that are left before the final must begin."""
+        return self._left_s() - self._final[1]
+
+    @property
+    def _left_to_race_s(self) -> float:
+        return self._left_s(1 - _BESIDE_SHARE) - self._final[1]
 
     def _next_rung(self) -> Rung | None:
-        """The next rung of the race; None at its end, or where the time that is left is for what follows."""
-        space, left_s = self._space, self._search_left_s
-        if left_s is not None:
-            left_s = self._ranks * (left_s - _BESIDE_SHARE * (self._most_s or 0.0))
-        return next_rung(space.settings, self._race_trials, device_s_left=left_s)
+        left_s = self._ranks * self._left_to_race_s
+        return next_rung(self._space.settings, self._race_trials, device_s_left=left_s)
 
     def _require_one_device(self) -> None:
         """Raise UsageError if runs of this tune were on several devices, or on others than this call's."""
@@ -403,31 +398,42 @@ class Tune(Matrix):
         files.replace(self._root / TUNING_FILE, schemas.TUNING.encode(self._tuning), in_study=True)
 
     def _read_trials(self) -> list[TunedTrial]:
-        """The trials so far, as they began. A run counts for the newest plan of its cell."""
+        """The trials so far, as they began. A run counts for the newest plan of its cell.
+
+        Of a cell all runs count that ended well, and the last one if it failed. One that was interrupted
+        counts once its rung is whole, as it will then not be repeated.
+        """
         results, plans = self._trials.results(keep=True), self._trials.plans()
         spent, known = _device_seconds(self._trials, results), self._space.by_id
+        by_cell: dict[str, list[RunResult]] = defaultdict(list)
+        for run in results:
+            by_cell[run.cell_id].append(run)
         found: dict[str, tuple[str, TunedTrial]] = {}
         for rung, plan in reversed(list(enumerate(plans))):
             if plan.cells[0].steps.budget_s == _BESIDE_S:
                 self._beside.add(rung)
             whole = rung < len(plans) - 1 or self._is_whole
-            conditions = self._call.conditions(planned_code([plan]))
-            so_far = tally(results, plan, conditions, rerun_failed=False)
-            allowed = [run for run in results if run.run_id not in found and so_far.allows(run)]
-            for run in _trial_runs(plan, allowed, whole=whole):
-                cell = self._trials.cell(run.cell_id)
-                ok = run.outcome is Outcome.OK and run.step_ns is not None
-                trial = TunedTrial(
-                    setting=msgspec.structs.replace(cell, steps=StepPolicy()).id,
-                    rung=rung,
-                    block=run.repeat,
-                    outcome=run.outcome,
-                    reason=run.reason,
-                    rate=cell.global_batch / run.step_ns.value * 1e9 if ok and run.step_ns else None,
-                    memory_bytes=run.device_allocated_peak_bytes or run.rss_over_idle_bytes,
-                    device_s=spent[run.run_id],
-                )
-                if trial.setting in known:
+            so_far = tally(results, plan, self._call.conditions(planned_code([plan])), rerun_failed=False)
+            for cell in plan.cells:
+                setting = msgspec.structs.replace(cell, steps=StepPolicy()).id
+                if setting not in known:
+                    continue
+                runs = [run for run in by_cell[cell.id] if run.run_id not in found and so_far.allows(run)]
+                good = [run for run in runs if run.outcome is Outcome.OK]
+                bad = [run for run in runs if run.outcome is not Outcome.OK]
+                bad = [run for run in bad if whole or not run.outcome.runs_again][-1:]
+                for run in good if len(good) >= plan.request.repeats else good + bad:
+                    ok = run.outcome is Outcome.OK and run.step_ns is not None
+                    trial = TunedTrial(
+                        setting=setting,
+                        rung=rung,
+                        block=run.repeat,
+                        outcome=run.outcome,
+                        reason=run.reason,
+                        rate=cell.global_batch / run.step_ns.value * 1e9 if ok and run.step_ns else None,
+                        memory_bytes=run.device_allocated_peak_bytes or run.rss_over_idle_bytes,
+                        device_s=spent[run.run_id],
+                    )
                     found[run.run_id] = run.started_at or run.run_id, trial
         return [one for _, one in sorted(found.values(), key=lambda pair: pair[0])]
 
@@ -447,23 +453,6 @@ class Tune(Matrix):
     def _tell(self, answer: TuningAnswer) -> None:
         for line in (answer.sentence, *answer.remarks, *answer.commands):
             self._console.sentence(line)
-
-
-def _trial_runs(plan: Plan, results: Iterable[RunResult], *, whole: bool) -> Iterator[RunResult]:
-    """Yield the runs of a rung that are trials: those that ended well, and the last of a cell that failed.
-
-    A run that was interrupted counts once its rung is `whole`, as it will then not be repeated.
-    """
-    cells = {cell.id: list[RunResult]() for cell in plan.cells}
-    for run in results:
-        if run.cell_id in cells:
-            cells[run.cell_id].append(run)
-    for runs in cells.values():
-        good = [run for run in runs if run.outcome is Outcome.OK]
-        yield from good
-        bad = [run for run in runs if run.outcome is not Outcome.OK][-1:]
-        if len(good) < plan.request.repeats:
-            yield from (run for run in bad if whole or not run.outcome.runs_again)
 
 
 def _device_seconds(study: Study, results: Sequence[RunResult]) -> Mapping[str, float]:

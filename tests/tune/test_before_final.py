@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def in_a_job(monkeypatch: pytest.MonkeyPatch, **site: object) -> Tune:
 def test_the_rungs_of_a_job_share_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     tune, ports = in_a_job(monkeypatch), list[str]()
     for _ in range(3):
-        call = tune._limited(None)
+        call = tune._limited(math.inf)
         assert isinstance(call, JobCampaignCall)
         ports.append(call.starter().command(a_launch(gpus_per_node=2), ROOT / "launch.json")[-1])
     assert len(set(ports)) == 3

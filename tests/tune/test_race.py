@@ -43,14 +43,14 @@ def trials_of(rung: Rung, settings: Sequence[TunedSetting], rate: Rate) -> Itera
 
 
 def raced(
-    settings: Sequence[TunedSetting], rate: Rate, *, left: float | None = None
+    settings: Sequence[TunedSetting], rate: Rate, *, left: float = math.inf
 ) -> tuple[list[Rung], list[TunedTrial]]:
     """Run the race to completion."""
     rungs: list[Rung] = []
     trials: list[TunedTrial] = []
     while True:
         spent = sum(trial.device_s for trial in trials)
-        rung = next_rung(settings, trials, device_s_left=None if left is None else left - spent)
+        rung = next_rung(settings, trials, device_s_left=left - spent)
         if rung is None:
             return rungs, trials
         rungs.append(rung)
@@ -69,7 +69,7 @@ def smooth(choices: Mapping[str, str], budget_s: float = 1.0) -> float:
 
 def test_the_first_wave_has_the_default_and_each_value() -> None:
     settings = space(smooth)
-    rung = next_rung(settings, [], device_s_left=None)
+    rung = next_rung(settings, [])
     assert rung is not None
     assert rung.settings[0] == DEFAULT
     assert rung.number == 0
@@ -81,19 +81,16 @@ def test_the_first_wave_has_the_default_and_each_value() -> None:
     assert "fsdp,8,25" in rung.settings
 
 
-@pytest.mark.parametrize("left", [None, 200.0, 60.0])
+@pytest.mark.parametrize("left", [math.inf, 200.0, 60.0])
 @pytest.mark.parametrize("predicted", [smooth, lambda _: None, lambda one: 1 / smooth(one)])
-def test_the_best_is_first(
-    left: float | None, predicted: Callable[[Mapping[str, str]], float | None]
-) -> None:
+def test_the_best_is_first(left: float, predicted: Callable[[Mapping[str, str]], float | None]) -> None:
     settings = space(predicted)
     _rungs, trials = raced(settings, smooth, left=left)
     first = standings(settings, trials)[0]
     assert smooth(dict(zip(VALUES, first.id.split(","), strict=True))) >= 0.97 * smooth(
         {"strategy": "fsdp", "micro_batch": "8", "bucket_mb": "25"}
     )
-    if left is not None:
-        assert sum(trial.device_s for trial in trials) <= left
+    assert sum(trial.device_s for trial in trials) <= left
 
 
 def test_no_setting_runs_twice_at_a_budget_and_rungs_have_longer_ones() -> None:
@@ -224,7 +221,7 @@ def test_a_worker_that_dies_in_each_trial_ends_the_race(too_large: int) -> None:
         TunedTrial(setting=one.id, rung=0, block=0, outcome=outcome, device_s=1.0)
         for one, outcome in zip(settings, outcomes, strict=False)
     ]
-    assert next_rung(settings, trials, device_s_left=None) is None
+    assert next_rung(settings, trials) is None
 
 
 def after(names: Sequence[str], settings: Sequence[TunedSetting]) -> dict[str, TunedSetting]:
