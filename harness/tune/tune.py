@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -82,7 +82,7 @@ class Tune(Matrix):
             spent_s = sum(sum(_device_seconds(one, one.results()).values()) for one in studies)
             limits.append(max(0.0, 3600 * hours - spent_s) / self._ranks)
         self._began, self._most_s = time.monotonic(), min(limits)
-        """The seconds that this call may take, the final with it; infinite without a limit."""
+        """When this call began, and the seconds that it may take with its final."""
         self._call = self._limited(math.inf)
         self._tuning = Tuning(command=bench_call(*arguments), default="")
         self._is_whole = False
@@ -122,8 +122,8 @@ class Tune(Matrix):
         return job or self._launcher.accept(call)
 
     def _left_s(self, share: float = 1.0) -> float:
-        """Seconds that are left of a share of the time of this call."""
-        return share * self._most_s - (time.monotonic() - self._began)
+        """Seconds of a share of the time that are left before the final must begin."""
+        return share * self._most_s - (time.monotonic() - self._began) - self._final[1]
 
     # Before the search
 
@@ -230,7 +230,7 @@ class Tune(Matrix):
         requests = [request for options in best for request in self._of(options)]
         self._requests = tuple(msgspec.structs.replace(one, steps=steps) for one in requests)
         self._request = self._requests[0]
-        self._call = self._limited(self._left_s())
+        self._call = self._limited(self._left_s() + self._final[1])
         return super().run(report=report)
 
     def _submit(self, call: JobCall, study: Study, kept: Tuning | None) -> int:
@@ -266,10 +266,11 @@ class Tune(Matrix):
 
     def _race(self, lock: int) -> str:
         """Run the rungs that are left. Returns why the search ended, a clause."""
+        space, left_s = self._space, partial(self._left_s, 1 - _BESIDE_SHARE)
         for plan in self._trials.plans()[-1:]:
             # A call that was interrupted may have left it.
             self._run_rung(plan, lock)
-        while (rung := self._next_rung()) is not None:
+        while rung := next_rung(space.settings, self._race_trials, device_s_left=self._ranks * left_s()):
             self._console.note(
                 f"rung {rung.number}: {count(len(rung.settings), 'setting')} x "
                 f"{count(rung.blocks, 'block')} of {rung.budget_s:g} s"
@@ -279,8 +280,8 @@ class Tune(Matrix):
             if self._is_whole and not any(one.rung == last for one in self._tuning.trials):
                 status = bench_call("status", self._trials.root)
                 raise MachineError(f"no run of the last rung counts as a trial: {status} says why")
-        in_time = self._left_to_race_s > 0
-        if len(chosen := self._around_the_first()) > 1 and self._left_to_search_s > 0:
+        in_time = left_s() > 0
+        if len(chosen := self._around_the_first()) > 1 and self._left_s() > 0:
             self._console.note(f"what each choice contributes: {count(len(chosen), 'setting')}")
             beside = Rung(number=0, settings=chosen, blocks=_BESIDE_BLOCKS, budget_s=_BESIDE_S)
             self._run_rung(self._added(beside), lock)
@@ -306,43 +307,27 @@ class Tune(Matrix):
         """Add the plan of a rung to the trials."""
         steps = self._policy(rung.budget_s)
         cells = [msgspec.structs.replace(self._space.by_id[one].cell, steps=steps) for one in rung.settings]
-        plan, asked = rebuilt_plan(TRIALS, cells, ()), self._request
-        request = msgspec.structs.replace(
-            plan.request,
-            repeats=rung.blocks,
-            gpus_per_node=asked.gpus_per_node,
-            node_size=asked.node_size,
-            source_folder=asked.source_folder,
-        )
+        plan = rebuilt_plan(TRIALS, cells, ())
+        place = {
+            name: getattr(self._request, name) for name in ("source_folder", "gpus_per_node", "node_size")
+        }
+        request = msgspec.structs.replace(plan.request, repeats=rung.blocks, **place)
         plan = msgspec.structs.replace(plan, created_at=utc_now(), request=request, command=self._arguments)
         self._trials.add_plan(plan)
         return plan
 
     def _run_rung(self, plan: Plan, lock: int) -> None:
-        if self._left_to_search_s <= 0:
+        if self._left_s() <= 0:
             return
         self._is_whole = False
         self._require_one_device()
         silence_s = self._run_options.silence_s if self._asked.hang_after else _SILENCE_S
-        call, code = self._limited(self._left_to_search_s, silence_s=silence_s), planned_code([plan])
+        call, code = self._limited(self._left_s(), silence_s=silence_s), planned_code([plan])
         call.check(self._trials, plan, code)
         if call.run(self._trials, plan, code, lock):
             raise KeyboardInterrupt
-        self._is_whole = self._left_to_search_s > 0
+        self._is_whole = self._left_s() > 0
         self._update()
-
-    @property
-    def _left_to_search_s(self) -> float:
-        """Seconds that are left before the final must begin."""
-        return self._left_s() - self._final[1]
-
-    @property
-    def _left_to_race_s(self) -> float:
-        return self._left_s(1 - _BESIDE_SHARE) - self._final[1]
-
-    def _next_rung(self) -> Rung | None:
-        left_s = self._ranks * self._left_to_race_s
-        return next_rung(self._space.settings, self._race_trials, device_s_left=left_s)
 
     def _require_one_device(self) -> None:
         """Raise UsageError if runs of this tune were on several devices, or on others than this call's."""
