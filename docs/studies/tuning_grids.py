@@ -25,15 +25,14 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.random import default_rng
+from numpy.random import Generator, default_rng
 from tuning_surfaces import SHARE, Ground, compare
 
 from harness.plan.estimate import estimated_step_time
@@ -42,13 +41,12 @@ from harness.tune.race import BLOCKS, GROWTH
 from harness.tune.tune import FINAL_SHARE
 from reports.text import metric
 from results.cell import Cell, StepPolicy
-from results.outcome import Outcome
 from results.parts import Unknown
 from results.record import RankRecord
 from results.spec import split
 from results.statistics import over_runs
 from results.store import Study
-from results.tuning import TunedSetting, TunedTrial
+from results.tuning import TunedSetting
 
 SEEDS = 20
 BUDGET_S = 1.0
@@ -148,53 +146,34 @@ def _predicted_rate(cell: Cell) -> float | None:
     return None if isinstance(seconds, Unknown) else cell.global_batch / seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid(Ground):
-    """A recorded grid, as a search of one seed sees it. Its `rates` are of the runs that judge."""
+def grid(path: Path, seed: int) -> Ground:
+    """A recorded grid, as the search of one seed sees it: a run of each setting, and the other one judges."""
+    document = json.loads(path.read_text())
+    seen, judges = ([one["runs"][side] for one in document] for side in (seed % 2, 1 - seed % 2))
+    # A run that failed takes the median time of the others besides their blocks.
+    start_s = median(run["start_s"] for run in seen if run["outcome"] == "ok")
 
-    samples: tuple[int, ...]
-    """The samples of a block of each setting."""
-    seen: tuple[Mapping[str, Any], ...]
-    """The run of each setting that the search sees."""
-    start_s: float
-    """The time of a run that failed, the median time of the others besides their blocks."""
-
-    @classmethod
-    def read(cls, path: Path, seed: int) -> Grid:
-        document = json.loads(path.read_text())
-        seen, judges = ([one["runs"][side] for one in document] for side in (seed % 2, 1 - seed % 2))
-        return cls(
-            settings=tuple(
-                TunedSetting(id=str(at), choices=one["choices"], predicted_rate=one["predicted_rate"])
-                for at, one in enumerate(document)
-            ),
-            rates=np.array([_rate(one, run) for one, run in zip(document, judges, strict=True)]),
-            lengths_s=(BUDGET_S / GROWTH ** (len(BLOCKS) - 1), BUDGET_S),
-            final_runs=1,
-            rng=default_rng(seed),
-            samples=tuple(one["samples"] for one in document),
-            seen=tuple(seen),
-            start_s=median(run["start_s"] for run in seen if run["outcome"] == "ok"),
-        )
-
-    def block(self, rung: int, block: int, chosen: Iterable[int], budget_s: float) -> Iterator[TunedTrial]:
+    def run(chosen: Sequence[int], budget_s: float, rng: Generator) -> Iterator[tuple[float, float]]:
         """Take a piece of each recorded run; after its last block its first follows."""
-        for at in chosen:
-            run, kept = self.seen[at], list[float]()
-            if run["outcome"] == "ok":
-                first = self.rng.integers(len(run["blocks_s"]))
-                for block_s in np.roll(run["blocks_s"], -first):
-                    kept.append(float(block_s))
-                    if sum(kept) >= budget_s:
-                        break
-            yield TunedTrial(
-                setting=self.settings[at].id,
-                rung=rung,
-                block=block,
-                rate=self.samples[at] / fmean(kept) if kept else None,
-                outcome=Outcome(run["outcome"]),
-                device_s=2 * (run["start_s"] + sum(kept) if kept else self.start_s),
-            )
+        for one, recorded in ((document[at], seen[at]) for at in chosen):
+            if recorded["outcome"] != "ok":
+                yield 0.0, 2 * start_s
+                continue
+            blocks_s = np.roll(recorded["blocks_s"], -rng.integers(len(recorded["blocks_s"])))
+            kept = blocks_s[: 1 + int(np.searchsorted(np.cumsum(blocks_s), budget_s))]
+            yield one["samples"] / float(kept.mean()), 2 * (recorded["start_s"] + float(kept.sum()))
+
+    return Ground(
+        settings=tuple(
+            TunedSetting(id=str(at), choices=one["choices"], predicted_rate=one["predicted_rate"])
+            for at, one in enumerate(document)
+        ),
+        rates=np.array([_rate(one, run) for one, run in zip(document, judges, strict=True)]),
+        lengths_s=(BUDGET_S / GROWTH ** (len(BLOCKS) - 1), BUDGET_S),
+        final_runs=1,
+        run=run,
+        rng=default_rng(seed),
+    )
 
 
 def _rate(setting: Mapping[str, Any], run: Mapping[str, Any]) -> float:
@@ -206,7 +185,7 @@ def live(folder: Path, workload: str) -> None:
     """Run `bench tune` on the space of the grid. Compare what it chose with the best of the grid, by
     interleaved runs, pair by pair."""
     path, out = folder / f"{workload}.json", folder / f"{workload}-tune"
-    grid_s = fmean(Grid.read(path, seed).grid_s() for seed in (0, 1))
+    grid_s = fmean(grid(path, seed).grid_s() for seed in (0, 1))
     seconds = math.ceil(SHARE * grid_s / int(COMMON["gpus"]) / (1 - FINAL_SHARE))
     _bench("tune", out, workload, strategy=_STRATEGIES, max_time=f"{seconds}s")
     tuning = Study(out).tuning()
@@ -249,7 +228,7 @@ def main() -> None:
             live(folder, workload)
         elif action == "replay":
             print(f"\n**{workload}**\n")
-            grids = {seed: Grid.read(folder / f"{workload}.json", seed) for seed in range(SEEDS)}
+            grids = {seed: grid(folder / f"{workload}.json", seed) for seed in range(SEEDS)}
             compare(grids, near=0.03, noise=0.03)
             rates = [grids[seed].rates for seed in (0, 1)]
             own = [f"{grids[1 - at].off(int(rates[at].argmax())):.0%}" for at in (0, 1)]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 import numpy as np
@@ -51,69 +51,50 @@ REACHES = (0.3, 0.6, 0.9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """A simulated surface or a recorded grid, as a search can run it. Arrays have a value a setting."""
+    """A simulated surface or a recorded grid, on which a search runs."""
 
     settings: tuple[TunedSetting, ...]
     """The first is the default."""
     rates: Floats
-    """The true rates, which judge; 0 of settings that cannot run."""
+    """The true rate of each setting, which judges it; 0 if it cannot run."""
     lengths_s: tuple[float, float]
     """The shortest budget of the search, and the budget of a run of the grid."""
     final_runs: int
-    rng: Generator = field(repr=False)
+    run: Callable[[Sequence[int], float, Generator], Iterable[tuple[float, float]]]
+    """Runs settings once, interleaved, for a budget: the rate of each (0: it failed), and its device-seconds."""
+    rng: Generator
 
-    def block(self, rung: int, block: int, chosen: Iterable[int], budget_s: float) -> Iterator[TunedTrial]:
-        """Run settings once, interleaved."""
-        raise NotImplementedError
+    def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> list[TunedTrial]:
+        return [
+            TunedTrial(
+                setting=self.settings[at].id,
+                rung=rung,
+                block=block,
+                rate=rate or None,
+                outcome=Outcome.OK if rate else Outcome.OUT_OF_MEMORY,
+                device_s=device_s,
+            )
+            for at, (rate, device_s) in zip(chosen, self.run(chosen, budget_s, self.rng), strict=True)
+        ]
 
     def grid_s(self) -> float:
         """The device time of one run of each setting."""
-        every = self.block(0, 0, range(len(self.settings)), self.lengths_s[1])
-        return sum(trial.device_s for trial in every)
+        every = self.run(range(len(self.settings)), self.lengths_s[1], self.rng)
+        return sum(device_s for _, device_s in every)
 
     def final(self, best: Sequence[int]) -> int:
         """The setting with the highest mean of the final's runs, among three and the default."""
         there = [*[one for one in best if one != 0][:3], 0]
-        runs = [
-            [trial.rate or 0.0 for trial in self.block(0, block, there, self.lengths_s[1])]
-            for block in range(self.final_runs)
-        ]
-        return there[int(np.argmax(np.mean(runs, 0)))]
+        blocks = [self.run(there, self.lengths_s[1], self.rng) for _ in range(self.final_runs)]
+        rates = [[rate for rate, _ in runs] for runs in blocks]
+        return there[int(np.argmax(np.mean(rates, 0)))]
 
     def off(self, chosen: int) -> float:
         """How far the true rate of a setting is below the best's, relative to it."""
         return 1 - float(self.rates[chosen] / self.rates.max())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surface(Ground):
-    """The truth of one tune, whose `rates` are those of long runs."""
-
-    family: str
-    reach: float
-    """The largest relative error of the prediction."""
-    decoy: Floats
-    """The relative gain of a run too short to show it: it shrinks as exp(-budget / decoy_s)."""
-    decoy_s: float
-    start_s: float
-    """Device seconds of a run besides its budget. A run out of memory takes them twice, for new workers."""
-
-    def block(self, rung: int, block: int, chosen: Iterable[int], budget_s: float) -> Iterator[TunedTrial]:
-        common = self.rng.normal(0, NOISE)
-        for at in chosen:
-            short = 1 + self.decoy[at] * math.exp(-budget_s / self.decoy_s)
-            rate = float(self.rates[at] * short * math.exp(common + self.rng.normal(0, NOISE)))
-            yield TunedTrial(
-                setting=self.settings[at].id,
-                rung=rung,
-                block=block,
-                rate=rate or None,
-                outcome=Outcome.OK if rate else Outcome.OUT_OF_MEMORY,
-                device_s=self.start_s + budget_s if rate else 2 * self.start_s,
-            )
-
-
-def draw(seed: int) -> Surface:
+def draw(seed: int) -> Ground:
     """Draw a surface. The first setting, which fits, is the default."""
     rng = default_rng(seed)
     while True:
@@ -122,7 +103,7 @@ def draw(seed: int) -> Surface:
         if 60 <= math.prod(map(len, options.values())) <= 240:
             break
     points = np.array(list(product(*(range(len(values)) for values in options.values()))))
-    family = FAMILIES[seed % len(FAMILIES)]
+    family, reach = kind_of(seed)
     logs = {"tables": _tables, "trees": _trees, "network": _network}[family](points, rng)
     batch = points[:, 0] / points[:, 0].max()
     logs = rng.uniform(0.15, 0.6) * (logs - logs.mean()) / logs.std() + rng.uniform(0, 0.8) * np.sqrt(batch)
@@ -139,8 +120,6 @@ def draw(seed: int) -> Surface:
     decoy_s = rng.uniform(1, 3)
     decoy = np.zeros(len(points))
     decoy[decoys] = rng.uniform(1.03, 1.25, len(decoys)) * rates.max() / rates[decoys] - 1
-    decoy *= math.exp(SHORTEST_S / decoy_s)
-    reach = REACHES[seed // len(FAMILIES) % len(REACHES)]
     predicted = np.exp(logs) * _errors(points, reach, rng)
     settings = tuple(
         TunedSetting(
@@ -150,18 +129,29 @@ def draw(seed: int) -> Surface:
         )
         for index, point in enumerate(points)
     )
-    return Surface(
-        family=family,
-        reach=reach,
+    start_s = float(np.exp(rng.uniform(math.log(0.3), math.log(4))))
+
+    def run(chosen: Sequence[int], budget_s: float, noise: Generator) -> Iterator[tuple[float, float]]:
+        """Decoys gain less in longer runs. A run out of memory takes the start twice, for new workers."""
+        common = noise.normal(0, NOISE)
+        for at in chosen:
+            short = 1 + decoy[at] * math.exp((SHORTEST_S - budget_s) / decoy_s)
+            rate = float(rates[at] * short * math.exp(common + noise.normal(0, NOISE)))
+            yield rate, start_s + (budget_s if rate else start_s)
+
+    return Ground(
         settings=settings,
         rates=rates,
         lengths_s=(SHORTEST_S, GRID_S),
         final_runs=FINAL_RUNS,
-        decoy=decoy,
-        decoy_s=decoy_s,
-        start_s=float(np.exp(rng.uniform(math.log(0.3), math.log(4)))),
+        run=run,
         rng=rng,
     )
+
+
+def kind_of(seed: int) -> tuple[str, float]:
+    """The family of a surface, and the largest relative error of its prediction."""
+    return FAMILIES[seed % len(FAMILIES)], REACHES[seed // len(FAMILIES) % len(REACHES)]
 
 
 def _additive(points: Floats, rng: Generator) -> Floats:
@@ -286,11 +276,12 @@ def main() -> None:
     tune = compare(surfaces, near=0.05, noise=NOISE)[TUNE]
     print("\n| surfaces | `bench tune` within 5 % |")
     print("|---|---|")
-    kinds = {family: np.array([one.family == family for one in surfaces.values()]) for family in FAMILIES}
-    for reach in REACHES:
-        kinds[f"errors to {reach:.0%}"] = np.array([one.reach == reach for one in surfaces.values()])
-    for name, which in kinds.items():
-        print(f"| {name} | {(tune[which] <= 0.05).sum()} of {which.sum()} |")
+    kinds = [kind_of(seed) for seed in surfaces]
+    for place, values in enumerate((FAMILIES, REACHES)):
+        for value in values:
+            which = np.array([kind[place] == value for kind in kinds])
+            name = f"errors to {value:.0%}" if value in REACHES else value
+            print(f"| {name} | {(tune[which] <= 0.05).sum()} of {which.sum()} |")
 
 
 if __name__ == "__main__":
