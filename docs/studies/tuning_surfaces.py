@@ -61,7 +61,7 @@ class Ground:
     """The shortest budget of the search, and the budget of a run of the grid."""
     final_runs: int
     run: Callable[[Sequence[int], float, Generator], Iterable[tuple[float, float]]]
-    """Runs settings once, interleaved, for a budget: the rate of each (0: it failed), and its device-seconds."""
+    """Runs settings once, interleaved, for a budget: the rate of each, 0 if it failed, and device-seconds."""
     rng: Generator
 
     def block(self, rung: int, block: int, chosen: Sequence[int], budget_s: float) -> list[TunedTrial]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 import msgspec
@@ -33,24 +33,24 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
     rates, missing = _rates(plan, results)
     if not rates:
         return None
-    by_id = space.by_id
-    ranked = sorted(rates, key=lambda one: -fmean(rates[one]))
-    shown = sides([(rates[ranked[0]], rates[one]) for one in ranked[1:]], SMALLEST_EFFECT)
-    equal = [ranked[0], *(one for one, side in zip(ranked[1:], shown, strict=True) if side is None)]
-    if tuning.default in rates and tuning.default not in equal:
+    by_id, default = space.by_id, tuning.default
+    best, *others = sorted(rates, key=lambda one: -fmean(rates[one]))
+    found = sides([(rates[best], rates[one]) for one in others], SMALLEST_EFFECT)
+    equal = [best, *(one for one, side in zip(others, found, strict=True) if side is None)]
+    if default in rates and default not in equal:
         # What is like the fastest, but not shown to be faster than the default, does not stand for it.
-        gains = sides([(rates[one], rates[tuning.default]) for one in equal[1:]], SMALLEST_EFFECT)
-        equal = [ranked[0], *(one for one, side in zip(equal[1:], gains, strict=True) if side == "above")]
+        found = sides([(rates[one], rates[default]) for one in equal[1:]], SMALLEST_EFFECT)
+        equal = [best, *(one for one, side in zip(equal[1:], found, strict=True) if side == "above")]
     chosen = min(equal, key=lambda one: by_id[one].complexity)
-    one, best, gain = by_id[chosen], equal[0] if chosen == tuning.default else chosen, None
-    if best != tuning.default and tuning.default in rates:
-        gain = ratio_of_runs(rates[best], rates[tuning.default], "x")
+    one, faster = by_id[chosen], best if chosen == default else chosen
+    known = faster != default and default in rates
+    gain = ratio_of_runs(rates[faster], rates[default], "x") if known else None
     alike = [by_id[each].words for each in equal if each != chosen]
     words = call_words(space.options_of(one))
     return TuningAnswer(
         setting=chosen,
-        sentence=_sentence(one, by_id[best], rates, gain, alike, default=tuning.default),
-        gain=None if chosen == tuning.default else gain,
+        sentence=_sentence(one, by_id[faster], rates, gain, len(alike), is_default=chosen == default),
+        gain=None if chosen == default else gain,
         contributions=tuple(_contributions(tuning, chosen)),
         remarks=(*_remarks(tuning, space, rates, alike, missing), *_learning(one, space.default)),
         commands=(bench_call("matrix", *words), bench_call("train", *words, "--steps", STEPS)),
@@ -73,32 +73,33 @@ def _rates(plan: Plan, results: Sequence[RunResult]) -> tuple[dict[str, list[flo
 
 
 def _sentence(
-    chosen: Candidate,
-    best: Candidate,
+    one: Candidate,
+    faster: Candidate,
     rates: Mapping[str, Sequence[float]],
     gain: Metric | None,
-    alike: Sequence[str],
+    alike: int,
     *,
-    default: str,
+    is_default: bool,
 ) -> str:
-    """`gain` is the ratio of the rate of `best`, which is not shown to be faster than a default that is
-    `chosen`, to the default's; None for the default itself."""
-    said = f"{chosen.words}: {number(fmean(rates[chosen.setting.id]))} samples/s"
-    over = metric(gain).with_ends if gain is not None else ""
+    """The answer `one`; `gain` is the ratio of the rate of `faster`, mostly the same, to the default's."""
+    said = f"{one.words}: {number(fmean(rates[one.setting.id]))} samples/s"
+    over = "" if gain is None else metric(gain).with_ends
     if len(rates) == 1:
         return f"The only setting that was measured is {said}."
-    if alike:
-        others = f"{count(len(alike), 'other setting')} of the final"
-        said += f"; {others} do not differ from it significantly, and it is the simplest"
-    if chosen.setting.id != default:
-        return f"Fastest that fits: {said}{over and f'; {over} the default'}."
-    if not alike:
+    if is_default and not alike:
         return f"The default is best: {said}."
+    if alike:
+        said += (
+            f"; {count(alike, 'other setting')} of the final do not differ from it significantly, and it is "
+            f"the simplest"
+        )
+    if not is_default:
+        return f"Fastest that fits: {said}{over and f'; {over} the default'}."
     said = f"Nothing is shown to be faster than the default: {said}."
-    if best is chosen:
+    if faster is one:
         return said
     return (
-        f"{said} The fastest that was measured, {best.words}, has {over} the default's rate: the same "
+        f"{said} The fastest that was measured, {faster.words}, has {over} the default's rate: the same "
         f"command with more --repeats adds runs, which may decide it; so may another --name with a longer "
         f"--max-time."
     )
@@ -147,27 +148,24 @@ def differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     return [key for key in differ if key != "accumulation" or "micro_batch" not in differ]
 
 
-def _contributions(tuning: Tuning, winner: str) -> Iterator[Contribution]:
-    """Yield what each choice brings, against the fastest setting that differs from the winner in this choice.
+def _contributions(tuning: Tuning, winner: str) -> Iterable[Contribution]:
+    """What each choice brings, against the fastest setting that differs from the winner in this choice.
 
     Trials are compared if they ran interleaved.
     """
-    rates: dict[str, dict[tuple[int, int], float]] = {}
+    rates: dict[str, dict[tuple[int, int], float]] = {one.id: {} for one in tuning.settings}
     for trial in tuning.trials:
         if trial.rate is not None:
-            rates.setdefault(trial.setting, {})[trial.rung, trial.block] = trial.rate
-    choices = {one.id: one.choices for one in tuning.settings}
-    mine, found = choices[winner], dict[tuple[str, str], Contribution]()
-    for other, own in rates.items():
-        theirs = choices[other]
-        differ = differing(mine, theirs)
-        ratios = [rate / own[place] for place, rate in rates.get(winner, {}).items() if place in own]
-        if len(differ) != 1 or not ratios:
-            continue
-        [key] = differ
-        ratio, least = over_runs(ratios, "x"), found.get((key, theirs[key]))
-        if least is None or ratio.value < least.ratio.value:
-            found[key, theirs[key]] = Contribution(
-                choice=key, value=mine[key], instead=theirs[key], ratio=ratio
-            )
-    yield from found.values()
+            rates[trial.setting][trial.rung, trial.block] = trial.rate
+    mine = next(one.choices for one in tuning.settings if one.id == winner)
+    found: dict[tuple[str, str], Contribution] = {}
+    for other in tuning.settings:
+        differ, own = differing(mine, other.choices), rates[other.id]
+        ratios = [rate / own[place] for place, rate in rates[winner].items() if place in own]
+        if len(differ) == 1 and ratios:
+            [key] = differ
+            instead, ratio = other.choices[key], over_runs(ratios, "x")
+            least = found.get((key, instead))
+            if least is None or ratio.value < least.ratio.value:
+                found[key, instead] = Contribution(choice=key, value=mine[key], instead=instead, ratio=ratio)
+    return found.values()
