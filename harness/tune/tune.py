@@ -87,8 +87,6 @@ class Tune(Matrix):
         self._tuning = Tuning(command=bench_call(*arguments), default="")
         self._is_whole = False
         """Whether all runs of the last rung have ended: one that was interrupted is not done again."""
-        self._beside = set[int]()
-        """The rungs that say what each choice contributes, and do not count in the race."""
 
     def _folder_name(self) -> str:
         if self._name is not None:
@@ -130,11 +128,9 @@ class Tune(Matrix):
     def show(self) -> None:
         """`--dry-run`: print the size of the space and the most that the search may take."""
         space, say = self._space, self._console.result
-        settings = len(space.candidates)
+        say(f"tune in {self._root}: {count(len(space.candidates), 'setting')} that may fit")
         doubtful = sum(not one.fits_by_prediction for one in space.candidates)
-        say(f"tune in {self._root}: {count(settings, 'setting')} that may fit")
-        refused = count(sum(space.refused.values()), "point")
-        large = count(space.too_large, "setting")
+        refused, large = count(sum(space.refused.values()), "point"), count(space.too_large, "setting")
         say(f"{refused} refused; {large} certainly too large, {doubtful:,} more predicted not to fit")
         for reason, number in space.refused.items():
             say(f"  refused {number} x, such as: {reason}")
@@ -365,7 +361,10 @@ class Tune(Matrix):
 
     @property
     def _race_trials(self) -> list[TunedTrial]:
-        return [one for one in self._tuning.trials if one.rung not in self._beside]
+        """The trials without those of rungs that say what each choice contributes."""
+        plans = enumerate(self._trials.plans())
+        beside = {rung for rung, plan in plans if plan.cells[0].steps.budget_s == _BESIDE_S}
+        return [one for one in self._tuning.trials if one.rung not in beside]
 
     def _update(self, **changes: object) -> None:
         """Derive the record of the tune from the trials, with `changes` of other fields, and write it."""
@@ -395,8 +394,6 @@ class Tune(Matrix):
             by_cell[run.cell_id].append(run)
         found: dict[str, tuple[str, TunedTrial]] = {}
         for rung, plan in reversed(list(enumerate(plans))):
-            if plan.cells[0].steps.budget_s == _BESIDE_S:
-                self._beside.add(rung)
             whole = rung < len(plans) - 1 or self._is_whole
             so_far = tally(results, plan, self._call.conditions(planned_code([plan])), rerun_failed=False)
             for cell in plan.cells:
