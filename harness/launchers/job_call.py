@@ -53,6 +53,11 @@ class JobCall(LauncherCall):
             f"with --launcher local on one of its nodes, such as in a pod with all GPUs of the node"
         )
 
+    def within(self, study: Study) -> LauncherCall:
+        """In a job of the study that `submit_call` submitted the call that starts launches in its allocation,
+        elsewhere this one."""
+        return self
+
     def conditions(self, code: CodeVersion) -> Conditions:
         return Conditions.elsewhere(code)
 

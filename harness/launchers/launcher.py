@@ -148,11 +148,6 @@ class JobLauncher(Launcher):
     def cancel(self, study: Study, live: Sequence[JobStatus]) -> Cancelled:
         """End jobs that are live, under the study's lock."""
 
-    def within(self, call: MatrixCall, study: Study) -> LauncherCall | None:
-        """A call that starts launches in the allocation of this process; None outside of a job of the study
-        that `JobCall.submit_call` submitted."""
-        return None
-
     @abstractmethod
     def run_job(self, study: Study, job: Job) -> int:
         """Do a job's work where the scheduler has started it. Returns the exit code of its program."""

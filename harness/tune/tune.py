@@ -18,7 +18,7 @@ import msgspec
 from harness.launch.tally import tally
 from harness.launchers.campaign_call import CampaignCall
 from harness.launchers.job_call import JobCall
-from harness.launchers.launcher import JobLauncher, LauncherCall, MatrixCall
+from harness.launchers.launcher import LauncherCall
 from harness.machine.code import planned_code
 from harness.machine.device import cpu_model, visible_gpus
 from harness.matrix import Matrix, signals_are_ctrl_c
@@ -113,11 +113,8 @@ class Tune(Matrix):
             max_time_s=None if most_s == math.inf else max(0.0, most_s),
             **changes,
         )
-        call = MatrixCall(
-            options=self._options, run_options=options, console=self._console, arguments=self._arguments
-        )
-        job = isinstance(self._launcher, JobLauncher) and self._launcher.within(call, Study(self._root))
-        return job or self._launcher.accept(call)
+        call = self._accepted(options, self._console)
+        return call.within(Study(self._root)) if isinstance(call, JobCall) else call
 
     def _left_s(self, share: float = 1.0) -> float:
         """Seconds of a share of the time that are left before the final must begin."""

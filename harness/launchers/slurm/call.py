@@ -5,10 +5,12 @@ A `Submitter` submits as many jobs as Slurm takes, and says what happens to the 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -22,11 +24,12 @@ from harness.jobs.documents import (
 )
 from harness.jobs.job_status import JobStatus, end_of_job, held_by_jobs
 from harness.jobs.planned import PlannedJob, baseline_of
+from harness.launchers.campaign_call import JobCampaignCall
 from harness.launchers.job_call import JobCall
-from harness.launchers.launcher import MatrixCall, WorkerHosts
+from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
 from harness.launchers.registry import job_statuses
-from harness.launchers.slurm.allocation import python
+from harness.launchers.slurm.allocation import Allocation, SlurmEnvironment, python
 from harness.machine.code import checkout
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
@@ -105,6 +108,13 @@ def _command(site: SiteProfile, module: str, *arguments: str) -> tuple[str, ...]
     return (site.python or sys.executable, "-m", module, *arguments)
 
 
+@cache
+def _environment(root: Path, job_id: str) -> SlurmEnvironment:
+    """The one environment of all launches of this process for a job, since its starter counts them."""
+    store = JobStore(root)
+    return SlurmEnvironment(store.job(job_id), store)
+
+
 class SlurmCall(JobCall):
     """The jobs of one `bench matrix --launcher slurm` call."""
 
@@ -176,10 +186,7 @@ class SlurmCall(JobCall):
         return 1 if done.refused else 0
 
     def submit_call(self, study: Study, plan: Plan, code: CodeVersion, most_s: float) -> int:
-        """Submit one job that makes this call again, unless a job of the study lives. Returns the exit code.
-
-        `within` of the launcher finds the job by its name.
-        """
+        """Submit one job that makes this call again, unless a job of the study lives."""
         site, limit_s = self._site, self._site.time.limit_s(most_s)
         if limit_s < most_s:
             raise UsageError(
@@ -196,6 +203,13 @@ class SlurmCall(JobCall):
             done = Submitter(study, Client(), site, self._console).submit([document], feed="once")
         self._console.note(f"{bench_call('status', study.root)} shows the job; then repeat this command")
         return 1 if done.refused or done.left else 0
+
+    def within(self, study: Study) -> LauncherCall:
+        store, name = JobStore(study.root), os.environ.get("SLURM_JOB_NAME")
+        job = next((job for job in store.jobs() if job.name == name and not job.cells), None)
+        if job is None or Allocation.here() is None:
+            return self
+        return JobCampaignCall(self._call, self.hosts, _environment(study.root.resolve(), job.job_id))
 
     def _of_call(
         self,

@@ -5,18 +5,15 @@ Slurm is asked once for all jobs of a study, and jobs are found by name where ne
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, kept_status, own_word
 from harness.jobs.start import JobStart
-from harness.launchers.campaign_call import JobCampaignCall
-from harness.launchers.launcher import JobLauncher, LauncherCall, MatrixCall
-from harness.launchers.slurm.allocation import Allocation, SlurmEnvironment
+from harness.launchers.launcher import JobLauncher, MatrixCall
+from harness.launchers.slurm.allocation import SlurmEnvironment
 from harness.launchers.slurm.call import SlurmCall
 from results.job import Job, Submission
 from results.job_store import JobStore
@@ -147,13 +144,6 @@ def _with_view(study: Study, status: JobStatus, view: JobView | None) -> JobStat
     return close(study, status, stopped, scheduler=view.words)
 
 
-@cache
-def _environment(root: Path, job_id: str) -> SlurmEnvironment:
-    """The one environment of all launches of this process for a job, since its starter counts them."""
-    store = JobStore(root)
-    return SlurmEnvironment(store.job(job_id), store)
-
-
 class SlurmLauncher(JobLauncher):
     """Slurm gives a job an allocation, and srun starts an agent on each of its nodes."""
 
@@ -210,13 +200,6 @@ class SlurmLauncher(JobLauncher):
 
     def cancel(self, study: Study, live: Sequence[JobStatus]) -> Cancelled:
         return cancel(study, live, Client())
-
-    def within(self, call: MatrixCall, study: Study) -> LauncherCall | None:
-        store, name = JobStore(study.root), os.environ.get("SLURM_JOB_NAME")
-        job = next((job for job in store.jobs() if job.name == name and not job.cells), None)
-        if job is None or Allocation.here() is None:
-            return None
-        return JobCampaignCall(call, SlurmCall(call).hosts, _environment(study.root.resolve(), job.job_id))
 
     def run_job(self, study: Study, job: Job) -> int:
         return JobStart(study, job, SlurmEnvironment(job, JobStore(study.root))).run()
