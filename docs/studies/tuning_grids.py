@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
@@ -35,15 +35,12 @@ import numpy as np
 from numpy.random import Generator, default_rng
 from tuning_surfaces import SHARE, Ground, compare
 
-from harness.plan.estimate import estimated_step_time
-from harness.plan.surroundings import Hardware
+from harness.plan.study_file import StudyFile
 from harness.tune.race import BLOCKS, GROWTH
-from harness.tune.tune import FINAL_SHARE
+from harness.tune.tune import FINAL_SHARE, Tune
 from reports.text import metric
 from results.cell import Cell, StepPolicy
-from results.parts import Unknown
 from results.record import RankRecord
-from results.spec import split
 from results.statistics import over_runs
 from results.store import Study
 from results.tuning import TunedSetting
@@ -52,70 +49,64 @@ SEEDS = 20
 BUDGET_S = 1.0
 RIVALS, JUDGED = 4, 10
 """The settings of the grid with which the choice of a live tune is compared, and the runs of each."""
-COMMON = {
+COMMON: Mapping[str, Any] = {
     "gpus": "2",
     "device": "cpu",
     "accumulation": "1,2,4",
-    "activation-checkpointing": "none",
+    "activation_checkpointing": "none",
     "compile": "false",
-    "memory-format": "contiguous",
+    "memory_format": "contiguous",
 }
 _STRATEGIES = "ddp,scratch-ddp,zero1,fsdp,scratch-fsdp,scratch-fsdp:stage=1,scratch-fsdp:stage=2"
-"""`bench tune` adds the values of their main options, which `bench matrix` takes as they stand here."""
-_VARIANTS = (
-    *(f"ddp:bucket_mb={size}:bucket_view={view}" for size in (25, 5, 100) for view in ("false", "true")),
-    *(f"{name}:bucket_mb={size}" for name in ("scratch-ddp", "zero1") for size in (25, 5, 100)),
-    *(f"fsdp:reshard={keep}:prefetch={ahead}" for keep in ("true", "false") for ahead in (0, 1)),
-    *("scratch-fsdp", "scratch-fsdp:prefetch=2", "scratch-fsdp:stage=1", "scratch-fsdp:stage=2"),
-)
-GRIDS: Mapping[str, Mapping[str, str]] = {
-    "gpt-nano": {"global-batch-size": "8", "block-steps": "1"},
-    "llama-nano": {"global-batch-size": "8", "block-steps": "1"},
-    "mlp": {"global-batch-size": "64", "block-steps": "5"},
+"""`bench tune` adds the values of their main options."""
+GRIDS: Mapping[str, Mapping[str, int]] = {
+    "gpt-nano": {"global_batch_size": 8, "block_steps": 1},
+    "llama-nano": {"global_batch_size": 8, "block_steps": 1},
+    "mlp": {"global_batch_size": 64, "block_steps": 5},
 }
 _BENCH = Path(sys.executable).with_name("bench")
-DEFAULT = {"strategy": "ddp", "accumulation": "1"}
 
 
 def record(folder: Path, workload: str) -> None:
-    """Run the grid of a workload, and write its JSON."""
-    study = _measured(
-        folder / workload, workload, strategy=",".join(_VARIANTS), repeats="2", warmup_steps="6"
-    )
-    runs: dict[str, list[dict[str, Any]]] = {cell_id: [] for cell_id in study.cell_ids()}
+    """Run the settings of the space of a tune, and write the JSON of the workload."""
+    options = StudyFile(workload=workload, strategy=_STRATEGIES, **COMMON, **GRIDS[workload])
+    settings = Tune(options)._space.candidates
+    texts = dict.fromkeys(one.cell.strategy for one in settings)
+    study = _measured(folder / workload, workload, strategy=",".join(texts), repeats=2, warmup_steps=6)
+    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for result in study.results():
         records = study.rank_records(result.cell_id, result.run_id)
-        runs[result.cell_id].append({"outcome": result.outcome, **(_timed(records) if records else {})})
-    cells = [study.cell(cell_id) for cell_id in runs]
-    # The default is first.
-    cells.sort(key=lambda cell: sum(DEFAULT.get(name) != one for name, one in _choices(cell).items()))
+        times = _timed(records) if records else {}
+        runs[_plain_id(study.cell(result.cell_id))].append({"outcome": result.outcome, **times})
     document = [
         {
-            "cell": _plain_id(cell),
-            "choices": _choices(cell),
-            "predicted_rate": _predicted_rate(cell),
-            "samples": cell.global_batch * cell.steps.block_steps,
-            "runs": runs[cell.id],
+            "cell": one.cell.id,
+            "strategy": one.cell.strategy,
+            "accumulation": str(one.cell.accumulation),
+            "choices": one.setting.choices,
+            "predicted_rate": one.setting.predicted_rate,
+            "samples": one.cell.global_batch * GRIDS[workload]["block_steps"],
+            "runs": runs[one.cell.id],
         }
-        for cell in cells
-        if len(runs[cell.id]) == 2
+        for one in settings
+        if len(runs[one.cell.id]) == 2
     ]
     path = folder / f"{workload}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"{path}: {len(document)} of {len(cells)} settings have two runs")
+    print(f"{path}: {len(document)} of {len(settings)} settings have two runs")
 
 
-def _measured(out: Path, workload: str, **options: str) -> Study:
+def _measured(out: Path, workload: str, **options: object) -> Study:
     """Measure settings of a workload by `bench matrix`, for BUDGET_S each run."""
-    steps = {"scaling": "strong", "budget": f"{BUDGET_S}s", "target": "0", "quads": "0", "isolation": "fork"}
+    steps = {"scaling": "strong", "budget": f"{BUDGET_S}s", "target": 0, "quads": 0, "isolation": "fork"}
     _bench("matrix", out, workload, "--no-baseline", "--no-report", **steps, **options)
     return Study.existing(out)
 
 
-def _bench(command: str, out: Path, workload: str, *flags: str, **options: str) -> None:
+def _bench(command: str, out: Path, workload: str, *flags: str, **options: object) -> None:
     """Run a command of bench, which fails if a run fails."""
-    given = {"workload": workload, "out": str(out), **COMMON, **GRIDS[workload], **options}
-    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    given = {"workload": workload, "out": out, **COMMON, **GRIDS[workload], **options}
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     subprocess.run([_BENCH, command, *words, *flags], check=False)
 
 
@@ -134,16 +125,6 @@ def _timed(records: Sequence[RankRecord]) -> dict[str, Any]:
         "blocks_s": [round(max(block) / 1e9, 6) for block in blocks],
         "start_s": sum(spent.values()) / 1e9,
     }
-
-
-def _choices(cell: Cell) -> dict[str, str]:
-    name, _, options = split(cell.strategy)
-    return {"strategy": name, **options, "accumulation": str(cell.accumulation)}
-
-
-def _predicted_rate(cell: Cell) -> float | None:
-    seconds = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=os.cpu_count())).seconds
-    return None if isinstance(seconds, Unknown) else cell.global_batch / seconds
 
 
 def grid(path: Path, seed: int) -> Ground:
@@ -197,15 +178,13 @@ def live(folder: Path, workload: str) -> None:
     recorded = {cell: [_rate(one, run) for run in one["runs"]] for cell, one in document.items()}
     best = sorted((cell for cell in recorded if all(recorded[cell])), key=lambda one: -fmean(recorded[one]))
     chosen = {"search": tuning.final[0], "answer": tuning.answer.setting}
-    asked = [dict(document[one]["choices"]) for one in {*best[:RIVALS], *chosen.values()}]
-    parts = {one.pop("accumulation") for one in asked}
-    texts = [":".join([one.pop("strategy"), *(f"{k}={v}" for k, v in one.items())]) for one in asked]
+    asked = [document[one] for one in {*best[:RIVALS], *chosen.values()}]
     study = _measured(
         folder / f"{workload}-judge",
         workload,
-        strategy=",".join(texts),
-        accumulation=",".join(parts),
-        repeats=str(JUDGED),
+        strategy=",".join({one["strategy"] for one in asked}),
+        accumulation=",".join({one["accumulation"] for one in asked}),
+        repeats=JUDGED,
     )
     rates: dict[str, dict[int, float]] = {}
     for run in study.results():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from statistics import fmean
 
 import msgspec
@@ -141,11 +141,10 @@ def _learning(one: Candidate, default: Candidate) -> Iterator[str]:
         yield "BatchNorm takes its statistics from a micro-batch, which differs from the default's."
 
 
-def differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+def differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Set[str]:
     """The choices in which two settings differ. Options of a strategy belong to it where that differs."""
-    differ = [key for key in mine if key in theirs and mine[key] != theirs[key]]
-    # Of a global batch, one follows from the other.
-    return [key for key in differ if key != "accumulation" or "micro_batch" not in differ]
+    differ = {key for key, _ in mine.items() ^ theirs.items()}
+    return differ & mine.keys() & theirs.keys() if "strategy" in differ else differ
 
 
 def _contributions(tuning: Tuning, winner: str) -> Iterable[Contribution]:
@@ -164,8 +163,9 @@ def _contributions(tuning: Tuning, winner: str) -> Iterable[Contribution]:
         ratios = [rate / own[place] for place, rate in rates[winner].items() if place in own]
         if len(differ) == 1 and ratios:
             [key] = differ
-            instead, ratio = other.choices[key], over_runs(ratios, "x")
-            least = found.get((key, instead))
+            # A setting has the options of its strategy that are not at their default.
+            value, instead = (choices.get(key, "default") for choices in (mine, other.choices))
+            ratio, least = over_runs(ratios, "x"), found.get((key, instead))
             if least is None or ratio.value < least.ratio.value:
-                found[key, instead] = Contribution(choice=key, value=mine[key], instead=instead, ratio=ratio)
+                found[key, instead] = Contribution(choice=key, value=value, instead=instead, ratio=ratio)
     return found.values()

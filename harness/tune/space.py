@@ -26,6 +26,7 @@ from results.cell import Cell, StepPolicy
 from results.errors import UsageError
 from results.parts import Unknown
 from results.plan import Request, Rule
+from results.spec import split
 from results.strict_yaml import FileKind, Where
 from results.tuning import TunedSetting, told
 from strategies.catalog import STRATEGIES, group_layout
@@ -80,7 +81,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """All settings that may fit, the default first."""
+    """All settings that may fit, the default and the simplest first."""
 
     candidates: tuple[Candidate, ...]
     asked: StudyFile
@@ -166,11 +167,11 @@ def make_space(
             setting=TunedSetting(id=cell.id, choices=mine, predicted_rate=rate, predicted_bytes=need),
             cell=cell,
             fits_by_prediction=not room or (need or 0) <= room,
-            complexity=_complexity(mine, choices[fitting[0]]),
+            complexity=len({key for key, _ in mine.items() ^ choices[fitting[0]].items()}),
         )
 
     return Space(
-        candidates=tuple(map(candidate, fitting)),
+        candidates=tuple(sorted(map(candidate, fitting), key=lambda one: one.complexity)),
         asked=asked,
         refused=dict(Counter(examples[skip.rule] for skip in skips).most_common()),
         too_large=len(cells) - len(fitting),
@@ -269,43 +270,33 @@ def _variants(text: str) -> Iterator[str]:
 
 
 def _choices(cells: Sequence[Cell]) -> dict[Cell, dict[str, str]]:
-    """The strategy of each cell, and the other choices in which cells differ."""
+    """The strategy of each cell, and its other choices that not all cells share."""
     every = {cell: _all_choices(cell) for cell in cells}
-    values = Counter(key for key, _ in {item for one in every.values() for item in one.items()})
-    varied = {"strategy", *(key for key, number in values.items() if number > 1)}
-    if "micro_batch" in varied:
-        # It follows from the micro-batch, the accumulation and the strategy.
-        varied -= {"global_batch"}
-    return {cell: {key: one[key] for key in one if key in varied} for cell, one in every.items()}
+    shared = set.intersection(*(set(one.items()) for one in every.values()))
+    kept = {key for one in every.values() for key, value in one.items() if (key, value) not in shared}
+    # One of these follows from the others, and from the strategy.
+    kept -= {"global_batch"} if "global_batch" in kept else {"micro_batch"}
+    return {
+        cell: {key: value for key, value in one.items() if key in kept or key == "strategy"}
+        for cell, one in every.items()
+    }
 
 
 def _all_choices(cell: Cell) -> dict[str, str]:
-    """Every choice of a cell by name: its strategy, the options of that which matter, its settings."""
-    spec = STRATEGIES.parse(cell.strategy)
-    options = STRATEGIES.entries[spec.name].options.items()
-    positional = "" if spec.positional is None else f":{spec.positional}"
-    chosen: dict[str, object] = {"strategy": f"{spec.name}{positional}"}
-    values = spec.options
-    chosen |= {key: values[key] for key, one in options if one.tuned or values[key] != one.default}
-    chosen |= {"micro_batch": cell.micro_batch, "global_batch": cell.global_batch}
-    chosen |= {name: getattr(cell, name) for name in SEARCHED if name not in ("strategy", "batch_size")}
-    return {key: _text(value) for key, value in chosen.items()}
+    """Every choice of a cell by name: its strategy, the options of that which are given, its settings."""
+    name, positional, options = split(cell.strategy)
+    others = [name for name in SEARCHED if name not in ("strategy", "batch_size")]
+    return {
+        "strategy": ":".join(filter(None, (name, positional))),
+        **options,
+        **{name: _text(getattr(cell, name)) for name in ("micro_batch", "global_batch", *others)},
+    }
 
 
 def _text(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(value) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _complexity(choices: Mapping[str, str], default: Mapping[str, str]) -> int:
-    """The number of choices that differ from the default's; an option that the default's strategy lacks is
-    compared with its own default."""
-    options = STRATEGIES.entries[choices["strategy"].partition(":")[0]].options
-    usual = {key: _text(option.default) for key, option in options.items()} | dict(default)
-    # Of a global batch, the accumulation follows from the micro-batch.
-    keys = [key for key in choices if key != "accumulation" or "micro_batch" not in choices]
-    return sum(choices[key] != usual[key] for key in keys)
 
 
 def call_words(options: StudyFile) -> list[str]:

@@ -290,10 +290,10 @@ class Tune(Matrix):
         """The fastest setting, and for each choice one that differs in it alone and is simpler."""
         first = self._space.by_id[self._tuning.settings[0].id]
         failed, found = self._failed, dict[str, str]()
-        for one in sorted(self._space.candidates, key=lambda one: one.complexity):
+        for one in self._space.candidates:
             differ = differing(first.setting.choices, one.setting.choices)
             if len(differ) == 1 and one.complexity < first.complexity and one.setting.id not in failed:
-                found.setdefault(differ[0], one.setting.id)
+                found.setdefault(min(differ), one.setting.id)
         return (first.setting.id, *found.values())
 
     def _added(self, rung: Rung) -> Plan:

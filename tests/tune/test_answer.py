@@ -172,7 +172,7 @@ def test_a_choice_contributes_what_interleaved_trials_show(space: Space) -> None
     found = answered(space, {PLAIN: RATES[PLAIN], VIEW: RATES[VIEW]}, trials)
     assert found is not None
     [one] = found.contributions
-    assert (one.choice, one.value, one.instead) == ("bucket_view", "true", "false")
+    assert (one.choice, one.value, one.instead) == ("bucket_view", "true", "default")
     assert one.ratio.value == pytest.approx((1.3 + 1.25) / 2)
 
 
