@@ -117,14 +117,9 @@ def _plain_id(cell: Cell) -> str:
 
 def _timed(records: Sequence[RankRecord]) -> dict[str, Any]:
     """Seconds of each block, to its last rank, and of all besides blocks and proofs."""
-    blocks = zip(*(one.blocks_ns for one in records), strict=True)
-    spent = {
-        part: ns for part, ns in records[0].spent_ns.items() if part not in ("proof", "late proof", "measure")
-    }
-    return {
-        "blocks_s": [round(max(block) / 1e9, 6) for block in blocks],
-        "start_s": sum(spent.values()) / 1e9,
-    }
+    blocks, others = zip(*(one.blocks_ns for one in records), strict=True), ("proof", "late proof", "measure")
+    spent_ns = sum(ns for part, ns in records[0].spent_ns.items() if part not in others)
+    return {"blocks_s": [round(max(block) / 1e9, 6) for block in blocks], "start_s": spent_ns / 1e9}
 
 
 def grid(path: Path, seed: int) -> Ground:

@@ -133,9 +133,8 @@ class _Race:
 
     @cached_property
     def _model(self) -> _Model:
-        return _Model(
-            list(self._settings.values()), {one: self._log(one) for one in self.ranked}, self._failed
-        )
+        rates = {one: self._log(one) for one in self.ranked}
+        return _Model(list(self._settings.values()), rates, self._failed)
 
     def following(self, left: float) -> tuple[int, tuple[str, ...]]:
         """The level and the settings of the next rung, with so many seconds left; no settings at the end."""

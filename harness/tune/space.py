@@ -132,7 +132,7 @@ def make_space(
     """
     devices = limit.gpus or devices_here()
     asked = _filled(options, file, requested(options)[0], devices)
-    _require_few(prod(len(_items(asked, name)) for name in SEARCHED), MOST_POINTS, "points")
+    _require_few(prod(len(items_of(asked, name)) for name in SEARCHED), MOST_POINTS, "points")
     requests = [msgspec.structs.replace(one, steps=StepPolicy()) for one in requested(asked)]
     plans = [expand(one, study="", created_at="", limit=replace(limit, gpus=None)) for one in requests]
     skips = [skip for plan in plans for skip in plan.skips]
@@ -204,7 +204,7 @@ def nothing_fits(needs: Iterable[tuple[int | None, str]], memory: int, how: str)
     )
 
 
-def _items(options: StudyFile, name: str) -> Sequence[Any]:
+def items_of(options: StudyFile, name: str) -> Sequence[Any]:
     """The values of an option; None is the default of `bench matrix`."""
     value, option = getattr(options, name), BY_NAME[name]
     return (None,) if value is None else option.kind.items(value, option.flag)
@@ -213,7 +213,7 @@ def _items(options: StudyFile, name: str) -> Sequence[Any]:
 def _filled(options: StudyFile, file: StudyFile, base: Request, devices: Devices) -> StudyFile:
     """The options of a call, whose request is `base`, with every value that is searched."""
     for name, (learning, _) in SEARCHED.items():
-        if learning == "changed" and len(_items(options, name)) > 1:
+        if learning == "changed" and len(items_of(options, name)) > 1:
             raise UsageError(
                 f"{BY_NAME[name].flag} {getattr(options, name)} changes what is learnt: give one value, or "
                 f"name the values in a space file (--space)"
@@ -225,7 +225,7 @@ def _filled(options: StudyFile, file: StudyFile, base: Request, devices: Devices
     # All strategies keep the global batch, however many replicas they have.
     batches = base.global_batch_sizes or [size * gpus for size in base.batch_sizes]
     batch = next(iter(batches), own * gpus)
-    given = [name for name in _items(asked, "strategy") if name is not None]
+    given = [name for name in items_of(asked, "strategy") if name is not None]
     texts = [
         text
         for name in given or _proposed(base, batch, devices)
@@ -264,9 +264,9 @@ def _variants(text: str) -> Iterator[str]:
     """Yield a strategy with each combination of the declared values of options that are at their default."""
     spec = STRATEGIES.parse(text)
     options = STRATEGIES.entries[spec.name].options.items()
-    free = [key for key, option in options if option.tuned and spec.options[key] == option.default]
-    for values in product(*(STRATEGIES.entries[spec.name].options[key].tuned for key in free)):
-        yield ":".join([spec.text, *(f"{key}={value}" for key, value in zip(free, values, strict=True))])
+    free = {key: one.tuned for key, one in options if one.tuned and spec.options[key] == one.default}
+    for values in product(*free.values()):
+        yield ":".join([spec.text, *map("=".join, zip(free, values, strict=True))])
 
 
 def _choices(cells: Sequence[Cell]) -> dict[Cell, dict[str, str]]:

@@ -29,7 +29,7 @@ from harness.plan.options import read_duration_s
 from harness.plan.study_file import BY_NAME, StudyFile
 from harness.tune.answer import answer_of, differing
 from harness.tune.race import BLOCKS, FINALISTS, GROWTH, Rung, finalists, next_rung, standings
-from harness.tune.space import SPACE_FILE, Candidate, Space, make_space, nothing_fits
+from harness.tune.space import SPACE_FILE, Candidate, Space, items_of, make_space, nothing_fits
 from reports.text import count, duration
 from results import files, schemas
 from results.cell import StepPolicy
@@ -451,9 +451,9 @@ def _check(options: StudyFile, file: StudyFile) -> None:
     if options.workload is None:
         raise UsageError("bench tune takes one workload: give --workload, such as --workload gpt-nano")
     for name in ("workload", "gpus", "dataset", "seed", "global_batch_size"):
-        given, option = getattr(options, name), BY_NAME[name]
-        if given is not None and len(list(option.kind.items(given, option.flag))) != 1:
-            raise UsageError(f"bench tune takes one value of {option.flag}, not {given}")
+        given, flag = getattr(options, name), BY_NAME[name].flag
+        if len(items_of(options, name)) != 1:
+            raise UsageError(f"bench tune takes one value of {flag}, not {given}")
     batches = [one for one in (options.batch_size, file.batch_size) if one is not None]
     if any(AUTO in str(one).lower() for one in batches):
         raise UsageError(
