@@ -148,7 +148,7 @@ def differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Set[str]:
 
 
 def _contributions(tuning: Tuning, winner: str) -> Iterable[Contribution]:
-    """What each choice brings, against the fastest setting that differs from the winner in this choice.
+    """Compare the winner, choice by choice, with the fastest setting that differs from it in this choice.
 
     Trials are compared if they ran interleaved.
     """

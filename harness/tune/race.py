@@ -137,7 +137,10 @@ class _Race:
         return _Model(list(self._settings.values()), rates, self._failed)
 
     def following(self, left: float) -> tuple[int, tuple[str, ...]]:
-        """The level and the settings of the next rung, with so many seconds left; no settings at the end."""
+        """Return the level and the settings of the next rung; no settings at the end of the race.
+
+        `left` is the device time that is left, in seconds.
+        """
         others = len(self._failed) - len(self._too_large)
         if not self.ranked and (others >= FEWEST or not self._too_large):
             return 0, ()  # Something other than the settings is at fault.

@@ -111,7 +111,7 @@ class Space:
         return {candidate.setting.id: candidate for candidate in self.candidates}
 
     def options_of(self, one: Candidate) -> StudyFile:
-        """The options of the call that ask for one setting alone."""
+        """Return the options of the call with the values of one setting."""
         names = [name for name in SEARCHED if getattr(self.asked, name) is not None]
         own = {name: getattr(one.cell, name) for name in names if name != "batch_size"}
         own |= {"env": list(one.cell.env) or None}

@@ -358,7 +358,7 @@ class Tune(Matrix):
 
     @property
     def _race_trials(self) -> list[TunedTrial]:
-        """The trials without those of rungs that say what each choice contributes."""
+        """The trials of the race: those that compare single choices come after it."""
         plans = enumerate(self._trials.plans())
         beside = {rung for rung, plan in plans if plan.cells[0].steps.budget_s == _BESIDE_S}
         return [one for one in self._tuning.trials if one.rung not in beside]
@@ -381,8 +381,8 @@ class Tune(Matrix):
     def _read_trials(self) -> list[TunedTrial]:
         """The trials so far, as they began. A run counts for the newest plan of its cell.
 
-        Of a cell all runs count that ended well, and the last one if it failed. One that was interrupted
-        counts once its rung is whole, as it will then not be repeated.
+        Of a cell all runs count that ended well, and the last one if it failed. An interrupted run counts
+        when its rung has ended, since it will not be repeated.
         """
         results, plans = self._trials.results(keep=True), self._trials.plans()
         spent, known = _device_seconds(self._trials, results), self._space.by_id
