@@ -8,7 +8,7 @@
 FOLDER/WORKLOAD.json: the outcome of each run, its blocks, and its time besides them and proofs. The same
 command resumes where it was stopped. The machine must be quiet: about 8 minutes a workload on two cores.
 
-`replay` races on these records under 100 seeds. The search sees one run of each setting, which alternates with
+`replay` races on these records under 100 seeds. The search sees one run of each setting, alternating with
 the seed, and the other run judges. A trial is a piece of the run that begins at a random block; it costs the
 time besides the blocks, and its blocks. The final sees the complete runs of the search's recording. How far
 the best setting of one recording is off in the other one says what the noise allows any search.
