@@ -4,8 +4,8 @@
 
 runs the groups of cases (all, or those with these numbers) that FOLDER does not have yet, and prints the
 table of docs/tuning.md of all that it has. The scan runs one micro-batch after another in its own study,
-which the search does not see. The study of the search then runs 200 steps with the batch that was found, under
-the whole limit.
+which the search does not see. The study of the search then runs 200 steps with the batch that was found,
+under the whole limit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from results.run import RunResult
 from results.store import BATCH_RUNS, Study
 
 SHARE, GROWTH_MB = 0.95, 4
-"""A run of the scan must end well within this share of the limit, less the MiB by which longer runs grow. Both
-are stated here a second time. The search leaves 2 MiB more, because equal runs differ."""
+"""A run of the scan must end well within this share of the limit, less the MiB by which longer runs grow.
+Both are stated here a second time. The search leaves 2 MiB more, because equal runs differ."""
 STEPS = 200
 AT_ONCE = 4
 """Micro-batches of the scan in one launch."""

@@ -61,8 +61,8 @@ RESERVE_BYTES: Mapping[Device, int] = {"cpu": 64 * MIB, "cuda": 1024 * MIB}
 """Memory that a prediction does not count: stacks of threads, buffers of libraries and of the backend, the
 CUDA context. On CPU 6 to 28 MiB were measured (docs/memory.md)."""
 GROWTH_BYTES = 6 * MIB
-"""Address space that a short run on CPU leaves free, because the heap is fragmented: a worker grew by 3.5 MiB in
-200 steps of gpt-nano, and equal runs differ by 2 MiB."""
+"""Address space that a short run on CPU leaves free, because heaps are fragmented: a worker grew by 3.5 MiB
+in 200 steps of gpt-nano, and equal runs differ by 2 MiB."""
 ASSUMED_GPU = "A100-SXM4-80GB"
 LINK_SHARE = 0.75
 """Share of the peak of links between GPUs: 227 of 300 GB/s were seen on an A100 node."""
