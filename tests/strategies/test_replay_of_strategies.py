@@ -7,7 +7,7 @@ over, when, in which order, and what waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -71,15 +71,15 @@ class Clock:
 
 
 @contextmanager
-def timed(clock: Clock, strategy: str) -> Iterator[None]:
+def timed(clocks: Sequence[Clock], strategy: str) -> Iterator[None]:
     """Have every operation take its time. The passes continue during sums of buckets; all others block."""
     note = RecordedGroup._done
 
     def done(group: RecordedGroup, operation: str, sent: list[Tensor], result: Any) -> Any:
         work = note(group, operation, sent, result)
-        clock.operate(
-            group.calls[-1], blocks=operation != "all_reduce" or "fsdp" in strategy or strategy == "hsdp"
-        )
+        blocks = operation != "all_reduce" or "fsdp" in strategy or strategy == "hsdp"
+        for clock in clocks:
+            clock.operate(group.calls[-1], blocks=blocks)
         return work
 
     with pytest.MonkeyPatch.context() as patch:
@@ -87,35 +87,36 @@ def timed(clock: Clock, strategy: str) -> Iterator[None]:
         yield
 
 
-def with_naps(module: nn.Module, clock: Clock) -> None:
-    """Move the clock by each part's share of the FLOPs when its passes begin."""
+def with_naps(module: nn.Module, clocks: Sequence[Clock]) -> None:
+    """Move the clocks by each part's share of the FLOPs when its passes begin."""
     parts = {f"h.{index}": block for index, block in enumerate(PARTS.blocks)} | {"ln_f": PARTS.head}
     for name, part in parts.items():
         seconds = FORWARD_S * part.flops / PARTS.flops
 
         def nap(*_: Any, seconds: float = seconds) -> None:
-            clock.now += seconds
+            for clock in clocks:
+                clock.now += seconds
 
         def long_nap(*_: Any, seconds: float = seconds) -> None:
-            clock.now += 2 * seconds
+            nap(seconds=2 * seconds)
 
         module.get_submodule(name).register_forward_pre_hook(nap)
         module.get_submodule(name).register_full_backward_pre_hook(long_nap)
 
 
-def own_step(strategy: str, size: int, clock: Clock, **settings: Any) -> list[tuple[int, float]]:
-    """Take steps of a strategy until the buckets are final; the clock has the last. Returns its sums."""
-    with recorded_world.opened(0, size) as (group, calls), timed(clock, strategy):
+def own_step(strategy: str, size: int, *clocks: Clock, **settings: Any) -> None:
+    """Take steps of a strategy until the buckets are final; each clock has the last, over its own link."""
+    with recorded_world.opened(0, size) as (group, calls), timed(clocks, strategy):
         workload = build_gpt(SHAPE)
-        with_naps(workload.module, clock)
+        with_naps(workload.module, clocks)
 
         def begin() -> None:
             calls.clear()
-            clock.begin()
+            for clock in clocks:
+                clock.begin()
 
         third_step(0, group, workload, strategy, settings, before_it=begin)
         group.reset()
-    return clock.sums
 
 
 def replayed(
@@ -132,21 +133,21 @@ STRATEGIES = [
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize(
-    "link", ["even", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fast", "slow"))]
-)
 @pytest.mark.parametrize(("strategy", "size", "settings"), STRATEGIES)
-def test_the_replay_is_within_three_percent_of_the_strategys_own_code(strategy, size, settings, link) -> None:
-    clock = Clock(LINK[link])
-    sums = own_step(strategy, size, clock, **settings)
+def test_the_replay_is_within_three_percent_of_the_strategys_own_code(strategy, size, settings) -> None:
+    clocks = [Clock(rate) for rate in LINK.values()]
+    own_step(strategy, size, *clocks, **settings)
     terms = terms_of(strategy, size, PARTS, micro_batch=4, **settings)
-    assert replayed(terms, strategy, size, clock, **settings) == pytest.approx(clock.end, rel=0.03)
-    if sums:
-        # With the moments of the buckets as they were, it is the same.
-        shares = [(at - FORWARD_S) / (2 * FORWARD_S) for _, at in sums]
-        pieces = tuple(Piece(payload, share) for (payload, _), share in zip(sums, shares, strict=True))
-        recorded = [replace(terms[0], pieces=pieces), *terms[1:]]
-        assert replayed(recorded, strategy, size, clock, **settings) == pytest.approx(clock.end, rel=1e-9)
+    for clock in clocks:
+        assert replayed(terms, strategy, size, clock, **settings) == pytest.approx(clock.end, rel=0.03)
+        if clock.sums:
+            # With the moments of the buckets as they were, it is the same.
+            shares = [(at - FORWARD_S) / (2 * FORWARD_S) for _, at in clock.sums]
+            pieces = tuple(
+                Piece(payload, share) for (payload, _), share in zip(clock.sums, shares, strict=True)
+            )
+            recorded = [replace(terms[0], pieces=pieces), *terms[1:]]
+            assert replayed(recorded, strategy, size, clock, **settings) == pytest.approx(clock.end, rel=1e-9)
 
 
 @pytest.mark.parametrize(("strategy", "size"), [("ddp:bucket_mb=0.02", 4), ("fsdp", 4)])
