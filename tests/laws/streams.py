@@ -188,7 +188,7 @@ class Simulation:
         self._host: dict[int, StorageWeakRef] = {}
         self._sizes: dict[int, tuple[StorageWeakRef, int]] = {}
         self._counted = 0
-        """Bytes of `_sizes`, of which storages that are gone are taken off where they would make a peak."""
+        """Bytes of `_sizes`, with those of storages that are gone."""
         self.peak = 0
         self._kept = 4096
         self.over: dict[Stream, int] = {}
@@ -248,16 +248,29 @@ class Simulation:
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         """Count the memory of a storage that is touched for the first time."""
+        _, replaced = self._sizes.pop(storage._cdata, (None, 0))
         self._sizes[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self._counted += storage.nbytes()
-        if self._counted > self.peak:
-            self.peak = max(self.peak, self.allocated())
+        self._counted += storage.nbytes() - replaced
+        self._take_off(down_to=self.peak)
+        self.peak = max(self.peak, self._counted)
 
     def allocated(self) -> int:
         """Bytes of the storages on the device that are there."""
-        self._sizes = {key: one for key, one in self._sizes.items() if not one[0].expired()}
-        self._counted = sum(size for _, size in self._sizes.values())
+        self._take_off(down_to=0)
         return self._counted
+
+    def _take_off(self, *, down_to: int) -> None:
+        """Take storages that are gone off the count until it is at most `down_to`: the latest first, as most
+        storages live for a short time."""
+        gone = []
+        for key, (storage, size) in reversed(self._sizes.items()):
+            if self._counted <= down_to:
+                break
+            if storage.expired():
+                self._counted -= size
+                gone.append(key)
+        for key in gone:
+            del self._sizes[key]
 
     def _require_order(self, other: Access, own: Access, tensor: Tensor) -> None:
         # torch's reducer waits for futures in C++, before it reads their buckets.
@@ -378,13 +391,16 @@ def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iter
     given = [*zip(declared.values(), args, strict=False)]
     given += [(declared[name], value) for name, value in kwargs.items()]
     for writes, value in given:
-        yield from ((tensor, writes) for tensor in tree_leaves(value) if isinstance(tensor, Tensor))
+        if isinstance(value, Tensor):
+            yield value, writes
+        elif isinstance(value, list | tuple):
+            yield from ((tensor, writes) for tensor in value if isinstance(tensor, Tensor))
 
 
 def _tensors(values: Any) -> list[Tensor]:
     """The tensors that have separate memory."""
-    leaves = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-    return [value for value in leaves if value.layout is torch.strided]
+    leaves = [values] if isinstance(values, Tensor) else tree_leaves(values)
+    return [value for value in leaves if isinstance(value, Tensor) and value.layout is torch.strided]
 
 
 def _require_one_memory(what: str, tensors: Sequence[Tensor]) -> None:
