@@ -658,6 +658,8 @@ def group(memory_group: Callable[[int], list[str]]) -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+# With the test on Slurm, whose cells it trains: `expected` is made once.
+@pytest.mark.xdist_group("slurm")
 @pytest.mark.parametrize("turn", range(ROUNDS))
 def test_a_study_on_this_machine_outlives_any_fault(
     turn: int,
