@@ -39,7 +39,7 @@ def _startup_s(folder: Path) -> float:
 def test_cells_with_living_workers_and_with_a_launch_each(
     benchmark: BenchmarkFixture, amount: Callable[..., int], tmp_path: Path
 ) -> None:
-    cells = amount(CELLS, brief=2)
+    cells = amount(CELLS, brief=1)
     living = benchmark.pedantic(_wall_s, (tmp_path, cells, "launch"), rounds=1)
     separate = _wall_s(tmp_path, cells, "cell")
     found = {
