@@ -188,7 +188,7 @@ class Simulation:
         self._host: dict[int, StorageWeakRef] = {}
         self._sizes: dict[int, tuple[StorageWeakRef, int]] = {}
         self._counted = 0
-        """Bytes of `_sizes`, with those of storages that are gone."""
+        """The sum of `_sizes`, which may hold storages that are gone."""
         self.peak = 0
         self._kept = 4096
         self.over: dict[Stream, int] = {}
