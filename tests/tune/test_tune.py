@@ -88,7 +88,9 @@ def test_a_killed_tune_goes_on_and_ends_with_an_answer_whose_commands_run() -> N
     study = Study(Path("runs/small/trials"))
     for path in study.root.glob("cells/*/*/run.json"):
         run = schemas.RUN_RESULT.read(path)
-        assert run.environment is not None
+        if run.environment is None:
+            # It was under way when the tune was killed, and left no record.
+            continue
         other = msgspec.structs.replace(run.environment, device_name="Another CPU")
         path.write_bytes(schemas.RUN_RESULT.encode(msgspec.structs.replace(run, environment=other)))
     unfinished = msgspec.structs.replace(found, final=(), answer=None)
