@@ -125,7 +125,7 @@ class Candidate:
         if at is not None and rise is not None:
             aimed = at + (self.around.measured_room - known[at]) / rise
             # A run refutes an aim beyond it if it did not fit, and an aim below it if it did.
-            if (low or 0) <= aimed < (high or inf):
+            if (low is None or low <= aimed) and aimed < (high or inf):
                 aim = aimed
                 # A predicted rise may more than double the size, a measured one may not.
                 reach = top if len(known) == 1 else reach

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 import msgspec
 
 from harness.plan.study_file import SEARCHED
-from harness.tune.space import Candidate, Space, call_words
+from harness.tune.space import Candidate, Space, call_words, differing
 from reports.analysis.effect import SMALLEST_EFFECT, sides
 from reports.analysis.pooling import pool
 from reports.text import count, metric, number
@@ -139,12 +139,6 @@ def _learning(one: Candidate, default: Candidate) -> Iterator[str]:
             yield f"{key} {value} rounds differently: results are equal up to rounding."
     if mine.micro_batch != theirs.micro_batch and facts(WORKLOADS.parse(mine.workload)).batch_norm is True:
         yield "BatchNorm takes its statistics from a micro-batch, which differs from the default's."
-
-
-def differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Set[str]:
-    """The choices in which two settings differ. Options of a strategy belong to it where that differs."""
-    differ = {key for key, _ in mine.items() ^ theirs.items()}
-    return differ & mine.keys() & theirs.keys() if "strategy" in differ else differ
 
 
 def _contributions(tuning: Tuning, winner: str) -> Iterable[Contribution]:

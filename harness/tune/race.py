@@ -165,15 +165,28 @@ class _Race:
         return below + GROWTH * max(below - self._cost_s.get(level - 2, below / GROWTH), 0.0)
 
     @cached_property
+    def _names(self) -> dict[str, set[str]]:
+        """The choices that the settings of each strategy have."""
+        found = defaultdict[str, set[str]](set)
+        for one in self._settings.values():
+            found[one.choices.get("strategy", "")].update(one.choices)
+        return found
+
+    def _values(self, setting: str) -> set[tuple[str, str]]:
+        """The choices of a setting with their values; an option that it lacks is at its default."""
+        choices = self._settings[setting].choices
+        return {(name, choices.get(name, "")) for name in self._names[choices.get("strategy", "")]}
+
+    @cached_property
     def _seen(self) -> set[tuple[str, str]]:
-        return {item for one in self.ranked for item in self._settings[one].choices.items()}
+        return {value for one in self.ranked for value in self._values(one)}
 
     def _hopeless(self, setting: str) -> str | None:
         """Why a setting that has not run has no chance; None if it may have one."""
         choices = self._settings[setting].choices
         if any(_smaller_batch(self._settings[one].choices, choices) for one in self._too_large):
             return "has a larger micro-batch than a setting that ran out of memory"
-        if len(self._logs) < FEWEST or choices.items() - self._seen:
+        if len(self._logs) < FEWEST or self._values(setting) - self._seen:
             return None
         share = self._model.most(setting)
         return None if share >= 1 else f"reaches at most {share:.0%} of the best, by what the trials taught"

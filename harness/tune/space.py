@@ -7,7 +7,7 @@ points, and a lower bound of memory excludes settings.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -138,7 +138,8 @@ def make_space(
     skips = [skip for plan in plans for skip in plan.skips]
     # One example stands for all points that a rule refuses.
     examples = {skip.rule: skip.reason for skip in reversed(skips)}
-    order = requests[0].strategies
+    # What `auto` among the strategies chose comes last.
+    order = [*requests[0].strategies, *(cell.strategy for plan in plans for cell in plan.cells)]
     cells = sorted((cell for plan in plans for cell in plan.cells), key=lambda one: order.index(one.strategy))
     if not cells:
         # A point that a later rule refuses has passed the earlier ones: it is nearest to running.
@@ -157,7 +158,7 @@ def make_space(
         each = ((need, told(choices[cell])) for cell, need in needs.items())
         raise UsageError(nothing_fits(each, memory, "needs at least"))
     predicted = {key: size for plan in plans for key, size in plan.predicted_bytes.items()}
-    hardware = Hardware(cores=devices.cores, gpu_name=devices.gpu_name)
+    hardware, usual = Hardware(cores=devices.cores, gpu_name=devices.gpu_name), choices[fitting[0]]
 
     def candidate(cell: Cell) -> Candidate:
         mine, need = choices[cell], predicted.get(cell.id)
@@ -167,7 +168,7 @@ def make_space(
             setting=TunedSetting(id=cell.id, choices=mine, predicted_rate=rate, predicted_bytes=need),
             cell=cell,
             fits_by_prediction=not room or (need or 0) <= room,
-            complexity=len({key for key, _ in mine.items() ^ choices[fitting[0]].items()}),
+            complexity=len(differing(mine, usual) | (mine.keys() - usual.keys())),
         )
 
     return Space(
@@ -267,6 +268,20 @@ def _variants(text: str) -> Iterator[str]:
     free = {key: one.tuned for key, one in options if one.tuned and spec.options[key] == one.default}
     for values in product(*free.values()):
         yield ":".join([spec.text, *map("=".join, zip(free, values, strict=True))])
+
+
+def differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Set[str]:
+    """The choices in which two settings differ.
+
+    An option that a setting lacks is at its default, or, if its strategy has no such option, not compared.
+    """
+    differ = {key for key, _ in mine.items() ^ theirs.items()}
+    if "strategy" not in differ:
+        return differ
+    declared = [
+        {*one, *STRATEGIES.entries[one["strategy"].partition(":")[0]].options} for one in (mine, theirs)
+    ]
+    return differ & declared[0] & declared[1]
 
 
 def _choices(cells: Sequence[Cell]) -> dict[Cell, dict[str, str]]:

@@ -27,9 +27,9 @@ from harness.plan.estimate import STARTUP_S, StepTime, run_seconds
 from harness.plan.naming import plain_name
 from harness.plan.options import read_duration_s
 from harness.plan.study_file import BY_NAME, StudyFile
-from harness.tune.answer import answer_of, differing
+from harness.tune.answer import answer_of
 from harness.tune.race import BLOCKS, FINALISTS, GROWTH, Rung, finalists, next_rung, standings
-from harness.tune.space import SPACE_FILE, Candidate, Space, items_of, make_space, nothing_fits
+from harness.tune.space import SPACE_FILE, Candidate, Space, differing, items_of, make_space, nothing_fits
 from reports.text import count, duration
 from results import files, schemas
 from results.cell import StepPolicy
@@ -297,9 +297,12 @@ class Tune(Matrix):
         return (first.setting.id, *found.values())
 
     def _added(self, rung: Rung) -> Plan:
-        """Add the plan of a rung to the trials."""
+        """Add the plan of a rung to the trials, or return the last one if it is the same."""
         steps = self._policy(rung.budget_s)
         cells = [msgspec.structs.replace(self._space.by_id[one].cell, steps=steps) for one in rung.settings]
+        for plan in self._trials.plans()[-1:]:
+            if list(plan.cells) == cells:
+                return plan
         plan = rebuilt_plan(TRIALS, cells, ())
         place = {
             name: getattr(self._request, name) for name in ("source_folder", "gpus_per_node", "node_size")

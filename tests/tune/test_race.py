@@ -242,6 +242,9 @@ def test_a_prediction_drops_only_after_enough_trials_of_each_value() -> None:
     dropped = {name for name, one in seen.items() if one.state == "dropped"}
     assert "zero1,1,25" in dropped
     assert "zero1,2,1" in dropped
+    # A setting without `bucket_mb` has its default there, which no trial has run.
+    plain = TunedSetting(id="plain", choices={"strategy": "zero1", "micro_batch": "1"}, predicted_rate=1e-9)
+    assert after([*names, "zero1,1,1"], [*settings, plain])["plain"].state == "waiting"
 
 
 def test_a_prediction_that_the_trials_refute_drops_nothing() -> None:

@@ -15,7 +15,7 @@ from harness.plan.request import make_requests
 from harness.plan.study_file import StudyFile
 from harness.plan.surroundings import MIB, Devices, Limit
 from harness.tune import space as space_module
-from harness.tune.space import SEARCHED, Space, call_words, make_space, nothing_fits
+from harness.tune.space import SEARCHED, Space, call_words, differing, make_space, nothing_fits
 from harness.tune.tune import Tune
 from results.errors import UsageError
 from results.plan import Request
@@ -72,6 +72,21 @@ def test_the_default_is_first_and_the_others_count_how_they_differ() -> None:
     assert away["ddp:bucket_mb=5.0:bucket_view=true"] == 2
     assert away["fsdp"] == 1
     assert away["fsdp:reshard=false"] == 2
+    # Another strategy does not have the option that the default has away from its own default.
+    calls = space_of(global_batch_size="64", strategy="ddp:bucket_mb=50,fsdp:prefetch=1", accumulation="1")
+    assert min(one.complexity for one in calls.candidates if one.cell.strategy.startswith("fsdp")) == 2
+
+
+def test_an_option_at_its_default_differs_from_another_value_under_another_strategy_too() -> None:
+    assert differing({"strategy": "zero1", "bucket_mb": "100.0"}, {"strategy": "ddp"}) == {
+        "strategy",
+        "bucket_mb",
+    }
+    assert differing({"strategy": "fsdp", "reshard": "false"}, {"strategy": "ddp"}) == {"strategy"}
+
+
+def test_what_auto_chooses_in_a_list_is_a_part_of_the_space() -> None:
+    assert values(space_of("strategy: auto\n", global_batch_size="64"), "strategy")
 
 
 def test_flags_fix_and_list_values_and_win_over_the_file() -> None:
