@@ -22,7 +22,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import msgspec
 import psutil
@@ -243,7 +242,6 @@ import sys, time
 from functools import partial
 from pathlib import Path
 import psutil
-from harness import matrix
 from harness.cli import main
 from harness.launch import campaign, supervise
 
@@ -258,11 +256,10 @@ def clock():
 
 campaign.Deadline = partial(campaign.Deadline, clock=clock)
 supervise.Pulse = partial(supervise.Pulse, clock=clock)
-matrix.can_check = lambda: False
 main()
 """
 """`bench` whose clocks of silence and of --max-time run while a rank stands still (`reached`), and not while
-ranks start on a busy machine. It plans as `Bench.matrix` does."""
+ranks start on a busy machine."""
 
 
 class Bench:
@@ -291,10 +288,8 @@ class Bench:
         return Done(code=code, stdout=out.getvalue(), stderr=errors.getvalue())
 
     def matrix(self, *arguments: object, out: str = "study", **variables: str) -> Done:
-        """`bench matrix` with steps that are counted. It plans as where torch is missing: to count the parts
-        of the user's model takes a process that imports torch, in each call."""
-        with patch("harness.matrix.can_check", lambda: False):
-            return self(*self._words(out), *arguments, **variables)
+        """`bench matrix` with steps that are counted."""
+        return self(*self._words(out), *arguments, **variables)
 
     def start(
         self, *arguments: object, before: tuple[str, ...] = (), **variables: str

@@ -1,4 +1,4 @@
-"""`--batch-size auto` on CPU ranks against a linear scan under the same margin, and 200 steps with its batch.
+"""`--batch-size auto` on CPU ranks against a linear scan, and 200 steps with its batch.
 
     python docs/studies/tuning_batch.py FOLDER [GROUP ...]
 
@@ -70,16 +70,8 @@ def largest(runs: dict[int, RunResult]) -> int:
 def group(folder: Path, number: int) -> list[dict[str, Any]]:
     """Search, train and scan a group of cases. Returns the rows of the table."""
     workloads, strategies, gpus, accumulation, limit_mb = GROUPS[number]
-    work = (
-        "--gpus",
-        gpus,
-        "--accumulation",
-        accumulation,
-        "--device",
-        "cpu",
-        "--oversubscribe",
-        "--no-prune",
-    )
+    work = ("--gpus", gpus, "--accumulation", accumulation)
+    work += ("--device", "cpu", "--oversubscribe", "--no-prune")
     axes = ("--workload", workloads, "--strategy", strategies, "--memory-limit-mb", limit_mb)
     blocks = ("--isolation", "fork", "--block-steps", STEPS // StepPolicy().min_blocks + 1)
     bench("matrix", *axes, *work, *SHORT, *blocks, "--batch-size", "auto", "--out", folder / "auto")

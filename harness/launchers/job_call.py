@@ -54,8 +54,8 @@ class JobCall(LauncherCall):
         )
 
     def within(self, study: Study) -> LauncherCall:
-        """In a job of the study that `submit_call` submitted the call that starts launches in its allocation,
-        elsewhere this one."""
+        """Return the call that starts launches in the allocation of this process, if `submit_call` submitted
+        its job for the study; else return this call."""
         return self
 
     def conditions(self, code: CodeVersion) -> Conditions:

@@ -69,7 +69,7 @@ class Candidate:
 
     @property
     def place(self) -> str:
-        """The place of its runs."""
+        """The place (`place_of`) of its short runs."""
         return place_of(self.probe(self.cell.micro_batch))
 
     def _fits(self, what: int | str) -> bool:

@@ -81,7 +81,10 @@ def _sentence(
     *,
     is_default: bool,
 ) -> str:
-    """The answer `one`; `gain` is the ratio of the rate of `faster`, mostly the same, to the default's."""
+    """Say that `one` is the answer. `gain` is the ratio of the rate of `faster` to the default's.
+
+    They are two settings only where the default is the answer.
+    """
     said = f"{one.words}: {number(fmean(rates[one.setting.id]))} samples/s"
     over = "" if gain is None else metric(gain).with_ends
     if len(rates) == 1:

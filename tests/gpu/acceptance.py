@@ -61,7 +61,7 @@ SILENCE = "5m"
 """A launch without progress for this long is ended as hung."""
 FLAT_WITHIN = 0.02
 SERIES = {"sm_clock_mhz", "power_w", "temperature_c"}
-FEW = StudyFile(budget=0, warmup_steps=0, block_steps=1, quads=1)
+FEW = StudyFile(budget=0, warmup_steps=0, block_steps=2, quads=1)
 """Steps of what is to be right, not fast: with a warm-up, a GPU would be timed for seconds."""
 ENOUGH = 8
 """Samples of a batch: where more do not fit, activations are computed again."""

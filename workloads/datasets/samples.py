@@ -48,7 +48,7 @@ class Images(Dataset[Pair]):
 
     def split(self) -> tuple[list[int], list[int]]:
         """Return the indices to train on and the held-out ones: the same in every training run, for any
-        seed, the last of a permutation with seed 0."""
+        seed. The held-out ones are the last of a permutation with seed 0."""
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0)).tolist()
         return order[: -Digits.held_out], order[-Digits.held_out :]
 
