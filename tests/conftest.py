@@ -38,6 +38,8 @@ PRELOADED = ["torch", "torch._dynamo", "pytest", "hypothesis", "harness.worker.r
 """Imported once, by the server that ranks are forked from."""
 GRACE_S = 5.0
 """For the other ranks to answer after one has failed: they may wait for it in a collective."""
+PATIENCE_S = 1200.0
+"""For the ranks to answer: more than the slowest test takes on a busy machine, as it only ends what hangs."""
 
 
 class Pool:
@@ -179,7 +181,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
     """`ranks(2, function, *arguments)` runs a module-level function on two ranks, and gives their results.
 
     A rank is called `function(rank, *arguments)`, with the default process group open; arguments and
-    results are pickled. What raises, or takes longer than `timeout_s`, fails the test and ends the pool; the
+    results are pickled. What raises, or takes longer than `PATIENCE_S`, fails the test and ends the pool; the
     next test gets a new one. The ranks in `dying` may end without a result, and give None. `fresh` ranks have
     run nothing before, and end with the test.
     """
@@ -189,7 +191,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
         size: int,
         function: Callable[..., object],
         *arguments: object,
-        timeout_s: float = 300,
         dying: tuple[int, ...] = (),
         fresh: bool = False,
     ) -> list[Any]:
@@ -197,7 +198,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., li
         pool = known or Pool(size, tmp_path_factory.mktemp("ranks") / "store")
         intact = False
         try:
-            results = pool.run(function, *arguments, timeout_s=timeout_s, dying=dying)
+            results = pool.run(function, *arguments, timeout_s=PATIENCE_S, dying=dying)
             intact = not dying and not fresh
         finally:
             if intact:

@@ -95,7 +95,7 @@ def _train(rank: int, study: dict[str, dict[str, Any]]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def study(ranks) -> list[dict[str, Any]]:
     """The findings of each rank, with the machine that the hashes belong to."""
-    return ranks(SIZE, _train, STUDY, timeout_s=300)
+    return ranks(SIZE, _train, STUDY)
 
 
 @pytest.fixture(scope="module")

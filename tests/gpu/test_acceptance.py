@@ -244,7 +244,6 @@ def test_a_run_that_failed_or_has_no_proof_is_wrong_and_figures_may_run_out_of_m
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_every_line_runs_on_a_cpu_and_a_second_call_has_nothing_left_to_do(tmp_path: Path) -> None:
     def call(minutes: str) -> str:
         command = [*CALL, str(tmp_path), "--minutes", minutes]

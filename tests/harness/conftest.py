@@ -38,7 +38,6 @@ def bench(tmp_path: Path) -> Bench:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=500,
             env={**os.environ, "COLUMNS": "400"},
         )
 
@@ -55,7 +54,6 @@ def small_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, subpro
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=500,
     )
     return Study(folder / "study"), done
 

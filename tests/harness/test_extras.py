@@ -165,7 +165,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def called(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("bench")), "matrix", *MLP, "--gpus", "2", *FIXED, *options]
-    return subprocess.run([*command, "--no-report"], cwd=folder, capture_output=True, text=True, timeout=500)
+    return subprocess.run([*command, "--no-report"], cwd=folder, capture_output=True, text=True)
 
 
 def records(study: Path) -> list[list[dict[str, Any]]]:

@@ -36,7 +36,7 @@ def started(folder: Path) -> subprocess.Popen[str]:
 
 def end_of(process: subprocess.Popen[str]) -> str:
     """The output of the page."""
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate()
     assert process.returncode == 0, errors
     return output
 

@@ -88,7 +88,7 @@ def started(links: None, bench: Bench, faulty_model: Model) -> Iterator[subproce
     faulty = faulty_model(bench.folder, "1/2 8 wait")
     process = bench.start(*OVER_A_LINK, *faulty, "--batch-size", "8")
     try:
-        until((bench.folder / "reached").exists, 200)
+        until((bench.folder / "reached").exists)
         yield process
     finally:
         process.kill()
@@ -127,9 +127,9 @@ def test_nothing_outlives_the_program_that_keeps_the_nodes(
     assert len(theirs) == 3, "a switch and two nodes"
     assert len({tuple(one.cpu_affinity()) for one in inhabitants}) in (1, 2)
     program.send_signal(number)
-    until(lambda: not any(one.is_running() for one in [program, *inhabitants]), 200)
+    until(lambda: not any(one.is_running() for one in [program, *inhabitants]))
     assert not theirs & _networks()
-    started.communicate(timeout=200)
+    started.communicate()
     assert started.returncode == 1
     [result] = bench.results()
     # A program that is asked to end says so through its torchruns; one that is killed says nothing.
@@ -141,6 +141,6 @@ def test_nothing_outlives_a_killed_bench(started: subprocess.Popen[str], bench: 
     program, inhabitants = _programs(started)
     started.send_signal(signal.SIGKILL)
     started.wait()
-    until(lambda: not any(one.is_running() for one in [program, *inhabitants]), 200)
+    until(lambda: not any(one.is_running() for one in [program, *inhabitants]))
     [result] = bench.results()
     assert result.outcome is Outcome.UNKNOWN

@@ -143,7 +143,6 @@ def test_a_user_can_start_a_torchrun_on_every_node_and_each_inherits_the_lock(
         pass_fds=(lock,),
         capture_output=True,
         text=True,
-        timeout=200,
     )
     os.close(lock)
     assert done.returncode == 0, done.stderr
@@ -216,7 +215,6 @@ def test_each_thing_that_is_missing_has_its_word(links: None, what: tuple[str, s
         env=code_environment(checkout()),
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert words in done.stdout, done.stderr
     assert done.stdout.count("\n") == 1
@@ -253,7 +251,6 @@ def test_ranks_of_other_nodes_are_foreign_to_no_core_that_they_may_use() -> None
         env=code_environment(checkout()),
         capture_output=True,
         text=True,
-        timeout=200,
     )
     shared, apart, none = json.loads(done.stdout)
     assert shared >= 1

@@ -23,7 +23,7 @@ from results import schemas
 from results.outcome import Outcome
 
 # Several launches each, of minutes on a busy machine.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.slow
 
 Bench = Any
 Figures = dict[str, set[bytes]]
@@ -43,7 +43,7 @@ class Scene:
     def start(self, *faults: str) -> subprocess.Popen[str]:
         """A bench whose rank 1 has reached the fault `wait` or `hang`."""
         process: subprocess.Popen[str] = self.bench.start(*self.call(*faults))
-        until((self.bench.folder / "reached").exists, 200)
+        until((self.bench.folder / "reached").exists)
         return process
 
     def outcomes(self) -> list[tuple[int, Outcome]]:
@@ -91,7 +91,7 @@ def test_who_asks_it_to_end_or_gives_it_no_time_gets_its_workers_ended_and_can_g
     for number in (signal.SIGINT, signal.SIGHUP):
         process = scene.start("wait")
         process.send_signal(number)
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate()
         assert process.returncode == 130
         assert "the same command continues from here" in errors
         assert scene.bench.processes() == []
@@ -108,7 +108,7 @@ def test_who_asks_it_to_end_or_gives_it_no_time_gets_its_workers_ended_and_can_g
 def test_nothing_outlives_a_killed_bench_and_the_same_command_goes_on(scene: Scene) -> None:
     """Not even a daemon that the workload has made, which hears no SIGTERM."""
     process = scene.start("daemon", "kill bench", "wait")
-    process.communicate(timeout=200)
+    process.communicate()
     assert process.returncode == -signal.SIGKILL
     scene.bench.wait_for_processes()
     assert scene.outcomes() == [(4, Outcome.OK), (8, Outcome.UNKNOWN)]
@@ -207,7 +207,7 @@ def test_a_disk_that_fills_up_is_named_and_with_room_the_same_command_goes_on(
 def test_two_commands_at_once_do_the_work_once(scene: Scene) -> None:
     call = scene.call()
     both = [scene.bench.start(*call) for _ in range(2)]
-    errors = [process.communicate(timeout=500)[1] for process in both]
+    errors = [process.communicate()[1] for process in both]
     codes = [process.returncode for process in both]
     assert sorted(codes) == [0, 1], errors
     assert "is in use by another bench" in errors[codes.index(1)]

@@ -124,7 +124,7 @@ class Shell(LocalStarter):
         return ("bash", "-c", self._script)
 
 
-def until(condition: Callable[[], object], seconds: float = 120) -> None:
+def until(condition: Callable[[], object], seconds: float = 600) -> None:
     """Wait for a condition. Fails when it does not hold in time."""
     end = time.monotonic() + seconds
     while not condition():

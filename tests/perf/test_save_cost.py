@@ -63,9 +63,7 @@ def test_what_a_save_blocks(
     ranks: Ranks, benchmark: BenchmarkFixture, amount: Callable[..., int], tmp_path: Path, strategy: str
 ) -> None:
     width, rounds = amount(1600, brief=200), amount(5, brief=1)
-    measured = benchmark.pedantic(
-        lambda: ranks(2, costs, strategy, width, rounds, tmp_path, timeout_s=300), rounds=1
-    )
+    measured = benchmark.pedantic(lambda: ranks(2, costs, strategy, width, rounds, tmp_path), rounds=1)
     worst = {name: max(each[name] for each in measured) for name in measured[0]}
     share = worst["blocked"] / worst["synchronous"]
     benchmark.extra_info.update({**worst, "share": share})

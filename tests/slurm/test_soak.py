@@ -632,7 +632,6 @@ def trained(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("turn", range(ROUNDS))
 def test_a_study_on_slurm_outlives_any_fault(
     turn: int,
@@ -657,7 +656,6 @@ def group(memory_group: Callable[[int], list[str]]) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 # With the test on Slurm, whose cells it trains: `expected` is made once.
 @pytest.mark.xdist_group("slurm")
 @pytest.mark.parametrize("turn", range(ROUNDS))
@@ -676,7 +674,6 @@ def test_a_study_on_this_machine_outlives_any_fault(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 # In the long form alone: tests/harness/test_link_launches.py has faults of its own.
 @pytest.mark.parametrize("turn", range(ROUNDS if LEDGER else 0))
 def test_a_study_over_a_link_outlives_any_fault(
@@ -701,6 +698,5 @@ def test_a_rank_whose_torchrun_is_gone_before_it_can_watch_it_ends() -> None:
         env={**os.environ, "PYTHONPATH": str(checkout())},
         capture_output=True,
         text=True,
-        timeout=200,
     )
     assert (done.returncode, done.stderr) == (1, "")

@@ -28,7 +28,7 @@ from slurm.notices import SRUN_KILLED
 from slurm.runner import Completed, NoAnswerError, run_program
 
 # The jobs that run beside each other share one time.
-pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("slurm faults")]
+pytestmark = pytest.mark.xdist_group("slurm faults")
 
 # One device, or two nodes; a good cell beside each that a fault is for.
 ALONE = ("--gpus", "1", "--strategy", "single", "--batch-size", "4,8")
@@ -431,7 +431,6 @@ def test_code_that_is_edited_while_the_job_waits(scene: Scene, lab: Any, expecte
             env={**os.environ, "PYTHONPATH": str(copy)},
             capture_output=True,
             text=True,
-            timeout=200,
         )
         assert done.returncode == 0, done.stderr
         return done.stderr

@@ -10,7 +10,6 @@ import pytest
 
 from results.training_log import Started
 
-pytestmark = pytest.mark.timeout(900)
 MODEL = Path(__file__).parents[1] / "harness" / "trainable.py"
 CALL = (
     *("train", "--workload", "py:trainable:build", "--dataset", "own", "--strategy", "ddp", "--gpus", "2"),

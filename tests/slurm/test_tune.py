@@ -9,7 +9,7 @@ import pytest
 from results.job_store import JobStore
 from results.outcome import Outcome
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 CALL = (
     *("tune", "--workload", "mlp", "--gpus", "2", "--gpus-per-node", "1", "--device", "cpu"),
     *("--global-batch-size", "64", "--strategy", "ddp:bucket_mb=5,ddp:bucket_mb=50", "--accumulation", "1"),

@@ -31,7 +31,7 @@ def test_a_compressor_reaches_nearly_what_dense_training_does_and_signs_without_
     ranks,
 ) -> None:
     without = "signsgd:feedback=false"
-    found, same = ranks(2, accuracies, ["none", *TRAINING, without], timeout_s=300)
+    found, same = ranks(2, accuracies, ["none", *TRAINING, without])
     assert found == same
     assert found["none"] > 0.85
     assert {name: found[name] for name in TRAINING if found[name] < found["none"] - WITHIN} == {}

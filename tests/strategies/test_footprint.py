@@ -418,7 +418,7 @@ def test_steps_take_what_is_predicted(ranks, strategy, size) -> None:
 
     The ranks are new: what other tests have left would be taken up again, and hide what these steps take.
     """
-    peak = max(ranks(size, peak_of_steps, strategy, timeout_s=600, fresh=True))
+    peak = max(ranks(size, peak_of_steps, strategy, fresh=True))
     predicted = total(strategy, size, MEASURED.parts(), micro_batch=4)
     assert least_bytes(cell_of(strategy, size, micro_batch=4), MEASURED.parts(), dense=True) <= peak
     low, high = COUNTED_NOT_MIB

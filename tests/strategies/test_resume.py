@@ -107,12 +107,12 @@ def test_a_run_on_one_device_goes_on_bit_for_bit(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_every_strategy_compressor_and_setting_goes_on(ranks, tmp_path) -> None:
-    assert ranks(2, resuming.broken, CASES, tmp_path, timeout_s=200) == [[], []]
+    assert ranks(2, resuming.broken, CASES, tmp_path) == [[], []]
 
 
 @pytest.mark.slow
 def test_any_two_settings_go_on_together(ranks, tmp_path) -> None:
-    assert ranks(2, resuming.broken, pairs(), tmp_path, timeout_s=200) == [[], []]
+    assert ranks(2, resuming.broken, pairs(), tmp_path) == [[], []]
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_on_three_ranks_sums_are_in_the_order_of_the_buckets(ranks, tmp_path) ->
     cases = [case for case in CASES if case[0] in (DDP, SCRATCH) and "schedule" not in case[1]]
     cases += [("hsdp", {"node_size": 1}), ("scratch-fsdp", {}), ("fsdp", {})]
     cases = [case for case in cases if case[1].get("collective") != "hierarchical"]
-    assert ranks(3, resuming.broken, cases, tmp_path, timeout_s=200) == [[], [], []]
+    assert ranks(3, resuming.broken, cases, tmp_path) == [[], [], []]
 
 
 # A saved state, loaded into a fresh trainer: it goes on as the first one did, bit for bit.

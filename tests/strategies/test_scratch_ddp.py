@@ -216,7 +216,7 @@ def losses(rank: int, compiled: bool, strategy: str) -> list[float]:
 
 @pytest.mark.slow
 def test_a_compiled_model_trains_as_torchs_ddp_does(ranks) -> None:
-    ours = ranks(2, losses, True, f"scratch-ddp:{SMALL}", timeout_s=300)
+    ours = ranks(2, losses, True, f"scratch-ddp:{SMALL}")
     theirs = ranks(2, losses, False, "ddp")
     assert ours[0] == ours[1]
     assert ours[0] == pytest.approx(theirs[0], abs=1e-5)

@@ -49,7 +49,6 @@ def printed(folder: Path, *, lines: int, width: int) -> tuple[bytes, int]:
             [sys.executable, "-c", PRINTS.format(lines=lines, width=width)],
             stdout=subprocess.PIPE,
             stderr=log,
-            timeout=200,
         )
     assert done.returncode == 3
     mine = len("--- run first\nthe first words\nthe last words\n")
@@ -134,7 +133,7 @@ mark_run("b")
 def test_the_mark_of_a_run_is_a_line_of_its_own(tmp_path: Path) -> None:
     out, errors = tmp_path / "stdout.log", tmp_path / "stderr.log"
     with out.open("w") as stdout, errors.open("w") as stderr:
-        subprocess.run([sys.executable, "-c", MARKS], stdout=stdout, stderr=stderr, timeout=200, check=True)
+        subprocess.run([sys.executable, "-c", MARKS], stdout=stdout, stderr=stderr, check=True)
     assert out.read_text() == "--- run a\nno end\n--- run b\n"
     assert errors.read_text() == "--- run a\nan end\n--- run b\n"
 
@@ -154,7 +153,7 @@ print(next(line.split()[1] for line in status.splitlines() if line.startswith("v
 
 def test_a_rank_that_prints_nothing_is_woken_about_once_a_second(tmp_path: Path) -> None:
     with (tmp_path / "stdout.log").open("w+") as stdout:
-        subprocess.run([sys.executable, "-c", WAKES], stdout=stdout, timeout=200, check=True)
+        subprocess.run([sys.executable, "-c", WAKES], stdout=stdout, check=True)
         stdout.seek(0)
         # Its start and what it waits for of the interpreter, beside two looks.
         assert int(stdout.read()) < 12
@@ -179,7 +178,6 @@ def test_what_is_no_plain_file_is_left_alone(target: str) -> None:
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE if target == "pipe" else subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
-        timeout=200,
     )
     assert done.returncode == 0, done.stdout
 

@@ -149,10 +149,9 @@ def test_all_that_is_offered_on_gpus_has_a_cell() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_every_cell_of_gpus_is_proven_in_the_order_of_streams(ranks: Ranks, tmp_path: Path) -> None:
     """With recorder and quads, and in one start of workers: what one cell leaves behind meets the next."""
-    results = ranks(2, run_cells, str(tmp_path), CELLS, timeout_s=1200)
+    results = ranks(2, run_cells, str(tmp_path), CELLS)
     for rank, records in enumerate(results):
         for fields, record in zip(CELLS, records, strict=False):
             assert (record["outcome"], record["reason"]) == ("ok", None), (rank, fields)
@@ -181,12 +180,11 @@ def test_ranks_that_share_a_device_run_proven_cells_over_gloo(ranks: Ranks, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_batch_size_auto_finds_what_a_scan_of_the_devices_peaks_finds(ranks: Ranks, tmp_path: Path) -> None:
     """Each rank records the peak of the device's allocator, in steps with all micro-batches and updates."""
     base = MLP | {"strategy": "ddp", "accumulation": 2, "steps": PROBE}
     cells = [base | {"micro_batch": size} for size in range(1, 5)]
-    results = ranks(2, run_cells, str(tmp_path), cells, timeout_s=1200)
+    results = ranks(2, run_cells, str(tmp_path), cells)
     peaks = [
         max(record["memory"].taken_bytes for record in records) for records in zip(*results, strict=True)
     ]
