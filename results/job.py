@@ -60,6 +60,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that are paid for while it runs; None if that is not known, 0 without GPUs."""
     site: dict[str, Any]
     """The profile of the cluster, as it was when the job was made."""
+    arguments: tuple[str, ...] = ()
+    """The call of bench that the job makes, without `bench`; empty: it runs its cells."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,7 +78,7 @@ class TuningAnswer(msgspec.Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     """Sentences on changes in training, and on the limits of the answer."""
     commands: tuple[str, ...] = ()
-    """The calls of `bench matrix` and `bench train` that use it."""
+    """The `bench matrix` call that uses the setting, and the `bench train` call if the launcher trains."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):

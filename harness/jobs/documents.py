@@ -79,7 +79,14 @@ class JobMaker:
         )
 
     def of_call(
-        self, purpose: Purpose, placement: Placement | None, limit_s: float, billed: int | None, site: object
+        self,
+        purpose: Purpose,
+        arguments: tuple[str, ...],
+        *,
+        placement: Placement | None,
+        limit_s: float,
+        billed: int | None,
+        site: object,
     ) -> Job:
         """A job without cells, for a call of bench; without a placement it starts when others have ended."""
         return self._job(
@@ -92,6 +99,7 @@ class JobMaker:
             time_limit_s=limit_s,
             billed_gpus=billed,
             site=msgspec.to_builtins(site),
+            arguments=arguments,
         )
 
     @cached_property

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.jobs.closing import close_lost_launches
+from harness.jobs.closing import close_launches, close_lost_launches
 from harness.jobs.job_status import held_by_jobs
 from harness.jobs.start import JobEnvironment
 from harness.launch.campaign import Campaign, CampaignContext
@@ -26,11 +26,16 @@ from harness.plan.estimate import estimate
 from reports.text import count
 from results.environment import CodeVersion
 from results.launch import Launch
+from results.outcome import Ending, Outcome
 from results.plan import Plan
 from results.store import Study
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it: 128 + SIGINT."""
+_LOST = Ending(
+    Outcome.NODE_FAILED,
+    "the program of its job was killed, or its node failed, before the end of the launch was recorded",
+)
 
 
 class CampaignCall(LauncherCall):
@@ -43,6 +48,8 @@ class CampaignCall(LauncherCall):
         self.hosts = WorkerHosts(has_gpus=bool(Machine.here().gpu_names))
         self.machine: Machine | None = None
         """The devices of each host of the ranks, if this process is not on one of them."""
+        self.job_id: str | None = None
+        """The job whose allocation the launches have."""
 
     @abstractmethod
     def starter(self) -> Starter:
@@ -81,6 +88,7 @@ class CampaignCall(LauncherCall):
             lock=lock,
             conditions=conditions,
             machine=self.machine,
+            job_id=self.job_id,
         )
         try:
             Campaign(study, plan, options, console).run(context)
@@ -94,10 +102,20 @@ class CampaignCall(LauncherCall):
 class JobCampaignCall(CampaignCall):
     """A call that starts launches in the allocation that a job has given it."""
 
-    def __init__(self, call: MatrixCall, hosts: WorkerHosts, environment: JobEnvironment) -> None:
+    def __init__(
+        self, call: MatrixCall, hosts: WorkerHosts, job_id: str, environment: JobEnvironment
+    ) -> None:
         super().__init__(call)
         self.hosts = hosts
+        self.job_id = job_id
         self._environment = environment
+
+    def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
+        """Close the launches of earlier starts and jobs of the call, then run those that are left."""
+        # Nobody else has the study's lock, so that none of them is running.
+        for job_id in {launch.job_id for launch in study.launches() if launch.job_id is not None}:
+            close_launches(study, job_id, _LOST)
+        return super().run(study, plan, code, lock)
 
     def starter(self) -> Starter:
         return self._environment.starter

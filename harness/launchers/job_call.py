@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from pathlib import Path
 
 from harness.jobs.documents import Document, JobMaker, cost_lines, require_within_budget
 from harness.jobs.job_status import held_by_jobs
@@ -14,10 +15,11 @@ from harness.launchers.launcher import LauncherCall, MatrixCall
 from harness.launchers.registry import job_statuses
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.surroundings import Hardware
+from reports.text import duration
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.plan import Plan
-from results.site import SitePrice
+from results.site import SitePrice, TimeLimits
 from results.store import Study
 
 
@@ -42,16 +44,29 @@ class JobCall(LauncherCall):
     def maker(self, study: Study, plan: Plan, code: CodeVersion) -> JobMaker:
         return JobMaker(study, plan, self._launcher, self._call.run_options, code)
 
-    def submit_call(self, study: Study, plan: Plan, code: CodeVersion, most_s: float) -> int:
+    def submit_call(
+        self, study: Study, plan: Plan, code: CodeVersion, most_s: float, files: Mapping[str, Path]
+    ) -> int:
         """Submit a job that makes this call again in its allocation, of the size of the plan's largest cell.
 
-        Its launches take `most_s` seconds at most. Returns the exit code. Raises UsageError, before anything
-        is written, if the launcher has no such jobs or the site's time limit is shorter.
+        Its launches take `most_s` seconds at most. `files` are those that the call names, by flag. Returns
+        the exit code. Raises UsageError, before anything is written, if the launcher has no such jobs or the
+        site's time limit is shorter.
         """
         raise UsageError(
             f"--launcher {self._launcher} does not start the launches of a call in a job: run bench tune "
-            f"with --launcher local on one of its nodes, such as in a pod with all GPUs of the node"
+            f"with --launcher local on one of its nodes"
         )
+
+    def limit_of_call_s(self, limits: TimeLimits, most_s: float) -> float:
+        """The time limit of a job of `submit_call`. Raises UsageError if it is shorter than `most_s`."""
+        limit_s = limits.limit_s(most_s)
+        if limit_s < most_s:
+            raise UsageError(
+                f"the job of this call may take {duration(most_s * 1e9)}, and --time or the profile's time "
+                f"gives it {duration(limit_s * 1e9)}: give a shorter --max-time or a longer time"
+            )
+        return limit_s
 
     def within(self, study: Study) -> LauncherCall:
         """Return the call that starts launches in the allocation of this process, if `submit_call` submitted

@@ -25,10 +25,13 @@ STEPS = 1000
 """The length of the training in the command that the answer prints."""
 
 
-def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunResult]) -> TuningAnswer | None:
+def answer_of(
+    tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunResult], *, trains: bool
+) -> TuningAnswer | None:
     """Compare the settings of the final by its runs; None if none of them has a run that ended well.
 
     The settings that do not differ significantly from the fastest are equal, and the answer is the simplest.
+    `trains` says whether the launcher runs `bench train`.
     """
     rates, missing = _rates(plan, results)
     if not rates:
@@ -47,13 +50,14 @@ def answer_of(tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunRes
     gain = ratio_of_runs(rates[faster], rates[default], "x") if known else None
     alike = [by_id[each].words for each in equal if each != chosen]
     words = call_words(space.options_of(one))
+    train = bench_call("train", *words, "--steps", STEPS)
     return TuningAnswer(
         setting=chosen,
         sentence=_sentence(one, by_id[faster], rates, gain, len(alike), is_default=chosen == default),
         gain=None if chosen == default else gain,
         contributions=tuple(_contributions(tuning, chosen)),
         remarks=(*_remarks(tuning, space, rates, alike, missing), *_learning(one, space.default)),
-        commands=(bench_call("matrix", *words), bench_call("train", *words, "--steps", STEPS)),
+        commands=(bench_call("matrix", *words), *([train] if trains else [])),
     )
 
 

@@ -238,7 +238,8 @@ class Tune(Matrix):
         plan = rebuilt_plan(study.name, [self._space.default.cell], ())
         request = msgspec.structs.replace(plan.request, gpus_per_node=self._request.gpus_per_node)
         plan = msgspec.structs.replace(plan, request=request)
-        return call.submit_call(study, plan, planned_code([plan]), self._most_s + _JOB_S)
+        files = {"--space": self._space_path} if self._space_path else {}
+        return call.submit_call(study, plan, planned_code([plan]), self._most_s + _JOB_S, files)
 
     def _search(self) -> None:
         """Run rungs until the race or the time is over; then choose who goes to the final."""
@@ -420,7 +421,8 @@ class Tune(Matrix):
         return [one for _, one in sorted(found.values(), key=lambda pair: pair[0])]
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
-        answer = answer_of(self._tuning, self._space, plan, study.review().counted(results))
+        counted = study.review().counted(results)
+        answer = answer_of(self._tuning, self._space, plan, counted, trains=self._launcher.trains)
         self._write(answer=answer)
         code = super()._finish(study, plan, results, report=report)
         if answer is None:

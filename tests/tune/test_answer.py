@@ -77,7 +77,7 @@ def answered(
     tuning = msgspec.structs.replace(tuning, **fields)
     plan = rebuilt_plan("final", list(cells.values()), ())
     plan = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, repeats=3))
-    return answer_of(tuning, space, plan, runs)
+    return answer_of(tuning, space, plan, runs, trains=True)
 
 
 def test_the_fastest_is_the_answer_with_its_gain_over_the_default(space: Space) -> None:

@@ -6,8 +6,9 @@ nobody asks the cluster. Jobs that earlier versions wrote as StatefulSets are re
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,21 +34,31 @@ from harness.jobs.job_status import (
 )
 from harness.jobs.planned import PlannedJob, baseline_of
 from harness.jobs.start import JobStart
+from harness.launchers.campaign_call import JobCampaignCall
 from harness.launchers.job_call import JobCall
 from harness.launchers.kubernetes.manifest import MANIFEST, manifest
-from harness.launchers.kubernetes.pods import PodEnvironment, follow, is_over, meeting_of, pod_number
+from harness.launchers.kubernetes.pods import (
+    JOB_VARIABLE,
+    CallStart,
+    PodEnvironment,
+    follow,
+    is_over,
+    meeting_of,
+    pod_number,
+)
 from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, object_name
-from harness.launchers.launcher import JobLauncher, MatrixCall, WorkerHosts
+from harness.launchers.launcher import JobLauncher, LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
 from harness.launchers.registry import job_statuses
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.errors import BenchError, UsageError, bench_call
+from results.files import study_lock, write_once
 from results.job import Job, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
-from results.plan import Plan
+from results.plan import Plan, placement_of
 from results.store import Study, utc_now
 
 TIMEOUT_S = 60.0
@@ -159,6 +170,45 @@ class KubernetesCall(JobCall):
             if plan.kind == "measured":
                 study.add_cell(baseline_of(plan.cells))
             self._console.table(COST_HEADS, cost_rows(documents), numeric=COST_NUMERIC)
+        return self._hand_over(study, found, documents)
+
+    def submit_call(
+        self, study: Study, plan: Plan, code: CodeVersion, most_s: float, files: Mapping[str, Path]
+    ) -> int:
+        """Write and hand over one job whose first pod makes this call again, unless a job of the study lives.
+
+        The pods find the files of the call in the job's folder.
+        """
+        profile, limit_s = self._profile, self.limit_of_call_s(self._profile.time, most_s)
+        placement = placement_of(max(plan.cells, key=lambda cell: cell.gpus), plan.request.gpus_per_node)
+        with study_lock(study.root):
+            found, documents = job_statuses(study, settle=True), []
+            if not any(status.is_live for status in found):
+                jobs, billed = self.maker(study, plan, code), profile.billed_gpus(placement)
+                job = jobs.of_call(
+                    "run", (), placement=placement, limit_s=limit_s, billed=billed, site=profile
+                )
+                seen = self._study_folder(jobs.root)
+                folder, arguments = f"{seen}/jobs/{job.job_id}", [*self._call.arguments, "--out", seen]
+                for flag, path in {"--site": Path(str(self._options.site)), **files}.items():
+                    name = f"{flag.strip('-')}.yaml"
+                    write_once(JobStore(study.root).folder(job.job_id) / name, path.read_bytes())
+                    arguments += [flag, f"{folder}/{name}"]
+                job = msgspec.structs.replace(job, arguments=tuple(arguments))
+                documents.append(Document(job=job, text=manifest(profile, job, folder=folder)))
+            return self._hand_over(study, found, documents)
+
+    def within(self, study: Study) -> LauncherCall:
+        store, job_id = JobStore(study.root), os.environ.get(JOB_VARIABLE)
+        if job_id is None:
+            return self
+        return JobCampaignCall(self._call, self.hosts, job_id, PodEnvironment(store.job(job_id), store))
+
+    def _hand_over(self, study: Study, found: Sequence[JobStatus], documents: Sequence[Document]) -> int:
+        """Write new jobs, and print the commands that apply them and earlier ones, or run these commands.
+
+        Returns the exit code.
+        """
         store = JobStore(study.root)
         for document in documents:
             store.add(document.job, document=document.text, name=MANIFEST)
@@ -230,4 +280,5 @@ class KubernetesLauncher(JobLauncher):
         if is_over(store, job.job_id):
             # The cluster has started the pod again after the end of its program.
             return 0
-        return JobStart(study, job, PodEnvironment(job, store)).run()
+        start = CallStart if job.arguments else JobStart
+        return start(study, job, PodEnvironment(job, store)).run()

@@ -10,18 +10,21 @@ from __future__ import annotations
 import os
 import platform
 import signal
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.jobs.start import JobEnvironment
+from harness.jobs.start import JobEnvironment, JobStart, obstacle
 from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import write_left
 from harness.launch.guarded import Guarded
 from harness.launch.starter import Starter
 from harness.launch.supervise import handled
+from harness.launchers.campaign_call import INTERRUPTED
 from harness.launchers.kubernetes.manifest import pod_address
 from harness.launchers.kubernetes.profile import PORTS, PROFILE_FILE
 from harness.machine.code import checkout
@@ -33,6 +36,7 @@ from results.launch import Launch
 from results.outcome import Ending, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
+from results.tuning import TRIALS
 
 POLL_S = 0.5
 PATIENCE_S = 10.0
@@ -41,6 +45,9 @@ over."""
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a pod that was asked to end; Kubernetes would count 0 as work that is done."""
 
+BENCH = (sys.executable, "-m", "harness.cli")
+JOB_VARIABLE = "BENCH_JOB"
+"""The environment variable by which a call knows the job that makes it."""
 _COMES_BACK = {Outcome.PREEMPTED, Outcome.NODE_FAILED}
 
 
@@ -101,11 +108,10 @@ def follow(study: Study, job: Job, node_rank: int, meeting: Meeting) -> int:
     store = JobStore(study.root)
     with handled([signal.SIGTERM], lambda number, frame: stops.append(number)):
         while not stops and not is_over(store, job.job_id):
-            launch = follower.next()
-            if launch is None:
-                time.sleep(POLL_S)
+            if found := follower.next():
+                follower.join(*found)
             else:
-                follower.join(launch)
+                time.sleep(POLL_S)
     return STOPPED if stops else 0
 
 
@@ -115,7 +121,8 @@ class _Follower:
     def __init__(
         self, study: Study, job: Job, node_rank: int, meeting: Meeting, stopped: Callable[[], bool]
     ) -> None:
-        self._study = study
+        self._studies = (study, Study(study.root / TRIALS))
+        """The job's study, and the nested study of trials, in which a tune starts launches."""
         self._job = job
         self._rank = node_rank
         self._meeting = meeting
@@ -123,27 +130,28 @@ class _Follower:
         self._settled: set[str] = set()
         """Ids of launches that need no more of this node."""
 
-    def next(self) -> Launch | None:
-        """The oldest launch that waits for this node."""
-        names = {path.name for path in self._study.root.glob("launches/*")} - self._settled
-        for name in sorted(names):
+    def next(self) -> tuple[Study, Launch] | None:
+        """The oldest launch that waits for this node, and its study."""
+        studies = {path.name: study for study in self._studies for path in study.root.glob("launches/*")}
+        for name in sorted(studies.keys() - self._settled):
+            study = studies[name]
             try:
-                launch = LAUNCH.read(self._study.launch_folder(name) / "launch.json")
+                launch = LAUNCH.read(study.launch_folder(name) / "launch.json")
             except NewerSchemaError:
                 raise
             except StoreError:
                 # The launch's file does not exist yet, or is only partly visible.
                 continue
             is_ours = launch.job_id == self._job.job_id and self._rank < launch.placement.nodes
-            if is_ours and not self._study.has_attempt(name):
-                return launch
+            if is_ours and not study.has_attempt(name):
+                return study, launch
             self._settled.add(name)
         return None
 
-    def join(self, launch: Launch) -> None:
+    def join(self, study: Study, launch: Launch) -> None:
         """Run this node's torchrun until it has ended, or the launch is over, or this pod is to end."""
         self._settled.add(launch.launch_id)
-        folder = self._study.launch_folder(launch.launch_id)
+        folder = study.launch_folder(launch.launch_id)
         try:
             log = (folder / f"agent-{self._rank}.log").open("xb")
         except FileExistsError:
@@ -158,18 +166,18 @@ class _Follower:
                 environment=worker_environment(launch, checkout()),
             )
             try:
-                why = self._outlast(torchrun, launch.launch_id)
+                why = self._outlast(torchrun, study, launch.launch_id)
                 if why is not None:
                     write_left(folder, self._rank, why)
             finally:
                 torchrun.end()
 
-    def _outlast(self, torchrun: Guarded, launch_id: str) -> str | None:
+    def _outlast(self, torchrun: Guarded, study: Study, launch_id: str) -> str | None:
         """Wait for the end of the torchrun or of the launch. Returns why this node left before the end."""
         over_at: float | None = None
         while (code := torchrun.poll()) is None:
             now = time.monotonic()
-            if over_at is None and self._study.has_attempt(launch_id):
+            if over_at is None and study.has_attempt(launch_id):
                 over_at = now
             if self._stopped() or (over_at is not None and now - over_at > PATIENCE_S):
                 return "its pod was asked to end" if over_at is None else None
@@ -185,6 +193,25 @@ class PodEnvironment(JobEnvironment):
         self.start = len(store.starts(job.job_id))
         self.nodes = (platform.node(),)
         self.starter = PodStarter(meeting_of(job))
+
+
+class CallStart(JobStart):
+    """One start of a job whose first pod makes a call of bench; the other pods follow its launches."""
+
+    def _worked(self) -> Ending:
+        job, environment = self._job, self._environment
+        if reason := obstacle(job, environment, self._jobs.ended(job.job_id)):
+            return Ending(Outcome.CANCELLED, reason)
+        variables = {**os.environ, JOB_VARIABLE: job.job_id}
+        call = subprocess.Popen([*BENCH, *job.arguments], env=variables)
+        with handled([signal.SIGTERM], lambda number, frame: call.terminate()):
+            code = call.wait()
+        if code == INTERRUPTED:
+            return environment.starter.interruption()
+        if code:
+            why = f"bench {job.arguments[0]} {exit_words(code)}; the log of pod 0 says why"
+            return Ending(Outcome.CRASHED, why)
+        return Ending(Outcome.OK, "")
 
 
 def meeting_of(job: Job) -> Meeting:

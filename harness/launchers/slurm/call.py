@@ -34,7 +34,7 @@ from harness.machine.code import checkout
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
-from reports.text import count, duration
+from reports.text import count
 from results.environment import CodeVersion
 from results.errors import UsageError, bench_call
 from results.files import study_lock
@@ -185,14 +185,11 @@ class SlurmCall(JobCall):
         self._console.note(f"{status} shows the progress; then {report}")
         return 1 if done.refused else 0
 
-    def submit_call(self, study: Study, plan: Plan, code: CodeVersion, most_s: float) -> int:
+    def submit_call(
+        self, study: Study, plan: Plan, code: CodeVersion, most_s: float, files: Mapping[str, Path]
+    ) -> int:
         """Submit one job that makes this call again, unless a job of the study lives."""
-        site, limit_s = self._site, self._site.time.limit_s(most_s)
-        if limit_s < most_s:
-            raise UsageError(
-                f"the job of this call may take {duration(most_s * 1e9)}, and --time or the profile's time "
-                f"gives it {duration(limit_s * 1e9)}: give a shorter --max-time or a longer time"
-            )
+        site, limit_s = self._site, self.limit_of_call_s(self._site.time, most_s)
         placement = placement_of(max(plan.cells, key=lambda cell: cell.gpus), plan.request.gpus_per_node)
         with study_lock(study.root):
             if live := live_ids(job_statuses(study, settle=True)):
@@ -209,7 +206,9 @@ class SlurmCall(JobCall):
         job = next((job for job in store.jobs() if job.name == name and not job.cells), None)
         if job is None or Allocation.here() is None:
             return self
-        return JobCampaignCall(self._call, self.hosts, _environment(study.root.resolve(), job.job_id))
+        return JobCampaignCall(
+            self._call, self.hosts, job.job_id, _environment(study.root.resolve(), job.job_id)
+        )
 
     def _of_call(
         self,
@@ -221,7 +220,9 @@ class SlurmCall(JobCall):
     ) -> Document:
         """A job that makes a call of bench; without a placement a small one, which follows other jobs."""
         billed = 0 if placement is None else self._site.billed_gpus(placement)
-        job = jobs.of_call(purpose, placement, limit_s, billed, self._site)
+        job = jobs.of_call(
+            purpose, arguments, placement=placement, limit_s=limit_s, billed=billed, site=self._site
+        )
         script = ScriptJob(
             name=job.name,
             placement=placement,

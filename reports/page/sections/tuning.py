@@ -39,7 +39,8 @@ def _blocks(tuning: Tuning) -> Iterator[Block]:
         yield Paragraph("The tune has no answer yet: run the same command again.", "none")
     else:
         yield Paragraph(answer.sentence, "finding")
-        for why, command in zip(("To measure it again:", "To train with it:"), answer.commands, strict=True):
+        uses = ("To measure it again:", "To train with it:")
+        for why, command in zip(uses, answer.commands, strict=False):
             yield Command(why, command)
         columns: list[Column[Contribution]] = [
             words("choice", lambda row: row.choice),
