@@ -2,6 +2,7 @@
 
 jobs/<job-id>/job.json          what is to be done, written before it is submitted
 jobs/<job-id>/script.sh         the very script that was submitted (Kubernetes: manifest.yaml)
+jobs/<job-id>/site.yaml         on Kubernetes, the profile for the call that the job makes (and space.yaml)
 jobs/<job-id>/submitted.json    the scheduler's name for it
 jobs/<job-id>/end-0000.json ... written by the job at the end of each of its starts
 jobs/<job-id>/ended.json        how it ended for good, written by the first command that saw it

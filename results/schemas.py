@@ -42,6 +42,7 @@ from results.tuning import Tuning
 #   plan    -  unreleased  rule and predicate of skips; command, predicted_bytes, unpredicted,
 #                             training; gpu_model, network_gbit_per_s and batches of the request
 #   launch  -  unreleased  job_variables, forks, training, python
+#   job     -  unreleased  arguments
 #   rank-record -, run-result -  unreleased  transports, attention, settings, process_group and program of
 #                             the environment; user_commit and user_dirty of its code, as in launch and job
 #   rank-record 4, run-result 4  unreleased  the outcome proof_failed

@@ -9,6 +9,11 @@ from results.launch import Attempt, Launch
 from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 
+LOST = Ending(
+    Outcome.NODE_FAILED,
+    "the program of its job was killed, or its node failed, before the end of the launch was recorded",
+)
+
 
 def close_launches(study: Study, job_id: str, stopped: Ending, *, scheduler: str | None = None) -> int:
     """Write an attempt for each launch of a job that lacks one. Returns the number of these launches.

@@ -87,12 +87,13 @@ def _others(runs: Sequence[RunResult], so_far: Tally) -> str:
 
 def _in_hand(study: Study, jobs: Sequence[JobStatus], *, busy: bool) -> tuple[dict[str, JobStatus], set[str]]:
     """The live job of each cell, and the cells that run: a cell runs from the start of its launch."""
-    live = {status.job.job_id: status for status in jobs if status.is_live}
-    job_of = {cell: status for status in live.values() for cell in status.job.cells}
+    known = {status.job.job_id: status for status in jobs if status.job.cells}
+    job_of = {cell: status for status in known.values() if status.is_live for cell in status.job.cells}
     running: set[str] = set()
-    for launch in study.launches() if busy or any(status.is_running for status in live.values()) else []:
-        status = live.get(launch.job_id or "")
-        runs = busy if launch.job_id is None else status is not None and status.is_running
+    for launch in study.launches() if busy or any(status.is_running for status in known.values()) else []:
+        # Launches of a call, also of one that a job makes, run while a process has the study's lock.
+        status = known.get(launch.job_id or "")
+        runs = busy if status is None else status.is_live and status.is_running
         if runs and not study.has_attempt(launch.launch_id):
             # While its workers start, the launch is at the first cell.
             state = LaunchState.of(rank_log_path(study.launch_folder(launch.launch_id), 0))

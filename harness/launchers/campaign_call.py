@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from harness.jobs.closing import close_launches, close_lost_launches
+from harness.jobs.closing import LOST, close_launches, close_lost_launches
 from harness.jobs.job_status import held_by_jobs
 from harness.jobs.start import JobEnvironment
 from harness.launch.campaign import Campaign, CampaignContext
@@ -25,17 +25,13 @@ from harness.machine.code import checkout
 from harness.plan.estimate import estimate
 from reports.text import count
 from results.environment import CodeVersion
+from results.job_store import JobStore
 from results.launch import Launch
-from results.outcome import Ending, Outcome
 from results.plan import Plan
 from results.store import Study
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it: 128 + SIGINT."""
-_LOST = Ending(
-    Outcome.NODE_FAILED,
-    "the program of its job was killed, or its node failed, before the end of the launch was recorded",
-)
 
 
 class CampaignCall(LauncherCall):
@@ -112,9 +108,10 @@ class JobCampaignCall(CampaignCall):
 
     def run(self, study: Study, plan: Plan, code: CodeVersion, lock: int) -> int | None:
         """Close the launches of earlier starts and jobs of the call, then run those that are left."""
-        # Nobody else has the study's lock, so that none of them is running.
-        for job_id in {launch.job_id for launch in study.launches() if launch.job_id is not None}:
-            close_launches(study, job_id, _LOST)
+        # This process has the study's lock, so that no other call runs; jobs that have cells take no lock.
+        others = {job.job_id for job in JobStore(study.root).jobs() if job.cells}
+        for job_id in {launch.job_id for launch in study.launches() if launch.job_id} - others:
+            close_launches(study, job_id, LOST)
         return super().run(study, plan, code, lock)
 
     def starter(self) -> Starter:

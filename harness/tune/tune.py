@@ -318,7 +318,9 @@ class Tune(Matrix):
             return
         self._is_whole = False
         self._require_one_device()
-        silence_s = self._run_options.silence_s if self._asked.hang_after else _SILENCE_S
+        # Nodes that start by themselves may wait for each other for longer.
+        waits = self._asked.hang_after or self._launcher.several_hosts
+        silence_s = self._run_options.silence_s if waits else _SILENCE_S
         call, code = self._limited(self._left_s(), silence_s=silence_s), planned_code([plan])
         call.check(self._trials, plan, code)
         if call.run(self._trials, plan, code, lock):
@@ -331,7 +333,7 @@ class Tune(Matrix):
         studies = [one for one in (self._trials, Study(self._root)) if one.is_there]
         ran = (run.environment for study in studies for run in study.results(figures=False))
         names = {environment.device_name for environment in ran if environment is not None}
-        if not self._launcher.several_hosts:
+        if isinstance(self._call, CampaignCall):
             gpus = visible_gpus() if self._request.device == "cuda" else []
             names.add(gpus[0].name if gpus else cpu_model())
         if len(names) > 1:

@@ -514,7 +514,9 @@ JOB = Job(
     site={"partition": "gpu"},
 )
 JOB_2 = msgspec.structs.replace(
-    JOB, options=msgspec.structs.replace(JOB.options, trace=(0, 3), tensorboard=True)
+    JOB,
+    options=msgspec.structs.replace(JOB.options, trace=(0, 3), tensorboard=True),
+    arguments=("tune",),
 )
 SUBMISSION = Submission(
     job_id=JOB.job_id, scheduler_id="17", submitted_at="2026-01-02T03:04:05.000Z", cluster="lab"

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from builders import cell_of
-from launching import CODE, a_job, a_launch
+from launching import CODE, EMPTY_PLAN, a_job, a_launch
 
 from harness.cli import run
-from harness.launchers.campaign_call import JobCampaignCall
+from harness.launchers.campaign_call import CampaignCall, JobCampaignCall
 from harness.plan.study_file import StudyFile
 from harness.tune.tune import Tune
 from results import schemas
 from results.files import study_lock
 from results.job_store import JobStore
+from results.launch import Slot
 from results.outcome import Outcome
 from results.rebuild import rebuilt_plan
 from results.store import BATCH_RUNS, Study
@@ -113,3 +116,28 @@ def test_the_rungs_of_a_job_share_its_ports(monkeypatch: pytest.MonkeyPatch) -> 
 def test_runs_in_a_container_are_compared_by_their_code_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     tune = in_a_job(monkeypatch, container={"image": "a.sqsh"})
     assert tune._call.conditions(CODE).torch is None
+
+
+def test_a_start_closes_the_launches_of_calls_before_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune, study = in_a_job(monkeypatch), Study(ROOT)
+    JobStore(ROOT).add(a_job("0002-1x1"), document="", name="script.sh")
+    launches = {job_id: a_launch(launch_id=job_id, job_id=job_id) for job_id in ("0001-1x1", "0002-1x1")}
+    for launch in launches.values():
+        study.add_launch(launch)
+    monkeypatch.setattr(CampaignCall, "run", lambda *_: None)
+    assert isinstance(tune._call, JobCampaignCall)
+    tune._call.run(study, EMPTY_PLAN, CODE, 0)
+    assert [study.has_attempt(job_id) for job_id in launches] == [True, False]
+
+
+def test_status_shows_the_cell_that_the_call_of_a_job_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    job, cell, study = a_job(cells=()), cell_of(), Study(ROOT)
+    study.add_plan(rebuilt_plan("study", [cell], ()))
+    JobStore(ROOT).add(job, document="", name="script.sh")
+    slot = Slot(cell_id=cell.id, run_id="r", repeat=1)
+    study.add_launch(a_launch(job_id=job.job_id, slots=(slot,)))
+    for lock in (nullcontext(), study_lock(ROOT)):
+        with lock as busy:
+            run(["status", "study", "--json"])
+            [found] = json.loads(capsys.readouterr().out)["cells"]
+            assert found["state"] == ("to do" if busy is None else "running")

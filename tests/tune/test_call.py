@@ -143,7 +143,7 @@ def test_an_answer_of_a_final_that_lacks_runs_is_continued_by_a_job(left: int) -
             return [1] * left, []
 
         def submit_call(self, *words: Any) -> int:
-            submitted.append(words[-1])
+            submitted.append(words[-2])
             return 0
 
     tune = tune_of(**FIXED | {"max_time": "10m"})

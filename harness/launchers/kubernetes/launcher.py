@@ -58,7 +58,7 @@ from results.files import study_lock, write_once
 from results.job import Job, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
-from results.plan import Plan, placement_of
+from results.plan import Placement, Plan, placement_of
 from results.store import Study, utc_now
 
 TIMEOUT_S = 60.0
@@ -179,24 +179,32 @@ class KubernetesCall(JobCall):
 
         The pods find the files of the call in the job's folder.
         """
-        profile, limit_s = self._profile, self.limit_of_call_s(self._profile.time, most_s)
+        limit_s = self.limit_of_call_s(self._profile.time, most_s)
         placement = placement_of(max(plan.cells, key=lambda cell: cell.gpus), plan.request.gpus_per_node)
         with study_lock(study.root):
-            found, documents = job_statuses(study, settle=True), []
-            if not any(status.is_live for status in found):
-                jobs, billed = self.maker(study, plan, code), profile.billed_gpus(placement)
-                job = jobs.of_call(
-                    "run", (), placement=placement, limit_s=limit_s, billed=billed, site=profile
-                )
-                seen = self._study_folder(jobs.root)
-                folder, arguments = f"{seen}/jobs/{job.job_id}", [*self._call.arguments, "--out", seen]
-                for flag, path in {"--site": Path(str(self._options.site)), **files}.items():
-                    name = f"{flag.strip('-')}.yaml"
-                    write_once(JobStore(study.root).folder(job.job_id) / name, path.read_bytes())
-                    arguments += [flag, f"{folder}/{name}"]
-                job = msgspec.structs.replace(job, arguments=tuple(arguments))
-                documents.append(Document(job=job, text=manifest(profile, job, folder=folder)))
-            return self._hand_over(study, found, documents)
+            found = job_statuses(study, settle=True)
+            live = [status.job for status in found if status.is_live]
+            for job in live:
+                end = bench_call("cancel", study.root)
+                self._console.note(f"{job.name} is still live, with its own call; {end} ends it")
+            new = [] if live else [self._of_call(self.maker(study, plan, code), placement, limit_s, files)]
+            return self._hand_over(study, found, new)
+
+    def _of_call(
+        self, jobs: JobMaker, placement: Placement, limit_s: float, files: Mapping[str, Path]
+    ) -> Document:
+        profile, seen = self._profile, self._study_folder(jobs.root)
+        billed = profile.billed_gpus(placement)
+        job = jobs.of_call("run", (), placement=placement, limit_s=limit_s, billed=billed, site=profile)
+        folder, arguments = f"{seen}/jobs/{job.job_id}", [*self._call.arguments, "--out", seen]
+        copies = {flag: f"{flag.strip('-')}.yaml" for flag in ("--site", *files)}
+        for flag, name in copies.items():
+            arguments += [flag, f"{folder}/{name}"]
+        job = msgspec.structs.replace(job, arguments=tuple(arguments))
+        text = manifest(profile, job, folder=folder, working_folder=self._call.folder)
+        for flag, path in {"--site": Path(str(self._options.site)), **files}.items():
+            write_once(JobStore(jobs.root).folder(job.job_id) / copies[flag], path.read_bytes())
+        return Document(job=job, text=text)
 
     def within(self, study: Study) -> LauncherCall:
         store, job_id = JobStore(study.root), os.environ.get(JOB_VARIABLE)
@@ -258,7 +266,7 @@ class KubernetesLauncher(JobLauncher):
         store, found = JobStore(study.root), []
         for job in jobs:
             status = replace(kept_status(store, job), by_hand=True, submitted_state="applied")
-            if status.ended is None and is_over(store, job.job_id):
+            if status.ended is None and is_over(store, job):
                 found.append(close(study, status, own_word(study, job, None) or FORGOTTEN))
             else:
                 runs = status.ended is None and bool(open_launches(study, job.job_id))
@@ -277,7 +285,7 @@ class KubernetesLauncher(JobLauncher):
         if number:
             return follow(study, job, number, meeting_of(job))
         store = JobStore(study.root)
-        if is_over(store, job.job_id):
+        if is_over(store, job):
             # The cluster has started the pod again after the end of its program.
             return 0
         start = CallStart if job.arguments else JobStart

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -45,9 +46,10 @@ _FAILURES: list[_Json] = [
 """A pod that the cluster took away is replaced, as often as there are retries; one that failed is not."""
 
 
-def manifest(profile: KubernetesProfile, job: Job, *, folder: str) -> str:
+def manifest(profile: KubernetesProfile, job: Job, *, folder: str, working_folder: Path | None = None) -> str:
     """The YAML of a job's objects, for kubectl. `folder` is the job's own, as the pods see it.
 
+    The pods start in `working_folder` if it is on the volume, else in the folder where the volume is mounted.
     Raises UsageError for a folder that is not on the volume, and for more GPUs than a node has.
     """
     if not folder.startswith(f"{profile.mount_path}/"):
@@ -73,6 +75,9 @@ def manifest(profile: KubernetesProfile, job: Job, *, folder: str) -> str:
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector},
     }
     queue = {} if profile.queue is None else {QUEUE_LABEL: profile.queue}
+    program = [profile.python, "-m", "harness.launchers.program", folder]
+    on_volume = working_folder is not None and working_folder.is_relative_to(profile.mount_path)
+    starts_in = str(working_folder) if on_volume else profile.mount_path
     pods = {
         "metadata": _given({"labels": labels, "annotations": dict(sorted(profile.pod_annotations.items()))}),
         "spec": {
@@ -80,7 +85,7 @@ def manifest(profile: KubernetesProfile, job: Job, *, folder: str) -> str:
             # The Job's own limit would also count the time that its pods wait for nodes.
             "activeDeadlineSeconds": math.ceil(job.time_limit_s) + FETCH_S,
             "subdomain": name,
-            **_pod(profile, job, [profile.python, "-m", "harness.launchers.program", folder], selector),
+            **_pod(profile, job, program, starts_in, selector),
         },
     }
     jobs = {
@@ -113,7 +118,9 @@ def pod_address(profile: KubernetesProfile, job: Job) -> str:
     return f"{name}-0.{name}.{profile.namespace}.svc"
 
 
-def _pod(profile: KubernetesProfile, job: Job, command: list[str], selector: dict[str, str]) -> _Json:
+def _pod(
+    profile: KubernetesProfile, job: Job, command: list[str], folder: str, selector: dict[str, str]
+) -> _Json:
     apart = {"labelSelector": {"matchLabels": selector}, "topologyKey": "kubernetes.io/hostname"}
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     return _given(
@@ -144,7 +151,7 @@ def _pod(profile: KubernetesProfile, job: Job, command: list[str], selector: dic
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": [_container(profile, job, command)],
+            "containers": [_container(profile, job, command, folder)],
             "volumes": [
                 {"name": "results", "persistentVolumeClaim": {"claimName": profile.volume_claim}},
                 {
@@ -162,7 +169,7 @@ def _pod(profile: KubernetesProfile, job: Job, command: list[str], selector: dic
     )
 
 
-def _container(profile: KubernetesProfile, job: Job, command: list[str]) -> _Json:
+def _container(profile: KubernetesProfile, job: Job, command: list[str], folder: str) -> _Json:
     environment = {
         **profile.environment,
         "PYTHONSAFEPATH": "1",
@@ -185,7 +192,7 @@ def _container(profile: KubernetesProfile, job: Job, command: list[str]) -> _Jso
             "name": "bench",
             "image": profile.image,
             "command": [unexpanded(word) for word in command],
-            "workingDir": profile.mount_path,
+            "workingDir": folder,
             "env": [
                 {"name": name, "value": unexpanded(value)} for name, value in sorted(environment.items())
             ],

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.jobs.closing import LOST, close_launches
 from harness.jobs.start import JobEnvironment, JobStart, obstacle
 from harness.launch.command import node_command, worker_environment
 from harness.launch.ending import write_left
@@ -82,14 +83,21 @@ class PodStarter(Starter):
         )
 
 
-def is_over(store: JobStore, job_id: str) -> bool:
+def studies_of(study: Study) -> tuple[Study, Study]:
+    """The studies that launches of a job may be in: the job's own, and that of the trials of a tune."""
+    return study, Study(study.root / TRIALS)
+
+
+def is_over(store: JobStore, job: Job) -> bool:
     """Whether the job has ended for good, so that no pod has work left.
 
-    After an end that the cluster brought about, pod 0 is started again.
+    After an end that the cluster brought about, pod 0 is started again, as often as there are retries.
     """
     try:
-        ends = store.starts(job_id)
-        return store.ended(job_id) is not None or any(end.outcome not in _COMES_BACK for end in ends)
+        ends = store.starts(job.job_id)
+        if store.ended(job.job_id) is not None or len(ends) > job.options.retries:
+            return True
+        return any(end.outcome not in _COMES_BACK for end in ends)
     except NewerSchemaError:
         raise
     except StoreError:
@@ -107,7 +115,7 @@ def follow(study: Study, job: Job, node_rank: int, meeting: Meeting) -> int:
     follower = _Follower(study, job, node_rank, meeting, lambda: bool(stops))
     store = JobStore(study.root)
     with handled([signal.SIGTERM], lambda number, frame: stops.append(number)):
-        while not stops and not is_over(store, job.job_id):
+        while not stops and not is_over(store, job):
             if found := follower.next():
                 follower.join(*found)
             else:
@@ -121,8 +129,7 @@ class _Follower:
     def __init__(
         self, study: Study, job: Job, node_rank: int, meeting: Meeting, stopped: Callable[[], bool]
     ) -> None:
-        self._studies = (study, Study(study.root / TRIALS))
-        """The job's study, and the nested study of trials, in which a tune starts launches."""
+        self._studies = studies_of(study)
         self._job = job
         self._rank = node_rank
         self._meeting = meeting
@@ -206,7 +213,10 @@ class CallStart(JobStart):
         call = subprocess.Popen([*BENCH, *job.arguments], env=variables)
         with handled([signal.SIGTERM], lambda number, frame: call.terminate()):
             code = call.wait()
-        if code == INTERRUPTED:
+        for study in studies_of(self._study):
+            close_launches(study, job.job_id, LOST)
+        # SIGTERM has its default effect until the call starts launches.
+        if code in (INTERRUPTED, -signal.SIGTERM):
             return environment.starter.interruption()
         if code:
             why = f"bench {job.arguments[0]} {exit_words(code)}; the log of pod 0 says why"

@@ -211,27 +211,33 @@ def test_a_job_that_is_over_is_not_followed(
     assert log(study, "a") == ""
 
 
-def test_which_ends_are_for_good(tmp_path: Path) -> None:
+def test_which_ends_are_for_good(tmp_path: Path, make_job: Callable[..., Job]) -> None:
+    job = make_job()
     for number, outcome in enumerate(Outcome):
         store = JobStore(tmp_path / str(number))
-        assert not is_over(store, JOB_ID)
+        assert not is_over(store, job)
         store.add_end(job_end(outcome))
         # After these, pod 0 is started again.
-        assert is_over(store, JOB_ID) == (outcome not in (Outcome.PREEMPTED, Outcome.NODE_FAILED))
+        assert is_over(store, job) == (outcome not in (Outcome.PREEMPTED, Outcome.NODE_FAILED))
     store = JobStore(tmp_path / "again")
     store.add_end(job_end(Outcome.PREEMPTED, 0))
     store.add_end(job_end(Outcome.OK, 1))
-    assert is_over(store, JOB_ID)
+    assert is_over(store, job)
+    store = JobStore(tmp_path / "given up")
+    for start in range(job.options.retries + 1):
+        assert not is_over(store, job)
+        store.add_end(job_end(Outcome.PREEMPTED, start))
+    assert is_over(store, job)
     store = JobStore(tmp_path / "closed")
     store.add_end(job_end(Outcome.NODE_FAILED, None))
-    assert is_over(store, JOB_ID)
+    assert is_over(store, job)
 
 
-def test_an_end_that_is_half_to_see_is_none_yet(tmp_path: Path) -> None:
+def test_an_end_that_is_half_to_see_is_none_yet(tmp_path: Path, make_job: Callable[..., Job]) -> None:
     store = JobStore(tmp_path)
     store.folder(JOB_ID).mkdir(parents=True)
     (store.folder(JOB_ID) / "end-0000.json").write_text('{"schema": "bench/jo')
-    assert not is_over(store, JOB_ID)
+    assert not is_over(store, make_job())
 
 
 def test_all_nodes_of_a_launch_work_out_one_endpoint_and_launches_have_their_own() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,8 @@ import yaml
 from launching import until
 
 from harness.cli import run
+from harness.launchers.kubernetes import pods
+from harness.launchers.kubernetes.launcher import KubernetesLauncher
 from results.job import Job
 from results.job_store import JobStore
 from results.outcome import Outcome
@@ -78,6 +80,49 @@ def test_one_job_is_written_with_its_files_and_offered_until_it_ends(
     assert jobs() == [job]
 
 
+def test_a_profile_that_refuses_the_job_leaves_nothing_behind(folder: Path) -> None:
+    site = Path("site.yaml").read_text().replace("gpu_resource: none", "gpus_per_node: 1")
+    Path("site.yaml").write_text(site)
+    assert run([*CALL, "--gpus-per-node", "2"]) == 2
+    assert jobs() == []
+    assert run(CALL) == 0
+
+
+def test_a_job_is_applied_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A script stands in for kubectl, which needs a cluster to talk to.
+    (folder / "bin").mkdir()
+    kubectl = folder / "bin" / "kubectl"
+    kubectl.write_text(f"#!/bin/sh\ncat >> {folder}/applied\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin")
+    for _ in range(2):
+        assert run([*CALL, "--apply"]) == 0
+    [job] = jobs()
+    manifest = Path("volume/study/jobs") / job.job_id / "manifest.yaml"
+    assert Path("applied").read_text() == manifest.read_text()
+
+
+@pytest.mark.parametrize(
+    ("call", "outcome"),
+    [
+        ("exit 0", Outcome.OK),
+        ("exit 2", Outcome.CRASHED),
+        ("exit 130", Outcome.PREEMPTED),
+        # A call that has not begun its work has no handler of SIGTERM.
+        ("kill -TERM $$", Outcome.PREEMPTED),
+    ],
+)
+def test_the_end_of_the_call_is_the_end_of_its_start(
+    call: str, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(CALL) == 0
+    [job], study = jobs(), Study(Path("volume/study"))
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+    monkeypatch.setattr(pods, "BENCH", ("sh", "-c", call))
+    assert KubernetesLauncher().run_job(study, job) == (0 if outcome is Outcome.OK else 1)
+    assert [end.outcome for end in JobStore(study.root).starts(job.job_id)] == [outcome]
+
+
 class Pods:
     """The pods of the only job: processes of this machine."""
 
@@ -101,13 +146,14 @@ class Pods:
 def kill(pod: subprocess.Popen[bytes]) -> None:
     """Kill all processes of a pod, as if its node had lost power."""
     if pod.poll() is None:
-        for each in [*psutil.Process(pod.pid).children(recursive=True), pod]:
-            each.send_signal(signal.SIGKILL)
+        for each in [*psutil.Process(pod.pid).children(recursive=True), psutil.Process(pod.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
         pod.wait()
 
 
 @pytest.fixture
-def pods() -> Iterator[Pods]:
+def started() -> Iterator[Pods]:
     found = Pods()
     yield found
     for process in found.processes:
@@ -116,22 +162,22 @@ def pods() -> Iterator[Pods]:
 
 @pytest.mark.slow
 def test_two_pods_tune_to_the_answer_and_go_on_when_the_first_one_is_replaced(
-    pods: Pods, capsys: pytest.CaptureFixture[str]
+    started: Pods, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(CALL) == 0
     study, [job] = Study(Path("volume/study")), jobs()
     trials = Study(study.root / TRIALS)
 
-    second, first = pods.start(1), pods.start(0)
+    second, first = started.start(1), started.start(0)
     until(lambda: list(trials.launches()) or first.poll() is not None)
     # The cluster drains its node.
     first.terminate()
     assert first.wait() == 1, Path("pod-0.log").read_text()
     assert [end.outcome for end in JobStore(study.root).starts(job.job_id)] == [Outcome.PREEMPTED]
-    first = pods.start(0)
+    first = started.start(0)
     until(lambda: [one for one in trials.results() if one.outcome is Outcome.OK] or first.poll() is not None)
     kill(first)
-    assert pods.start(0).wait() == 0, Path("pod-0.log").read_text()
+    assert started.start(0).wait() == 0, Path("pod-0.log").read_text()
     assert second.wait() == 0, Path("pod-1.log").read_text()
     found = study.tuning()
     assert found is not None
