@@ -84,7 +84,7 @@ class PodStarter(Starter):
 
 
 def studies_of(study: Study) -> tuple[Study, Study]:
-    """The studies that launches of a job may be in: the job's own, and that of the trials of a tune."""
+    """The studies that launches of a job may be in: its own study, and the trials of a tune."""
     return study, Study(study.root / TRIALS)
 
 
