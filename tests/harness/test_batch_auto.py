@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +17,7 @@ from harness.launch.batches import find_batches
 from harness.plan.fitting import with_batches
 from harness.plan.surroundings import Limit
 from harness.terminal.console import Console
+from results.files import is_busy
 from results.outcome import Outcome
 from results.plan import Plan
 from results.store import BATCH_RUNS, Study
@@ -81,8 +81,10 @@ def test_it_is_found_once_and_a_killed_search_goes_on(bench: Bench, tmp_path: Pa
     first = subprocess.Popen(call, cwd=tmp_path, stderr=subprocess.DEVNULL)
     index = tmp_path / "study" / BATCH_RUNS
     until(lambda: len(list(index.glob("cells/*/*/rank-*.json"))) >= 2)
-    first.send_signal(signal.SIGKILL)
+    first.kill()
     first.wait()
+    # Its workers hold the lock until they have noticed.
+    until(lambda: not is_busy(index))
     begun = probes(tmp_path)
     assert bench(*CALL, *SHORT).returncode == 0
     found = probes(tmp_path)

@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from launching import until
 
 PAGE = (Path(__file__).parents[2] / "docs/library.md").read_text()
 EXAMPLES = re.findall(r"## (\w+):.*?```python\n(.*?)```", PAGE, re.DOTALL)
@@ -64,14 +65,10 @@ def test_a_run_that_is_killed_ends_with_the_same_model(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "train.py").write_text(code)
     first = started(killed)
-    deadline = time.monotonic() + 100
-    while (
-        not (killed / "run/step-000000020").exists() and first.poll() is None and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
-    ranks = psutil.Process(first.pid).children(recursive=True)
-    for process in (first, *ranks):
-        process.kill()
+    until(lambda: (killed / "run/step-000000020").exists() or first.poll() is not None)
+    for process in (first, *psutil.Process(first.pid).children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     first.communicate()
     assert not (killed / "model.pt").exists()
     end_of(started(killed))

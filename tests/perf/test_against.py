@@ -165,7 +165,7 @@ def compare(benchmark: BenchmarkFixture, ranks: Ranks, amount: Callable[..., int
     def run(all_quads: int, size: int, function: Callable[..., Quads], *arguments: object) -> Quads:
         many = amount(all_quads, brief=2)
         given = (size, function, *arguments, many)
-        found: Quads = benchmark.pedantic(ranks, given, {"timeout_s": 500}, rounds=1)[0]
+        found: Quads = benchmark.pedantic(ranks, given, rounds=1)[0]
         assert len(found) == many
         return found
 
