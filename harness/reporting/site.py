@@ -43,7 +43,7 @@ def write_site(folder: Path, target: Path, console: Console, *, history: Path | 
     unreadable: dict[str, str] = {}
     for root in roots:
         try:
-            [read[root]] = read_figures([str(root)], CostFlags(), console)
+            [read[root]] = read_figures([str(root)], CostFlags(), console, redact=redact)
         except (BenchError, OSError) as error:
             console.warn(f"{root} is left out: {error}")
             name = f"a study ({len(unreadable) + 1})" if redact else root.relative_to(folder).as_posix()

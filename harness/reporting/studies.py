@@ -29,7 +29,7 @@ from reports.redaction import Told, redactor
 from reports.text import count
 from results.baseline import Baseline
 from results.catalogue.prices import Price, checked_usd, read_prices
-from results.errors import SchemaError, StoreError, UsageError
+from results.errors import SchemaError, StoreError, UsageError, bench_call
 from results.history import read_nights
 from results.job_store import JobStore
 from results.network import NETWORK_FILE, NetworkTable
@@ -155,8 +155,9 @@ def read_figures(
     """The figures of the studies at `paths`, each under a distinct name, with the nights of `history`, and
     with the network table `network` (None: the one in a study's folder).
 
-    Writes only derived files, and only where the study may be written. Nights name commits and settings that
-    a redaction of the studies does not know, so `redact` leaves them out.
+    Writes only derived files, and only where the study may be written. Raises UsageError for a study without
+    a plan, such as a tune whose job has not begun. Nights name commits and settings that a redaction of the
+    studies does not know, so `redact` leaves them out.
     """
     nights: dict[str, list[Baseline]] = {}
     if history is not None and not redact:
@@ -176,6 +177,10 @@ def read_figures(
         )
         for study, name in zip(studies, names, strict=True)
     ]
+    for one in read:
+        if not one.told.plans and (redact or one.study.tuning() is None):
+            status = bench_call("status", one.study.root)
+            raise UsageError(f"{one.study.root} has nothing to report yet: {status} shows how far it is")
     if redact:
         read = _redacted(read)
     figures = [

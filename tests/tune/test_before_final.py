@@ -69,6 +69,12 @@ def test_the_job_of_a_tune_can_be_cancelled_while_it_holds_the_lock() -> None:
     assert ended.outcome is Outcome.CANCELLED
 
 
+def test_a_tune_whose_job_has_not_begun_has_no_page(capsys: pytest.CaptureFixture[str]) -> None:
+    JobStore(ROOT).add(a_job(cells=()), document="", name="script.sh")
+    assert run(["report", "study"]) == 2
+    assert "bench status study" in capsys.readouterr().err
+
+
 def test_the_page_of_a_search_has_its_trials(capsys: pytest.CaptureFixture[str]) -> None:
     ROOT.mkdir()
     (ROOT / TUNING_FILE).write_bytes(schemas.TUNING.encode(SEARCHED))
@@ -76,6 +82,14 @@ def test_the_page_of_a_search_has_its_trials(capsys: pytest.CaptureFixture[str])
     page = (ROOT / "report.html").read_text()
     assert re.findall(r'<section[^>]* id="([^"]+)"', page)[0] == "tuning"
     assert ">ddp<" in page
+
+
+def test_a_redacted_site_leaves_out_a_search_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Study(Path("runs/measured")).add_plan(rebuilt_plan("measured", [cell_of()], ()))
+    Path("runs/searched").mkdir()
+    Path("runs/searched", TUNING_FILE).write_bytes(schemas.TUNING.encode(SEARCHED))
+    assert run(["site", "runs", "--redact"]) == 0
+    assert "runs/searched is left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("slurm",), ("kubernetes", "--site", "site.yaml")])
