@@ -7,6 +7,7 @@ import math
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from builders import cell_of
@@ -17,6 +18,7 @@ from harness.launchers.campaign_call import CampaignCall, JobCampaignCall
 from harness.plan.study_file import StudyFile
 from harness.tune.tune import Tune
 from results import schemas
+from results.errors import UsageError
 from results.files import study_lock
 from results.job_store import JobStore
 from results.launch import Slot
@@ -125,6 +127,15 @@ def test_the_rungs_of_a_job_share_its_ports(monkeypatch: pytest.MonkeyPatch) -> 
         assert isinstance(call, JobCampaignCall)
         ports.append(call.starter().command(a_launch(gpus_per_node=2), ROOT / "launch.json")[-1])
     assert len(set(ports)) == 3
+
+
+def test_a_job_whose_nodes_have_another_device_than_before_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tune, before = in_a_job(monkeypatch), SimpleNamespace(device_name="another device")
+    monkeypatch.setattr(Study, "results", lambda *_, **options: [SimpleNamespace(environment=before)])
+    with pytest.raises(UsageError, match="another device"):
+        tune._require_one_device()
 
 
 def test_runs_in_a_container_are_compared_by_their_code_alone(monkeypatch: pytest.MonkeyPatch) -> None:

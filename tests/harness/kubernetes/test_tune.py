@@ -80,6 +80,21 @@ def test_one_job_is_written_with_its_files_and_offered_until_it_ends(
     assert jobs() == [job]
 
 
+def test_pods_start_in_the_folder_of_the_call_if_it_is_on_the_volume(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = folder / "volume/project"
+    project.mkdir(parents=True)
+    for here, place in ((folder, folder / "volume"), (project, project)):
+        monkeypatch.chdir(here)
+        words = ["--out", str(folder / "volume" / here.name), "--site", str(folder / "site.yaml")]
+        assert run([*CALL, *words, "--space", str(folder / "space.yaml")]) == 0
+        [path] = (folder / "volume" / here.name).glob("jobs/*/manifest.yaml")
+        _, job = yaml.safe_load_all(path.read_text())
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        assert container["workingDir"] == str(place)
+
+
 def test_a_profile_that_refuses_the_job_leaves_nothing_behind(folder: Path) -> None:
     site = Path("site.yaml").read_text().replace("gpu_resource: none", "gpus_per_node: 1")
     Path("site.yaml").write_text(site)
