@@ -86,12 +86,15 @@ def test_the_page_of_a_search_has_its_trials(capsys: pytest.CaptureFixture[str])
     assert ">ddp<" in page
 
 
-def test_a_redacted_site_leaves_out_a_search_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_redacted_site_leaves_out_a_tune_without_a_final_and_keeps_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     Study(Path("runs/measured")).add_plan(rebuilt_plan("measured", [cell_of()], ()))
     Path("runs/searched").mkdir()
     Path("runs/searched", TUNING_FILE).write_bytes(schemas.TUNING.encode(SEARCHED))
     assert run(["site", "runs", "--redact"]) == 0
     assert "runs/searched is left out" in capsys.readouterr().err
+    assert [path.name for path in Path("public/studies").iterdir()] == ["1.html"]
 
 
 @pytest.mark.parametrize("words", [("slurm",), ("kubernetes", "--site", "site.yaml")])
@@ -101,10 +104,8 @@ def test_a_job_of_less_time_than_the_call_is_refused_before_anything_is_written(
     sites = Path(__file__).parents[2] / "docs/sites"
     Path("site.yaml").write_text((sites / "kubernetes.yaml").read_text())
     options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
-    assert (
-        run(["tune", *options, "--max-time", "1h", "--time", "30m", "--out", "study", "--launcher", *words])
-        == 2
-    )
+    limits = ("--max-time", "1h", "--time", "30m", "--out", "study")
+    assert run(["tune", *options, *limits, "--launcher", *words]) == 2
     assert "--max-time" in capsys.readouterr().err
     assert not ROOT.exists()
 

@@ -193,17 +193,19 @@ class KubernetesCall(JobCall):
     def _of_call(
         self, jobs: JobMaker, placement: Placement, limit_s: float, files: Mapping[str, Path]
     ) -> Document:
+        """Make the job, and copy its files once nothing refuses it any more."""
         profile, seen = self._profile, self._study_folder(jobs.root)
         billed = profile.billed_gpus(placement)
         job = jobs.of_call("run", (), placement=placement, limit_s=limit_s, billed=billed, site=profile)
-        folder, arguments = f"{seen}/jobs/{job.job_id}", [*self._call.arguments, "--out", seen]
-        copies = {flag: f"{flag.strip('-')}.yaml" for flag in ("--site", *files)}
-        for flag, name in copies.items():
-            arguments += [flag, f"{folder}/{name}"]
-        job = msgspec.structs.replace(job, arguments=tuple(arguments))
+        folder, files = f"{seen}/jobs/{job.job_id}", {"--site": Path(str(self._options.site)), **files}
+        names = {flag: f"{flag.strip('-')}.yaml" for flag in files}
+        places = [word for flag, name in names.items() for word in (flag, f"{folder}/{name}")]
+        # The last value of a flag counts.
+        arguments = (*self._call.arguments, "--out", seen, *places)
+        job = msgspec.structs.replace(job, arguments=arguments)
         text = manifest(profile, job, folder=folder, working_folder=self._call.folder)
-        for flag, path in {"--site": Path(str(self._options.site)), **files}.items():
-            write_once(JobStore(jobs.root).folder(job.job_id) / copies[flag], path.read_bytes())
+        for flag, path in files.items():
+            write_once(JobStore(jobs.root).folder(job.job_id) / names[flag], path.read_bytes())
         return Document(job=job, text=text)
 
     def within(self, study: Study) -> LauncherCall:

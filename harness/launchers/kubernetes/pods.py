@@ -31,6 +31,7 @@ from harness.launchers.kubernetes.profile import PORTS, PROFILE_FILE
 from harness.machine.code import checkout
 from harness.machine.processes import exit_words
 from results.errors import MachineError, NewerSchemaError, StoreError
+from results.files import is_busy
 from results.job import Job
 from results.job_store import JobStore
 from results.launch import Launch
@@ -214,6 +215,9 @@ class CallStart(JobStart):
         with handled([signal.SIGTERM], lambda number, frame: call.terminate()):
             code = call.wait()
         for study in studies_of(self._study):
+            # The workers of a call that was killed have its lock until they end.
+            while is_busy(study.root):
+                time.sleep(POLL_S)
             close_launches(study, job.job_id, LOST)
         # SIGTERM has its default effect until the call starts launches.
         if code in (INTERRUPTED, -signal.SIGTERM):

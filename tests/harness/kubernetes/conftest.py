@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,3 +40,14 @@ def make_profile() -> Callable[..., KubernetesProfile]:
         return KubernetesProfile(**{"image": "bench:1", "volume_claim": "results", **values})
 
     return make
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a script in the place of kubectl, which needs a cluster. Returns the file that gets the manifests."""
+    applied, program = tmp_path / "applied", tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat >> {applied}\necho done\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return applied

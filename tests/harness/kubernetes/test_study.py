@@ -67,18 +67,12 @@ def test_a_manifest_is_written_once_and_offered_until_it_is_applied(
     assert len(list(tmp_path.glob("volume/study/jobs/*"))) == 2
 
 
-def test_what_is_applied_is_not_applied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A script stands in for kubectl, which needs a cluster to talk to.
-    (tmp_path / "bin").mkdir()
-    kubectl = tmp_path / "bin" / "kubectl"
-    kubectl.write_text(f"#!/bin/sh\ncat >> {tmp_path}/applied\necho done\n")
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+def test_what_is_applied_is_not_applied_again(tmp_path: Path, kubectl: Path) -> None:
     assert run([*MATRIX, "--apply"]) == 0
-    applied = (tmp_path / "applied").read_text()
+    applied = kubectl.read_text()
     assert [document["kind"] for document in documents(applied)] == ["Service", "Job"] * 2
     assert run([*MATRIX, "--apply"]) == 0
-    assert (tmp_path / "applied").read_text() == applied
+    assert kubectl.read_text() == applied
     store = JobStore(tmp_path / "volume" / "study")
     submissions = [store.submission(job.job_id) for job in store.jobs()]
     assert all(told is not None and told.scheduler_id.startswith("default/") for told in submissions)

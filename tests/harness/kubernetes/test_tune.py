@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from launching import until
+from launching import a_launch, until
 
 from harness.cli import run
 from harness.launchers.kubernetes import pods
 from harness.launchers.kubernetes.launcher import KubernetesLauncher
+from results.files import LOCK
 from results.job import Job
 from results.job_store import JobStore
 from results.outcome import Outcome
@@ -103,18 +104,12 @@ def test_a_profile_that_refuses_the_job_leaves_nothing_behind(folder: Path) -> N
     assert run(CALL) == 0
 
 
-def test_a_job_is_applied_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A script stands in for kubectl, which needs a cluster to talk to.
-    (folder / "bin").mkdir()
-    kubectl = folder / "bin" / "kubectl"
-    kubectl.write_text(f"#!/bin/sh\ncat >> {folder}/applied\n")
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin")
+def test_a_job_is_applied_once(kubectl: Path) -> None:
     for _ in range(2):
         assert run([*CALL, "--apply"]) == 0
     [job] = jobs()
     manifest = Path("volume/study/jobs") / job.job_id / "manifest.yaml"
-    assert Path("applied").read_text() == manifest.read_text()
+    assert kubectl.read_text() == manifest.read_text()
 
 
 @pytest.mark.parametrize(
@@ -136,6 +131,20 @@ def test_the_end_of_the_call_is_the_end_of_its_start(
     monkeypatch.setattr(pods, "BENCH", ("sh", "-c", call))
     assert KubernetesLauncher().run_job(study, job) == (0 if outcome is Outcome.OK else 1)
     assert [end.outcome for end in JobStore(study.root).starts(job.job_id)] == [outcome]
+
+
+def test_a_start_whose_call_is_killed_ends_after_the_workers_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run(CALL) == 0
+    [job], study = jobs(), Study(Path("volume/study"))
+    study.add_launch(a_launch(job_id=job.job_id))
+    killed = f"exec 9>>volume/study/{LOCK}; flock 9; (sleep 1; touch ended) & kill -KILL $$"
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+    monkeypatch.setattr(pods, "BENCH", ("bash", "-c", killed))
+    assert KubernetesLauncher().run_job(study, job) == 1
+    assert Path("ended").exists()
+    assert all(study.has_attempt(launch.launch_id) for launch in study.launches())
 
 
 class Pods:
