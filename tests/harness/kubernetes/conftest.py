@@ -44,7 +44,7 @@ def make_profile() -> Callable[..., KubernetesProfile]:
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a script in the place of kubectl, which needs a cluster. Returns the file that gets the manifests."""
+    """Replace kubectl, which needs a cluster, by a script. Returns the file to which it adds manifests."""
     applied, program = tmp_path / "applied", tmp_path / "bin" / "kubectl"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ncat >> {applied}\necho done\n")
