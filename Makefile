@@ -25,11 +25,11 @@ demo: $(VENV)/.installed
 	$(BIN)/bench report runs/demo
 
 test: lint types contracts
-	$(PYTEST) $(if $(SLOW),,-m "not slow")
+	$(PYTEST) -m "$(if $(SLOW),not long,not slow)"
 
 # Branch coverage of the tests' own processes, apart from `test` because tracing doubles the time of quick tests.
 coverage: $(VENV)/.installed-dev
-	$(PYTEST) -q $(if $(SLOW),,-m "not slow") --cov --cov-report=term:skip-covered
+	$(PYTEST) -q -m "$(if $(SLOW),not long,not slow)" --cov --cov-report=term:skip-covered
 
 # The tests alone, without the slow ones.
 quick: $(VENV)/.installed-dev
@@ -47,11 +47,12 @@ knee: $(VENV)/.installed
 gallery: $(VENV)/.installed-dev
 	PYTHONPATH=tests/laws $(BIN)/python tests/reports/gallery.py
 
-# Random faults at random moments, and a Markdown table of what they did. The same command continues a soak that
-# was stopped. ROUNDS on this machine and as many on the tests' Slurm; SEED draws the faults and their moments.
+# The long forms of slow tests, then random faults at random moments, and a Markdown table of what they did. The same
+# command continues a soak that was stopped. ROUNDS on this machine and as many on the tests' Slurm; SEED draws the faults and their moments.
 ROUNDS ?= 100
 SEED ?= 1
 soak: $(VENV)/.installed-dev
+	$(PYTEST) -q -m long
 	OMP_NUM_THREADS=1 SOAK_LEDGER=soak-$(SEED).jsonl SOAK_ROUNDS=$(ROUNDS) SOAK_SEED=$(SEED) \
 	  $(BIN)/pytest -q tests/slurm/test_soak.py -m slow; \
 	$(BIN)/python tests/slurm/soak_table.py soak-$(SEED).jsonl
@@ -73,12 +74,14 @@ contracts: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 # What a machine with a GPU can show in MINUTES (tests/gpu/acceptance.py), environment included; a sentence where
-# there is none. The same command continues. PARTS names some of its parts; DEVICE=cpu runs small models.
+# there is none. The same command continues. PARTS names some of its parts; ARCHIVE packs all that it found into one
+# file; WHEELS is a folder with the packages that a machine without a network lacks; DEVICE=cpu runs small models.
 MINUTES ?= 30
 BEGAN := $(shell date +%s)
 gpu: $(VENV)-gpu/.installed
 	$(VENV)-gpu/bin/python tests/gpu/acceptance.py $(PARTS) --minutes $(MINUTES) --began $(BEGAN) \
-	  --command "make gpu $(filter-out MINUTES=%,$(MAKEOVERRIDES))" $(if $(DEVICE),--device $(DEVICE))
+	  --command "make gpu $(filter-out MINUTES=%,$(MAKEOVERRIDES))" $(if $(DEVICE),--device $(DEVICE)) \
+	  $(if $(ARCHIVE),--archive $(ARCHIVE))
 
 # Another version of torch or Python, in one environment that is replaced when either changes (a CUDA build takes
 # about 5 GB): a study of every strategy on two ranks, and the quick tests of strategies and workloads.
@@ -87,6 +90,7 @@ compat: $(COMPAT)/.torch-$(TORCH)-$(subst /,_,$(PYTHON))
 	  --gpus 1,2 --repeats 1 --budget 1s --out runs/compat-$(TORCH)
 	OMP_NUM_THREADS=1 $(COMPAT)/bin/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -q -m "not slow" \
 	  tests/strategies tests/workloads tests/worker/test_crew.py tests/worker/test_exchange.py
+	OMP_NUM_THREADS=1 $(COMPAT)/bin/pytest -q -m "not long" tests/worker/test_streams.py
 
 $(COMPAT)/.torch-$(TORCH)-$(subst /,_,$(PYTHON)): pyproject.toml
 	@test -n "$(TORCH)" || { echo "give a version of torch: make compat TORCH=2.15.0"; exit 2; }
@@ -159,7 +163,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt
 
 # With the torch of PYTHON, which fits its driver.
 $(VENV)-gpu/.installed: pyproject.toml tests/gpu/environment.py
-	$(PYTHON) tests/gpu/environment.py $(VENV)-gpu
+	$(PYTHON) tests/gpu/environment.py $(VENV)-gpu $(WHEELS)
 	touch $@
 
 clean:

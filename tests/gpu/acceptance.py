@@ -2,7 +2,10 @@
 
 The parts are ordered by their worth. A step of a part is cut at its limit, and skipped where the time that is
 left is too short for it. The last lines name what is done, with its figures, what is left, and the command
-that continues. `--device cpu` runs every line with small models. It has not run on a GPU so far.
+that continues. `--archive FILE` packs them with all records. `--device cpu` runs every line with small
+models. It has not run on a GPU so far.
+
+An aim is compared only with the median of three runs or more.
 
 Cells whose predicted memory exceeds the device's are left out, with a sentence.
 """
@@ -10,12 +13,14 @@ Cells whose predicted memory exceeds the device's are left out, with a sentence.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
+import tarfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, combinations, groupby, product, takewhile
 from math import ceil, inf
@@ -35,7 +40,7 @@ from harness.matrix import Matrix
 from harness.plan.estimate import estimate
 from harness.plan.expand import expand
 from harness.plan.request import make_requests
-from harness.plan.schedule import schedule
+from harness.plan.schedule import Progress, schedule
 from harness.plan.study_file import StudyFile
 from harness.plan.surroundings import Surroundings, devices_here
 from results.cell import Cell
@@ -50,7 +55,7 @@ from workloads.catalog import WORKLOADS, facts
 
 HERE = Path(__file__).resolve().parent
 CODE = code_hash(HERE.parents[1])
-PARTS = "calls", "order", "clocks", "blocks", "ranks", "figures", "correct"
+PARTS = "figures", "order", "clocks", "ranks", "calls", "repeats", "correct", "blocks", "models"
 ENDING_S = 20.0
 """Seconds that are kept to end the workers of a step that is cut, and to print the summary."""
 SLOW_START_S = 60.0
@@ -65,6 +70,8 @@ FEW = StudyFile(budget=0, warmup_steps=0, block_steps=2, quads=1)
 """Steps of what is to be right, not fast: with a warm-up, a GPU would be timed for seconds."""
 ENOUGH = 8
 """Samples of a batch: where more do not fit, activations are computed again."""
+CLAIMED = 3
+"""The runs from which a figure is claimed."""
 AIMS = {"resnet50": "3,000 images/s on an H200", "gpt2": "MFU 50 %", "llama": "MFU 50 %"}
 OVERFLOWED = "the loss scaler left out every step"
 """Words of a proof in fp16 where the first factor of the loss is too large for the first steps."""
@@ -74,12 +81,12 @@ OF_A_STEP = "batch_size", "precision", "memory_format", "compile", "activation_c
 Row = dict[str, Any]
 
 
-_FAST = {"precision": "bf16", "compile": True, "budget": 20}
+_FAST = {"precision": "bf16", "compile": True, "budget": 10}
 GPU = SimpleNamespace(
     # A workload that is measured before, between and after others of its launch.
     again="gpt2-small",
-    others="mlp,resnet50,llama-125m",
-    timed={"batch_size": 8, "precision": "bf16", "budget": 5},
+    others="mlp,resnet50",
+    timed={"batch_size": 8, "precision": "bf16", "budget": 3},
     # A cell that is measured from the start of its launch, and one whose steps are short.
     heating={"workload": "gpt2-small", "batch_size": 16, "precision": "bf16", "budget": 45},
     short={"workload": "mlp", "batch_size": 8, "budget": 8},
@@ -102,11 +109,14 @@ GPU = SimpleNamespace(
     blocks=12,
     # Workloads, their largest batches, and their settings.
     figures=(
+        ("gpt2-small", 64, _FAST),
         ("resnet50", 256, _FAST | {"memory_format": "channels_last"}),
-        *((model, 64, _FAST) for model in ("gpt2-small", "gpt2-medium", "gpt2-xl")),
+    ),
+    models=(
+        *((model, 64, _FAST) for model in ("gpt2-medium", "gpt2-xl")),
         *((model, 16, _FAST) for model in ("llama-1b", "llama-7b")),
     ),
-    against_bare=("resnet50", "gpt2-small"),
+    bare_s=90,
 )
 _SMALL = "mlp", "resnet18-32px", "gpt-nano:seq=8", "llama-nano:seq=8"
 _SLOW = {"precision": "bf16", "budget": 0, "warmup_steps": 2, "block_steps": 1}
@@ -130,11 +140,9 @@ CPU = SimpleNamespace(
     whole="mlp",
     cut="gpt-nano:seq=8",
     blocks=4,
-    figures=(
-        ("resnet18-32px", 2, _SLOW | {"memory_format": "channels_last"}),
-        ("gpt-nano:seq=8", 2, _SLOW),
-    ),
-    against_bare=("gpt-nano:seq=8",),
+    figures=(("gpt-nano:seq=8", 2, _SLOW),),
+    models=(("resnet18-32px", 2, _SLOW | {"memory_format": "channels_last"}),),
+    bare_s=30,
 )
 """The same with small models. The compiler takes longer than all else, and has one of them."""
 
@@ -153,6 +161,7 @@ class Line:
     ranks: int = 1
     simulated: bool = True
     """Whether nothing less than a serial simulation of the steps proves them."""
+    repeats: int = 1
 
     def placed(self, device: str, gpus: int) -> StudyFile:
         """With where they run. Ranks beyond the number of GPUs share them, over Gloo."""
@@ -161,7 +170,7 @@ class Line:
             self.options,
             device=device,
             gpus=self.ranks,
-            repeats=1,
+            repeats=self.repeats,
             oversubscribe=crowded or None,
             backend="gloo" if crowded else "nccl",
         )
@@ -178,9 +187,12 @@ def lines(part: str, device: str) -> tuple[Line, ...]:
             _line(part, block_steps=steps, warmup_steps=0, target=0.0, **size.short)
             for steps in size.block_steps
         )
-    if part == "figures":
+    if part in ("figures", "models"):
         # One cell a model, as large as is predicted to fit; small models first.
-        return tuple(line for model in size.figures if (line := _largest(*model, device)) is not None)
+        chosen = (_largest(*model, device) for model in getattr(size, part))
+        return tuple(line for line in chosen if line is not None)
+    if part == "repeats":
+        return tuple(replace(line, repeats=CLAIMED) for line in lines("figures", device))
     made = {"order": _order, "ranks": _ranks, "correct": _correct}
     return tuple(made[part](device)) if part in made else ()
 
@@ -398,21 +410,31 @@ class Group:
                 else:
                     print(_too_large(plan.predicted_bytes[cell.id], cell))
 
+    def runs(self) -> dict[str, list[RunResult]]:
+        """The runs of each cell by this code, oldest first, except those that were cut."""
+        found: dict[str, list[RunResult]] = {}
+        for result in sorted(self.study.results(cells=set(self.cells)), key=lambda run: run.run_id):
+            of_this_code = result.environment is None or result.environment.code.code_hash == CODE
+            if of_this_code and not result.outcome.runs_again:
+                found.setdefault(result.cell_id, []).append(result)
+        return found
+
     def ended(self) -> dict[str, RunResult]:
-        """The newest run of each cell by this code, except those that were cut."""
-        newest = {
-            result.cell_id: result
-            for result in self.study.results(cells=set(self.cells))
-            if result.environment is None or result.environment.code.code_hash == CODE
-        }
-        return {cell: result for cell, result in newest.items() if not result.outcome.runs_again}
+        """The newest run of each cell."""
+        return {cell: runs[-1] for cell, runs in self.runs().items()}
 
     def left_s(self) -> float:
-        """Seconds that the cells without a result are estimated to take; 0 if each has one."""
-        left = [self.cells[cell] for cell in self.cells.keys() - self.ended().keys()]
-        hardware = Machine.here().hardware
-        whole = estimate(schedule(left, repeats=1), earlier={}, hardware=hardware).seconds
-        return whole + COMPILATION_S * sum(cell.compile for cell in left)
+        """Estimate the seconds of the runs that are left; 0 if there are none."""
+        runs = self.runs()
+        ok = {cell: len(those) for cell, those in runs.items()}
+        closed = {cell for cell, those in runs.items() if those[-1].outcome is not Outcome.OK}
+        left = schedule(
+            list(self.cells.values()),
+            repeats=self._options.repeats or 1,
+            progress=Progress(ok_runs=ok, closed=closed),
+        )
+        seconds = estimate(left, earlier={}, hardware=Machine.here().hardware).seconds
+        return seconds + COMPILATION_S * sum(cell.compile for launch in left for cell in launch.cells)
 
     def figures(self) -> list[str]:
         report = REPORTS.get(self.name.partition(" ")[0], of_each_cell)
@@ -430,11 +452,18 @@ class Group:
             raise KeyboardInterrupt
 
 
-def told(result: RunResult, predicted: int | None) -> str:
-    """A line of one run's figures."""
-    if result.step_ns is None:
-        return f"  {result.cell_id}: {result.outcome}"
-    figures = [f"{result.step_ns.value / 1e6:.2f} ms a step", f"{result.samples_per_s:,.1f} samples/s"]
+def figures_of(runs: Sequence[RunResult], predicted: int | None) -> str:
+    """Write the figures of a cell's run of median time in a line, with the range of all its runs."""
+    timed = sorted((run.step_ns.value, run.run_id, run) for run in runs if run.step_ns is not None)
+    if not timed:
+        return f"  {runs[-1].cell_id}: {runs[-1].outcome}"
+    _, _, result = timed[len(timed) // 2]
+    assert result.step_ns is not None
+    spread = f"{timed[0][0] / 1e6:.2f} to {timed[-1][0] / 1e6:.2f} in {len(timed)} runs"
+    figures = [
+        f"{result.step_ns.value / 1e6:.2f} ms a step ({spread if len(timed) > 1 else '1 run'})",
+        f"{result.samples_per_s:,.1f} samples/s",
+    ]
     if result.units_per_s is not None:
         figures.append(f"{result.units_per_s:,.0f} {result.unit}/s")
     if result.mfu is not None:
@@ -443,12 +472,13 @@ def told(result: RunResult, predicted: int | None) -> str:
         beside = "" if predicted is None else f" of {predicted / 2**30:.2f} predicted"
         figures.append(f"{result.device_allocated_peak_bytes / 2**30:.2f} GiB{beside}")
     aim = next((aim for name, aim in AIMS.items() if result.cell_id.startswith(name)), None)
-    return f"  {result.cell_id}: {', '.join(figures)}{f' (aim {aim})' if aim else ''}"
+    aimed = f" (aim {aim})" if aim and len(timed) >= CLAIMED else ""
+    return f"  {result.cell_id}: {', '.join(figures)}{aimed}"
 
 
 def of_each_cell(group: Group) -> list[str]:
-    runs = sorted(group.ended().values(), key=lambda run: run.started_at or "")
-    return [told(run, group.predicted.get(run.cell_id)) for run in runs]
+    cells = sorted(group.runs().items(), key=lambda each: each[1][-1].started_at or "")
+    return [figures_of(runs, group.predicted.get(cell)) for cell, runs in cells]
 
 
 def of_all_cells(group: Group) -> list[str]:
@@ -506,9 +536,9 @@ REPORTS = {"order": of_order, "clocks": of_steps, "blocks": of_steps, "correct":
 
 
 def _wrong(line: Line, result: RunResult) -> list[str]:
-    """A cell of `figures` may be too large for the device in spite of the prediction; all others are to be
-    proven."""
-    if result.outcome is Outcome.OUT_OF_MEMORY and line.part == "figures":
+    """List what is wrong: a cell is not proven, unless it is one of `figures` or `models` that is too large
+    for the device in spite of the prediction."""
+    if result.outcome is Outcome.OUT_OF_MEMORY and line.part in ("figures", "models"):
         return []
     if result.outcome is not Outcome.OK:
         return [f"{result.cell_id}: {result.outcome}: {result.reason}"]
@@ -543,17 +573,13 @@ def _steps(part: str, device: str, out: Path) -> Iterator[Step]:
         yield Script("doctor", 15, out, "-m", "harness.cli", "doctor")
         # Over NCCL at one rank, on a CPU over Gloo at two.
         yield Script("calls", 30, out, str(HERE / "calls.py"), device)
-    if part == "figures":
+    if part in ("figures", "repeats", "models"):
         for line in lines(part, device):
-            workload = str(line.options.workload)
-            yield Group(f"{part} of {workload}", out / part, [line], device)
-            if workload in scale(device).against_bare:
-                given = {name: getattr(line.options, name) for name in ("workload", *OF_A_STEP)}
-                given = {name: value for name, value in given.items() if value is not None}
-                given |= {"device": device, "out": str(out / f"{workload}.json")}
-                seconds = 30 if device == "cpu" else 120
-                words = str(HERE / "bare.py"), json.dumps(given)
-                yield Script(f"{workload} against a bare loop", seconds, out, *words)
+            # The runs of `repeats` follow those of `figures` in the same study.
+            yield Group(f"{part} of {line.options.workload}", out / "figures", [line], device)
+            first, last = {"figures": (1, 1), "repeats": (2, CLAIMED), "models": (1, 0)}[part]
+            for number in range(first, last + 1):
+                yield _against_bare(line, number, device, out)
         return
     for ranks in (2, 4, 1):
         chosen = [line for line in lines(part, device) if line.ranks == ranks]
@@ -561,6 +587,16 @@ def _steps(part: str, device: str, out: Path) -> Iterator[Step]:
             # The cells of `ranks` are among those of `correct`, in the same study.
             study = part if ranks == 1 else f"ranks-{ranks}"
             yield Group(f"{part} on {ranks} ranks" if ranks > 1 else part, out / study, chosen, device)
+
+
+def _against_bare(line: Line, number: int, device: str, out: Path) -> Script:
+    """Compare a step of this line with a bare loop's, for the `number`-th time."""
+    given = {name: getattr(line.options, name) for name in ("workload", *OF_A_STEP)}
+    given = {name: value for name, value in given.items() if value is not None}
+    given |= {"device": device, "out": str(out / f"{line.options.workload}-{CODE}-bare.json")}
+    words = str(HERE / "bare.py"), json.dumps(given)
+    name = f"{line.options.workload} against a bare loop, process {number}"
+    return Script(name, scale(device).bare_s, out, *words)
 
 
 def limit_s(estimate_s: float, left_s: float) -> float | None:
@@ -605,6 +641,18 @@ def summary(asked: Sequence[Step], command: str) -> list[str]:
     return found
 
 
+def archive(path: Path, out: Path, said: str) -> None:
+    """Pack what the parts left in `out`, and the summary, as one file."""
+    summary = said.encode()
+    entry = tarfile.TarInfo(f"{out.name}/summary.txt")
+    entry.size = len(summary)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as packed:
+        packed.addfile(entry, io.BytesIO(summary))
+        if out.exists():
+            packed.add(out, arcname=out.name)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if left out")
@@ -613,6 +661,7 @@ def main() -> int:
     parser.add_argument("--command", default="make gpu", help="what the summary continues with")
     parser.add_argument("--device", choices=["cpu", "cuda"])
     parser.add_argument("--out", type=Path, help="folder of the studies; runs/gpu-on-DEVICE if left out")
+    parser.add_argument("--archive", type=Path, help="a file to pack the summary and all records into")
     given = parser.parse_args()
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
@@ -620,14 +669,19 @@ def main() -> int:
         print("skipped, as this machine has no GPU; DEVICE=cpu runs all parts with small models")
         return 0
     device = given.device or "cuda"
-    asked = steps(given.parts or PARTS, device, given.out or Path("runs", f"gpu-on-{device}"))
+    out = given.out or Path("runs", f"gpu-on-{device}")
+    asked = steps(given.parts or PARTS, device, out)
     end, wrong, code = given.began + 60 * given.minutes, [], 0
     try:
         wrong = run_all(asked, lambda: end - time.time())
     except KeyboardInterrupt:
         code = INTERRUPTED
     wrong += [words for step in asked for words in step.wrong()]
-    print("\n".join([*summary(asked, given.command), "", *(f"wrong: {words}" for words in wrong)]))
+    said = "\n".join([*summary(asked, given.command), "", *(f"wrong: {words}" for words in wrong)])
+    print(said)
+    if given.archive is not None:
+        archive(given.archive, out, said)
+        print(f"packed: {given.archive}")
     return code or int(bool(wrong))
 
 

@@ -1,7 +1,7 @@
-"""The environment of `make gpu`: `python tests/gpu/environment.py FOLDER`, by the Python that has torch.
+"""The environment of `make gpu`: `python tests/gpu/environment.py FOLDER [WHEELS]`, by the Python with torch.
 
 It sees all packages of that Python, and the checkout. pip installs only the small packages that are missing,
-and never torch.
+and never torch; from the wheels in the folder WHEELS, where one is given, without a network.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
-def main(folder: Path) -> str | None:
-    """Make the environment. Returns what it lacks."""
+def main(folder: Path, wheels: str | None = None) -> str | None:
+    """Make the environment. Returns a sentence if it lacks something."""
     if any(util.find_spec(name) is None for name in ("torch", "tomllib")):
         return (
             f"{sys.executable} is Python {sys.version.split()[0]}, and `make gpu` needs Python 3.11 or later "
@@ -54,15 +54,16 @@ def main(folder: Path) -> str | None:
     bench.chmod(0o755)
     needed = missing(packages)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install"]
-    if needed and subprocess.run([*pip, "--quiet", "--retries=1", *needed]).returncode:
+    source = ["--retries=1"] if wheels is None else ["--no-index", "--find-links", wheels]
+    if needed and subprocess.run([*pip, "--quiet", *source, *needed]).returncode:
         names = " ".join(f"'{each}'" for each in needed)
         return (
             f"pip could not install what is missing here: {names}. Without a network: call `pip download "
             f"-d wheels {names}` elsewhere with Python {sys.version_info[0]}.{sys.version_info[1]}, copy the "
-            f"folder here, and call: PIP_NO_INDEX=1 PIP_FIND_LINKS=wheels make gpu"
+            f"folder here, and call: make gpu WHEELS=wheels"
         )
     return None
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 from packages import module_at
 
@@ -18,6 +20,7 @@ from harness.plan.schedule import schedule
 from results.outcome import Evidence, Outcome
 from results.record import Proof, ProofMethod
 from results.run import RunResult
+from results.statistics import Metric
 from results.store import Study
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, STRATEGIES
 from workloads.catalog import MEMBERS
@@ -138,7 +141,8 @@ def test_settings_that_go_together_meet(device: str) -> None:
 
 
 def test_every_workload_is_run_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    workloads = {cell.workload for part in ("correct", "figures") for cell in cells_of(part, "cuda")}
+    parts = "correct", "figures", "models"
+    workloads = {cell.workload for part in parts for cell in cells_of(part, "cuda")}
     # What is predicted not to fit is left out with a sentence.
     told = capsys.readouterr().out
     missing = set(MEMBERS) - {"py"} - {workload.partition(":")[0] for workload in workloads}
@@ -188,9 +192,29 @@ def test_what_is_left_out_is_planned_and_told_once(
 ) -> None:
     acceptance = load()
     monkeypatch.setattr(acceptance, "_room", lambda cell: 1)
-    assert acceptance.steps(["figures"], "cpu", tmp_path) == []
+    assert acceptance.steps(["figures", "models"], "cpu", tmp_path) == []
     said = capsys.readouterr().out.splitlines()
-    assert len([line for line in said if "left out" in line]) == len(acceptance.CPU.figures)
+    left_out = [line for line in said if "left out" in line]
+    assert len(left_out) == len(acceptance.CPU.figures + acceptance.CPU.models)
+
+
+@pytest.mark.parametrize(("times_ms", "said"), [
+    ([20], "20.00 ms a step (1 run), 100.0 samples/s"),
+    ([30, 10], "30.00 ms a step (10.00 to 30.00 in 2 runs), 100.0 samples/s"),
+    ([40, 10, 20], "20.00 ms a step (10.00 to 40.00 in 3 runs), 100.0 samples/s (aim MFU 50 %)"),
+])  # fmt: skip
+def test_an_aim_is_compared_with_three_runs_or_more(times_ms: list[int], said: str) -> None:
+    runs = [
+        msgspec.structs.replace(
+            _result(None),
+            cell_id="gpt2-x",
+            run_id=f"r{number}",
+            step_ns=Metric(value=each * 1e6, unit="ns", low=None, high=None, samples=1, interval=None),
+            samples_per_s=100.0,
+        )
+        for number, each in enumerate(times_ms)
+    ]
+    assert load().figures_of(runs, None) == f"  gpt2-x: {said}"
 
 
 def _result(proof: Proof | None, outcome: Outcome = Outcome.OK, reason: str | None = None) -> RunResult:
@@ -243,22 +267,48 @@ def test_a_run_that_failed_or_has_no_proof_is_wrong_and_figures_may_run_out_of_m
     assert acceptance._wrong(figures, failed) == ["c: crashed: rank 0 ended"]
 
 
-@pytest.mark.slow
-def test_every_line_runs_on_a_cpu_and_a_second_call_has_nothing_left_to_do(tmp_path: Path) -> None:
-    def call(minutes: str) -> str:
-        command = [*CALL, str(tmp_path), "--minutes", minutes]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-        return done.stdout[done.stdout.index("\ndone:\n") :]
+def call(folder: Path, minutes: str, *words: str) -> str:
+    command = [*CALL, str(folder / "out"), "--minutes", minutes, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
 
-    # A busy machine may need several calls.
-    while "\nleft:\n" in (said := call("20")):
+
+def until_nothing_is_left(folder: Path, *words: str) -> str:
+    """Call it, several times on a busy machine, and return the last output."""
+    while "\nleft:\n" in (said := call(folder, "20", *words)):
         pass
-    assert call("0") == said
+    return said
+
+
+@pytest.mark.slow
+def test_figures_come_first_every_part_runs_on_a_cpu_and_all_is_packed(tmp_path: Path) -> None:
+    # The part that is left out has the long test below.
+    parts = [part for part in load().PARTS if part != "correct"]
+    said = until_nothing_is_left(tmp_path, *parts, "--archive", "a.tar.gz")
+    begun = [line for line in said.splitlines() if "at most" in line]
+    assert begun == [] or begun[0].startswith("figures of gpt-nano:seq=8: about")
+    summary = said[said.index("\ndone:\n") :]
+    assert call(tmp_path, "0", *parts).endswith(summary.partition("packed: ")[0])
+    assert " in 3 runs), " in summary
+    assert " in 3 processes; aim " in summary
+    with tarfile.open(tmp_path / "a.tar.gz") as packed:
+        names = packed.getnames()
+        assert packed.extractfile("out/summary.txt").read().decode() in said  # type: ignore[union-attr]
+    assert sum(name.endswith("rank-00000.json") for name in names) > len(parts)
+    results = [run for run in Study(tmp_path / "out" / "ranks-2").results() if not run.outcome.runs_again]
+    assert {run.cell_id for run in results} == {cell.id for cell in cells_of("ranks", "cpu")}
+    assert {run.outcome for run in results} == {Outcome.OK}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_every_cell_of_correct_is_proven_on_a_cpu(tmp_path: Path) -> None:
+    until_nothing_is_left(tmp_path, "correct")
     results = [
         result
         for folder in ("correct", "ranks-2", "ranks-4")
-        for result in Study(tmp_path / folder).results()
+        for result in Study(tmp_path / "out" / folder).results()
         if not result.outcome.runs_again
     ]
     assert {result.cell_id for result in results} == {cell.id for cell in cells_of("correct", "cpu")}

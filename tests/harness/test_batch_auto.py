@@ -107,6 +107,7 @@ def test_it_is_found_once_and_a_killed_search_goes_on(bench: Bench, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_training_probes_train_with_a_validation(bench: Bench, tmp_path: Path) -> None:
     """The limit is generous: the number of samples to train on bounds the batch."""
     call = ("train", "--workload", "mlp", "--dataset", "digits", "--strategy", "ddp", "--gpus", "2")
