@@ -424,7 +424,7 @@ class Group:
         return {cell: runs[-1] for cell, runs in self.runs().items()}
 
     def left_s(self) -> float:
-        """Estimate the seconds of the runs that are left; 0 if there are none."""
+        """Estimate the seconds that the missing runs take, 0 without any."""
         runs = self.runs()
         ok = {cell: len(those) for cell, those in runs.items()}
         closed = {cell for cell, those in runs.items() if those[-1].outcome is not Outcome.OK}
