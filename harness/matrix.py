@@ -203,12 +203,15 @@ class Matrix:
         if not (self._call.hosts.same_python and can_check()):
             return
         folder = Path(self._request.source_folder or Path.cwd())
-        smallest: dict[str, int] = {}
+        smallest: dict[tuple[str, str], int] = {}
         for cell in plan.cells:
             if cell.source_hash is not None:
-                smallest[cell.workload] = min(cell.micro_batch, smallest.get(cell.workload, cell.micro_batch))
-        for workload, micro_batch in smallest.items():
-            found = check(check_request(workload, micro_batch=micro_batch, folder=folder, strategies=()))
+                key = cell.workload, cell.dataset
+                smallest[key] = min(cell.micro_batch, smallest.get(key, cell.micro_batch))
+        for (workload, dataset), samples in smallest.items():
+            found = check(
+                check_request(workload, micro_batch=samples, folder=folder, strategies=(), dataset=dataset)
+            )
             if found.failure is not None and self._request.device == "cuda":
                 self._console.warn(
                     f"{workload} was not checked: on this CPU it fails ({found.failure}), and it is planned "

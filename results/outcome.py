@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     DIVERGED = "diverged"
     MISSING_RANKS = "missing_ranks"
     SKIPPED = "skipped"
+    """A rank refuses the cell, and would refuse it again. Older records call that crashed."""
     UNKNOWN = "unknown"
 
     @property

@@ -6,6 +6,8 @@ ANY_MODEL = ("ddp", "scratch-ddp")
 """Strategies that take every model, whatever its parameters and gradients are."""
 SPARSE_GRADIENTS = f"use {ANY_MODEL[-1]}"
 """Advice where sparse gradients cannot be exchanged or clipped."""
+ANY_PARAMETER = "use scratch-fsdp"
+"""Advice where only torch's sharding cannot take a parameter."""
 ANY_SPLIT = "fsdp"
 """A strategy that shards models which a pipeline and tensor parallelism cannot split."""
 

@@ -62,7 +62,7 @@ def progress(
             state = "running"
         elif job is not None:
             state = "waiting"
-        elif cell in so_far.inferred:
+        elif cell in so_far.inferred or so_far.closed.get(cell) == Outcome.SKIPPED:
             state = "skipped"
         others = so_far.closed[cell] if cell in so_far.inferred else _others(runs, so_far)
         if not others and job is not None and job.is_running and cell not in running:

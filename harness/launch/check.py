@@ -30,7 +30,12 @@ LONGEST_LINE = 300
 
 
 def check_request(
-    workload: str, *, micro_batch: int | None, folder: Path, strategies: tuple[str, ...] | None = None
+    workload: str,
+    *,
+    micro_batch: int | None,
+    folder: Path,
+    strategies: tuple[str, ...] | None = None,
+    dataset: str | None = None,
 ) -> CheckRequest:
     """Return the request to check a workload by its text, with a plan's defaults for values that are not
     given.
@@ -54,6 +59,7 @@ def check_request(
         workload=spec.text,
         micro_batch=micro_batch or member.batch,
         optimizer=member.optimizer,
+        dataset=dataset,
         source_folder=str(folder),
         strategies=tuple(texts),
     )

@@ -16,8 +16,6 @@ from strategies.saving.run_folder import RunFolder
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 """Pauses before launches that follow failed ones; each pause is twice the one before."""
-_REFUSED = re.compile(r"(rank \d+: )?(Usage|Spec)Error: ")
-"""The pattern matches the beginning of the reason if a rank refused the run."""
 
 
 def trained_cells(study: Study, plan: Plan) -> frozenset[str] | None:
@@ -73,12 +71,12 @@ def step_reached(study: Study, cell_id: str, run_id: str) -> int:
 def why_not_again(failures: Sequence[FailedLaunch], restarts: int) -> str | None:
     """Why no launch follows the failed ones of a cell, oldest first; None if one does.
 
-    What a rank refuses (a UsageError) it refuses again. A program that fails twice at one step in the same
+    What a rank refuses it refuses again. A program that fails twice at one step in the same
     way fails there again, and a loss that was not finite is so again after the same steps; where the cluster
     failed, the next launch may fare better.
     """
     last = failures[-1]
-    if _REFUSED.match(last.ending.reason):
+    if last.ending.outcome is Outcome.SKIPPED:
         return "what was refused is refused again until it is changed"
     if last.ending.outcome is Outcome.DIVERGED:
         return "it would diverge again from the same checkpoint"

@@ -69,7 +69,7 @@ class Check:
         self._source = Path(self._request.source_folder)
         self._store = dist.FileStore(str(folder / "store"), RANKS)  # type: ignore[attr-defined]
         self._found = CheckReport()
-        self._dataset = SYNTHETIC
+        self._dataset = self._request.dataset or SYNTHETIC
 
     def run(self) -> None:
         """Check the workload by itself, and then with each strategy."""
@@ -143,7 +143,7 @@ class Check:
     def _take_steps(self) -> None:
         setup = self._setup(BASELINE_STRATEGY, 1)
         workload = setup.workload()
-        if workload.synthetic is None:
+        if workload.synthetic is None and self._request.dataset is None:
             self._dataset = Own.name
             setup = self._setup(BASELINE_STRATEGY, 1)
         named = list(workload.module.parameters())

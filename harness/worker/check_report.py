@@ -22,6 +22,8 @@ class CheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Spec text of the workload."""
     micro_batch: int
     optimizer: str
+    dataset: str | None = None
+    """Spec text of the data set; None: synthetic samples, or own data where the workload draws none."""
     source_folder: str
     strategies: tuple[str, ...]
     """Strategies to try. They are proven one after another while that takes little time, and the first that

@@ -50,6 +50,7 @@ STARTS_AFRESH = {
     Outcome.OUT_OF_MEMORY,
     Outcome.CRASHED,
     Outcome.PROOF_FAILED,
+    Outcome.SKIPPED,
     Outcome.HUNG,
     Outcome.CANCELLED,
 }

@@ -42,6 +42,7 @@ _WORST_FIRST = (
     Outcome.OUT_OF_MEMORY,
     Outcome.DIVERGED,
     Outcome.PROOF_FAILED,
+    Outcome.SKIPPED,
     Outcome.CRASHED,
     Outcome.HUNG,
     Outcome.TIMED_OUT,
@@ -49,7 +50,6 @@ _WORST_FIRST = (
     Outcome.NODE_FAILED,
     Outcome.CANCELLED,
     Outcome.MISSING_RANKS,
-    Outcome.SKIPPED,
     Outcome.UNKNOWN,
 )
 """The outcome of a run is the first of these that one of its ranks has."""

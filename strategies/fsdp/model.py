@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 from results.errors import UsageError
 from results.groups import Dimension, GroupLayout
 from results.layout import ModelLayout
-from strategies.advice import WHOLE
+from strategies.advice import ANY_PARAMETER, WHOLE
 from strategies.collectives.link import Link
 from strategies.devices import device_of
 from strategies.fsdp.block_choices import BlockChoice
@@ -267,7 +267,10 @@ def _require_shardable(module: nn.Module, layout: ModelLayout) -> None:
             )
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
-            raise UsageError(f"fsdp shards the first dimension, and {name} has none: {WHOLE}")
+            raise UsageError(
+                f"fsdp shards the first dimension, and {name} is a single number: make it a vector of one "
+                f"(torch.tensor([2.0])), or {ANY_PARAMETER}"
+            )
     require_dense(module, "fsdp", WHOLE)
 
 

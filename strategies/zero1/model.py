@@ -52,13 +52,16 @@ class Zero1Model(DdpModel):
         buffers, one for each rank, which are broadcast."""
         updated = [parameter for parameter in self.parameters() if parameter.requires_grad]
         kind, arguments = optimizer_call(text, updated)
-        return _PartOfOptimizer(
+        optimizer = _PartOfOptimizer(
             updated,
             optimizer_class=kind,
             process_group=self._link.group,
             parameters_as_bucket_view=True,
             **arguments,
         )
+        # A schedule that also moves the momentum (OneCycleLR) asks the optimizer's defaults for it.
+        optimizer.defaults = {**optimizer.optim.defaults, **optimizer.defaults}
+        return optimizer
 
     def local_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         own: torch.optim.Optimizer = cast(ZeroRedundancyOptimizer, optimizer).optim

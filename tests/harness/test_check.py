@@ -44,6 +44,11 @@ def step():
     return Workload(module=nn.Linear(4, 1), step=step, synthetic=build().synthetic)
 
 
+def only_data():
+    samples = [(randn(4), randn(1)) for _ in range(16)]
+    return Workload(module=nn.Linear(4, 1), loss=nn.functional.mse_loss, data=samples)
+
+
 def killed():
     return Workload(module=nn.Linear(4, 1), step=lambda model, batch: os.kill(os.getpid(), 9), data=[0] * 8)
 """
@@ -83,6 +88,17 @@ def test_an_error_is_in_the_words_of_the_contract_and_names_the_line(bench: Benc
     assert "py:typo:build does not train: the batch is a mapping with 'image', 'label'" in dry.stderr
     assert "for others use a step(model, batch)" in dry.stderr
     assert "py-typo-build" in dry.stdout
+
+
+@pytest.mark.slow
+def test_a_dry_run_checks_the_samples_that_the_call_would_train_on(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "typo.py").write_text(TYPO)
+    call = ("matrix", "--workload", "py:typo:only_data", "--gpus", "1", "--device", "cpu", "--dry-run")
+    dry = bench(*call, "--batch-size", "4")
+    assert dry.returncode == 2
+    assert "does not train" in dry.stderr
+    assert "--dataset own" in dry.stderr
+    assert bench(*call, "--batch-size", "4", "--dataset", "own").returncode == 0
 
 
 @pytest.mark.slow

@@ -132,9 +132,7 @@ def test_a_launch_follows_a_failed_one_unless_it_would_fail_alike() -> None:
     # A loss that was not finite is so again after the same steps.
     diverged = FailedLaunch(12, Ending(Outcome.DIVERGED, "the loss is not finite"))
     assert why_not_again([diverged], restarts=3) == "it would diverge again from the same checkpoint"
-    refused = FailedLaunch(
-        0, Ending(Outcome.CRASHED, "rank 0: UsageError: --epochs 2: these data do not say")
-    )
+    refused = FailedLaunch(0, Ending(Outcome.SKIPPED, "rank 0: --epochs 2: these data do not say"))
     assert why_not_again([refused], restarts=3) is not None
     # The cluster's fault, not the program's.
     lost = FailedLaunch(10, Ending(Outcome.NODE_FAILED, "a node failed"))

@@ -96,6 +96,8 @@ def test_a_cell_has_failed_where_the_same_command_would_leave_it_out(planted, ne
         ("to do", words),  # One of its two runs ended well.
         ("to do", ""),
     ]
+    planted.run(cells[2], new_timing(step_ms=1.0, outcome=Outcome.SKIPPED, reason="w has no dimension"))
+    assert _standing(planted)[cells[2].id] == ("skipped", "1 skipped: rank 0: w has no dimension")
     # A crash of other code says nothing of the code that would run now.
     assert _standing(planted, code_hash="beef")[cells[0].id] == ("to do", words)
 

@@ -342,6 +342,14 @@ def test_without_a_figure_the_next_run_is_what_did_not_run_or_failed(planted, ne
     assert again.command.endswith("--rerun failed")
 
 
+def test_what_a_rank_refuses_is_not_run_again(planted, new_timing) -> None:
+    cells = planted.series("weak", "fsdp", [2, 4], batch=8)
+    planted.plan()
+    for cell in cells:
+        planted.run(cell, new_timing(step_ms=1, outcome=Outcome.SKIPPED, reason="w has no dimension"))
+    assert next_run(analysed(planted)) is None
+
+
 def test_the_verdict_says_both_in_the_same_words(gpus) -> None:
     study = analysed(gpus())
     told = verdict(study)

@@ -32,6 +32,8 @@ WORST_FIRST = [
     Outcome.OUT_OF_MEMORY,
     Outcome.DIVERGED,
     Outcome.PROOF_FAILED,
+    # A rank that refuses, whatever then becomes of the others.
+    Outcome.SKIPPED,
     Outcome.CRASHED,
     Outcome.HUNG,
     Outcome.TIMED_OUT,
@@ -39,7 +41,6 @@ WORST_FIRST = [
     Outcome.NODE_FAILED,
     Outcome.CANCELLED,
     Outcome.MISSING_RANKS,
-    Outcome.SKIPPED,
     Outcome.UNKNOWN,
 ]
 

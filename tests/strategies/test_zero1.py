@@ -11,6 +11,7 @@ import split_models
 import torch
 from rank_builders import a_trainer
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 from harness.worker.exchange.group import open_exchange
 from strategies import Trainer
@@ -84,6 +85,23 @@ def views(rank: int) -> tuple[bool, bool, bool]:
 
 def test_parameters_that_moved_are_those_that_all_see(ranks) -> None:
     assert ranks(2, views) == [(True, True, True)] * 2
+
+
+def rates_of_a_cycle(rank: int, strategy: str) -> tuple[list[float], list[float]]:
+    """On a rank: the parameters after four steps of a schedule that also moves beta1, and its last betas."""
+    trainer = trainer_of(open_exchange(), strategy=strategy, optimizer="adamw:lr=0.01")
+    schedule = OneCycleLR(trainer.optimizer, max_lr=0.1, total_steps=5)
+    for _ in range(4):
+        trainer.step(iter([(torch.ones(2, 5), torch.ones(2, 5))]))
+        schedule.step()
+    flat = torch.cat([value.flatten() for _, value in trainer.model.named_parameters()])
+    return flat.tolist(), list(trainer.optimizer.param_groups[0]["betas"])
+
+
+def test_a_schedule_that_moves_the_momentum_is_followed(ranks) -> None:
+    expected = ranks(2, rates_of_a_cycle, "ddp")
+    assert ranks(2, rates_of_a_cycle, "zero1") == expected
+    assert expected[0][1][0] != pytest.approx(0.9)
 
 
 def complaint(rank: int) -> str:

@@ -20,7 +20,7 @@ from torch import nn
 from harness.worker.crew import STARTS_AFRESH
 from harness.worker.exchange.group import open_exchange
 from harness.worker.rank.failure import DivergedError, ProofFailedError, classify
-from results.errors import StoreError
+from results.errors import SpecError, StoreError
 from results.outcome import Outcome
 from strategies import Trainer, TrainSettings
 
@@ -135,6 +135,7 @@ def test_an_error_has_its_outcome_and_one_line_that_says_why(
         (SystemExit("no"), Outcome.CRASHED, EXIT.format("'no'")),
         (DivergedError(), Outcome.DIVERGED, "the loss is not a finite number (NaN or infinity)"),
         (ProofFailedError("gradient of w differs"), Outcome.PROOF_FAILED, "gradient of w differs"),
+        (SpecError("use ddp, not dpp"), Outcome.SKIPPED, "use ddp, not dpp"),
     ],
 )
 def test_what_ends_a_run_by_design_says_why_without_a_type(
@@ -145,7 +146,7 @@ def test_what_ends_a_run_by_design_says_why_without_a_type(
 
 def test_a_process_goes_on_after_a_run_that_diverged_and_after_no_other_failure() -> None:
     # All ranks know of that one; of any other, one may not, and wait for this rank.
-    assert {outcome for _, outcome, _ in ERRORS} | {Outcome.PROOF_FAILED} == STARTS_AFRESH
+    assert {outcome for _, outcome, _ in ERRORS} | {Outcome.PROOF_FAILED, Outcome.SKIPPED} == STARTS_AFRESH
 
 
 def test_a_long_message_is_cut() -> None:

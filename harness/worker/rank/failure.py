@@ -11,7 +11,7 @@ import re
 
 import torch
 
-from results.errors import StoreError
+from results.errors import StoreError, UsageError
 from results.files import FULL
 from results.foreign_text import shortened
 from results.outcome import Outcome
@@ -65,6 +65,9 @@ def classify(error: BaseException) -> tuple[Outcome, str]:
         return Outcome.CANCELLED, f"the disk is full: {reason}"
     if isinstance(error, DivergedError):
         return Outcome.DIVERGED, text
+    if isinstance(error, UsageError):
+        # A refusal, as of a plan, that only the model's code could decide.
+        return Outcome.SKIPPED, text
     if isinstance(error, ProofFailedError):
         return Outcome.PROOF_FAILED, text
     if out_of_memory(error):
