@@ -81,7 +81,8 @@ class Part:
     input: int = 0
     """Bytes that the part takes from the one before it."""
     flops: int = 0
-    """FLOPs of one sample's forward pass, as `workloads.shape` counts them."""
+    """FLOPs of one sample's forward pass, as `workloads.shape` counts them; if they are `uncounted`, 1 for
+    each block, or for the head of a model without blocks."""
 
     @cached_property
     def values(self) -> int:
@@ -133,6 +134,8 @@ class ModelParts:
     by_unit: bool = False
     """Whether it can be built on the meta device and given its initial values unit by unit: its builder then
     initializes parameters only in ways that `workloads.build` supports."""
+    uncounted: str | None = None
+    """Why the FLOPs are unknown; None: they are known."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

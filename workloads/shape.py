@@ -62,6 +62,8 @@ class WorkloadFacts:
     @cached_property
     def forward_flops(self) -> int | Unknown:
         """FLOPs of one sample, as the module's docstring counts them."""
+        if not isinstance(self.parts, Unknown) and self.parts.uncounted is not None:
+            return Unknown(self.parts.uncounted)
         return self.parts if isinstance(self.parts, Unknown) else self.parts.flops
 
     def contradicted(self, *, parameters: int | None = None, forward_flops: float | None = None) -> list[str]:

@@ -195,9 +195,12 @@ def choose(cell: Cell, made: Made, *, devices: Devices, gpus_per_node: int | Non
 
     Returns a reason where nothing can be weighed.
     """
-    parts = facts(WORKLOADS.parse(cell.workload)).parts
+    known = facts(WORKLOADS.parse(cell.workload))
+    parts, flops = known.parts, known.forward_flops
     if isinstance(parts, Unknown):
         return Reason("auto", f"auto: memory and traffic of {cell.workload} are {parts}; name a strategy")
+    if isinstance(flops, Unknown):
+        return Reason("auto", f"auto: the FLOPs of {cell.workload} are {flops}; name a strategy")
     if not cell.dense:
         return Reason(
             "auto",

@@ -30,10 +30,11 @@ def lighter(cell: Cell, around: Surroundings) -> str | None:
 
     The cell may not fit although it is predicted to: a change must also save a part of what is predicted.
     Computation that the study has measured counts as measured. None if no single change is enough, or if the
-    model states no parts.
+    model states no parts or no FLOPs.
     """
-    parts = workloads.facts(workloads.WORKLOADS.parse(cell.workload)).parts
-    if isinstance(parts, Unknown) or not cell.dense:
+    known = workloads.facts(workloads.WORKLOADS.parse(cell.workload))
+    parts = known.parts
+    if isinstance(parts, Unknown) or isinstance(known.forward_flops, Unknown) or not cell.dense:
         return None
     most = min(around.room, int(SHARE * footprint(around.placed(cell), parts).total))
 

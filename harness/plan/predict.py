@@ -137,7 +137,7 @@ def step_work(cell: Cell, parts: ModelParts, around: Surroundings) -> tuple[Work
             micro_batches=cell.accumulation,
         ), True
     alone = replica_seconds(cell, around.hardware)
-    assert not isinstance(alone, Unknown), "with parts FLOPs are known, and so is the assumed GPU's peak"
+    assert not isinstance(alone, Unknown), "the caller knows the FLOPs, and the assumed GPU's peak is known"
     once = alone * share
     forward = once / BACKWARD_AND_FORWARD
     compute = once * (REPEATED_SHARE if cell.activation_checkpointing is True else 1.0)

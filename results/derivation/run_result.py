@@ -329,7 +329,8 @@ def _rates(cell: Cell, ranks: list[RankRecord], seconds: float) -> tuple[_Rates,
 
 def _mfu(rate: float | None, cell: Cell, ranks: list[RankRecord]) -> tuple[float | None, str | None]:
     if rate is None:
-        return None, "the FLOPs of this workload were not counted"
+        unknown = _absent(ranks).get("flops")
+        return None, "the FLOPs of this workload were not counted" + (f": {unknown}" if unknown else "")
     if cell.device == "cpu":
         return None, "no peak is known for a CPU core"
     peaks = [peak_flops_per_s(rank.environment.device_name, cell.precision) for rank in ranks]

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
 from results.errors import UsageError
 from results.layout import ModelLayout
 from strategies.advice import SPLIT, WHOLE
 from strategies.pipeline.facts import balanced_cut
+from strategies.training.flops import FlopCounter
 from strategies.training.layouts import layout_module, require_dense
 
 StageFunction = Callable[[Tensor], Tensor]
@@ -207,6 +207,8 @@ class Twin:
     def costs(self, layout: ModelLayout) -> list[int]:
         """Return the FLOPs of the forward pass of one sample: of the stem, of each block, of the head.
 
+        If FLOPs are unknown, blocks count alike, as in the parts of a user's model (`results.parts.Part`).
+
         Raises UsageError for a model whose computation depends on the values of its tensors.
         """
         counted = getattr(torch, layout.sample_type)
@@ -225,13 +227,14 @@ class Twin:
         pieces += [[module.get_submodule(name)] for name in layout.blocks]
         pieces += [_end(module, layout, "head")]
         # The backend is named, so that the count does not depend on the attention kernel that torch prefers.
-        with self._mode, sdpa_kernel(SDPBackend.MATH):
+        with self._mode, sdpa_kernel(SDPBackend.MATH), FlopCounter(module) as counter:
             for functions in pieces:
-                with FlopCounterMode(display=False) as counter:
-                    for function in functions:
-                        x = function(x)
-                costs.append(counter.get_total_flops())
-        return costs
+                before = counter.total
+                for function in functions:
+                    x = function(x)
+                costs.append(counter.total - before)
+        known = counter.uncounted is None and counter.unread is None
+        return costs if known else [0, *(1 for _ in layout.blocks), 0]
 
     def calls(self, names: Sequence[str], inputs: Tensor, *, training: bool) -> tuple[list[Call], object]:
         """Return the calls of these modules in a forward pass over two samples like `inputs` (BatchNorm needs

@@ -14,9 +14,11 @@ from packages import install
 from harness.launchers.plan_text import CHOICE_COLUMNS, CHOICE_NUMERIC, choice_row
 from harness.plan import surroundings
 from harness.plan.auto import Choice, StrategyCandidate, candidate_rows, choose
+from harness.plan.estimate import estimated_step_time
 from harness.plan.expand import auto_choices
+from harness.plan.lighter import lighter
 from harness.plan.points import Reason
-from harness.plan.surroundings import MIB, Devices
+from harness.plan.surroundings import MIB, Devices, Hardware, Surroundings
 from results.cell import Cell
 from results.errors import SpecError
 from results.extensions import forget_packages
@@ -142,6 +144,21 @@ def test_replicas_fit_where_most_of_a_model_is_frozen(tmp_path, monkeypatch) -> 
         chosen += [cell.strategy for cell in plan_of(workload="py:adapted:build", **options).cells]
     assert chosen[-1] == "ddp"
     assert chosen[:-1] != ["ddp"]
+
+
+def test_without_flops_memory_is_predicted_and_time_is_not(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("workloads.catalog._COUNTED", {})
+    (tmp_path / "opaque.py").write_text("def build(): ...\n", encoding="utf-8")
+    uncounted = replace(parts_of("gpt-nano"), uncounted="no formula counts the FLOPs of mine::product")
+    learn("py:opaque:build", uncounted, splits=None)
+    options = {"workload": "py:opaque:build", "gpus": 2, "batch_size": 1}
+    plan = plan_of(strategy="auto,ddp", **options)
+    [skip], [cell] = plan.skips, plan.cells
+    assert "mine::product" in skip.reason
+    assert plan.predicted_bytes[cell.id] > 0
+    step = estimated_step_time(cell, known_ns=None, hardware=Hardware(cores=2))
+    assert "mine::product" in str(step.seconds)
+    assert lighter(cell, Surroundings.of(cell, Devices(cores=2), None)) is None
 
 
 def test_compressed_gradients_are_not_weighed() -> None:

@@ -214,6 +214,14 @@ def test_without_a_peak_mfu_is_null_with_a_reason(cell_of, record_of, device, na
     assert run.samples_per_s is not None
 
 
+def test_without_flops_the_mfu_names_what_was_not_counted(cell_of, record_of) -> None:
+    cell = cell_of(device="cuda", precision="bf16")
+    records = [
+        msgspec.structs.replace(record_of(cell, rank), absent={"flops": "mine::product"}) for rank in range(2)
+    ]
+    assert "mine::product" in _mfu(cell, records, ["NVIDIA H200"] * 2, None).absent["mfu"]
+
+
 def _memory(rss: int, device: int | None) -> Memory:
     return Memory(
         rss_peak_bytes=rss,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from harness.worker.cell.model_parts import built_on_meta, count_flops, parts_of
 from results.errors import BenchError
 from results.parts import ModelParts
+from strategies.training.flops import is_free
 from workloads.catalog import WORKLOADS, facts
 
 
@@ -83,3 +86,200 @@ def test_a_model_is_counted_as_its_closed_form_has_it(workload) -> None:
     saved, known = (sum(part.saved.over(1) for part in each.parts) for each in (counted, stated))
     # The meta device has no fused attention: the weights of all pairs of tokens are counted too.
     assert saved == known or (workload == "gpt-nano" and known < saved < 1.2 * known)
+
+
+UNUSUAL = '''
+import ctypes
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import register_flop_formula
+
+from workloads import Workload
+
+
+class Net(nn.Module):
+    def __init__(self, *shape, **parts):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(*shape))
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def of(compute, *shape, **parts):
+    class Computed(Net):
+        def forward(self, x):
+            return compute(self, x)
+
+    return Workload(
+        module=Computed(*shape, **parts),
+        loss=lambda out, _: out.float().square().mean(),
+        synthetic=lambda generator, n: (torch.ones(n, 16), torch.ones(n)),
+    )
+
+
+def experts():
+    def compute(net, x):
+        ends = torch.arange(1, 5, dtype=torch.int32, device=x.device) * (len(x) // 4)
+        hidden = torch._grouped_mm(x.bfloat16(), net.w.bfloat16(), offs=ends)
+        return torch._grouped_mm(hidden.relu(), net.w.bfloat16().transpose(1, 2), offs=ends)
+
+    return of(compute, 4, 16, 32)
+
+
+def pairs():
+    return of(lambda net, x: net.both(x, x) * net.w, 1, 16, both=nn.Bilinear(16, 16, 16))
+
+
+def vector():
+    return of(lambda net, x: (x @ net.w[0]) * torch.dot(net.w[0], net.w[1]), 2, 16)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.t(), x.t() @ g
+
+
+def function():
+    return of(lambda net, x: Product.apply(x, net.w), 16, 8)
+
+
+@torch.library.custom_op("bench_tests::product", mutates_args=())
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w
+
+
+@product.register_fake
+def _(x, w):
+    return x.new_empty(len(x), w.shape[1])
+
+
+@torch.library.custom_op("bench_tests::stated", mutates_args=())
+def stated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x @ w
+
+
+@stated.register_fake
+def _(x, w):
+    return x.new_empty(len(x), w.shape[1])
+
+
+@register_flop_formula(torch.ops.bench_tests.stated)
+def _(x, w, out_shape=None, **_):
+    return 2 * x[0] * x[1] * w[1]
+
+
+for each in (product, stated):
+    each.register_autograd(lambda ctx, g: (None, ctx.saved_tensors[0].t() @ g),
+                           setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]))
+
+
+def custom():
+    return of(lambda net, x: product(x, net.w), 16, 8)
+
+
+def formula():
+    return of(lambda net, x: stated(x, net.w), 16, 8)
+
+
+class Direct(torch.autograd.Function):
+    """A kernel in C would read the addresses of its operands: this one moves bytes."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        out, w = torch.empty(len(x), w.shape[0]), w.t().contiguous()
+        ctypes.memmove(out.data_ptr(), w.data_ptr(), min(out.nbytes, w.nbytes))
+        return out
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, torch.ones(8, 16)
+
+
+def direct():
+    return of(lambda net, x: Direct.apply(x, net.w), 8, 16)
+
+
+def by_hand():
+    return of(lambda net, x: (x[:, None] * net.w).sum(-1), 8, 16)
+
+
+def ordinary():
+    """Every matrix is read, most of them through other operators; the last ones are added and looked up."""
+    def compute(net, x):
+        x = net.normed(x[:, None] + net.table(torch.arange(4, device=x.device)))
+        x, _ = net.recurrent(x + net.w)
+        return net.scale(x).cumsum(1).roll(1, 0).sort(-1).values + net.w
+
+    return of(
+        compute, 4, 16,
+        normed=nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)),
+        table=nn.Embedding(4, 16), recurrent=nn.GRU(16, 16, batch_first=True), scale=nn.LayerNorm((4, 16)),
+    )
+'''
+
+
+@pytest.fixture
+def unusual(user_folder):
+    """Count the FLOPs of a model of UNUSUAL by its name."""
+    (user_folder / "rare.py").write_text(UNUSUAL)
+    return partial(count_flops, source_folder=user_folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"),
+    [
+        # Two products of 8 x 16 by 16 x 32 in all; the first one's inputs need no gradient.
+        ("experts", 2 * 2 * 8 * 16 * 32, 3 * 2 * 8 * 16 * 32),
+        # x W_k for each of 16 results, and then a product of vectors; backward multiplies by elements once.
+        ("pairs", 8 * 16 * (2 * 16 * 16 + 2 * 16), 8 * 16 * 2 * 16 * 16),
+        ("vector", 2 * 8 * 16 + 2 * 16, 2 * 16 * 8),
+        ("function", 2 * 8 * 16 * 8, 2 * 2 * 8 * 16 * 8),
+        ("formula", 2 * 8 * 16 * 8, 2 * 8 * 16 * 8),
+    ],
+)
+def test_operators_that_torchs_counter_lacks_are_counted(unusual, name, forward, backward) -> None:
+    counted = unusual(f"py:rare:{name}", micro_batch=8)
+    assert (counted.forward, counted.backward) == (forward, backward)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("custom", "bench_tests::product"),
+        ("direct", "matrix w"),
+        ("by_hand", "matrix w"),
+    ],
+)
+def test_flops_that_nothing_counts_are_unknown_with_a_name(unusual, user_folder, name, named) -> None:
+    with pytest.raises(BenchError, match=f"{named}.*register_flop_formula"):
+        unusual(f"py:rare:{name}", micro_batch=8, device="cpu")
+    if name == "direct":
+        return
+    workload = built_on_meta(f"py:rare:{name}", source_folder=user_folder)
+    assert named in parts_of(workload).uncounted
+
+
+def test_an_ordinary_model_has_no_doubts(unusual) -> None:
+    samples, tokens = 8, 8 * 4
+    linear, recurrent = 2 * tokens * 16 * 16, 2 * tokens * 16 * 48 * 2
+    assert unusual("py:rare:ordinary", micro_batch=samples).forward == linear + recurrent
+
+
+@pytest.mark.parametrize(
+    "name",
+    "cudnn_convolution_relu _addmm_activation _cdist_forward _euclidean_dist _fft_c2c linalg_matrix_exp "
+    "linalg_inv_ex mkldnn_rnn_layer _weight_int8pack_mm _foreach_mm "
+    "_scaled_dot_product_attention_math_for_mps".split(),
+)
+def test_no_operator_that_multiplies_matrices_counts_0_on_purpose(name) -> None:
+    packet = getattr(torch.ops.aten, name)
+    assert not any(is_free(getattr(packet, overload)) for overload in packet.overloads())

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from results.cell import SYNTHETIC
 from results.errors import BenchError, UsageError
 from results.layout import ModelLayout
 from results.parts import VALUE_BYTES, ModelParts, Part, Saved, Weight
 from strategies.pipeline.chain import chained_layout
+from strategies.training.flops import FlopCounter
 from strategies.training.layouts import found_layout
 from workloads.batch import Batch, placed, tensors
 from workloads.build import build_workload
@@ -43,6 +43,8 @@ class _Counted:
     flops: dict[int | str, int] = field(default_factory=dict)
     inputs: dict[int | str, int] = field(default_factory=dict)
     results: int = 0
+    uncounted: str | None = None
+    """Why the FLOPs are unknown."""
 
 
 def built_on_meta(text: str, *, source_folder: Path | None = None) -> Workload:
@@ -84,6 +86,7 @@ def parts_of(workload: Workload) -> ModelParts:
         shared_values=shared,
         logits=few.results // _FEW,
         chained=chained,
+        uncounted=few.uncounted,
     )
 
 
@@ -134,13 +137,13 @@ def _count(workload: Workload, module: nn.Module, layout: ModelLayout, samples: 
         return tensor
 
     with (
-        FlopCounterMode(display=False) as counter,
+        FlopCounter(module) as counter,
         saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
         last = [0]
 
         def turn(to: int | str) -> None:
-            total = counter.get_total_flops()
+            total = counter.total
             counted.flops[where[0]] = counted.flops.get(where[0], 0) + total - last[0]
             last[0], where[0] = total, to
 
@@ -151,6 +154,9 @@ def _count(workload: Workload, module: nn.Module, layout: ModelLayout, samples: 
             for hook in hooks:
                 hook.remove()
         turn("head")
+    counted.uncounted = counter.uncounted or counter.unread
+    if counted.uncounted is not None:
+        counted.flops = dict.fromkeys(range(len(layout.blocks)) if layout.blocks else ["head"], samples)
     return counted
 
 
@@ -242,7 +248,7 @@ def flops_of(
 ) -> CountedFlops:
     """Count the FLOPs of a workload that was built in a context of the device.
 
-    Raises BenchError if the workload's batches differ in shape.
+    Raises BenchError if the workload's batches differ in shape, or if an operator or a matrix is not counted.
     """
     own = own or workload.synthetic is None
     # Drawn outside the meta context: a generator lives on the CPU.
@@ -262,8 +268,10 @@ def flops_of(
     module = workload.module.to(device)
     # The backend is named, so that the count does not depend on which kernel torch prefers: a fused kernel's
     # backward computes the scores again, which would be counted, and the CPU's fused kernel is not counted.
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with sdpa_kernel(SDPBackend.MATH), FlopCounter(module) as counter:
         loss = workload.loss_of(module, batch)
-        forward = counter.get_total_flops()
+        forward, unread = counter.total, counter.unread
         torch.autograd.backward(loss)
-    return CountedFlops(forward=forward, backward=counter.get_total_flops() - forward)
+    if (uncounted := counter.uncounted or unread) is not None:
+        raise BenchError(uncounted)
+    return CountedFlops(forward=forward, backward=counter.total - forward)
