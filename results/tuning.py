@@ -79,6 +79,8 @@ class TuningAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences on changes in training, and on the limits of the answer."""
     commands: tuple[str, ...] = ()
     """The `bench matrix` call that uses the setting, and the `bench train` call if the launcher trains."""
+    taken: int = 0
+    """The number of settings that could not be measured, because the cluster took launches away."""
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):

@@ -123,13 +123,16 @@ class Client:
         """The cluster's name in its configuration."""
         return self._settings["ClusterName"]
 
+    @property
+    def unkillable_step_s(self) -> int | None:
+        """The seconds after which Slurm gives up processes that outlive SIGKILL; None: not known."""
+        return self._setting_s("UnkillableStepTimeout")
+
     def cluster(self) -> Cluster:
         """Return the facts of the cluster with which a site profile is checked."""
-        settings = self._settings
-        wait_s = settings.get("KillWait", "").removesuffix(" sec")
         return Cluster(
             has_accounting=self._has_accounting,
-            kill_wait_s=int(wait_s) if wait_s.isdecimal() else None,
+            kill_wait_s=self._setting_s("KillWait"),
             groups=self.groups(),
             associations=self._associations() if self._has_accounting else None,
         )
@@ -156,6 +159,11 @@ class Client:
     @cached_property
     def _settings(self) -> dict[str, str]:
         return read_settings(self._ask("scontrol", "show", "config"))
+
+    def _setting_s(self, name: str) -> int | None:
+        """Return a setting in seconds; None where the cluster prints no such setting."""
+        text = self._settings.get(name, "").removesuffix(" sec")
+        return int(text) if text.isdecimal() else None
 
     @property
     def _has_accounting(self) -> bool:

@@ -42,9 +42,14 @@ For a requeued job srun prints that it is pending when it looks the job up, and 
 for a step after that.
 """
 STEP_PENDING = re.compile(
-    r"^srun: (?P<words>Job (?:\d+ )?step creation (?:temporarily|still) disabled, retrying .*)$", re.MULTILINE
+    r"^srun: (?P<words>Job (?:\d+ )?step creation (?:temporarily|still) disabled, retrying .*)$"
+    r"(?![\s\S]*^srun: Step created for )",
+    re.MULTILINE,
 )
-"""srun prints this while another step holds the nodes, version 22.05 as late as after two minutes."""
+"""srun has printed this, and not yet that the step is created: another step holds the nodes.
+
+Version 22.05 prints it first after a minute.
+"""
 OUT_OF_MEMORY_KILLS = re.compile(r"Detected (?P<kills>\d+) oom[-_ ]kill event")
 """slurmstepd prints this if Slurm confines jobs (task/cgroup)."""
 

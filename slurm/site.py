@@ -16,7 +16,7 @@ import msgspec
 from results.catalogue.gpus import require_known
 from results.errors import UsageError
 from results.plan import Placement
-from results.site import SitePrice, TimeLimits
+from results.site import SitePrice, TimeLimits, seconds
 from results.strict_yaml import FileKind
 
 _UNQUOTED = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
@@ -209,6 +209,9 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Environment variables of every job, such as NCCL_SOCKET_IFNAME; values are not expanded."""
     container: Container | None = None
 
+    step_creation: str | None = None
+    """The time that a launch may wait while srun says that Slurm creates no step for it, such as 5m; left
+    out: 2m, or the cluster's UnkillableStepTimeout and a minute where that is longer."""
     submit_limit: Count | None = None
     """The maximum number of queued jobs of one user."""
     price: SitePrice | None = None
@@ -219,6 +222,7 @@ class SiteProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             _check(name, _word, getattr(self, name))
         _check("memory_per_node", _size, self.memory_per_node)
         _check("gpu_model", require_known, self.gpu_model)
+        _check("step_creation", seconds, self.step_creation)
         if self.gpu_request == "none" and (self.gpu_type or self.gpu_model or self.gpus_per_node):
             raise ValueError(
                 "with gpu_request: none leave out gpu_type, gpu_model and gpus_per_node, or choose another "

@@ -121,12 +121,9 @@ def scheduler_said(folder: Path, pattern: re.Pattern[str] | None) -> re.Match[st
     return next((match for match in found if match is not None), None)
 
 
-def never_started(folder: Path, patterns: LogWords) -> str | None:
-    """Why the scheduler has started no process of a launch; None if it has, or if that is not known."""
-    if patterns.agent_logs is None or any(folder.glob(patterns.agent_logs)):
-        return None
-    delayed = scheduler_said(folder, patterns.start_delayed)
-    return "it has not said why" if delayed is None else delayed["words"]
+def never_started(folder: Path, patterns: LogWords) -> bool:
+    """Whether the scheduler has started no process of a launch; False if that is not known."""
+    return patterns.agent_logs is not None and not any(folder.glob(patterns.agent_logs))
 
 
 def out_of_memory_kills(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -28,7 +29,7 @@ class LogWords:
     allocation_over: re.Pattern[str] | None = None
     """A launch could not be started because the scheduler has ended the job; the group `words` says how."""
     start_delayed: re.Pattern[str] | None = None
-    """The pattern matches the message that a launch waits; the group `words` says why."""
+    """The scheduler says that it does not start a launch yet; the group `words` says why."""
     agent_logs: str | None = None
     """The glob finds the logs that exist as soon as the scheduler has started a launch; None: not known."""
 
@@ -52,6 +53,11 @@ class Starter(ABC):
     @abstractmethod
     def command(self, launch: Launch, path: Path) -> tuple[str, ...]:
         """The command that starts the workers of a new launch, whose file is `path`, and ends after them."""
+
+    @property
+    def most_delay_s(self) -> float:
+        """Seconds that a launch may wait while the scheduler says that it does not start it yet."""
+        return math.inf
 
     def interruption(self) -> Ending:
         """Why this process has been asked to end."""

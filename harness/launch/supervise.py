@@ -164,10 +164,10 @@ class Supervisor:
                 return Ending(Outcome.TIMED_OUT, self._watch.deadline.reason)
             if time.monotonic() > look_at:
                 look_at = time.monotonic() + LOOK_S
-                if waits and never_started(self._folder, self._starter.log_words) is None:
+                if waits and not never_started(self._folder, self._starter.log_words):
                     # The time that the scheduler took does not count as silence of the ranks.
                     waits, pulse = False, Pulse(self._folder, self._launch.placement)
-                hung = self._hung(pulse)
+                hung = self._not_started(pulse) if waits else self._hung(pulse)
                 self._state.waits_for = pulse.waits_for()
                 if hung is not None:
                     return hung
@@ -175,19 +175,28 @@ class Supervisor:
                     return None
             time.sleep(POLL_S)
 
+    def _not_started(self, pulse: Pulse) -> Ending | None:
+        """Return the ending of a launch of which the scheduler has started no process for too long.
+
+        No program of the cell runs, so this is not a hang. The limit is shorter where the scheduler says that
+        it waits; an image that is fetched, or a scheduler that says nothing, has `silence_s`.
+        """
+        said = scheduler_said(self._folder, self._starter.log_words.start_delayed)
+        limit_s, words = self._launch.silence_s, "it has not said why"
+        if said is not None:
+            limit_s, words = min(limit_s, self._starter.most_delay_s), said["words"]
+        if min(pulse.silence_s().values()) <= limit_s:
+            return None
+        reason = f"the scheduler started no process within {limit_s:.0f} s: {words}"
+        return Ending(Outcome.NODE_FAILED, reason)
+
     def _hung(self, pulse: Pulse) -> Ending | None:
         """Return the ending of a launch that is silent; None while a rank's log grows.
 
-        After `silence_s` without growth of any rank's log the launch hangs, unless the scheduler has started
-        no process of it: then the outcome is NODE_FAILED.
+        After `silence_s` without growth of any rank's log the launch hangs.
         """
         if min(pulse.silence_s().values()) <= self._launch.silence_s:
             return None
-        waits = never_started(self._folder, self._starter.log_words)
-        if waits is not None:
-            # No program of the cell has started, so the silence is not a hang.
-            reason = f"the scheduler started no process within {self._launch.silence_s:.0f} s: {waits}"
-            return Ending(Outcome.NODE_FAILED, reason)
         self._await_recordings()
         silence_s = pulse.silence_s()
         if min(silence_s.values()) <= self._launch.silence_s:

@@ -14,6 +14,7 @@ from reports.analysis.pooling import pool
 from reports.text import count, metric, number
 from results.cell import StepPolicy
 from results.errors import bench_call
+from results.outcome import Outcome
 from results.plan import Plan
 from results.run import RunResult
 from results.statistics import Metric, over_runs, ratio_of_runs
@@ -26,12 +27,18 @@ STEPS = 1000
 
 
 def answer_of(
-    tuning: Tuning, space: Space, plan: Plan, results: Sequence[RunResult], *, trains: bool
+    tuning: Tuning,
+    space: Space,
+    plan: Plan,
+    results: Sequence[RunResult],
+    *,
+    trains: bool,
+    lost: Sequence[RunResult] = (),
 ) -> TuningAnswer | None:
     """Compare the settings of the final by its runs; None if none of them has a run that ended well.
 
     The settings that do not differ significantly from the fastest are equal, and the answer is the simplest.
-    `trains` says whether the launcher runs `bench train`.
+    `trains` says whether the launcher runs `bench train`; `lost` are the runs that the cluster took away.
     """
     rates, missing = _rates(plan, results)
     if not rates:
@@ -51,13 +58,33 @@ def answer_of(
     alike = [by_id[each].words for each in equal if each != chosen]
     words = call_words(space.options_of(one))
     train = bench_call("train", *words, "--steps", STEPS)
+    taken = _taken(tuning, rates) if lost else 0
     return TuningAnswer(
         setting=chosen,
         sentence=_sentence(one, by_id[faster], rates, gain, len(alike), is_default=chosen == default),
         gain=None if chosen == default else gain,
         contributions=tuple(_contributions(tuning, chosen)),
-        remarks=(*_remarks(tuning, space, rates, alike, missing), *_learning(one, space.default)),
+        remarks=(
+            *([_loss(taken, lost)] if taken else []),
+            *_remarks(tuning, space, rates, alike, missing),
+            *_learning(one, space.default),
+        ),
         commands=(bench_call("matrix", *words), *([train] if trains else [])),
+        taken=taken,
+    )
+
+
+def _taken(tuning: Tuning, rates: Mapping[str, Sequence[float]]) -> int:
+    """Count the settings without a rate that the cluster ended, or for which it left no time."""
+    ended = {trial.setting for trial in tuning.trials if trial.outcome is Outcome.NODE_FAILED}
+    without = [one for one in tuning.settings if one.rate is None and one.id not in rates]
+    return sum(one.state == "waiting" or one.id in ended or one.id in tuning.final for one in without)
+
+
+def _loss(taken: int, lost: Sequence[RunResult]) -> str:
+    return (
+        f"The cluster took away {count(len(lost), 'run')}, the last one as {lost[-1].reason}: "
+        f"{count(taken, 'setting')} could not be measured, and another --name searches again."
     )
 
 

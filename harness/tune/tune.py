@@ -230,9 +230,9 @@ class Tune(Matrix):
         """Submit one job that makes this call in its allocation. Returns the exit code."""
         final = study.plans()[-1:]
         if kept is not None and kept.answer is not None:
-            self._tell(kept.answer)
+            code = self._tell(kept.answer)
             if not any(call.left(study, plan, planned_code([plan]))[0] for plan in final):
-                return 0
+                return code
         if self._most_s == math.inf:
             raise UsageError("how long a tune takes is not known before: give a limit, such as --max-time 1h")
         plan = rebuilt_plan(study.name, [self._space.default.cell], ())
@@ -424,7 +424,10 @@ class Tune(Matrix):
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         counted = study.review().counted(results)
-        answer = answer_of(self._tuning, self._space, plan, counted, trains=self._launcher.trains)
+        runs = [*self._trials.results(figures=False), *results]
+        lost = [run for run in runs if run.outcome is Outcome.NODE_FAILED]
+        trains = self._launcher.trains
+        answer = answer_of(self._tuning, self._space, plan, counted, trains=trains, lost=lost)
         self._write(answer=answer)
         code = super()._finish(study, plan, results, report=report)
         if answer is None:
@@ -433,12 +436,13 @@ class Tune(Matrix):
                 f"no run of the final has ended well: {status} says why; the same command continues"
             )
             return 1
-        self._tell(answer)
-        return code
+        return max(code, self._tell(answer))
 
-    def _tell(self, answer: TuningAnswer) -> None:
+    def _tell(self, answer: TuningAnswer) -> int:
+        """Print the answer. Returns 1 if the cluster kept settings from being measured, or else 0."""
         for line in (answer.sentence, *answer.remarks, *answer.commands):
             self._console.sentence(line)
+        return int(answer.taken > 0)
 
 
 def _device_seconds(study: Study, results: Sequence[RunResult]) -> Mapping[str, float]:

@@ -200,6 +200,31 @@ def test_ranks_are_silent_from_the_moment_that_the_scheduler_starts_them(
     assert attempt.stopped_by is None
 
 
+class Impatient(Shell):
+    """A launch for which srun waits, on a cluster whose steps have a second to be created."""
+
+    log_words = SlurmStarter.log_words
+    most_delay_s = 1.0
+
+
+BUSY = "Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)"
+
+
+def test_a_step_that_is_not_created_is_given_up_before_a_launch_that_says_nothing_is(tmp_path: Path) -> None:
+    launch = msgspec.structs.replace(a_launch(), silence_s=600.0)
+    attempt, _ = _supervisor(tmp_path, launch, Impatient(f"echo 'srun: {BUSY}'; sleep 600")).run()
+    reason = f"the scheduler started no process within 1 s: {BUSY}"
+    assert attempt.outcomes == {"r": Outcome.NODE_FAILED}
+    assert attempt.stopped_by == reason
+
+
+@pytest.mark.parametrize("says", ["echo", f"echo 'srun: {BUSY}'; echo 'srun: Step created for job 7'"])
+def test_a_launch_whose_image_is_fetched_has_the_time_of_a_silent_one(says: str, tmp_path: Path) -> None:
+    launch = msgspec.structs.replace(a_launch(), silence_s=4.0)
+    attempt, _ = _supervisor(tmp_path, launch, Impatient(f"{says}; sleep 600")).run()
+    assert attempt.stopped_by == "the scheduler started no process within 4 s: it has not said why"
+
+
 class NodeFailed(Shell):
     """srun says that a node has failed and ends; Slurm may say a moment later why it ends the job."""
 

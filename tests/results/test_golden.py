@@ -694,6 +694,7 @@ TUNING = Tuning(
         ),
         remarks=("--compile rounds differently.",),
         commands=("bench matrix --workload gpt-nano",),
+        taken=2,
     ),
 )
 PROJECTION = Projection(

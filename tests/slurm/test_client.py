@@ -235,6 +235,7 @@ def test_the_cluster() -> None:
     )
     cluster = Client(tape).cluster()
     assert (Client(tape).cluster_name, cluster.has_accounting, cluster.kill_wait_s) == ("lab", True, 2)
+    assert Client(tape).unkillable_step_s == 60
     assert cluster.associations == (
         Association(account="test", partition=None, qos=("normal",), max_submit=3),
         Association(account="root", partition=None, qos=("normal",), max_submit=3),

@@ -50,6 +50,32 @@ def test_ranks_are_bound_where_nobody_else_is_on_the_node(tmp_path: Path) -> Non
     assert SlurmStarter(SiteProfile(exclusive=True), ALLOCATION, tmp_path).pins
 
 
+@pytest.mark.parametrize(
+    ("unkillable", "profile", "limit_s"),
+    [
+        ("60 sec", {}, 120.0),
+        # A minute more than that in which Slurm gives up the processes of an earlier step.
+        ("180 sec", {}, 240.0),
+        ("180 sec", {"step_creation": "90s"}, 90.0),
+        (None, {}, 120.0),
+    ],
+)
+def test_a_step_has_the_time_in_which_slurm_frees_a_node_to_be_created(
+    unkillable: str | None,
+    profile: dict[str, str],
+    limit_s: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = "ClusterName = lab\nSLURM_VERSION = 22.05.8\nAccountingStorageType = accounting_storage/none\n"
+    scontrol = tmp_path / "scontrol"
+    answer = "exit 1" if unkillable is None else f"echo 'UnkillableStepTimeout   = {unkillable}'"
+    scontrol.write_text(f"#!/bin/sh\necho '{settings}'\n{answer}\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert SlurmStarter(SiteProfile(**profile), ALLOCATION, tmp_path).most_delay_s == limit_s
+
+
 def test_the_notice_of_this_start_says_why_the_job_ends(log: Path) -> None:
     starter = SlurmStarter(SiteProfile(), ALLOCATION, log.parent)
     with log.open("a") as file:

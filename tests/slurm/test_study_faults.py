@@ -405,12 +405,13 @@ def test_a_script_that_was_edited_and_submitted_for_a_job_that_was_not_taken(
 def test_a_launch_whose_step_slurm_does_not_create_is_run_again(scene: Scene) -> None:
     scene.cells = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "8")
     profile = scene.bench.folder / "site.yaml"
-    profile.write_text("{gpu_request: none, setup: [srun -N2 -n2 sleep 600 &]}")
-    assert scene.again(options=("--hang-after", "10s", "--retries", "0")).code == 0
+    profile.write_text("{gpu_request: none, step_creation: 10s, setup: [srun -N2 -n2 sleep 600 &]}")
+    assert scene.again(options=("--retries", "0")).code == 0
     scene.bench.settle()
     # The baseline and the cell.
     assert [outcome for outcome, _ in scene.told()] == [Outcome.NODE_FAILED] * 2
-    assert all("the scheduler started no process within 10 s" in reason for _, reason in scene.told())
+    words = "the scheduler started no process within 10 s: Job"
+    assert all(words in reason and "nodes are busy" in reason for _, reason in scene.told())
     profile.write_text("gpu_request: none")
     assert scene.again().code == 0
     assert len(scene.bench.jobs()) == 2

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from generated_study import large_study
+from launching import a_result
 
 from harness.plan.study_file import StudyFile
 from harness.tune.answer import answer_of
@@ -41,7 +42,11 @@ def ids(space: Space) -> dict[str, str]:
 
 
 def answered(
-    space: Space, rates: Mapping[str, Sequence[float]], trials: Sequence[TunedTrial] = (), **fields: Any
+    space: Space,
+    rates: Mapping[str, Sequence[float]],
+    trials: Sequence[TunedTrial] = (),
+    lost: Sequence[RunResult] = (),
+    **fields: Any,
 ) -> TuningAnswer | None:
     """The answer to a final in which the strategies have these samples/s, a value a run."""
     names = ids(space)
@@ -77,7 +82,7 @@ def answered(
     tuning = msgspec.structs.replace(tuning, **fields)
     plan = rebuilt_plan("final", list(cells.values()), ())
     plan = msgspec.structs.replace(plan, request=msgspec.structs.replace(plan.request, repeats=3))
-    return answer_of(tuning, space, plan, runs, trains=True)
+    return answer_of(tuning, space, plan, runs, trains=True, lost=lost)
 
 
 def test_the_fastest_is_the_answer_with_its_gain_over_the_default(space: Space) -> None:
@@ -151,6 +156,20 @@ def test_a_default_without_a_figure_has_no_gain_stated_over_it(space: Space) -> 
     assert (found.setting, found.gain) == (ids(space)[VIEW], None)
     assert any("no gain" in remark for remark in found.remarks)
     assert answered(space, {PLAIN: (0.0,)}) is None
+
+
+def test_settings_that_the_cluster_took_away_are_in_the_answer(space: Space) -> None:
+    """One setting has only a trial whose step was not created, and the time was over before the next one."""
+    names, rates = ids(space), {PLAIN: RATES[PLAIN]}
+    reason = "the scheduler started no process within 120 s: Requested nodes are busy"
+    lost = TunedTrial(setting=names[VIEW], rung=0, block=1, outcome=Outcome.NODE_FAILED, reason=reason)
+    run = a_result(outcome=Outcome.NODE_FAILED, reason=reason)
+    found, fine = answered(space, rates, [lost], lost=[run]), answered(space, rates)
+    assert found is not None
+    assert fine is not None
+    assert (found.taken, fine.taken) == (len(space.settings) - 1, 0)
+    assert reason in found.remarks[0]
+    assert not any("took away" in remark for remark in fine.remarks)
 
 
 def test_a_choice_contributes_what_interleaved_trials_show(space: Space) -> None:

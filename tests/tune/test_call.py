@@ -133,8 +133,8 @@ def test_a_folder_whose_record_was_deleted_is_the_folder_of_the_tune() -> None:
     assert not Study.for_planning(tune._root).is_there
 
 
-@pytest.mark.parametrize("left", [0, 1])
-def test_an_answer_of_a_final_that_lacks_runs_is_continued_by_a_job(left: int) -> None:
+@pytest.mark.parametrize(("left", "taken"), [(0, 0), (0, 2), (1, 0)])
+def test_an_answer_of_a_final_that_lacks_runs_is_continued_by_a_job(left: int, taken: int) -> None:
     submitted: list[float] = []
 
     @dataclasses.dataclass
@@ -149,8 +149,11 @@ def test_an_answer_of_a_final_that_lacks_runs_is_continued_by_a_job(left: int) -
     tune = tune_of(**FIXED | {"max_time": "10m"})
     study = Study(tune._root)
     study.add_plan(rebuilt_plan("final", [tune._space.default.cell], ()))
-    answer = TuningAnswer(setting=tune._space.default.setting.id, sentence="The default is best.")
+    answer = TuningAnswer(
+        setting=tune._space.default.setting.id, sentence="The default is best.", taken=taken
+    )
     kept = msgspec.structs.replace(tune._tuning, answer=answer)
     cluster: Any = Cluster()
-    assert tune._submit(cluster, study, kept) == 0
+    # What the cluster took away is not measured by the same call.
+    assert tune._submit(cluster, study, kept) == (1 if taken else 0)
     assert len(submitted) == left

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from harness.jobs.start import AGAIN, JobEnvironment
@@ -22,6 +23,7 @@ from results.job import Job
 from results.job_store import JobStore
 from results.launch import Launch
 from results.outcome import Ending, Outcome
+from results.site import seconds
 from slurm.client import Client
 from slurm.job_view import expand_hosts
 from slurm.notices import (
@@ -42,7 +44,9 @@ LOG = "agent"
 NOTICE_S = 1.0
 """Time that Slurm's notice may take to reach the log after its signal."""
 ANSWER_S = 10.0
-"""Time that Slurm may take to say when the job ends: less than the notice before the end of the job."""
+"""Time that Slurm may take to answer a job: less than the notice before the end of the job."""
+LEAST_DELAY_S = 120.0
+"""The shortest time for which a step may wait for its creation, unless the profile has another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +123,17 @@ class SlurmStarter(Starter):
             *(str(path), f"{self._allocation.address}:{port}"),
         )
         return agent_command(self._site, launch.placement, agent, path.parent / LOG)
+
+    @cached_property
+    def most_delay_s(self) -> float:
+        """Slurm may hold a node for the processes of an earlier step until it gives them up."""
+        if self._site.step_creation is not None:
+            return seconds(self._site.step_creation)
+        try:
+            unkillable_s = Client(timeout_s=ANSWER_S).unkillable_step_s
+        except SlurmError:
+            unkillable_s = None
+        return max(LEAST_DELAY_S, 0.0 if unkillable_s is None else unkillable_s + 60.0)
 
     def interruption(self) -> Ending:
         words = "the job's program got SIGTERM, and Slurm has not said why"
