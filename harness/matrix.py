@@ -506,6 +506,7 @@ def _run_options(options: StudyFile) -> RunOptions:
         retries=RETRIES if options.retries is None else options.retries,
         trace=() if options.trace is None else read_counts(options.trace, "--trace"),
         tensorboard=bool(options.tensorboard),
+        proof=options.proof or "strict",
     )
 
 

@@ -12,6 +12,7 @@ from results.plan import Placement
 
 Isolation = Literal["launch", "cell", "fork"]
 Purpose = Literal["run", "feed", "report"]
+OnFailedProof = Literal["strict", "report"]
 
 SILENCE_S = 900.0
 """Seconds without progress of any rank after which a launch counts as hung."""
@@ -34,6 +35,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that keep the profiler's trace of a few steps."""
     tensorboard: bool = False
     """Whether ranks write the scalars of their steps while they run."""
+    proof: OnFailedProof = "strict"
+    """Whether a run whose proof fails ends, or measures on."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

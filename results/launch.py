@@ -12,7 +12,7 @@ import msgspec
 
 from results.cell import Backend, Device
 from results.environment import CodeVersion
-from results.job import SILENCE_S
+from results.job import SILENCE_S, OnFailedProof
 from results.network import NetworkOrder
 from results.outcome import Evidence, Outcome
 from results.plan import Placement
@@ -84,6 +84,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """The interpreter of its cells' engine; None: bench's own."""
     network: NetworkOrder | None = None
     """The order to measure the network instead of its cells; None: its cells are measured or trained."""
+    proof: OnFailedProof = "strict"
+    """Whether a run whose proof fails ends (`strict`), or measures on as one that is not proven."""
 
 
 class RankExit(msgspec.Struct, frozen=True, kw_only=True):

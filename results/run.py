@@ -16,6 +16,7 @@ from results.record import Proof, Training
 from results.statistics import Metric
 from results.value_types import require_times
 
+NOT_PROVEN = "not proven"
 BudgetMethod = Literal["on-off", "recorded", "one rank"]
 
 
@@ -198,6 +199,19 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """The longest time of each part of the run, over ranks, by the names of `RankRecord.spent_ns`."""
     warnings: tuple[str, ...] = ()
     absent: dict[str, str] = {}
+
+    @property
+    def unproven(self) -> str | None:
+        """Why its proof failed, of a run that measured on; None of any other run."""
+        failed = self.outcome is Outcome.OK and self.proof is not None and not self.proof.passed
+        return self.proof.detail if failed and self.proof is not None else None
+
+    @property
+    def proof_word(self) -> str | None:
+        """The method of its proof, or that the run is not proven; None where nothing was checked."""
+        if self.proof is None:
+            return None
+        return self.proof.method if self.unproven is None else NOT_PROVEN
 
     def __post_init__(self) -> None:
         require_times(self.started_at)

@@ -48,6 +48,7 @@ from results.tuning import Tuning
 #   rank-record 4, run-result 4  unreleased  the outcome proof_failed
 #   rank-record -, run-result -  unreleased  left of the buckets; exchange_backward_left
 #   plan    -, launch -, rank-record -  unreleased  network
+#   launch -, job -  unreleased  proof: whether a run whose proof fails measures on
 #   paired-call -  unreleased  changes, fail_above, across, looks, others_above; files of a side
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)

@@ -55,7 +55,7 @@ def one_cell(study: Study, beginning: str) -> str:
 def _line(result: RunResult) -> str:
     if result.step_ns is None:
         return f"{result.outcome}: {shortened(str(result.reason), REASON_CHARACTERS)}"
-    proof = "not checked" if result.proof is None else f"{result.proof.method}: {result.proof.detail}"
+    proof = "not checked" if result.proof is None else f"{result.proof_word}: {result.proof.detail}"
     proof = result.absent.get("proof", proof)
     return f"{result.outcome}: step {result.step_ns.value / 1e6:.2f} ms over {result.steps} steps; {proof}"
 

@@ -60,7 +60,7 @@ def matrix_command(
 Function = Callable[..., Any]
 NOT_OF_TRAINING = (
     *("budget", "target", "warmup_steps", "block_steps", "quads", "repeats", "baseline", "trace"),
-    *("isolation", "prune", "rerun", "report_job"),
+    *("isolation", "prune", "rerun", "report_job", "proof"),
 )
 """Options of a measurement, which training lacks."""
 _ORDER = (

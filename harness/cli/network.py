@@ -15,7 +15,7 @@ _OF_STEPS = (
     "selective_checkpointing",
     *("compile", "memory_format", "seed", "memory_limit_mb", "keep_unfit", "isolation", "require", "target"),
     *("warmup_steps", "block_steps", "quads", "prune", "compression", "collective", "jobs_per_cell"),
-    *("report_job", "trace", "tensorboard", "rerun"),
+    *("report_job", "trace", "tensorboard", "rerun", "proof"),
 )
 """Options of `bench matrix` about steps, which a measurement of the network lacks."""
 

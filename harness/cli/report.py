@@ -39,6 +39,7 @@ _OPTIONS = (
         metavar="SHARE",
         help="differences below it are not called faster or slower (2%)",
     ),
+    click.option("--unproven", is_flag=True, help="choose also cells that are not proven, and say so"),
 )
 
 

@@ -14,7 +14,7 @@ from harness.launch.training import trained_cells
 from results.launch import rank_log_path
 from results.outcome import Outcome
 from results.plan import Plan
-from results.run import RunResult
+from results.run import NOT_PROVEN, RunResult
 from results.store import Study
 
 CellState = Literal["done", "running", "waiting", "failed", "skipped", "to do"]
@@ -30,7 +30,7 @@ class CellProgress:
     ok: int
     planned: int
     others: str
-    """The outcomes of the other runs, and why the last one failed; else why the runs have no proof."""
+    """The outcomes of the other runs, and why the last one failed; else why the runs are not proven."""
 
 
 def progress(
@@ -68,9 +68,13 @@ def progress(
         if not others and job is not None and job.is_running and cell not in running:
             others = f"job {job.job.job_id} runs and has not reached it"
         if not others:
-            others = next((run.absent["proof"] for run in reversed(runs) if "proof" in run.absent), "")
+            others = next(filter(None, map(_why_unproven, reversed(runs))), "")
         rows.append(CellProgress(cell=cell, state=state, ok=ok, planned=repeats, others=others))
     return rows
+
+
+def _why_unproven(run: RunResult) -> str | None:
+    return run.absent.get("proof") if run.unproven is None else f"{NOT_PROVEN}: {run.unproven}"
 
 
 def _others(runs: Sequence[RunResult], so_far: Tally) -> str:

@@ -38,7 +38,7 @@ from results.job import RunOptions
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Ending, Evidence, Outcome
 from results.plan import Plan
-from results.run import RunResult
+from results.run import NOT_PROVEN, RunResult
 from results.store import Study, new_id
 
 NEVER_READY = 3
@@ -269,6 +269,8 @@ class Campaign:
             result = self._study.result(cells[run_id], run_id, attempt)
             results.append(result)
             tally.take(result)
+            if result.unproven is not None:
+                self._console.warn(f"{result.cell_id}: {NOT_PROVEN}: {result.unproven}")
             if result.outcome is Outcome.OK:
                 continue
             self._console.warn(f"{result.cell_id}: {result.outcome}: {result.reason}")
@@ -293,7 +295,8 @@ class Campaign:
 def _slots(planned: PlannedLaunch, cells: Sequence[Cell], tally: Tally) -> tuple[Slot, ...]:
     """One slot for each of the cells.
 
-    A launch with forks runs all repeats of a cell. The first one proves it, and the launch ends if it fails.
+    A launch with forks runs all repeats of a cell. The first one proves it; the next ones find out whether it
+    did.
     """
     done, proofs = Counter(tally.ok_runs), dict(tally.proofs)
     slots: list[Slot] = []
@@ -343,6 +346,7 @@ class LaunchMaker:
             silence_s=self.options.silence_s,
             trace=self.options.trace,
             tensorboard=self.options.tensorboard,
+            proof=self.options.proof,
             job_variables=job_variables(),
             training=self.plan.training,
             network=self.plan.network,

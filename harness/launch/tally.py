@@ -165,7 +165,7 @@ class Tally:
                 spent_s={part: spent / 1e9 for part, spent in result.spent_ns.items()},
             )
             self.earlier[cell] = self.earlier[cell].and_then(took) if cell in self.earlier else took
-        if result.proof is not None and result.proof.method != "earlier-run":
+        if result.proof is not None and result.proof.passed and result.proof.method != "earlier-run":
             self.proofs.setdefault(cell, result.run_id)
 
     def close(self, cell_id: str, outcome: Outcome) -> list[str]:
@@ -219,8 +219,11 @@ def study_tally(
 
     A run that a reviewer excluded does not count as done.
     """
+    counted = study.review().counted(results)
+    if options.rerun_failed:
+        counted = [run for run in counted if run.unproven is None]
     so_far = tally(
-        study.review().counted(results),
+        counted,
         plan,
         conditions,
         rerun_failed=options.rerun_failed,

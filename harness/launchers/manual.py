@@ -126,7 +126,8 @@ def typed_line(launch: Launch, path: Path) -> str:
 
 def _waits(study: Study, launch: Launch, code: CodeVersion, options: RunOptions) -> bool:
     """Whether nobody has started a launch of an earlier call, and this call would write the same."""
-    kept, asked = (launch.trace, launch.tensorboard), (options.trace, options.tensorboard)
+    kept = launch.trace, launch.tensorboard, launch.proof
+    asked = options.trace, options.tensorboard, options.proof
     return (
         launch.supervisor_pid is None
         and (launch.code.code_hash, launch.code.packages) == (code.code_hash, code.packages)

@@ -31,6 +31,7 @@ from harness.plan.options import (
     option,
 )
 from results.cell import Backend
+from results.job import OnFailedProof
 from results.plan import Pattern
 from results.strict_yaml import FileKind, Where
 
@@ -134,6 +135,10 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     quads: Annotated[
         Whole,
         option("sync-on, off, off, on quads that measure exposed communication; 0 for none", ge=0, le=1000),
+    ] = None
+    proof: Annotated[
+        OnFailedProof | None,
+        option("a run whose proof fails ends (strict, the default), or measures on as not proven (report)"),
     ] = None
     max_time: Annotated[Duration, option("stop after this, the run in flight is lost: 30m, 2h", gt=0)] = None
     hang_after: Annotated[

@@ -123,6 +123,8 @@ class Measured:
             cell = by_id.get(run.cell_id)
             if cell is None or cell.model_parallel > 1 or run.outcome is not Outcome.OK or run.disturbed:
                 continue
+            if run.unproven is not None:
+                continue
             if (work := _work_of(run, cell)) is not None:
                 runs[cell.id].append(work)
         found: dict[str, Work] = {}

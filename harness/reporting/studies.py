@@ -52,6 +52,7 @@ class CostFlags:
     within: str | None = None
     goal: str | None = None
     smallest_effect: str | None = None
+    unproven: bool | None = None
 
 
 GOALS = "knee, throughput, cost, time:24h or efficiency:80%"
@@ -82,6 +83,7 @@ def read_assumptions(
         within_s=within_s,
         goal=replace(KNEE if flags.goal is None else read_goal(flags.goal), smallest=smallest),
         smallest_effect=smallest,
+        unproven=bool(flags.unproven),
     )
 
 

@@ -21,7 +21,6 @@ from harness.worker.proof.fingerprints import compare_random_state, shared_batch
 from harness.worker.proof.proof import LateProof, first_steps, prove, prove_late, take_first_steps
 from harness.worker.rank.context import Run
 from harness.worker.rank.control import parameters_hash
-from harness.worker.rank.failure import ProofFailedError
 from harness.worker.rank.network import unused_fabric
 from harness.worker.rank.process import free_memory, tune_kernels
 from harness.worker.turns import PROTOCOL, Turns
@@ -84,6 +83,7 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
             run.warnings.append(f"on {platform.node()}: {warning}")
     run.begin("hash")
     run.add_parameters_hash(built.trainer)
+    proof.compare_replicas()
     proof.add_losses_to_a_weaker_one()
     if not only_timed and any(chosen < around.rank.gpus for chosen in around.launch.trace):
         # Steps are collective: all ranks take them, and the chosen ones keep what the profiler saw.
@@ -145,7 +145,7 @@ class RunProof:
     def take_first_steps(self) -> None:
         """Take the first steps of the cell, and prove them unless a proof is known or impossible; collective.
 
-        Raises ProofFailedError on all ranks if they do not train as the cell asks.
+        If they do not train as the cell asks, `Run.fail` decides whether the run ends.
         """
         run, control = self._run, self._around.control
         watched = Watched()
@@ -188,6 +188,8 @@ class RunProof:
                 for record in self._around.study.rank_records(self._cell.id, before)[:1]:
                     if record.environment.program is not None:
                         unlike = unlike_facts(record.environment.program.facts(), run.program.facts())
+                    if record.proof is not None and not record.proof.passed:
+                        unlike.append("its proof failed")
         if self._around.control.from_first(float(len(unlike))):
             return False
         detail = f"run {before} of this cell was proven"
@@ -212,20 +214,27 @@ class RunProof:
                 self._setup, self._trainer, self._batches, around.control, around.log.heartbeat, first
             )
         self._warn_of_shared(self._batches.shared)
-        if around.rank.rank == 0:
-            run.found["proof"] = proof
         if not proof.passed:
-            raise ProofFailedError(proof.detail)
+            run.fail(proof.detail, proof.method)
+        elif around.rank.rank == 0:
+            run.found["proof"] = proof
 
     def _warn_of_shared(self, warning: str | None) -> None:
         if warning is not None:
             self._run.warnings.append(warning)
 
+    def compare_replicas(self) -> None:
+        """Compare the parameters with which the replicas end, where they are to be equal; collective."""
+        found = self._run.found.get("parameters_hash")
+        if found is not None and len(self._around.control.union([found])) > 1:
+            self._run.fail("the replicas' parameters differ at the end of the run", "replica-agreement")
+
     def add_losses_to_a_weaker_one(self) -> None:
         """If the proof is not by a simulation, add the first and the last loss to it."""
         found = self._run.found
         proof = found.get("proof")
-        if proof is None or proof.method not in ("replica-agreement", "sampled-gradients"):
+        weaker = ("replica-agreement", "sampled-gradients")
+        if proof is None or not proof.passed or proof.method not in weaker:
             return
         warmup, steps = found["warmup"].loss, found["steps"].loss
         detail = f"{proof.detail}; loss {(warmup + steps)[0]:.4g} to {steps[-1]:.4g}"
@@ -234,9 +243,11 @@ class RunProof:
     def take_late_steps(self, obstacle: str | None) -> None:
         """Check steps after all that was measured, also in a run that leans on a proof; collective.
 
-        `obstacle` is why none are checked. Raises ProofFailedError on all ranks if one is wrong.
+        `obstacle` is why none are checked. If one is wrong, `Run.fail` decides whether the run ends.
         """
         run, around = self._run, self._around
+        if run.proof_failed:
+            return
         run.begin("late proof")
         timed_s = (sum(run.found["blocks_ns"]) + sum(run.found["warmup"].step_ns)) / 1e9
         obstacle = run.absent.get("proof", obstacle or self._batches.sampler.obstacle)
@@ -258,7 +269,7 @@ class RunProof:
                 "sampled-gradients" if late.sampled else "serial-simulation",
             )
         proof = run.found.get("proof")
-        if proof is not None:
+        if proof is not None and proof.passed:
             detail = f"{proof.detail}; {_late_words(late)}"
             checked = {"late_first": late.first, "late_steps": late.steps} if late.steps else {}
             run.found["proof"] = msgspec.structs.replace(proof, detail=detail, **checked)

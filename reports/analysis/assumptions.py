@@ -83,6 +83,8 @@ class Assumptions:
     """The goal by which the size to buy is chosen."""
     smallest_effect: float = SMALLEST_EFFECT
     """Share from which on a difference between cells matters."""
+    unproven: bool = False
+    """Whether cells that are not proven may be bought: `--unproven`."""
 
     def epoch_of(self, cell: Cell) -> int | None:
         """Samples of one epoch of a cell's data; None if not known."""

@@ -299,13 +299,14 @@ def slow_links(cells: Sequence[CellFigures], peaks: LinkPeaks | None = None) -> 
 
     The network inside of a node and the network between nodes are compared separately, because the second is
     expected to be slower. Bus bandwidth is defined so that it does not depend on the number of ranks.
-    Emulated cells are left out, because their ranks share cores, and so are sizes at which the peak varied.
+    Cells that make no claim are left out (ranks of emulated ones share cores), and so are sizes at which the
+    peak varied.
     """
     known = link_peaks(cells) if peaks is None else peaks
     networks: dict[tuple[object, ...], dict[int, CellCommunication]] = {}
     for figures in cells:
         one = communication(figures, known)
-        if figures.evidence is Evidence.MEASURED and one.peak is not None and one.peak.steady:
+        if figures.no_claim is None and one.peak is not None and one.peak.steady:
             environment, cell = figures.newest.environment, figures.cell
             device, nodes = (environment.device_name, environment.nodes) if environment else (None, 1)
             sizes = networks.setdefault((cell.device, cell.backend, cell.link, device, nodes > 1), {})

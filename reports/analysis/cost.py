@@ -125,7 +125,7 @@ def cheapest_within(frontier: Frontier, within_s: float) -> CellCost | None:
 
 
 def _cost(one: CellFigures, assumptions: Assumptions, gpus_per_node: int) -> CellCost:
-    measured = one.evidence is Evidence.MEASURED
+    measured = one.no_claim is None
     found = quote(assumptions, one.newest, gpus_per_node=gpus_per_node) if measured else None
     rate = found.price.usd_per_gpu_hour * one.cell.gpus if found else None
     samples = one.cell.global_batch
@@ -159,8 +159,8 @@ def _dollars(time_ns: Metric | None, usd_per_hour: float | None) -> Metric | Non
 
 
 def _why_no_cost(one: CellFigures) -> str:
-    if one.evidence is not Evidence.MEASURED:
-        return EMULATED
+    if one.no_claim is not None:
+        return EMULATED if one.evidence is Evidence.EMULATED else f"{one.no_claim}: {one.pool.unproven}"
     environment = one.newest.environment
     if environment is None:
         return "no device is known"

@@ -22,7 +22,7 @@ from results.derivation.communication import bus_factor
 from results.notation import NO_LINK, read_link
 from results.outcome import Evidence
 from results.record import POINT_TO_POINT
-from results.run import OperationSummary
+from results.run import NOT_PROVEN, OperationSummary
 from results.statistics import Metric, ratio_of_runs
 
 Gain = Literal["faster", "no gain", "slower"]
@@ -318,6 +318,8 @@ def incomparable(figures: CellFigures, dense: CellFigures) -> str | None:
     """Why the step times of two cells cannot be compared; None if they can."""
     if figures.evidence is not dense.evidence:
         return f"{figures.evidence} here, {dense.evidence} there"
+    if NOT_PROVEN in (figures.no_claim, dense.no_claim):
+        return NOT_PROVEN
     unlike = unlike_conditions(figures, dense)
     return None if unlike is None else str(unlike)
 

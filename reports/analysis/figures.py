@@ -16,11 +16,12 @@ from reports.analysis.pooling import Pool
 from results.cell import Cell, Precision
 from results.outcome import Evidence
 from results.record import Proof, Training, by_nodes_before, training_before
-from results.run import RunResult
+from results.run import NOT_PROVEN, RunResult
 from results.statistics import FEWEST_FOR_INTERVAL, Metric, differences, over_runs, t_quantile
 
 _STRONGEST_PROOF = ("serial-simulation", "sampled-gradients", "replica-agreement", "earlier-run")
 NOT_CHECKED = "not checked"
+EMULATED = "emulated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,9 @@ class CellFigures:
     exposed_absent: str | None
     """The reason for a missing exposed time."""
     proof: Proof | None
-    """The strongest proof that a counted run carries."""
+    """The strongest proof that a counted run carries, or a failed one."""
+    accepted: bool = False
+    """Whether the reader takes it although it is not proven."""
 
     @property
     def cell(self) -> Cell:
@@ -77,16 +80,31 @@ class CellFigures:
 
     @property
     def proof_method(self) -> str:
+        if self.pool.unproven is not None:
+            return NOT_PROVEN
         return self.proof.method if self.proof else NOT_CHECKED
 
     @property
+    def proven(self) -> bool:
+        """Whether its training was checked, and was right."""
+        return self.proof is not None and self.proof.passed
+
+    @property
+    def no_claim(self) -> str | None:
+        """Why the figures are drawn and decide nothing: `emulated` or `not proven`; None if they decide."""
+        if self.evidence is Evidence.EMULATED:
+            return EMULATED
+        return NOT_PROVEN if self.pool.unproven and not self.accepted else None
+
+    @property
     def why_no_proof(self) -> str | None:
-        """Why the newest run has no proof, where its strategy declares so."""
-        return None if self.proof else self.newest.absent.get("proof")
+        """Why the newest run has no proof, where its strategy declares so, or why its proof failed."""
+        return self.pool.unproven if self.proof else self.newest.absent.get("proof")
 
 
-def cell_figures(pool: Pool) -> CellFigures | None:
-    """The figures of a pool; None if no run of it counts."""
+def cell_figures(pool: Pool, *, unproven: bool = False) -> CellFigures | None:
+    """The figures of a pool; None if no run of it counts. `unproven`: whether a reader takes it without a
+    proof."""
     if not pool.runs:
         return None
     steps = [run.step_ns.value for run in pool.runs if run.step_ns is not None]
@@ -111,6 +129,7 @@ def cell_figures(pool: Pool) -> CellFigures | None:
         exposed_absent=None if complete else _why_not_exposed(pool.runs),
         # The strongest one.
         proof=min(proofs, key=lambda proof: _STRONGEST_PROOF.index(proof.method), default=None),
+        accepted=unproven and not any(proof.passed for proof in proofs),
     )
 
 

@@ -13,6 +13,7 @@ from reports.fields import Field
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import NOTHING
 from results.plan import Scaling
+from results.run import NOT_PROVEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,8 @@ def runs_text(figures: CellFigures) -> str:
     share = f"{there}" if there >= planned else f"{there} of {planned}"
     out = figures.pool.disturbed_out
     disturbed = f", {out} disturbed left out" if out else ", disturbed" if figures.disturbed else ""
-    return f"{share} {figures.evidence}{disturbed}"
+    unproven = f", {NOT_PROVEN}" if figures.pool.unproven else ""
+    return f"{share} {figures.evidence}{disturbed}{unproven}"
 
 
 def against(efficiency: Efficiency) -> str:

@@ -29,7 +29,6 @@ import numpy as np
 from reports.analysis.figures import CellFigures
 from reports.analysis.scaling import Curve, unlike_conditions
 from reports.text import count, whole_percent
-from results.outcome import Evidence
 from results.statistics import Metric, ratio_of_runs
 
 PAYS_FROM = 0.5
@@ -145,10 +144,8 @@ class Size:
 def knee(curve: Curve) -> Knee:
     """The knee of a curve, from the single device that it is measured against, if that is smaller."""
     cells = cells_of(curve)
-    unclaimed = {
-        one.cell.gpus: "emulated sizes make no claim" for one in cells if one.evidence is Evidence.EMULATED
-    }
-    measured = [one for one in cells if one.evidence is Evidence.MEASURED]
+    unclaimed = {one.cell.gpus: f"{why} sizes make no claim" for one in cells if (why := one.no_claim)}
+    measured = [one for one in cells if one.no_claim is None]
     judged = measured[:1]
     for smaller, larger in pairwise(measured):
         if (unlike := unlike_conditions(larger, smaller)) is not None:

@@ -2,7 +2,8 @@
 
 The newest environment with a successful run counts; every other run is named with the facts that differ.
 Runs of that environment that other processes disturbed are left out if at least two other runs remain, so
-that one slow run does not move a figure. All figures of a study rest on the same runs.
+that one slow run does not move a figure. Runs whose proof failed count only where no other run of their cell
+does. All figures of a study rest on the same runs.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class Pool:
         return sorted(runs, key=lambda run: run.run_id)
 
     @property
+    def unproven(self) -> str | None:
+        """Why the proof of the newest run that counts failed; None if it did not."""
+        return self.runs[-1].unproven if self.runs else None
+
+    @property
     def excluded(self) -> tuple[LeftOut, ...]:
         """The runs that reviewers excluded."""
         return tuple(left for left in self.left_out if left.excluded)
@@ -90,13 +96,8 @@ def pool(
     ordered = [run for run in every if run.run_id not in excluded]
     gone = (run for run in every if run.run_id in excluded)
     out = (LeftOut(cell=cell, run=run, reason=excluded[run.run_id], excluded=True) for run in gone)
-    ok = [
-        result
-        for result in ordered
-        if result.outcome is Outcome.OK
-        and result.step_ns is not None
-        and (result.proof is None or result.proof.passed)
-    ]
+    timed = [run for run in ordered if run.outcome is Outcome.OK and run.step_ns is not None]
+    ok = [run for run in timed if run.unproven is None] or timed
     same = [run for run in ok if _alike(run, ok[-1])]
     alike = [run for run in same if run.evidence is Evidence.MEASURED] or same
     counted = undisturbed(alike, [run.disturbed for run in alike])

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reports.analysis.effect import side
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import EMULATED, CellFigures
 from reports.analysis.outcomes import Failure
 from reports.analysis.pooling import differing, machine_facts
 from reports.analysis.series import MergedSeries, SeriesKey
 from results.cell import DEFAULT_COLLECTIVE, UNCOMPRESSED, StepPolicy
 from results.notation import NO_LINK
-from results.outcome import Evidence
 from results.plan import Scaling
+from results.run import NOT_PROVEN
 from results.statistics import Metric, ratio_of_runs
 
 SINGLE_RUN_NOISE = 0.05
@@ -177,11 +177,13 @@ def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: 
     if baseline is None:
         return Efficiency(metric=None, baseline=None, no_claim=NoClaim(without))
     no_claim: NoClaim | None
-    if figures.evidence is Evidence.EMULATED:
+    if figures.no_claim == EMULATED:
         stand_in = "a stand-in (shared cores, virtual nodes, a link) makes no efficiency claim"
-        no_claim = NoClaim("emulated", stand_in)
-    elif baseline.figures.evidence is Evidence.EMULATED:
-        no_claim = NoClaim("the baseline is emulated")
+        no_claim = NoClaim(EMULATED, stand_in)
+    elif figures.no_claim is not None:
+        no_claim = NoClaim(figures.no_claim, figures.pool.unproven)
+    elif baseline.figures.no_claim is not None:
+        no_claim = NoClaim(f"the baseline is {baseline.figures.no_claim}")
     else:
         no_claim = unlike_conditions(figures, baseline.figures)
     if no_claim is not None:
@@ -198,8 +200,7 @@ def efficiency(figures: CellFigures, baseline: BaselineCell | None, *, without: 
 def _best_singles(
     series: Sequence[MergedSeries], figures: Mapping[str, CellFigures]
 ) -> dict[tuple[object, ...], BaselineCell]:
-    """The fastest plain one-device cell of each piece of work; a measured one is preferred to an emulated
-    one.
+    """The fastest plain one-device cell of each piece of work; one that makes claims is preferred.
 
     Series that differ only in their exchange do the same work and share this cell: one device has no network.
     """
@@ -213,7 +214,7 @@ def _best_singles(
         best[key.work] = min(
             best.get(key.work, candidate),
             candidate,
-            key=lambda it: (it.figures.evidence is not Evidence.MEASURED, it.figures.step_ns.value),
+            key=lambda it: (it.figures.no_claim is not None, it.figures.step_ns.value),
         )
     return best
 
@@ -256,8 +257,14 @@ class Piece:
 
     @property
     def measured(self) -> list[Named]:
-        """The measured points, curve by curve."""
+        """The points that make claims, curve by curve."""
         return [(curve, point) for curve in self.curves for point in curve.points if is_measured(point)]
+
+    @property
+    def unproven(self) -> list[Named]:
+        """The measured points that make no claim because they are not proven, curve by curve."""
+        every = [(curve, point) for curve in self.curves for point in curve.points]
+        return [named for named in every if named[1].figures.no_claim == NOT_PROVEN]
 
 
 def piece_of(curves: Iterable[Curve], workload: str, kind: Scaling) -> Piece | None:
@@ -285,7 +292,8 @@ def pieces(curves: Iterable[Curve]) -> list[Piece]:
 
 
 def is_measured(point: CurvePoint) -> bool:
-    return point.figures.evidence is Evidence.MEASURED
+    """Whether a point makes claims: it is not emulated, and its proof did not fail."""
+    return point.figures.no_claim is None
 
 
 def rate(named: Named) -> float:

@@ -22,6 +22,7 @@ from reports.analysis.scaling import Efficiency, Piece, pieces
 from reports.analysis.study import StudyFigures
 from reports.text import count, number
 from results.cell import Cell, label
+from results.run import NOT_PROVEN
 from results.statistics import Metric, ratio_of_runs
 
 Change = Literal["faster", "slower", "no difference shown"]
@@ -168,6 +169,8 @@ def _entry(study: StudyFigures, one: CellFigures, first: CellFigures | None) -> 
             differs = differing(there.pooling_facts(), here.pooling_facts())
         if one.evidence is not first.evidence:
             absent = f"{one.evidence} here, {first.evidence} there"
+        elif NOT_PROVEN in (one.no_claim, first.no_claim):
+            absent = NOT_PROVEN
         elif there is None or here is None:
             absent = NO_ENVIRONMENT
         else:

@@ -23,10 +23,10 @@ from reports.analysis.study import StudyFigures
 from reports.text import count, devices, duration, listed, metric, percent, whole_percent
 from results.cell import Device
 from results.plan import Scaling
+from results.run import NOT_PROVEN
 from results.statistics import FEWEST_FOR_INTERVAL, Metric
 
 LEFT_OUT = "what the curves end in trains in another way, or is not proven"
-UNPROVEN = "not proven"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candid
     found: dict[str, Candidate] = {}
     left_out: dict[str, None] = {}
     precisions = {point.figures.cell.precision for _, point in piece.measured}
-    for curve, point in piece.measured:
+    for curve, point in (*piece.measured, *piece.unproven):
         strategy, figures = curve.key.label, point.figures
         refused = _refused(figures, differences_in_training(figures, precisions))
         if refused is not None:
@@ -95,8 +95,8 @@ def candidates_of(piece: Piece, costs: dict[str, CellCost]) -> tuple[list[Candid
 
 
 def _refused(figures: CellFigures, differences: Sequence[str]) -> str | None:
-    if figures.proof is None:
-        return UNPROVEN
+    if not figures.proven and not figures.accepted:
+        return NOT_PROVEN
     return f"it {listed(differences)}" if differences else None
 
 
@@ -266,7 +266,7 @@ disturbed or of changed code. high: none of these."""
 LIKELY_FROM = 0.8
 CPU = "ranks on CPU share the cores of a machine"
 ONE_SIZE = "one size alone was measured: at least two are needed to say whether growing pays"
-NOT_PROVEN = "no measured cell has a proof that it trained"
+NONE_PROVEN = "no measured cell has a proof that it trained: bench report --unproven chooses without one"
 ONE_LEFT = "one size alone is left to choose from: the others train in another way, or are not proven"
 OTHER_TRAINING = "all measured strategies train in another way than plain data parallelism"
 ALL_EMULATED = EMULATED.partition(":")[0] + ": stand-ins say nothing of devices that one buys"
@@ -295,6 +295,8 @@ class Purchase:
     """The efficiency at `shown_to` with the same strategy; None if `efficiency` is None."""
     against: str | None
     """The baseline of the efficiency: `single on 1`."""
+    proven: bool
+    """Whether it was proven that it trains; it may be bought without by `--unproven`."""
     epoch_ns: Metric | None
     usd_per_epoch: Metric | None
 
@@ -311,7 +313,12 @@ class Purchase:
     @property
     def text(self) -> str:
         """`16 GPUs with ddp`; `64 GPUs with ddp (128 GPUs in 20 % of resamples)`."""
-        return f"{self.size} with {self.strategy}{f' ({self.doubt})' if self.doubt else ''}"
+        return f"{self.size} {self.how}{f' ({self.doubt})' if self.doubt else ''}"
+
+    @property
+    def how(self) -> str:
+        """`with ddp`; `with ddp, which is not proven`."""
+        return f"with {self.strategy}{'' if self.proven else f', which is {NOT_PROVEN}'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +374,7 @@ class SizeToBuy:
         if self.choice is None:
             return f"No size to buy: {self.absent}."
         because = f": {'; '.join(self.doubts)}" if self.doubts else ""
-        told = f"To buy: {self.choice.size} with {self.choice.strategy}, {self.goal}"
+        told = f"To buy: {self.choice.size} {self.choice.how}, {self.goal}"
         return f"{told} ({self.confidence} confidence{because}): {self.why}."
 
 
@@ -413,13 +420,13 @@ def _size_to_buy(
 
 def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
     """Why nothing can be recommended; None if something may."""
-    measured = [point.figures for _, point in piece.measured]
+    measured = [point.figures for _, point in piece.measured or piece.unproven]
     if not measured:
         return ALL_EMULATED
     if any(one.cell.device == "cpu" for one in measured):
         return CPU
-    if all(one.proof is None for one in measured):
-        return NOT_PROVEN
+    if not any(one.proven or one.accepted for one in measured):
+        return NONE_PROVEN
     if not candidates:
         return OTHER_TRAINING
     if len({one.cell.gpus for one in measured}) < 2:
@@ -449,6 +456,7 @@ def _choice(picked: Picked, candidates: Sequence[Candidate]) -> Purchase:
         efficiency=claimed.metric if claimed else None,
         shown_efficiency=smaller[0] if claimed and smaller else None,
         against=claimed.baseline.short if claimed and claimed.baseline else None,
+        proven=one.figures.proven,
         epoch_ns=one.cost.epoch_ns,
         usd_per_epoch=one.cost.usd_per_epoch,
     )
@@ -478,7 +486,9 @@ def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, piece: Piece
     # Sizes that failed between the choice and its measured neighbours: growing to them may pay, or not.
     untold = sorted({gap.gpus for curve in piece.curves for gap in _untold(curve, picked.candidate)})
     failed = [f"no figure on {listed([f'{gpus:,}' for gpus in untold])}"] if untold else []
+    unproven = [one for one in rests_on.cells if study.cells[one].accepted]
     doubts = {
+        f"{count(len(unproven), 'cell')} of {len(rests_on.cells):,} {NOT_PROVEN}": unproven,
         f"{count(rests_on.fewest_runs, 'run')} a size (fewer than {FEWEST_FOR_INTERVAL})": few,
         f"{_part(disturbed, runs)} disturbed": disturbed,
         f"{_part(rests_on.dirty, rests_on.runs)} of code with local changes": rests_on.dirty,
@@ -504,6 +514,6 @@ def _part(these: int, runs: int) -> str:
 def _confidence(picked: Picked, rests_on: RestsOn, doubts: Sequence[str]) -> Confidence:
     odds = picked.knee.odds if picked.knee else None
     likely = odds[picked.candidate.gpus] >= LIKELY_FROM if odds else not picked.open
-    if not likely or rests_on.fewest_runs == 1:
+    if not likely or rests_on.fewest_runs == 1 or not picked.candidate.figures.proven:
         return "low"
     return "medium" if doubts else "high"

@@ -235,7 +235,9 @@ def analyse(
         cell_id: pool(cell, by_cell.get(cell_id, []), planned=planned[cell_id], excluded=excluded)
         for cell_id, cell in cells.items()
     }
-    found = {cell_id: one for cell_id, runs in pools.items() if (one := cell_figures(runs)) is not None}
+    bought = assumptions is not None and assumptions.unproven
+    figures = {cell_id: cell_figures(runs, unproven=bought) for cell_id, runs in pools.items()}
+    found = {cell_id: one for cell_id, one in figures.items() if one is not None}
     drifted = drift(review.counted(results))
     known = cells.keys() | ({drifted.cell_id} if drifted else set())
     failed = failures(plans, pools.values())

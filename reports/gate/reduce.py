@@ -20,7 +20,7 @@ from results.baseline import Baseline, Subject
 from results.cell import Cell, StepPolicy, label
 from results.errors import SchemaError, StoreError, UsageError, bench_call
 from results.record import RankRecord
-from results.run import RunResult
+from results.run import NOT_PROVEN, RunResult
 from results.store import Study, utc_now, utc_text
 
 V = TypeVar("V")
@@ -76,11 +76,13 @@ def _subject(study: Study, pooled: Pool, settings: str) -> Subject:
     name = f"{cell.workload}, {label(cell)}, {cell.gpus} x {cell.batch_per_replica}"
     if settings:
         name += f", {settings}"
-    if not runs:
+    if not runs or pooled.unproven is not None:
         why = pooled.excluded[-1].reason if pooled.excluded else NOT_RUN
         if pooled.lost:
             lost = pooled.lost[-1]
             why = f"{outcome_words(lost.outcome)}: {lost.reason or 'no reason is known'}"
+        if pooled.unproven is not None:
+            why = f"{NOT_PROVEN}: {pooled.unproven}"
         return Subject(key=subject_key(cell), label=name, failed=why)
     newest = runs[-1]
     # Independent figures: one for each run, or for each launch.

@@ -651,7 +651,7 @@ RUNS = (
     real("loss_first", "run.loss_first"),
     real("loss_last", "run.loss_last"),
     whole("loss_last_samples"),
-    text("proof", "run.proof.method"),
+    text("proof", "run.proof_word"),
     flag("replicas_agree", "run.replicas_agree"),
     real("foreign_cpu_cores", "run.foreign_cpu_cores"),
     flag("disturbed", "run.disturbed"),

@@ -143,7 +143,9 @@ _SHARED = (
             "random projections of every gradient are the mean of the replicas'; updates are not "
             "recomputed. <code>replica-agreement</code>, weaker: the parameters of "
             "all replicas are equal bit for bit at the end and the loss is finite. <code>earlier-run</code>: "
-            "an earlier run of the same cell and code was checked. A run whose check fails has no figure."
+            "an earlier run of the same cell and code was checked. A run whose check fails has no figure; "
+            "under <code>--proof report</code> it is <code>not proven</code>: it is drawn, and decides "
+            "nothing."
         ),
     ),
     Definition(

@@ -17,6 +17,7 @@ from reports.text import count, device_word, percent, size
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY, Cell
 from results.outcome import Evidence, Outcome
 from results.projection import Lift, Refusal
+from results.run import NOT_PROVEN
 
 NETWORK_HOURS = 1 / 20
 """Assumed hours of a measurement of the network, which takes a minute and its start-up."""
@@ -125,6 +126,15 @@ def _emulated(asked: Asked, gpus: int) -> Refusal | None:
     )
     needs = f"it needs other hardware, a separate device for each {word} on {named}"
     return Refusal(kind="emulated", reason=reason, lift=Lift(command=None, what=needs))
+
+
+def _unproven(asked: Asked, gpus: int) -> Refusal | None:
+    wrong = [one.cell.gpus for one in asked.of.cells if one.no_claim == NOT_PROVEN]
+    if not wrong:
+        return None
+    reason = f"{', '.join(f'{one:,}' for one in wrong)} was {NOT_PROVEN}, so its steps may train otherwise"
+    needs = "it needs runs that are proven: docs/proof.md says what a proof compares"
+    return Refusal(kind="unproven", reason=reason, lift=Lift(command=None, what=needs))
 
 
 def _cores(asked: Asked, gpus: int) -> Refusal | None:
@@ -259,6 +269,7 @@ _LAW_REFUSALS: dict[str, Callable[[Asked, int], Refusal]] = {
 _RULES: tuple[Callable[[Asked, int], Refusal | None], ...] = (
     _strategy,
     _emulated,
+    _unproven,
     _cores,
     _mixed,
     _disturbed,

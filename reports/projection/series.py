@@ -16,7 +16,6 @@ from reports.projection.bands import shipped
 from reports.projection.laws import Steps, chosen_law
 from reports.text import percent, whole_percent
 from results.cell import Cell
-from results.outcome import Evidence
 from results.statistics import Metric
 
 REPLAY = "replay"
@@ -85,7 +84,7 @@ class Measured:
 def measured(curve: Curve, *, to: int, per_node: int) -> Measured:
     """The sizes of a curve that have figures."""
     every = tuple(cells_of(curve))
-    cells = tuple(one for one in every if one.evidence is Evidence.MEASURED) or every
+    cells = tuple(one for one in every if one.no_claim is None) or every
     largest = cells[-1].cell.gpus
     doubled = [largest * 2**times for times in range(1, max(1, to // largest).bit_length())]
     return Measured(

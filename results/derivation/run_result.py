@@ -215,7 +215,8 @@ def _outcome(
         if run_id in attempt.outcomes:
             return attempt.outcomes[run_id], attempt.reasons.get(run_id)
         return Outcome.MISSING_RANKS, f"{missing} of {expected} ranks left no record"
-    if _replicas_agree(ranks) is False:
+    proof = _proof(ranks)
+    if _replicas_agree(ranks) is False and (proof is None or proof.passed):
         return Outcome.CRASHED, "the replicas' parameters differ at the end of the run"
     return Outcome.OK, None
 

@@ -84,6 +84,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path) -> None:
     global_batch_size: 64
     scaling: [weak, strong]
     baseline: false
+    proof: report
     repeats: 5
     dataset: synthetic
     device: cpu

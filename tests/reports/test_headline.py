@@ -5,7 +5,6 @@ from __future__ import annotations
 from reports.analysis.headline import headline, headline_table
 from reports.table import TextTable
 from results.outcome import Evidence, Outcome
-from results.record import Proof
 
 
 def column(table: TextTable, title: str) -> list[str]:
@@ -91,17 +90,6 @@ def test_a_failed_run_beside_good_ones_is_listed(planted, new_timing) -> None:
     study = planted.analysed()
     assert [lost.run.reason for lost in study.lost] == ["rank 0: silent for 60 s"]
     assert study.failures == ()
-
-
-def test_a_run_whose_training_was_not_proved_has_no_figure(planted, new_timing) -> None:
-    cell = planted.series("weak", "single", [1], batch=8)[0]
-    planted.plan()
-    failed = Proof(method="serial-simulation", passed=False, detail="gradients differ by 0.5")
-    planted.run(cell, new_timing(step_ms=10, proof=failed))
-    study = planted.analysed()
-    assert headline(study) == []
-    assert study.failures[0].outcome == "unusable"
-    assert "gradients differ by 0.5" in study.failures[0].reason
 
 
 def test_skips_of_one_reason_are_put_together(planted) -> None:

@@ -11,7 +11,7 @@ import pytest
 from harness.reporting.studies import place_words, read_goal
 from reports.analysis.assumptions import Assumptions, Goal
 from reports.analysis.next_run import next_run
-from reports.analysis.size_to_buy import CPU, NOT_PROVEN, ONE_LEFT, ONE_SIZE, SizeToBuy, sizes_to_buy
+from reports.analysis.size_to_buy import CPU, NONE_PROVEN, ONE_LEFT, ONE_SIZE, SizeToBuy, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from results.catalogue.prices import Price
@@ -115,7 +115,7 @@ def test_a_goal_that_no_point_reaches_has_no_size(gpus) -> None:
 
 def test_cpu_ranks_stand_ins_one_size_and_what_is_not_proven_get_none(gpus) -> None:
     assert bought(gpus(device="cpu")).absent == CPU
-    assert bought(gpus(proof=None)).absent == NOT_PROVEN
+    assert bought(gpus(proof=None)).absent == NONE_PROVEN
     assert "emulated" in str(bought(gpus(evidence=Evidence.EMULATED)).absent)
     assert bought(gpus({1: 10.0})).absent == ONE_SIZE
 

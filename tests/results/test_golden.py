@@ -248,6 +248,7 @@ LAUNCH_4 = msgspec.structs.replace(
     network=NETWORK_ORDER,
     env=("NCCL_ALGO=Ring",),
     python="/engines/bin/python",
+    proof="report",
 )
 ATTEMPT = Attempt(
     launch_id=LAUNCH.launch_id,
@@ -515,7 +516,7 @@ JOB = Job(
 )
 JOB_2 = msgspec.structs.replace(
     JOB,
-    options=msgspec.structs.replace(JOB.options, trace=(0, 3), tensorboard=True),
+    options=msgspec.structs.replace(JOB.options, trace=(0, 3), tensorboard=True, proof="report"),
     arguments=("tune",),
 )
 SUBMISSION = Submission(

@@ -81,7 +81,12 @@ POLICY = StepPolicy(block_steps=5, warmup_max_steps=5, min_blocks=2, max_blocks=
 
 
 def run_cell(
-    rank: int, folder: str, fields: Fields, broken: tuple[str, str] | None, proved_by: str | None
+    rank: int,
+    folder: str,
+    fields: Fields,
+    broken: tuple[str, str] | None,
+    proved_by: str | None,
+    proof: str,
 ) -> Fields:
     """On a rank: the record of a whole run of the cell."""
     size = torch.distributed.get_world_size()
@@ -90,7 +95,7 @@ def run_cell(
             path, name = broken
             stack.enter_context(runpy.run_path(path)[name](rank, size))
         cell = _cell(size, {"steps": POLICY} | fields)
-        launch = {"source_folder": str(Path(__file__).parent)}
+        launch = {"source_folder": str(Path(__file__).parent), "proof": proof}
         around = stack.enter_context(a_context(rank, folder, launch))
         slot = Slot(cell_id=cell.id, run_id="r", repeat=1, proved_by=proved_by)
         with redirect_stderr(io.StringIO()):
@@ -114,9 +119,10 @@ def whole_runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callab
         *,
         broken: Callable[..., object] | None = None,
         proved_by: str | None = None,
+        proof: str = "strict",
     ) -> list[Fields]:
         folder = str(tmp_path_factory.mktemp("run"))
-        return ranks(size, run_cell, folder, fields, _place(broken), proved_by)
+        return ranks(size, run_cell, folder, fields, _place(broken), proved_by, proof)
 
     return run
 

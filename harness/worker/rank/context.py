@@ -13,8 +13,9 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+import msgspec
 import psutil
 import torch
 from torch.nn.attention import _cur_sdpa_kernel_backends
@@ -186,15 +187,27 @@ class Run:
         self.around.log.event(part)
 
     def require(self, missed: str | None) -> None:
-        """End the run on all ranks if on one of them a step did not do what the cell asks for; collective."""
+        """Fail on all ranks if on one of them a step did not do what the cell asks for; collective."""
         every = self.around.control.union([] if missed is None else [missed])
         if every:
             self.fail(missed or every[0])
 
-    def fail(self, detail: str, method: ProofMethod = "serial-simulation") -> NoReturn:
-        """End the run as one that did not train. All ranks must call it."""
-        self.found["proof"] = Proof(method=method, passed=False, detail=detail)
-        raise ProofFailedError(detail)
+    def fail(self, detail: str, method: ProofMethod = "serial-simulation") -> None:
+        """Record that the proof failed, and end the run, unless the launch reports failed proofs and measures
+        on. All ranks must call it."""
+        failed = Proof(method=method, passed=False, detail=detail)
+        if self.proof_failed:
+            first = self.found["proof"]
+            failed = msgspec.structs.replace(first, detail=f"{first.detail}; {detail}")
+        self.found["proof"] = failed
+        if self.around.launch.proof == "strict":
+            raise ProofFailedError(detail)
+
+    @property
+    def proof_failed(self) -> bool:
+        """Whether a comparison of this run has failed already, on any rank."""
+        proof = self.found.get("proof")
+        return proof is not None and not proof.passed
 
     def add_parameters_hash(self, trainer: Trainer) -> None:
         """Hash the parameters that training ends with; collective."""

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from reports.analysis.budget import BudgetPart
+from reports.analysis.figures import EMULATED
 from reports.analysis.verdict.scalability import Dominant, Scalability
 from reports.analysis.verdict.sentences import PART_WORDS
 from reports.analysis.verdict.verdict import WorkloadVerdict
 from reports.text import listed, metric, percent
+from results.run import NOT_PROVEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +85,9 @@ def _trust(found: WorkloadVerdict) -> Iterator[Clause]:
         failed = f", {len(made.failed):,} failed" if made.failed else ""
         yield Clause(title="runs", text=f"{made.runs:,}, {disturbed}{failed}", rank=1)
     states = ("failed", gone.failed), ("not run", gone.not_run), ("skipped", gone.skipped)
-    told = [f"{state} {listed(points)}" for state, points in (*states, ("emulated", gone.emulated)) if points]
+    silent = (EMULATED, gone.emulated), (NOT_PROVEN, gone.not_proven)
+    told = [f"{state} {listed(points)}" for state, points in (*states, *silent) if points]
     if gone.unproved:
-        told.append(f"{gone.unproved:,} of {gone.cells:,} cells not proven")
+        told.append(f"{gone.unproved:,} of {gone.cells:,} cells not checked")
     if told:
         yield Clause(title="without", text="; ".join(told), rank=3)

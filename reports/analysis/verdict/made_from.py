@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from reports.analysis.figures import EMULATED, CellFigures
 from reports.analysis.outcomes import NOT_RUN, UNUSABLE, outcome_words
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.text import count, listed
 from results.cell import BASELINE_STRATEGY, label
-from results.outcome import Evidence, Outcome
+from results.outcome import Outcome
+from results.run import NOT_PROVEN
 
 Named = tuple[str, int]
 """The label of a series, and a size."""
@@ -28,7 +30,9 @@ class Missing:
     not_run: tuple[str, ...]
     """Planned points that were not run before the study ended."""
     emulated: tuple[str, ...]
-    """Points with figures that make no claim."""
+    """Points with figures that make no claim, because they are stand-ins."""
+    not_proven: tuple[str, ...]
+    """Points with figures that make no claim, because their proof failed."""
     unproved: int
     """Cells whose training was not checked."""
     cells: int
@@ -45,12 +49,12 @@ def missing(study: StudyFigures, workload: str) -> Missing:
             if gap.outcome is not None and gap.outcome != NOT_RUN:
                 failed.setdefault(curve.key.label, {})[outcome_text(gap.outcome)] = None
     outcomes = {name: f" ({', '.join(those)})" for name, those in failed.items()}
-    emulated = ((label(one.cell), one.cell.gpus) for one in cells if one.evidence is Evidence.EMULATED)
     return Missing(
         skipped=_texts(_skipped(study, workload, curves)),
         failed=_texts(_gaps(curves, not_run=False), outcomes=outcomes),
         not_run=_texts(_gaps(curves, not_run=True)),
-        emulated=_texts(emulated),
+        emulated=_texts(_silent(cells, EMULATED)),
+        not_proven=_texts(_silent(cells, NOT_PROVEN)),
         unproved=sum(cell.proof is None for cell in cells),
         cells=len(cells),
     )
@@ -71,6 +75,11 @@ def _skipped(study: StudyFigures, workload: str, curves: Sequence[Curve]) -> Ite
         planned |= {gap.gpus for curve in own for gap in curve.gaps if not gap.skipped}
         if planned != {1}:
             yield from ((name, gpus) for gpus in group.gpus if gpus > 1 or not has_single)
+
+
+def _silent(cells: Iterable[CellFigures], why: str) -> Iterator[Named]:
+    """The points with figures that make no claim for this reason."""
+    return ((label(one.cell), one.cell.gpus) for one in cells if one.no_claim == why)
 
 
 def outcome_text(outcome: str) -> str:
@@ -144,11 +153,7 @@ class MadeFrom:
 
 def made_from(study: StudyFigures, workload: str) -> MadeFrom:
     """Count the runs of one workload."""
-    cells = [
-        one
-        for one in study.cells.values()
-        if one.cell.workload == workload and one.evidence is Evidence.MEASURED
-    ]
+    cells = [one for one in study.cells.values() if one.cell.workload == workload and one.no_claim is None]
     claims = (point.efficiency for curve in study.curves for point in curve.points)
     baselines = {claim.baseline.figures.cell.id for claim in claims if claim.baseline}
     return MadeFrom(

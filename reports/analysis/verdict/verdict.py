@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from reports.analysis.budget import budget
 from reports.analysis.communication import communication_finding, link_peaks, slow_links
 from reports.analysis.exchange import exchange_parts
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import EMULATED, CellFigures
 from reports.analysis.next_run import NextRun, next_run
 from reports.analysis.size_to_buy import ALL_EMULATED, CPU, SizeToBuy, sizes_to_buy
 from reports.analysis.stragglers import Stragglers, stragglers
@@ -23,7 +23,7 @@ from reports.analysis.verdict.scalability import Scalability, scalability
 from reports.analysis.verdict.sentences import cost_sentences, scaling_sentences
 from reports.text import capital, count, devices, listed, percent
 from results.cell import label
-from results.outcome import Evidence
+from results.run import NOT_PROVEN
 
 INPUT_BOUND = 0.1
 """Share of a step from which waiting for data is named."""
@@ -109,7 +109,7 @@ def _workload(study: StudyFigures, workload: str, sizes: Sequence[SizeToBuy]) ->
 
 def slow_cells(cells: Iterable[CellFigures]) -> list[tuple[CellFigures, Stragglers]]:
     """The measured cells with persistently slow ranks, the largest first."""
-    measured = [one for one in cells if one.evidence is Evidence.MEASURED]
+    measured = [one for one in cells if one.no_claim is None]
     found = [(one, ranks) for one in measured if (ranks := stragglers(one)) and ranks.persistent]
     return sorted(found, key=lambda pair: -pair[0].cell.gpus)
 
@@ -129,7 +129,7 @@ def _slow_ranks(cells: Sequence[CellFigures]) -> str | None:
 def _inputs(cells: Sequence[CellFigures]) -> Iterator[str]:
     """A sentence on the cell with the largest share of input in its step, if cells are bound by their
     input."""
-    budgets = [budget(one) for one in cells if one.evidence is Evidence.MEASURED]
+    budgets = [budget(one) for one in cells if one.no_claim is None]
     bound = {one.cell.id: one for one in budgets if one and (one.share("input") or 0.0) >= INPUT_BOUND}
     if not bound:
         return
@@ -203,7 +203,7 @@ def _left_out(facts: WorkloadVerdict) -> Iterator[str]:
         noun = "other batches, settings or links"
         yield f"{'another batch, setting or link' if others == 1 else f'{others:,} {noun}'} (see the curves)"
     states = ("failed", gone.failed), ("not run yet", gone.not_run), ("skipped", gone.skipped)
-    for state, points in (*states, ("emulated", gone.emulated)):
+    for state, points in (*states, (EMULATED, gone.emulated), (NOT_PROVEN, gone.not_proven)):
         if points:
             yield f"{state}: {listed(points, last=', ')}"
     if gone.unproved:

@@ -14,7 +14,7 @@ from reports import fields
 from reports.analysis.budget import PARTS, BudgetPart, CellBudget, budget, why_no_budget
 from reports.analysis.communication import communication
 from reports.analysis.figures import CellFigures
-from reports.analysis.scaling import Curve
+from reports.analysis.scaling import Curve, is_measured
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
 from reports.page.looks import ROW, cell_label, works
@@ -22,7 +22,6 @@ from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, 
 from reports.table import Column, figures, table, words
 from reports.text import count, duration, listed, percent
 from results.cell import REFERENCE_STRATEGY
-from results.outcome import Evidence
 
 _SYNTHETIC = (
     "the data are synthetic and made before the first step, so the time of a loader of real data is not in "
@@ -54,12 +53,12 @@ def _rows(curves: Sequence[Curve]) -> Labelled:
     found: dict[str, tuple[str, CellBudget]] = {}
     for size in sorted({point.gpus for curve in curves for point in curve.points}):
         here = [(curve, one) for curve in curves for one in curve.points if one.gpus == size]
-        fastest = max(here, key=lambda pair: pair[1].figures.samples_per_s.value)
+        fastest = max(here, key=lambda pair: (is_measured(pair[1]), pair[1].figures.samples_per_s.value))
         plain = [pair for pair in here if pair[0].key.exchange == REFERENCE_STRATEGY]
         for curve, point in (fastest, *plain):
             own = budget(point.figures)
             if own is not None:
-                emulated = ", emulated" if point.figures.evidence is Evidence.EMULATED else ""
+                emulated = f", {point.figures.no_claim}" if point.figures.no_claim else ""
                 found.setdefault(own.cell.id, (f"{curve.key.exchange} on {size:,}{emulated}", own))
     return list(found.values())
 

@@ -26,7 +26,6 @@ from reports.page.section import Block, Bullets, Definition, Drawing, Drawings, 
 from reports.text import count, devices, duration, listed, metric, percent
 from results.cell import REFERENCE_STRATEGY
 from results.notation import NO_LINK
-from results.outcome import Evidence
 from results.statistics import Metric
 
 ByCell = Mapping[str, CellCommunication]
@@ -155,7 +154,7 @@ def _point(curve: Curve, transfer: Metric, point: CurvePoint) -> Point:
         share,
         label=f"{curve.key.label} on {where}: {told}; {runs_text(figures)}",
         href=f"{ROW}{figures.cell.id}",
-        hollow=figures.evidence is Evidence.EMULATED,
+        hollow=figures.no_claim is not None,
     )
 
 

@@ -15,13 +15,12 @@ from reports.page.looks import ROW, Looks, WorkCurves, looks, works
 from reports.page.section import Block, Bullets, Drawing, Drawings, Paragraph, Section
 from reports.text import devices, duration, listed, metric
 from results.cell import BASELINE_STRATEGY
-from results.outcome import Evidence
 from results.statistics import Metric
 
 _ABOUT = Paragraph(
     "Weak: the batch of a replica is constant, and the work grows with the size. Strong: the global batch "
     "is constant. Colours are strategies, dashes compressors and collectives; bars are intervals, small "
-    "dots single runs, hollow points emulated.",
+    "dots single runs, hollow points emulated or not proven.",
     "plain",
 )
 
@@ -201,7 +200,7 @@ def _start(curve: Curve, figure: Figure, scale: float) -> tuple[float, float] | 
     """The single device that is a line's baseline, as the first vertex of efficiencies and throughputs."""
     single = curve.single
     first = min(point.gpus for point in curve.points)
-    if single is None or single.gpus >= first or single.figures.evidence is Evidence.EMULATED:
+    if single is None or single.gpus >= first or single.figures.no_claim is not None:
         return None
     if figure is _efficiency:
         return single.gpus, scale
@@ -228,5 +227,5 @@ def _point(curve: Curve, point: CurvePoint, value: Metric, scale: float) -> Poin
         ),
         label=f"{curve.key.label} on {where}: {metric(value)}; {runs_text(figures)}",
         href=f"{ROW}{figures.cell.id}",
-        hollow=figures.evidence is Evidence.EMULATED,
+        hollow=figures.no_claim is not None,
     )

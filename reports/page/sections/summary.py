@@ -23,7 +23,7 @@ from reports.analysis.next_run import next_run
 from reports.analysis.outcomes import NOT_RUN, failures_text
 from reports.analysis.scaling import piece_of
 from reports.analysis.series import told_settings
-from reports.analysis.size_to_buy import LIKELY_FROM, UNPROVEN, SizeToBuy, sizes_to_buy
+from reports.analysis.size_to_buy import LIKELY_FROM, SizeToBuy, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.made_from import made_from
 from reports.analysis.verdict.scalability import LITTLE, Configuration, Scalability, reach_of, scalability
@@ -62,6 +62,7 @@ from reports.text import (
 )
 from results.cell import DEFAULT_COLLECTIVE, SYNTHETIC, UNCOMPRESSED, label
 from results.notation import NO_LINK
+from results.run import NOT_PROVEN
 from results.statistics import FEWEST_FOR_INTERVAL, Metric
 from results.version import VERSION
 
@@ -323,7 +324,7 @@ def _size(one: Shown) -> Told:
     choice = one.bought.choice
     if choice is None:
         return Told(figure="none", lines=(one.bought.absent or "",))
-    return Told(figure=choice.size, lines=(f"with {choice.strategy}",))
+    return Told(figure=choice.size, lines=(choice.how,))
 
 
 def _confidence(one: Shown) -> Told:
@@ -404,7 +405,7 @@ def _configuration(scaling: Scalability | None) -> Configuration | None:
 
 def _left_out(points: Sequence[str]) -> Iterator[str]:
     """Name the points that could not be chosen, and why, with the first of each kind."""
-    unproven = [point for point in points if point.endswith(f"({UNPROVEN})")]
+    unproven = [point for point in points if point.endswith(f"({NOT_PROVEN})")]
     other = [point for point in points if point not in unproven]
     if other:
         yield (
@@ -413,8 +414,8 @@ def _left_out(points: Sequence[str]) -> Iterator[str]:
         )
     if unproven:
         yield (
-            f"not chosen from: {count(len(unproven), 'cell')} whose training was not checked, such as "
-            f"{unproven[0]}"
+            f"not chosen from: {count(len(unproven), 'cell')} whose training was not checked or was wrong, "
+            f"such as {unproven[0]}"
         )
 
 
@@ -486,7 +487,7 @@ def _slow_tile(study: StudyFigures) -> Iterator[Tile]:
 
 
 def _trust_tile(study: StudyFigures) -> Tile:
-    proven = sum(one.proof is not None for one in study.cells.values())
+    proven = sum(one.proven for one in study.cells.values())
     cells, runs = len(study.cells), study.runs
     out = sum(pool.disturbed_out for pool in study.pools.values())
     disturbed = sum(run.disturbed for run in runs) + out
