@@ -230,8 +230,10 @@ class _Guard:
 def _calls(units: Mapping[str, FSDPModule]) -> Iterator[tuple[Any, str, str]]:
     """Yield the attributes by which torch's groups of parameters exchange, and a description of each."""
     for unit, module in units.items():
-        # Attributes of torch 2.13; without them a step in which ranks differ fails in the backend.
-        for group in getattr(module._get_fsdp_state(), "_fsdp_param_groups", ()):
+        # Attributes of torch 2.11 to 2.13; without them a step in which ranks differ fails in the backend.
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
             for name, does in _EXCHANGES.items():
                 if hasattr(group, name):
                     yield group, name, f"{does} {unit or 'what is around the blocks'}"

@@ -186,7 +186,8 @@ class PipelineModel(ParallelModel):
         if self._schedule is None or self._made_for != wanted:
             self._schedule, self._made_for = self._new_schedule(inputs), wanted
         schedule: Any = self._schedule
-        fed = [inputs] if self._pipeline.rank == 0 else []
+        # Up to torch 2.12 a stage refuses strides other than those of its first inputs.
+        fed = [inputs.contiguous()] if self._pipeline.rank == 0 else []
         asked = {"target": targets} if self._pipeline.rank == self._pipeline.size - 1 else {}
         with _own_errors():
             schedule.step(*fed, return_outputs=False, **asked)
