@@ -281,5 +281,6 @@ def test_an_ordinary_model_has_no_doubts(unusual) -> None:
     "_scaled_dot_product_attention_math_for_mps".split(),
 )
 def test_no_operator_that_multiplies_matrices_counts_0_on_purpose(name) -> None:
-    packet = getattr(torch.ops.aten, name)
-    assert not any(is_free(getattr(packet, overload)) for overload in packet.overloads())
+    # Some came after torch 2.11.
+    packet = getattr(torch.ops.aten, name, None)
+    assert packet is None or not any(is_free(getattr(packet, each)) for each in packet.overloads())
