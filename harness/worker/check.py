@@ -28,9 +28,10 @@ from harness.worker.cell.model_parts import built_on_meta, count_flops, parts_of
 from harness.worker.cell.setup import CellSetup, layout_of, seed_step
 from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest, StrategyWord, Verdict
 from harness.worker.exchange.group import open_exchange
+from harness.worker.proof.causes import named_causes
 from harness.worker.proof.proof import prove
 from harness.worker.rank.control import Control
-from harness.worker.rank.failure import classify
+from harness.worker.rank.failure import ProofFailedError, classify
 from harness.worker.rank.rank import Rank, leave_after
 from results.cell import BASELINE_STRATEGY, SYNTHETIC, Cell
 from results.errors import BenchError, SpecError, UsageError
@@ -234,27 +235,33 @@ class Check:
         return StrategyWord(strategy=strategy, verdict=verdict, words=words), together
 
     def _tried(self, setup: CellSetup, *, prove_it: bool) -> tuple[Verdict, str]:
-        strategy = setup.cell.strategy
         try:
-            exchange = open_exchange(timedelta(seconds=WAIT_S))
-            workload = setup.workload()
-            batches = setup.batches(workload, setup.replica)
-            trainer = setup.trainer(workload, exchange)
-            unproven = STRATEGIES.facts(strategy).promise.unproven
-            if not prove_it or unproven is not None:
-                seed_step(0, 0, setup.replica)
-                loss = trainer.step(batches)
-                why = unproven or f"check it with --strategy {strategy}"
-                return "runs", f"loss {loss.item():.4g} after one step; not proven: {why}"
-            proof = prove(setup, trainer, batches, Control(CPU, exchange))
-            if batches.shared is not None:
-                self._say(warnings=(batches.shared,))
-            return "proven" if proof.passed else "failed", proof.detail
+            with named_causes(setup):
+                return self._stepped(setup, prove_it=prove_it)
         except BenchError as error:
             return "refused", str(error)
         except (Exception, SystemExit) as error:
             # Whatever a workload or a strategy raises goes into the report.
             return "failed", words_of(error, self._source)
+
+    def _stepped(self, setup: CellSetup, *, prove_it: bool) -> tuple[Verdict, str]:
+        strategy = setup.cell.strategy
+        exchange = open_exchange(timedelta(seconds=WAIT_S))
+        workload = setup.workload()
+        batches = setup.batches(workload, setup.replica)
+        trainer = setup.trainer(workload, exchange)
+        unproven = STRATEGIES.facts(strategy).promise.unproven
+        if not prove_it or unproven is not None:
+            seed_step(0, 0, setup.replica)
+            loss = trainer.step(batches)
+            why = unproven or f"check it with --strategy {strategy}"
+            return "runs", f"loss {loss.item():.4g} after one step; not proven: {why}"
+        proof = prove(setup, trainer, batches, Control(CPU, exchange))
+        if batches.shared is not None:
+            self._say(warnings=(batches.shared,))
+        if not proof.passed:
+            raise ProofFailedError(proof.detail)
+        return "proven", proof.detail
 
     def _key(self, where: str, rank: int) -> str:
         return f"done {where} {rank}"

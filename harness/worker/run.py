@@ -15,6 +15,7 @@ from harness.worker.cell.setup import Built, CellSetup, keep_first, seed_step
 from harness.worker.measure.clock import FirstStep
 from harness.worker.measure.profiler import attach_profiler, traced_steps, write_trace
 from harness.worker.measurement import ONLY_TIMED, Measurement
+from harness.worker.proof.causes import named_causes
 from harness.worker.proof.compilation import Compilation
 from harness.worker.proof.conformance import Uses, Watched
 from harness.worker.proof.fingerprints import compare_random_state, shared_batches
@@ -67,7 +68,7 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
     memory = MemoryUse(around.device)
     setup = CellSetup.of(around, run.cell)
     # Steps after the measured ones keep their own copies, which are not memory of the strategy.
-    with setup.memory.kept():
+    with named_causes(setup), setup.memory.kept():
         uses = Uses()
         built = _build(run, setup, uses)
         proof = RunProof(run, built)

@@ -25,7 +25,7 @@ from results.errors import UsageError
 from strategies.exchange.lane import Pending
 from strategies.scratch_fsdp.facts import MOST_UNDER_WAY
 from strategies.scratch_fsdp.flat import FlatParameters, Scattering, Sharding
-from strategies.training.missing_gradients import MissingGradients
+from strategies.training.missing_gradients import MissingGradients, UnlikeStepError
 
 
 class Unit:
@@ -231,7 +231,7 @@ class UnitSchedule:
     def gradient_came(self, place: int, parameter: nn.Parameter) -> None:
         unit = self._units[place]
         if self._averages and unit.averaged:
-            raise UsageError(
+            raise UnlikeStepError(
                 "a gradient came after its unit had been averaged: scratch-fsdp allows one backward pass for "
                 "each micro-batch; if you use activation checkpointing, pass use_reentrant=False"
             )

@@ -15,6 +15,10 @@ from strategies.collectives.link import Link
 SAME_PARAMETERS = f"use the same parameters on all ranks in every step, or use {' or '.join(WITH_UNUSED)}"
 
 
+class UnlikeStepError(UsageError):
+    """A step used the model otherwise than the strategy expects; a closer look at the model may say why."""
+
+
 class MissingGradients:
     """A check of all ranks at the end of a step, before its gradients are exchanged or applied."""
 
@@ -90,7 +94,7 @@ class UnlikeGradients:
         if self._agreed is not None:
             expected = self._first[self._now] if self._now < len(self._first) else (-1, 0)
             if (place, values) != expected:
-                raise UsageError(
+                raise UnlikeStepError(
                     f"rank {self._link.rank} {self._places[place]} ({values:,} values) where in the first "
                     f"step it {self._places[expected[0]]} ({expected[1]:,} values): {SAME_PARAMETERS}"
                 )
@@ -102,7 +106,7 @@ class UnlikeGradients:
         self._link.largest(both)
         most, least = both.view(2, 2).tolist()
         if most != [-number for number in least]:
-            raise UsageError(
+            raise UnlikeStepError(
                 f"ranks use different parameters of the model (they exchange {-least[1]:,} values on one "
                 f"rank, {most[1]:,} on another): {SAME_PARAMETERS}"
             )
@@ -130,7 +134,7 @@ class UnlikeGradients:
                 "came in this step or in the first, not in both (refused even where all ranks change alike)"
             )
         if unlike:
-            raise UsageError(
+            raise UnlikeStepError(
                 f"the gradient of {', '.join(unlike[:3])} ({len(unlike)} parameters) {said}: "
                 f"{SAME_PARAMETERS}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,3 +31,49 @@ def test_a_parameter_without_a_dimension_is_refused_with_two_ways_out(
     assert "temperature" in reason
     assert "torch.tensor([" in reason
     assert "use scratch-fsdp" in reason
+
+
+def line_of(text: str) -> str:
+    """Return the place of a line of the models, as a refusal names it."""
+    lines = (Path(__file__).parent / "unusual_models.py").read_text(encoding="utf-8").splitlines()
+    (number,) = (number for number, line in enumerate(lines, 1) if text in line)
+    return f"(unusual_models.py, line {number})"
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "scratch-fsdp", "scratch-fsdp:stage=2"])
+@pytest.mark.parametrize(
+    ("model", "names", "text"),
+    [
+        ("outside", "layers.1.up.weight", "self.layers[1].up(x)"),
+        ("written", "layers.0.down.weight", "self.down.weight.mul_(0.9)"),
+        ("penalized", "computes gradients", "torch.autograd.grad("),
+    ],
+)
+def test_what_sharding_cannot_train_is_refused_by_its_name_and_line(
+    whole_runs: WholeRuns, model: str, names: str, text: str, strategy: str
+) -> None:
+    reason = refused(whole_runs, model, strategy)
+    assert names in reason
+    assert line_of(text) in reason
+    assert reason.endswith("use ddp or scratch-ddp")
+
+
+def test_the_ways_out_are_proven(proofs: Callable[..., list[dict[str, Any]]]) -> None:
+    for model, strategy in (
+        ("outside_in_one_unit", "fsdp"),
+        ("outside_in_one_unit", "scratch-fsdp"),
+        ("written", "ddp"),
+        ("penalized", "scratch-ddp"),
+        ("scalar", "scratch-fsdp"),
+        ("gated_and_said", "tp"),
+    ):
+        cell = {"workload": f"py:unusual_models:{model}", "strategy": strategy, "micro_batch": 4}
+        found = proofs(2, cell | {"optimizer": "sgd"})[0]
+        assert found["passed"], (model, strategy, found["detail"])
+
+
+def test_a_layer_of_several_matrices_that_the_layout_does_not_declare_is_named(
+    whole_runs: WholeRuns,
+) -> None:
+    reason = refused(whole_runs, "gated", "tp")
+    assert "LinearSplit(name='layers.0.both', by='outputs', parts=2)" in reason

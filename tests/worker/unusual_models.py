@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from results.layout import LinearSplit, ModelLayout, splits_of
 from workloads import Workload
 
 WIDTH = 8
@@ -55,3 +57,80 @@ class Scaled(Stack):
 def scalar() -> Workload:
     """A parameter without a dimension."""
     return workload_of(Scaled())
+
+
+class Conditioned(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.layers[1].up(x)[:, :WIDTH]
+        return super().forward(x + shift)
+
+
+def outside(layout: ModelLayout | None = None) -> Workload:
+    """A part of a block is called outside of the block."""
+    return replace(workload_of(Conditioned()), layout=layout)
+
+
+def outside_in_one_unit() -> Workload:
+    return outside(ModelLayout())
+
+
+class Bounded(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.down.weight.mul_(0.9)
+        return super().forward(x)
+
+
+def written() -> Workload:
+    """A block writes its own weight in the forward pass."""
+    return workload_of(Stack(Bounded))
+
+
+def penalized() -> Workload:
+    """A loss with the norm of a gradient."""
+
+    def step(model: Callable[..., Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+        x = batch[0].detach().requires_grad_()
+        y = model(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return F.mse_loss(y, batch[1]) + slope.square().sum(dim=1).mean()
+
+    return Workload(module=Stack(), step=step, synthetic=pairs)
+
+
+class Dropped(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x) if torch.rand(()) < 0.5 else x
+        return self.last(x)
+
+
+def dropped() -> Workload:
+    """Each block is left out of half of the steps, which the meta device does not run."""
+    return workload_of(Dropped())
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.down = nn.Linear(WIDTH, 24), nn.Linear(12, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.both(x).chunk(2, dim=1)
+        return x + self.down(F.silu(gate) * value)
+
+
+def gated(parts: int = 1) -> Workload:
+    """A layer of two matrices, which its layout does not say."""
+    layers = tuple(f"layers.{index}" for index in range(3))
+    pair = (
+        LinearSplit(name="both", by="outputs", parts=parts),
+        LinearSplit(name="down", by="inputs"),
+    )
+    layout = ModelLayout(blocks=layers, splits=splits_of(layers, pair))
+    return replace(workload_of(Stack(Gated)), layout=layout)
+
+
+def gated_and_said() -> Workload:
+    return gated(parts=2)

@@ -22,6 +22,7 @@ from harness.worker.cell.memory import MemoryUse, reset_peaks
 from harness.worker.cell.sampler import batch_print
 from harness.worker.cell.setup import CellSetup, keep_first, seed_step
 from harness.worker.measure.scalars import Scalars
+from harness.worker.proof.causes import named_causes
 from harness.worker.proof.fingerprints import shared_batches
 from harness.worker.rank.context import Run
 from harness.worker.rank.failure import DivergedError
@@ -132,7 +133,7 @@ def train_cell(run: Run, order: TrainOrder) -> None:
     setup = CellSetup.of(around, cell_on(run.cell, around.rank.gpus, order.batch_rule))
     run.absent |= reset_peaks(around.device)
     folder = None if around.rank.rank else run.scalars_folder
-    with setup.memory.kept(), closing(Scalars(folder)) as scalars:
+    with named_causes(setup), setup.memory.kept(), closing(Scalars(folder)) as scalars:
         TrainingLoop(run, order, setup, scalars).train()
     run.found["memory"] = memory.record()
     run.absent |= scalars.absent
