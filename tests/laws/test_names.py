@@ -46,6 +46,7 @@ ALLOWED = {
     ("strategies/advice.py", "ddp"): "the one place that chooses what errors name as the way out",
     ("strategies/advice.py", "scratch-ddp"): "as above",
     ("strategies/advice.py", "fsdp"): "as above",
+    ("strategies/advice.py", "scratch-fsdp"): "as above",
     ("results/record.py", "local-sgd"): "runs from before they recorded how their strategy trains",
     ("results/record.py", "hierarchical"): "runs from before they recorded whether they go by nodes",
     ("strategies/zero1/facts.py", "ddp"): "its help says what it is like",
