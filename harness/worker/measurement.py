@@ -28,6 +28,7 @@ from harness.worker.proof.conformance import (
 from harness.worker.rank.context import Run
 from harness.worker.rank.failure import classify
 from harness.worker.rank.network import read_transports
+from harness.worker.rank.process import tune_kernels
 from harness.worker.rank.usage import ForeignCpu
 from harness.worker.turns import Turns
 from results.record import Work
@@ -68,8 +69,11 @@ class Measurement:
         if self._turns is not None and self._turns.only_timed:
             fewer = min(policy.warmup_max_steps, FEWER_WARM_UP_STEPS)
             policy = msgspec.structs.replace(policy, warmup_max_steps=fewer)
-        run.absent |= reset_peaks(around.device)
         run.begin("warm-up")
+        if tune_kernels(around.device):
+            # In steps of their own: no time and no peak of memory is to contain the algorithms that lose.
+            run.found["first_steps"] += self._watch.take_period()
+        run.absent |= reset_peaks(around.device)
         if around.device.type == "cuda":
             with sampler(around.device, around.rank) as sampling:
                 warmup, steady = self._watch.warm_up(policy, sampling.clock_mhz)

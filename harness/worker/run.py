@@ -101,7 +101,6 @@ def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
     """Build model, data and trainer, whose use of samples `uses` counts; collective."""
     around, cell = run.around, run.cell
     began = time.perf_counter_ns()
-    tune_kernels(around.device)
     workload = setup.workload()
     run.program = setup.program(workload.module)
     run.model = weakref.ref(workload.module)
@@ -150,6 +149,7 @@ class RunProof:
         """
         run, control = self._run, self._around.control
         watched = Watched()
+        tune_kernels(self._around.device, on=False)
         first = FirstStep(control.synchronize)
         with nullcontext() if self._cell.compile else watched.watching(self._trainer, self._blocks):
             if self._leaves_proof_out():
@@ -250,6 +250,7 @@ class RunProof:
         if run.proof_failed:
             return
         run.begin("late proof")
+        tune_kernels(around.device, on=False)
         timed_s = (sum(run.found["blocks_ns"]) + sum(run.found["warmup"].step_ns)) / 1e9
         obstacle = run.absent.get("proof", obstacle or self._batches.sampler.obstacle)
         if obstacle is None:

@@ -84,7 +84,7 @@ def test_cudnn_tunes_convolutions_on_a_gpu_until_the_run_ends(
     monkeypatch: pytest.MonkeyPatch, taken_for: type[Host], tuned: bool
 ) -> None:
     monkeypatch.setitem(KINDS, "cpu", taken_for)
-    tune_kernels(torch.device("cpu"))
+    assert tune_kernels(torch.device("cpu")) is tuned
     assert torch.backends.cudnn.benchmark is tuned
     tear_down(torch.device("cpu"))
     assert not torch.backends.cudnn.benchmark

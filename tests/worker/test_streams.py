@@ -18,6 +18,7 @@ import pytest
 import streams
 import torch
 import torch.distributed as dist
+from planting import wrapped
 from rank_builders import Ranks, a_context
 
 from harness.plan.fitting import PROBE, Candidate
@@ -174,6 +175,30 @@ def test_every_cell_of_gpus_is_proven_in_the_order_of_streams(
             assert min(recorded.operations.duration_ns) >= 0
             assert rank or record["proof"].method == "serial-simulation"
         assert len(records) == len(cells)
+
+
+def _tuned_in(rank: int, folder: str) -> set[tuple[str, bool]]:
+    """On a rank: for each part of a run, whether cuDNN times its algorithms in its steps."""
+    parts, seen = [""], set()
+
+    def begin(original: Any, self: Run, part: str) -> None:
+        parts.append(part)
+        original(self, part)
+
+    def compute(original: Any, self: Trainer, *given: Any) -> Any:
+        seen.add((parts[-1], torch.backends.cudnn.benchmark))
+        return original(self, *given)
+
+    with wrapped(Run, "begin", begin), wrapped(Trainer, "compute_gradients", compute):
+        [record] = run_cells(rank, folder, [MLP | {"strategy": "ddp"}])
+    assert record["first_steps"] == 3 + 1
+    assert record["proof"] is None or record["proof"].passed
+    return seen
+
+
+def test_kernels_are_tuned_for_what_is_timed_and_not_for_the_proof(ranks: Ranks, tmp_path: Path) -> None:
+    timed = {(part, True) for part in ("warm-up", "measure", "exposed", "recording")}
+    assert ranks(2, _tuned_in, str(tmp_path)) == [timed | {("proof", False), ("late proof", False)}] * 2
 
 
 @pytest.mark.slow

@@ -84,6 +84,11 @@ class Stopwatch:
         """The step time of the fastest block of the warm-up on a device, the same on all ranks."""
         trainer.observer = clock
 
+    def take_period(self) -> int:
+        """Take one period of steps, of which nothing is kept, and return its length; collective."""
+        self._block(self._trainer.model.period, self._batches)
+        return self._trainer.model.period
+
     def warm_up(
         self, policy: StepPolicy, clock_mhz: Callable[[], Sequence[float]] = list
     ) -> tuple[StepColumns, bool]:

@@ -45,10 +45,14 @@ def keep_imports() -> None:
     gc.enable()
 
 
-def tune_kernels(device: torch.device) -> None:
-    """On a GPU, have cuDNN time its algorithms when it first meets a convolution, and keep the fastest: the
-    batches of a cell have one shape. Until `tear_down`."""
-    torch.backends.cudnn.benchmark = device_of(device).asynchronous
+def tune_kernels(device: torch.device, *, on: bool = True) -> bool:
+    """On a GPU, have cuDNN time its algorithms when it next meets a convolution, and keep the fastest: the
+    batches of a cell have one shape. Returns whether it does.
+
+    It is off in a proof, whose two sides must not compute by different algorithms, and after `tear_down`.
+    """
+    torch.backends.cudnn.benchmark = on and device_of(device).asynchronous
+    return torch.backends.cudnn.benchmark
 
 
 def tear_down(device: torch.device) -> None:
