@@ -84,7 +84,6 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
             run.warnings.append(f"on {platform.node()}: {warning}")
     run.begin("hash")
     run.add_parameters_hash(built.trainer)
-    proof.compare_replicas()
     proof.add_losses_to_a_weaker_one()
     if not only_timed and any(chosen < around.rank.gpus for chosen in around.launch.trace):
         # Steps are collective: all ranks take them, and the chosen ones keep what the profiler saw.
@@ -95,6 +94,7 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
             path = around.study.trace_path(run.cell.id, run.slot.run_id, around.rank.rank)
             run.absent |= write_trace(profiler, path)
     proof.take_late_steps(ONLY_TIMED if only_timed else None)
+    proof.compare_replicas()
 
 
 def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
@@ -225,7 +225,10 @@ class RunProof:
             self._run.warnings.append(warning)
 
     def compare_replicas(self) -> None:
-        """Compare the parameters with which the replicas end, where they are to be equal; collective."""
+        """Compare the parameters with which the replicas end, where they are to be equal; collective.
+
+        It comes last, because a late step says more about what differs.
+        """
         found = self._run.found.get("parameters_hash")
         if found is not None and len(self._around.control.union([found])) > 1:
             self._run.fail("the replicas' parameters differ at the end of the run", "replica-agreement")
