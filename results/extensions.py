@@ -15,6 +15,7 @@ from traceback import walk_tb
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from results import files
 from results.errors import ExtensionError
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _lacks(spec: ModuleSpec, name: str) -> bool:
     """Return whether the source of a module says that it cannot have a name."""
     source = Path(spec.origin or "")
     names = rf"\b{name}\b|import \*|__getattr__"
-    return source.suffix == ".py" and re.search(names, source.read_text(encoding="utf-8")) is None
+    return source.suffix == ".py" and re.search(names, files.read(source).text) is None
 
 
 def package_hash(extension: Extension) -> str:
@@ -201,18 +202,18 @@ def package_hash(extension: Extension) -> str:
     Raises ExtensionError if the first is not found. Nothing of it is imported.
     """
     top = extension.point.module.partition(".")[0]
-    files = _files(top)
-    if files is None:
+    found = _files(top)
+    if found is None:
         raise ExtensionError(
             f"{extension}: there is no module {top!r}; repair the package, or uninstall it: "
             f"pip uninstall {extension.package}"
         )
     others = sorted(_modules(extension) - {top})
-    files += [(f"{other}/{name}", path) for other in others for name, path in _files(other) or ()]
+    found += [(f"{other}/{name}", path) for other in others for name, path in _files(other) or ()]
     digest = hashlib.sha256()
-    for name, path in files:
+    for name, path in found:
         digest.update(f"{name}\0".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        digest.update(hashlib.sha256(files.read(path).data).digest())
     return digest.hexdigest()[:16]
 
 

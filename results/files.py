@@ -1,4 +1,7 @@
-"""Write files without loss: completely or not at all, and never over an existing file.
+"""Write files without loss: completely or not at all, and never over an existing file. Read them guarded.
+
+Files that people can edit, name or exchange may be anything. Every reader of a file opens it here, and gets a
+`Content` of bounded size, which parsers take (tests/laws/test_reading.py).
 
 The lock of a study is here too: one process at a time plans and runs in it.
 """
@@ -15,9 +18,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
-from io import FileIO
+from io import BufferedReader, FileIO
+from itertools import accumulate, count
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from results.errors import StoreError, StudyBusyError
 
@@ -28,8 +36,65 @@ _TEMPORARY = re.compile(r"\..*\.(?:(?P<where>[0-9a-f]+)-)?(?P<pid>\d{1,9})\.[0-9
 DAY_S = 86_400
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a full disk, and of a used-up quota."""
-MOST_BYTES = 2**30
-"""A larger file of a study is not read: it was not written by bench, and would fill the memory."""
+MOST_BYTES = 2**28
+"""A larger file is not read at once. The largest that bench writes, the record of a rank, has some 10 MB."""
+YAML_BYTES = 2**20
+"""The same of files that people write by hand."""
+LOG_BYTES = 2**26
+"""Of a log of processes its last bytes are read, which say how they ended."""
+LINE_BYTES = 2**22
+"""The longest line of a file that is read by lines."""
+MOST_LEVELS = 64
+"""The deepest nesting of JSON that is parsed; types of bench have fewer than 10 levels."""
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+T = TypeVar("T")
+
+
+class DamagedError(ValueError):
+    """A parser refuses damaged content. The caller names the place and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The bytes of a regular file, or of one line of it, with their place."""
+
+    path: Path | str
+    data: bytes
+    line: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The file, and the line, for errors."""
+        return str(self.path) if self.line is None else f"line {self.line} of {self.path}"
+
+    @property
+    def text(self) -> str:
+        """Its text; bytes that are not UTF-8 are replaced."""
+        return self.data.decode(errors="replace")
+
+    def parsed(self, decoder: msgspec.json.Decoder[T]) -> T:
+        """The JSON value. Raises DamagedError, and no other error."""
+        if _is_deep(self.data):
+            raise DamagedError(f"it nests more than {MOST_LEVELS} levels deep")
+        try:
+            return decoder.decode(self.data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DamagedError(str(error)) from error
+
+
+def _is_deep(data: bytes) -> bool:
+    """Whether brackets nest deeper than `MOST_LEVELS`: a parser or a reader of its value may need a level of
+    the stack for each."""
+    if data.count(b"[") + data.count(b"{") <= MOST_LEVELS:
+        return False
+    # Brackets in texts count only where they would decide.
+    return _deepens(data) and _deepens(_TEXTS.sub(b"", data))
+
+
+def _deepens(data: bytes) -> bool:
+    steps = (1 if bracket in b"[{" else -1 for bracket in data.translate(None, _NOT_BRACKETS))
+    return any(level > MOST_LEVELS for level in accumulate(steps))
 
 
 def opened(path: Path | str) -> FileIO:
@@ -52,22 +117,47 @@ def _opened(path: Path | str) -> tuple[int, int]:
     raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
-def read(path: Path | str) -> bytes:
-    """Return the content of a regular file. Raises OSError, also for one of more than `MOST_BYTES`.
+def read(path: Path | str, *, most: int = MOST_BYTES, begin: int = 0) -> Content:
+    """Return what a regular file has from a byte on. Raises OSError, also for more than `most` bytes.
 
     A study may have 100,000 files of a few KiB: the system calls are made here, because a file object makes
     four more.
     """
     descriptor, size = _opened(path)
     try:
-        if size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB", str(path))
-        parts = []
-        while part := os.read(descriptor, size + 1):
+        if begin:
+            os.lseek(descriptor, begin, os.SEEK_SET)
+        parts, found, expected = [], 0, size - begin
+        # Files of the kernel have more bytes than their size says.
+        while expected <= most and (part := os.read(descriptor, max(expected + 1, 4096))):
             parts.append(part)
-        return b"".join(parts)
+            found += len(part)
+            expected = max(expected, found)
+        if expected > most:
+            raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
+        return Content(path, b"".join(parts))
     finally:
         os.close(descriptor)
+
+
+def read_end(path: Path | str, most: int = LOG_BYTES) -> Content:
+    """Return the last bytes of a file that may have any length. Raises OSError as `read` does."""
+    return read(path, begin=max(0, Path(path).stat().st_size - most))
+
+
+def read_lines(path: Path | str) -> Iterator[Content]:
+    """Read a file of any length by its lines, the last one also without its end.
+
+    Raises OSError as `read` does, and for a line of more than `LINE_BYTES`.
+    """
+    with BufferedReader(opened(path)) as file:
+        for number in count(1):
+            line = file.readline(LINE_BYTES + 1)
+            if len(line) > LINE_BYTES:
+                raise OSError(errno.EFBIG, f"line {number} has more than {LINE_BYTES >> 20} MiB", str(path))
+            if not line:
+                return
+            yield Content(path, line.removesuffix(b"\n"), number)
 
 
 def no_follow(name: str, flags: int) -> int:
@@ -192,7 +282,7 @@ def _runs(pid: int) -> bool:
 def _among_which_processes() -> str:
     """Return a name for this host's current boot and PID namespace, within which a process id is unique."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        boot = read("/proc/sys/kernel/random/boot_id").text
         return f"{boot[:8]}{Path('/proc/self/ns/pid').stat().st_ino:x}"
     except OSError:
         # This is not Linux: each process counts as a host, so files of other processes are foreign.

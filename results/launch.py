@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -125,6 +126,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         require_times(self.started_at, self.ended_at)
 
 
+EVENT = msgspec.json.Decoder(dict[str, Any])
+"""Decodes a line of the log of a rank."""
 RUN_MARK = "--- run "
 """The mark in a rank's stdout and stderr where the output of a run begins; the run's id follows."""
 

@@ -80,7 +80,7 @@ class _Reader:
 
     def read(self, path: Path) -> None:
         try:
-            text = files.read(path).decode(errors="replace")
+            text = files.read(path).text
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
         by_name = next((_NAMES[name] for name in _NAMES if name in path.name.replace("-", "_")), None)

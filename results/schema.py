@@ -25,6 +25,7 @@ import msgspec
 
 from results import files
 from results.errors import NewerSchemaError, SchemaError, StoreError
+from results.files import Content, DamagedError
 from results.version import VERSION
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ Json = dict[str, Any]
 WRITER = f"bench {VERSION}"
 _NOT_A_FILE = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.ENXIO)
 """Errors of `files.read` for a path that is not a regular file."""
+_JSON = msgspec.json.Decoder(dict[str, Any])
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 MOST_INTEGER = 2**62
 """Largest integer in a measured record: two of them add up to 64 bits. In nanoseconds it is 146 years."""
@@ -40,6 +42,9 @@ MOST_INTEGER = 2**62
 class _Envelope(msgspec.Struct):
     schema: str
     schema_version: Annotated[int, msgspec.Meta(ge=1)]
+
+
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
 
 
 @dataclass(frozen=True)
@@ -78,28 +83,36 @@ class Schema(Generic[T]):
         self._decoder.decode(body)
         return head[:-1] + b"," + body[1:] + b"\n"
 
-    def decode(self, data: bytes, path: Path | str) -> T:
-        """The value in `data`. Raises SchemaError naming `path` and the field that is wrong."""
+    def decode(self, content: Content) -> T:
+        """The value in a file or a line. Raises SchemaError naming its place and the field that is wrong."""
+        data = content.data
         try:
-            version = self.version if data.startswith(self._begins) else self._version(data, path)
+            version = self.version if data.startswith(self._begins) else self._version(content)
             # Much faster than a regular expression.
             if self.measured and b"0" * 19 in data.translate(_DIGITS):
-                _require_integers(msgspec.json.decode(data))
+                _require_integers(content.parsed(_JSON))
             if version == self.version:
-                return self._decoder.decode(data)
-            value: Json = msgspec.json.decode(data)
-            for step in range(version, self.version):
-                if step in self.upgrades:
-                    value = self.upgrades[step](value)
-            return msgspec.convert(value, self.type)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                return content.parsed(self._decoder)
+            return msgspec.convert(self._upgraded(content.parsed(_JSON), version), self.type)
+        except (DamagedError, msgspec.ValidationError) as error:
             raise SchemaError(
-                f"{path} is not a readable {self.name}: {error}; it was damaged or edited: {self.advice}"
+                f"{content.place} is not a readable {self.name}: {error}; it was damaged or edited: "
+                f"{self.advice}"
             ) from error
+
+    def _upgraded(self, value: Json, version: int) -> Json:
+        """The value of an older version as the current one has it."""
+        for step in range(version, self.version):
+            try:
+                value = self.upgrades[step](value) if step in self.upgrades else value
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                # An upgrade reads a value whose type nothing has checked.
+                raise DamagedError(f"it lacks what version {step} has ({error!r})") from error
+        return value
 
     def read(self, path: Path | str) -> T:
         try:
-            return self.decode(files.read(path), path)
+            return self.decode(files.read(path))
         except IsADirectoryError as error:
             raise SchemaError(f"{path} is a folder, not a {self.name}: move it away") from error
         except OSError as error:
@@ -109,13 +122,13 @@ class Schema(Generic[T]):
                 ) from error
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
-    def _version(self, data: bytes, path: Path | str) -> int:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+    def _version(self, content: Content) -> int:
+        envelope = content.parsed(_ENVELOPE)
         if envelope.schema != f"bench/{self.name}":
-            raise SchemaError(f"{path} holds a {envelope.schema}, not a bench/{self.name}")
+            raise SchemaError(f"{content.place} holds a {envelope.schema}, not a bench/{self.name}")
         if envelope.schema_version > self.version:
             raise NewerSchemaError(
-                f"{path} is {self.name} version {envelope.schema_version}; this program knows up to "
+                f"{content.place} is {self.name} version {envelope.schema_version}; this program knows up to "
                 f"{self.version}: update bench to read it"
             )
         return envelope.schema_version

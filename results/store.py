@@ -258,15 +258,15 @@ class Study:
         """The entries of its reviewers; a study without them has an empty review."""
         entries, damaged = [], []
         try:
-            lines = files.read(self.review_path).split(b"\n")
+            lines = list(files.read_lines(self.review_path))
         except FileNotFoundError:
             return Review()
         except OSError as error:
             raise StoreError(f"cannot read {self.review_path}: {error.strerror}") from error
-        for number, line in enumerate(lines, 1):
+        for line in lines:
             try:
-                if line:
-                    entries.append(schemas.REVIEW.decode(line, f"line {number} of {self.review_path}"))
+                if line.data:
+                    entries.append(schemas.REVIEW.decode(line))
             except NewerSchemaError:
                 raise
             except SchemaError as error:

@@ -15,6 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar, get_args, get_origin
 import msgspec
 import yaml
 
+from results import files
 from results.errors import UsageError, nearest
 from results.value_types import alternatives, takes
 
@@ -56,7 +57,7 @@ class FileKind(Generic[T]):
         Raises UsageError: one line with path, line, key (`time.maximum`), what was given and what is allowed.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            text = files.read(path, most=files.YAML_BYTES).data.decode()
         except FileNotFoundError as error:
             raise UsageError(f"there is no {self.name} {path}; {self.advice}") from error
         except OSError as error:

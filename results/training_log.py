@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +20,7 @@ import msgspec
 
 from results import files
 from results.errors import StoreError
-from results.files import FULL
+from results.files import FULL, Content, DamagedError
 from results.train_order import MetricName, TrainOrder, larger_is_better
 from results.value_types import require_times
 
@@ -117,20 +118,28 @@ class TrainingLog:
     """All rows of a run, in the order in which they were written."""
 
     rows: tuple[Row, ...] = ()
+    damaged: str | None = None
+    """A sentence on rows that were left out because a line before them is damaged; it names the file."""
 
     @classmethod
     def read(cls, path: Path) -> TrainingLog:
-        """The rows of a file; a missing file is an empty log. A torn line, which a kill leaves, is left out.
+        """The rows of a file; a missing file is an empty log. A torn line, which a kill leaves, is left out,
+        and so are rows without the start that they belong to.
 
         Raises StoreError if the file cannot be read.
         """
         try:
-            lines = files.read(path).split(b"\n")
+            rows = list(rows_of(files.read_lines(path)))
         except FileNotFoundError:
             return cls()
         except OSError as error:
-            raise StoreError(f"cannot read {path}: {error.strerror}") from error
-        return cls(tuple(rows_of(lines)))
+            raise StoreError(f"cannot read {path}: {error.strerror}; move it away") from error
+        first = next((place for place, row in enumerate(rows) if isinstance(row, Started)), len(rows))
+        damaged = (
+            f"{path} was damaged or edited: {first} of its {len(rows)} rows have no start of a training "
+            f"before them, and are left out"
+        )
+        return cls(tuple(rows[first:]), damaged if first else None)
 
     def without_words(self) -> TrainingLog:
         """The log without the system's messages on checkpoints that could not be written."""
@@ -276,7 +285,7 @@ class TrainingLogWriter:
         """Whether a warning has said that rows wait."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and not files.read(path).endswith(b"\n") and path.stat().st_size > 0:
+            if path.exists() and files.read_end(path, 1).data not in (b"", b"\n"):
                 # A line that a kill has cut off stays separate.
                 self._left = b"\n"
         except OSError as error:
@@ -308,10 +317,8 @@ class TrainingLogWriter:
             self._told = False
 
 
-def rows_of(lines: Sequence[bytes]) -> Iterator[Row]:
+def rows_of(lines: Iterable[Content]) -> Iterator[Row]:
     """The rows of complete lines of a log; lines that are not rows are left out."""
     for line in lines:
-        try:
-            yield _ROW.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
+        with suppress(DamagedError):
+            yield line.parsed(_ROW)

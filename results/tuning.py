@@ -99,3 +99,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     final: tuple[str, ...] = ()
     """The ids of the settings that the final study measures."""
     answer: TuningAnswer | None = None
+
+    @property
+    def named(self) -> set[str]:
+        """The ids of the settings that its trials and its final name."""
+        return {*self.final, *(trial.setting for trial in self.trials)}

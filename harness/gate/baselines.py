@@ -27,7 +27,7 @@ from results.baseline import (
     machine_model,
     thresholds_path,
 )
-from results.errors import UsageError, bench_call, nearest
+from results.errors import StoreError, UsageError, bench_call, nearest
 from results.files import LOCK, study_lock
 from results.store import Study, utc_now
 
@@ -49,8 +49,12 @@ def read_side(text: str, folder: Path = FOLDER, console: Console | None = None) 
     if path.is_dir():
         return _of_folder(path, console, kept)
     if path.is_file():
-        if b'"bench/baseline"' in path.read_bytes()[:200]:
-            return schemas.BASELINE.read(path)
+        try:
+            content = files.read(path)
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        if b'"bench/baseline"' in content.data[:200]:
+            return schemas.BASELINE.decode(content)
         return read_pytest_benchmark(path.stem, [path])
     if kept.is_file():
         return schemas.BASELINE.read(kept)

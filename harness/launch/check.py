@@ -18,6 +18,7 @@ import msgspec
 from harness.machine.kernel import die_with_parent
 from harness.machine.processes import exit_words, temporary_folder
 from harness.worker.check_report import LONGEST_S, RANKS, CheckReport, CheckRequest
+from results import files
 from results.errors import MachineError
 from results.parts import Unknown
 from strategies.catalog import STRATEGIES
@@ -26,6 +27,7 @@ from workloads.catalog import MEMBERS, WORKLOADS, learn
 LONGEST_COUNT_S = 120.0
 """Time limit of a check in which planning waits only for the parts of a model."""
 LONGEST_LINE = 300
+_REPORT = msgspec.json.Decoder(CheckReport)
 """Number of characters of a printed line that an error quotes."""
 
 
@@ -98,7 +100,7 @@ def check(request: CheckRequest) -> CheckReport:
         path = folder / "found.json"
         if not path.exists():
             raise MachineError(f"the check of {request.workload} ended without a result: it {ended}")
-        found = msgspec.json.decode(path.read_bytes(), type=CheckReport)
+        found = files.read(path).parsed(_REPORT)
     if found.failure is not None or (code == 0 and (request.parts or found.step_s is not None)):
         return found
     # A report that ends early is not a result.
@@ -134,4 +136,4 @@ def _run(folder: Path, *, held: int, ranks: int, longest_s: float) -> tuple[int 
             for rank in started:
                 rank.kill()
                 rank.wait()
-    return code, log.read_text(errors="replace")
+    return code, files.read_end(log).text

@@ -10,12 +10,14 @@ was killed, and the logs of launches by earlier versions have to be read in any 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from harness.launch.rank_output import rank_output
 from harness.launch.starter import LogWords
@@ -30,6 +32,7 @@ from results.outcome import Ending, Outcome
 Stopped = Ending
 """The name under which starters of other packages import `Ending`."""
 
+_ERROR_FILE = msgspec.json.Decoder(dict[str, Any])
 _FAILURE = re.compile(
     r"^\s*rank\s*:\s*(?P<rank>\d+) \(local_rank.*\n"
     r"\s*exitcode\s*:\s*(?P<code>-?\d+).*\n"
@@ -82,11 +85,11 @@ def rank_exits(folder: Path) -> tuple[RankExit, ...]:
 def _message(path: Path) -> str | None:
     """The exception in the error file that a worker writes for torchrun; None without one."""
     try:
-        message = json.loads(path.read_text(encoding="utf-8"))["message"]
-    except (OSError, ValueError, KeyError):
+        message = files.read(path).parsed(_ERROR_FILE)["message"]
+    except (OSError, files.DamagedError, KeyError):
         # The worker was killed, perhaps while it wrote; its exit code says enough.
         return None
-    text = message["message"] if isinstance(message, dict) else message
+    text = message.get("message", "") if isinstance(message, dict) else message
     return shortened(" ".join(str(text).split()))
 
 
@@ -175,7 +178,7 @@ def who_left(folder: Path) -> str | None:
     said = []
     for node, path in sorted(notes.items()):
         with suppress(OSError):
-            said.append(f"node {node}: {path.read_text(encoding='utf-8').strip()}")
+            said.append(f"node {node}: {files.read(path).text.strip()}")
     return "; ".join(said) or None
 
 
@@ -389,4 +392,4 @@ def _last_line(path: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    return files.read_end(path).text

@@ -6,8 +6,6 @@ launch's folder.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +15,9 @@ from pathlib import Path
 import msgspec
 
 from reports.text import duration, listed
-from results.files import opened
-from results.launch import flight_paths, rank_log_path, rank_log_paths, torchrun_folder
+from results import files
+from results.files import Content
+from results.launch import EVENT, flight_paths, rank_log_path, rank_log_paths, torchrun_folder
 from results.plan import Placement
 
 _PHASES = {
@@ -50,12 +49,10 @@ class LogTail:
         self._path = path
         self._offset = 0
 
-    def lines(self) -> list[bytes]:
+    def lines(self) -> list[Content]:
         """The lines since the last call; a last line without its end waits for the next call."""
         try:
-            with opened(self._path) as file:
-                file.seek(self._offset)
-                data = file.readall()
+            data = files.read(self._path, begin=self._offset).data
         except OSError:
             # The file does not exist yet, or is not a log.
             return []
@@ -63,16 +60,18 @@ class LogTail:
         if not whole:
             return []
         self._offset += len(whole) + 1
-        return whole.split(b"\n")
+        return [Content(self._path, line) for line in whole.split(b"\n")]
 
     def events(self) -> Iterator[dict[str, object]]:
         """The events since the last call.
 
-        A line that is not JSON (cut off by a full disk, and continued) is left out.
+        A line that is no event (cut off by a full disk, and continued) is left out.
         """
         for line in self.lines():
-            with suppress(ValueError, RecursionError):
-                yield json.loads(line)
+            with suppress(files.DamagedError):
+                event = line.parsed(EVENT)
+                if "event" in event:
+                    yield event
 
 
 @dataclass
@@ -101,8 +100,8 @@ class LaunchState:
         if name == "ready":
             self.ready = True
         elif name == "run":
-            self.started.append(str(event["run"]))
-            self.cell_id = str(event["cell"])
+            self.started.append(str(event.get("run")))
+            self.cell_id = str(event.get("cell"))
             self.phase = "building"
         else:
             self.phase = _PHASES.get(str(name), self.phase)
@@ -186,6 +185,9 @@ class _Recording(msgspec.Struct):
     entries: list[_Entry] = []
 
 
+_RECORDING = msgspec.json.Decoder(_Recording)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
     """The collectives that one rank has issued in one process group."""
@@ -203,13 +205,13 @@ def heartbeats(folder: Path) -> dict[int, str]:
     """The time at which each rank wrote the last complete line of its log, by its own host's clock."""
     times: dict[int, str] = {}
     for rank, path in rank_log_paths(folder).items():
-        with path.open("rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
-            lines = file.read().split(b"\n")
+        lines: list[bytes] = []
+        with suppress(OSError):
+            lines = files.read_end(path, _TAIL_BYTES).data.split(b"\n")
         # The text after the last line's end is a line that was cut off.
         for line in reversed(lines[:-1]):
-            with suppress(ValueError, KeyError, TypeError):
-                times[rank] = str(json.loads(line)["at"])
+            with suppress(files.DamagedError, KeyError):
+                times[rank] = str(Content(path, line).parsed(EVENT)["at"])
                 break
     return times
 
@@ -234,8 +236,8 @@ def issues(folder: Path) -> dict[str, dict[int, Issued]]:
     found: dict[str, dict[int, Issued]] = {}
     for rank, path in flight_paths(folder).items():
         try:
-            recording = msgspec.json.decode(path.read_bytes(), type=_Recording)
-        except (OSError, msgspec.DecodeError):
+            recording = files.read(path).parsed(_RECORDING)
+        except (OSError, files.DamagedError):
             continue
         for entry in recording.entries:
             ranks = found.setdefault(entry.process_group[0], {})

@@ -14,6 +14,7 @@ from contextlib import suppress
 from harness.launch.follow import LaunchState, LogTail
 from harness.terminal.console import ProgressLine, Standing
 from reports.text import duration
+from results.files import Content
 from results.store import Study
 from results.training_log import (
     SavedCheckpoint,
@@ -194,7 +195,7 @@ class _Recent:
 
     def read(self) -> TrainingLog:
         """Read the new rows. A log that cannot be read now does not end the training that it describes."""
-        lines: list[bytes] = []
+        lines: list[Content] = []
         with suppress(OSError):
             lines = self._tail.lines()
         for row in rows_of(lines):

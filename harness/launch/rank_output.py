@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from results.files import opened
-from results.launch import RUN_MARK, Launch, rank_log_paths, rank_output_paths
+from results.files import opened, read_lines
+from results.launch import EVENT, RUN_MARK, Launch, rank_log_paths, rank_output_paths
 
 STREAMS = ("stdout", "stderr")
-_CHUNK = 2**20
 LEFT_OUT = "--- lines were left out here ---"
 """This line is shown instead of lines that were cut out of a growing file before it was read."""
 
@@ -42,11 +40,9 @@ def rank_output(folder: Path, launch: Launch) -> list[OutputFile]:
     known: dict[str, int] = {}
     for log in rank_log_paths(folder).values():
         try:
-            with opened(log) as file:
-                line = file.read(_CHUNK).partition(b"\n")[0]
-            event = json.loads(line)
+            event = next(read_lines(log)).parsed(EVENT)
             known |= {str(event[stream]): int(event["rank"]) for stream in STREAMS if stream in event}
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, StopIteration):
             continue
     found = []
     for path in rank_output_paths(folder):

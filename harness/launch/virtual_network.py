@@ -19,6 +19,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from harness.machine.kernel import bind, enter_network, isolate, new_network
+from results import files
 from results.errors import MachineError
 
 INTERFACE = "eth0"
@@ -156,7 +157,7 @@ def _answer_for(nodes: Sequence[VirtualNode]) -> None:
     _replace(Path("/etc/resolv.conf"), "")
     order = Path("/etc/nsswitch.conf")
     if order.exists():
-        lines = order.read_text(encoding="utf-8").splitlines()
+        lines = files.read(order).text.splitlines()
         kept = [line for line in lines if not line.startswith("hosts:")]
         _replace(order, "\n".join([*kept, "hosts: files"]) + "\n")
 

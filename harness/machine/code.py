@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from results import files
 from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
@@ -81,7 +82,7 @@ def code_hash(folder: Path) -> str:
         place = folder / part
         for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
             digest.update(f"{path.relative_to(folder)}\0".encode())
-            digest.update(what_runs(path.read_bytes()))
+            digest.update(what_runs(files.read(path).data))
     return digest.hexdigest()[:16]
 
 

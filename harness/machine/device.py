@@ -15,6 +15,8 @@ from typing import Any
 
 import pynvml
 
+from results.files import read
+
 BUSY_GPU_BYTES = 2**30
 """Memory that the driver takes on an unused GPU, at most."""
 CPUS = Path("/sys/devices/system/cpu")
@@ -487,6 +489,6 @@ def slow_governor() -> str | None:
 def read_fact(path: Path) -> str | None:
     """The text of a small file of the kernel without blanks at its ends; None if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        return read(path).text.strip()
     except OSError:
         return None

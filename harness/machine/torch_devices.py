@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from results import files
+
 LONGEST_S = 180.0
 _QUESTION = """
 import json, torch
@@ -41,7 +43,7 @@ def torch_version() -> str | None:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
-    match = _VERSION.search(Path(found.origin).with_name("version.py").read_text(encoding="utf-8"))
+    match = _VERSION.search(files.read(Path(found.origin).with_name("version.py")).text)
     return None if match is None else match[1]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -11,19 +11,21 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures
 from reports.page.render import render_figures
-from reports.page.site import NIGHTS, SiteStudy, site_index, site_nights
+from reports.page.site import NIGHTS, Failed, SiteStudy, answer_of, site_index, site_nights, tried
 from results import files
-from results.errors import BenchError, UsageError
+from results.errors import UsageError
 from results.history import read_nights
 from results.store import Study
 from results.tuning import TUNING_FILE
 from results.version import VERSION
 
+T = TypeVar("T")
 _MANY = 10
 """Pages from which on processes that each import the renderer first are quicker than one."""
 _MARK = ".bench-site"
@@ -39,44 +41,71 @@ def write_site(folder: Path, target: Path, console: Console, *, history: Path | 
     roots = sorted(_studies(folder))
     if not roots:
         raise UsageError(f"{folder} has no study: give a folder that has studies of bench matrix, like runs")
-    read: dict[Path, StudyFigures] = {}
     unreadable: dict[str, str] = {}
-    for root in roots:
-        try:
-            [read[root]] = read_figures([str(root)], CostFlags(), console, redact=redact)
-        except (BenchError, OSError) as error:
-            console.warn(f"{root} is left out: {error}")
-            name = f"a study ({len(unreadable) + 1})" if redact else root.relative_to(folder).as_posix()
-            unreadable[name] = "it cannot be read" if redact else str(error)
+
+    def leave_out(root: Path, why: str) -> None:
+        console.warn(f"{root} is left out: {why}")
+        name = f"a study ({len(unreadable) + 1})" if redact else root.relative_to(folder).as_posix()
+        unreadable[name] = "it cannot be read" if redact else why
+
+    read = _each(roots, lambda root: _read(root, console, redact=redact), leave_out)
+    answers = _each(read, lambda root: answer_of(read[root]), leave_out)
+    read = {root: read[root] for root in answers}
     if redact:
         # One redaction for all studies, so that a stand-in means the same thing in all of them.
         figures = read_figures([str(root) for root in read], CostFlags(), console, redact=True)
         read = dict(zip(read, figures, strict=True))
     mark = f"{VERSION} {'redacted' if redact else 'as it is'}"
-    known = (target / _MARK).is_file() and (target / _MARK).read_text(encoding="utf-8") == mark
-    studies: list[SiteStudy] = []
-    to_render: list[SiteStudy] = []
+    known = (target / _MARK).is_file() and files.read(target / _MARK).text == mark
+    studies: dict[Path, SiteStudy] = {}
+    to_render: list[Path] = []
     for number, (root, one) in enumerate(read.items(), 1):
         name = root.relative_to(folder).as_posix()
         # A folder may be named after a user.
         page = f"studies/{number}.html" if redact else f"studies/{name}.html"
-        studies.append(SiteStudy(figures=one if redact else replace(one, name=name), page=page))
+        shown = one if redact else replace(one, name=name)
+        studies[root] = SiteStudy(
+            figures=shown, page=page, answer=answer_of(one) if redact else answers[root]
+        )
         if redact or not known or not _is_current(target / page, root):
-            to_render.append(studies[-1])
-    if (target / _MARK).is_file():
-        _remove_others(target, {one.page for one in studies})
+            to_render.append(root)
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         in_order = map if len(to_render) < _MANY else pool.map
-        pages = in_order(render_figures, [one.figures for one in to_render])
-        for study, text in zip(to_render, pages, strict=True):
-            files.replace(target / study.page, text.encode())
+        pages = in_order(partial(tried, render_figures), [studies[root].figures for root in to_render])
+        for root, text in zip(to_render, pages, strict=True):
+            if isinstance(text, Failed):
+                leave_out(root, text.why)
+                del studies[root]
+            else:
+                files.replace(target / studies[root].page, text.encode())
+    if (target / _MARK).is_file():
+        _remove_others(target, {one.page for one in studies.values()})
     nights = None if history is None or redact else _nights(history, console)
     if nights is not None:
         files.replace(target / NIGHTS, nights.encode())
     index = target / "index.html"
-    files.replace(index, site_index(studies, unreadable, nights=nights is not None).encode())
+    files.replace(index, site_index([*studies.values()], unreadable, nights=nights is not None).encode())
     files.replace(target / _MARK, mark.encode())
     return index
+
+
+def _read(root: Path, console: Console, *, redact: bool) -> StudyFigures:
+    [figures] = read_figures([str(root)], CostFlags(), console, redact=redact)
+    return figures
+
+
+def _each(
+    roots: Iterable[Path], make: Callable[[Path], T], leave_out: Callable[[Path, str], None]
+) -> dict[Path, T]:
+    """Make something of each study; those that fail are left out."""
+    made = {}
+    for root in roots:
+        found = tried(make, root)
+        if isinstance(found, Failed):
+            leave_out(root, found.why)
+        else:
+            made[root] = found
+    return made
 
 
 def _nights(history: Path, console: Console) -> str | None:

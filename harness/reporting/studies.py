@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -39,6 +39,8 @@ from results.review import Review
 from results.run import RunResult
 from results.schemas import NETWORK
 from results.store import Study, study_names
+from results.training_log import TrainingLog
+from results.tuning import Tuning
 from workloads.datasets.facts import DATASETS
 
 
@@ -196,19 +198,34 @@ def read_figures(
             steps=one.study.steps,
             network=read_network(one.study, console, network),
             placed=() if redact else place_words(one.study),
-            training=_trained(one.study, figure, redact=redact),
+            training=_trained(one.study, figure, console, redact=redact),
             projection=None if redact else _projection(one.study, console),
-            tuning=None if redact else one.study.tuning(),
+            tuning=None if redact else _tuning(one.study, console),
         )
         for one, figure in zip(read, figures, strict=True)
     ]
 
 
-def _trained(study: Study, figures: StudyFigures, *, redact: bool) -> dict[str, TrainedCell]:
+def _training_logs(study: Study, cell_ids: Iterable[str], console: Console) -> dict[str, TrainingLog]:
+    """The logs of the cells that were trained, with a warning for each that is damaged."""
+    logs = {}
+    for cell_id in cell_ids:
+        try:
+            logs[cell_id] = log = study.training_log(cell_id)
+        except StoreError as error:
+            console.warn(f"the report has no training of {cell_id}: {error}")
+            continue
+        if log.damaged is not None:
+            console.warn(log.damaged)
+    return {cell_id: log for cell_id, log in logs.items() if log.rows}
+
+
+def _trained(
+    study: Study, figures: StudyFigures, console: Console, *, redact: bool
+) -> dict[str, TrainedCell]:
     """The training runs of the study. A redaction does not know the words by which a launch ended, or of
     a checkpoint that could not be written."""
-    logs = {cell_id: study.training_log(cell_id) for cell_id in figures.pools}
-    found = {cell_id: log for cell_id, log in logs.items() if log.rows}
+    found = _training_logs(study, figures.pools, console)
     attempts = study.attempts() if found and not redact else {}
     if redact:
         found = {cell_id: log.without_words() for cell_id, log in found.items()}
@@ -246,6 +263,14 @@ def _projection(study: Study, console: Console) -> Projection | None:
         return study.projection()
     except SchemaError as error:
         console.warn(f"the report has no projection: {error}")
+        return None
+
+
+def _tuning(study: Study, console: Console) -> Tuning | None:
+    try:
+        return study.tuning()
+    except StoreError as error:
+        console.warn(f"the report has no tuning: {error}")
         return None
 
 

@@ -33,7 +33,7 @@ from harness.tune.space import SPACE_FILE, Candidate, Space, differing, items_of
 from reports.text import count, duration
 from results import files, schemas
 from results.cell import StepPolicy
-from results.errors import MachineError, UsageError, bench_call
+from results.errors import MachineError, SchemaError, UsageError, bench_call
 from results.files import study_lock
 from results.outcome import Outcome
 from results.parts import Unknown
@@ -206,6 +206,11 @@ class Tune(Matrix):
             raise UsageError(
                 f"{self._root} holds a tune of another space, or of a workload that has changed since "
                 f"({kept.command}): give another --name"
+            )
+        if lost := sorted(set() if kept is None else kept.named - ids):
+            raise SchemaError(
+                f"{self._root / TUNING_FILE} names the setting {lost[0]!r}, which the space lacks: it was "
+                f"damaged or edited; move it away, and the same command writes it again from the trials"
             )
         if isinstance(self._call, JobCall):
             return self._submit(self._call, study, kept)

@@ -33,6 +33,7 @@ from harness.worker.proof.proof import prove
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import ProofFailedError, classify
 from harness.worker.rank.rank import Rank, leave_after
+from results import files
 from results.cell import BASELINE_STRATEGY, SYNTHETIC, Cell
 from results.errors import BenchError, SpecError, UsageError
 from results.layout import ModelLayout
@@ -58,6 +59,7 @@ PROVING_S = 30.0
 """No further strategy is proven once this much time was spent."""
 WAIT_S = 60.0
 """How long a rank waits for the other one, which may have failed."""
+_REQUEST = msgspec.json.Decoder(CheckRequest)
 
 
 class Check:
@@ -66,7 +68,7 @@ class Check:
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder
         self._rank = rank
-        self._request = msgspec.json.decode((folder / "request.json").read_bytes(), type=CheckRequest)
+        self._request = files.read(folder / "request.json").parsed(_REQUEST)
         self._source = Path(self._request.source_folder)
         self._store = dist.FileStore(str(folder / "store"), RANKS)  # type: ignore[attr-defined]
         self._found = CheckReport()

@@ -16,6 +16,7 @@ from reports.analysis.outcomes import outcome_words
 from reports.analysis.pooling import Pool, differing, machine_facts, pool
 from reports.analysis.series import setting_labels, setting_of
 from reports.gate.metrics import EXACT, TIMED
+from results import files
 from results.baseline import Baseline, Subject
 from results.cell import Cell, StepPolicy, label
 from results.errors import SchemaError, StoreError, UsageError, bench_call
@@ -182,6 +183,9 @@ class _File(msgspec.Struct):
     commit_info: _Commit = msgspec.field(default_factory=_Commit)
 
 
+_BENCHMARKS = msgspec.json.Decoder(_File)
+
+
 def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
     """A baseline with the medians of each benchmark in ns, one for each file.
 
@@ -208,12 +212,12 @@ def read_pytest_benchmark(name: str, paths: Sequence[Path]) -> Baseline:
                 f"{path} has the datetime {file.datetime!r}, which is not an ISO 8601 time: write the file "
                 "again with --benchmark-json"
             ) from error
-    files = [read[path] for path in sorted(read, key=lambda path: moments[path])]
+    in_order = [read[path] for path in sorted(read, key=lambda path: moments[path])]
     times: dict[str, list[float]] = {}
-    for file in files:
+    for file in in_order:
         for benchmark in file.benchmarks:
             times.setdefault(benchmark.fullname, []).append(benchmark.stats.median * 1e9)
-    newest = files[-1]
+    newest = in_order[-1]
     facts = _machine_of(newest)
     return Baseline(
         name=name,
@@ -244,10 +248,10 @@ def _machine_of(file: _File) -> dict[str, str]:
 
 def _read(path: Path) -> _File:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_File)
+        return files.read(path).parsed(_BENCHMARKS)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except files.DamagedError as error:
         raise SchemaError(
             f"{path} is not a file of pytest-benchmark ({error}); write one with --benchmark-json"
         ) from error

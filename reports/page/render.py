@@ -21,6 +21,7 @@ from reports.page.contents import appendix, contents
 from reports.page.method import definitions, hints
 from reports.page.section import Section
 from reports.page.sections.comparison import comparison_section
+from results import files
 from results.foreign_text import visible
 
 _FOLDER = Path(__file__).parent / "templates"
@@ -113,7 +114,7 @@ def _page(
 ) -> str:
     """The document: what is `shown`, with the definitions of its sections, and the script."""
     names = ["script.js", *(["reload.js"] if any(study.running for study in studies) else [])]
-    scripts = [(_FOLDER / name).read_text(encoding="utf-8") for name in names]
+    scripts = [files.read(_FOLDER / name).text for name in names]
     cpu = any(pool.cell.device == "cpu" for study in studies for pool in study.pools.values())
     of_sections = tuple(one for section in defining for one in section.definitions)
     defined = definitions(defining, cpu=cpu) if studies else of_sections

@@ -7,9 +7,11 @@ server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import log
+from typing import TypeVar
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -28,9 +30,12 @@ from reports.table import Column, figures, table, words
 from reports.text import NOTHING, count, listed, percent
 from results.baseline import Baseline
 from results.cell import label
+from results.errors import BenchError
 from results.run import RunResult
 
 NIGHTS = "nights.html"
+G = TypeVar("G")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,8 @@ class SiteStudy:
     figures: StudyFigures
     page: str
     """The path of its page, relative to the index."""
+    answer: str
+    """The words of `answer_of`."""
 
     @property
     def ran(self) -> str:
@@ -58,29 +65,60 @@ class SiteStudy:
         return [run for pool in self.figures.pools.values() for run in (*pool.runs, *pool.lost)]
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a study, or a part of it, cannot be shown."""
+
+    why: str
+
+
+def tried(make: Callable[[G], T], given: G) -> T | Failed:
+    """Return what `make` gives, or why it failed."""
+    try:
+        return make(given)
+    except (BenchError, OSError) as error:
+        return Failed(str(error))
+    except Exception as error:
+        # One study, in whose files nobody expected what is there, must not prevent the pages of the others.
+        return Failed(f"{type(error).__name__}: {error}; this is a defect of bench: report it with the study")
+
+
+_Row = tuple[str, SiteStudy | Failed]
+"""A study by its name."""
+
+
+def _of(
+    value: Callable[[SiteStudy], str], failed: Callable[[str], str] = lambda why: NOTHING
+) -> Callable[[_Row], str]:
+    return lambda row: failed(row[1].why) if isinstance(row[1], Failed) else value(row[1])
+
+
 def site_index(studies: Sequence[SiteStudy], unreadable: Mapping[str, str], *, nights: bool) -> str:
     """Render the index. `unreadable` has the reason for each study that has no page."""
     ordered = sorted(studies, key=lambda one: one.ran)
     changes = {one.page: _change(one, ordered[:place]) for place, one in enumerate(ordered)}
-    reviewed: Column[SiteStudy] = words("review", lambda one: one.figures.review_text or NOTHING)
-    columns: list[Column[SiteStudy]] = [
+    reviewed: Column[_Row] = words("review", _of(lambda one: one.figures.review_text or NOTHING))
+    columns: list[Column[_Row]] = [
         Column(title="study", value=_linked, form=lambda shown: shown),
-        words("ran", lambda one: one.ran[:16].replace("T", " ") or NOTHING),
-        words("machine", lambda one: listed(one.devices) if one.devices else NOTHING),
-        words("answer", lambda one: _answer(one.figures), anchor="method-answer"),
-        words("change", lambda one: changes[one.page], anchor="method-change"),
-        figures("cells", lambda one: fields.whole(len(one.figures.pools))),
-        words("without a figure", lambda one: _missing(one.figures)),
+        words("ran", _of(lambda one: one.ran[:16].replace("T", " ") or NOTHING)),
+        words("machine", _of(lambda one: listed(one.devices) if one.devices else NOTHING)),
+        words("answer", _of(lambda one: one.answer, "it has no page: {}".format), anchor="method-answer"),
+        words("change", _of(lambda one: changes[one.page]), anchor="method-change"),
+        figures("cells", _cells),
+        words("without a figure", _of(lambda one: _missing(one.figures))),
         *([reviewed] if any(one.figures.review.entries for one in studies) else []),
     ]
+    rows: list[_Row] = [
+        *((name, Failed(why)) for name, why in unreadable.items()),
+        *((one.figures.name, one) for one in reversed(ordered)),
+    ]
     blocks: list[Block] = [
-        *(Paragraph(f"{name} has no page: {why}", "none") for name, why in unreadable.items()),
         *(
             [Paragraph(Markup('<a href="{}">Nights, and where they changed</a>').format(NIGHTS))]
             if nights
             else []
         ),
-        Table(table(reversed(ordered), columns), "Studies, the newest first", tools=True),
+        Table(table(rows, columns), "Studies, the newest first", tools=True),
     ]
     section = Section(anchor="table", title="Studies", blocks=tuple(blocks), definitions=_DEFINITIONS)
     return render_sections("Studies", [section])
@@ -92,11 +130,16 @@ def site_nights(nights: Mapping[str, Sequence[Baseline]]) -> str | None:
     return None if section is None else render_sections("Nights", [section])
 
 
-def _linked(one: SiteStudy) -> Field:
-    return Field(one.figures.name, link=quote(one.page))
+def _linked(row: _Row) -> Field:
+    name, one = row
+    return Field(name) if isinstance(one, Failed) else Field(name, link=quote(one.page))
 
 
-def _answer(study: StudyFigures) -> str:
+def _cells(row: _Row) -> Field:
+    return fields.NONE if isinstance(row[1], Failed) else fields.whole(len(row[1].figures.pools))
+
+
+def answer_of(study: StudyFigures) -> str:
     """The first two clauses of the verdict, as the terminal has them."""
     clauses = [one for found in verdict(study).workloads[:1] for one in brief(found)]
     return "; ".join(f"{one.title}: {one.text}" for one in clauses[:2]) or NOTHING
@@ -111,6 +154,12 @@ def _missing(study: StudyFigures) -> str:
 
 
 def _change(this: SiteStudy, earlier: Sequence[SiteStudy]) -> str:
+    """The change since the last study like it; NOTHING where the two cannot be compared."""
+    found = tried(partial(_compared, this), earlier)
+    return NOTHING if isinstance(found, Failed) else found
+
+
+def _compared(this: SiteStudy, earlier: Sequence[SiteStudy]) -> str:
     """The largest change of a cell since the last study with shared cells on the same devices."""
     before = next(
         (

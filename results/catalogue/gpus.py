@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import re
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
+from results import files
 from results.cell import Precision
 
 # The names that drivers give, most specific first: a pattern that could swallow a sibling of another
@@ -52,8 +54,7 @@ _COLUMNS: dict[Precision, str] = {
 @cache
 def _rows() -> dict[str, dict[str, str]]:
     path = Path(__file__).with_name("gpus.csv")
-    with path.open(newline="", encoding="utf-8") as file:
-        return {row["gpu"]: row for row in csv.DictReader(file)}
+    return {row["gpu"]: row for row in csv.DictReader(StringIO(files.read(path).text, newline=""))}
 
 
 def require_known(name: str) -> None:

@@ -13,8 +13,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
+from results import files
 from results.catalogue.gpus import catalogue_name
 from results.errors import UsageError
 
@@ -108,17 +110,17 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Each row with the number of its (last) line, values without spaces around them."""
     try:
         # A byte order mark is what spreadsheets put first.
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
-            if missing:
-                raise UsageError(
-                    f"{path} has no column {', '.join(missing)}; a price file is a CSV whose first line "
-                    f"names at least {', '.join(REQUIRED)}"
-                )
-            for row in reader:
-                # Values beyond the last column have no name.
-                yield reader.line_num, {name: text.strip() for name, text in row.items() if name is not None}
+        lines = StringIO(files.read(path).data.decode("utf-8-sig"), newline="")
+        reader = csv.DictReader(lines, restval="")
+        missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
+        if missing:
+            raise UsageError(
+                f"{path} has no column {', '.join(missing)}; a price file is a CSV whose first line "
+                f"names at least {', '.join(REQUIRED)}"
+            )
+        for row in reader:
+            # Values beyond the last column have no name.
+            yield reader.line_num, {name: text.strip() for name, text in row.items() if name is not None}
     except FileNotFoundError as error:
         raise UsageError(f"there is no price file {path}") from error
     except OSError as error:

@@ -13,9 +13,15 @@ from pathlib import Path
 import pytest
 
 from harness.cli import run
+from harness.reporting import site
+from reports.analysis.study import StudyFigures
 from results.baseline import Baseline
 from results.history import add_night
 
+STEP_ROW = (
+    b'\n{"event":"steps","at":"2026-01-01T00:00:00Z","step":1,"epoch":1.0,"samples":8,"loss":1.0,'
+    b'"seconds":1.0,"learning_rate":0.1}\n'
+)
 STEPS = {"before": 10.0, "team/after": 12.0}
 
 
@@ -52,6 +58,33 @@ def test_the_index_has_a_row_a_study_with_what_changed(runs: Path, tmp_path: Pat
     assert after[6] == "1 not run"
     for page in re.findall(r'<td><a href="([^"]+)"', index):
         assert "In short" in (public / page).read_text(encoding="utf-8")
+
+
+def test_studies_with_damaged_files_are_rows_and_darken_no_other(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [cell, *_] = sorted((runs / "before" / "cells").iterdir())
+    (cell / "training").mkdir()
+    (cell / "training" / "log.jsonl").write_bytes(
+        b'{"event":"started","at":"20\n' + b'{"a":' * 100_000 + STEP_ROW
+    )
+
+    def unforeseen(study: StudyFigures) -> str:
+        return str([][1]) if study.name == "team/after" else real(study)
+
+    real = site.render_figures
+    monkeypatch.setattr(site, "render_figures", unforeseen)
+    public = tmp_path / "public"
+    assert run(["site", str(runs), "--output", str(public)]) == 0
+    found = {row[0]: row[3] for row in rows((public / "index.html").read_text(encoding="utf-8"))}
+    assert set(found) == {"torn", "team/after", "before"}
+    assert found["torn"].startswith("it has no page: ")
+    assert "plan-0001.json is not a readable plan" in found["torn"]
+    assert found["team/after"].startswith("it has no page: IndexError: list index out of range")
+    assert [path.name for path in (public / "studies").rglob("*.html")] == ["before.html"]
+    assert "1 of its 1 rows have no start of a training before them" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_page_as_new_as_its_study_is_kept_and_an_older_one_or_a_foreign_one_is_not(
@@ -119,7 +152,7 @@ def test_the_served_index_is_searched_in_the_browser(runs: Path, tmp_path: Path)
         assert served.stdout is not None
         address = next(line for line in served.stdout if line.startswith("http://127.0.0.1:")).split()[0]
         with urllib.request.urlopen(address) as page:
-            assert len(rows(page.read().decode())) == 2
+            assert len(rows(page.read().decode())) == 3
         found = subprocess.run(
             [
                 *(program, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
@@ -132,4 +165,4 @@ def test_the_served_index_is_searched_in_the_browser(runs: Path, tmp_path: Path)
     finally:
         served.terminate()
         served.communicate()
-    assert "1 of 2 rows shown" in found
+    assert "1 of 3 rows shown" in found

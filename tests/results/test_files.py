@@ -12,10 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from harness.plan.study_file import STUDY_FILE
 from results import files
-from results.errors import StoreError
+from results.errors import StoreError, UsageError
 from results.store import Study
 
 ADVICE = {
@@ -29,6 +31,7 @@ ADVICE = {
 KILLED_BEFORE_THE_LINK = """
 import os, signal, sys
 from pathlib import Path
+from harness.plan.study_file import STUDY_FILE
 from results import files
 
 os.link = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
@@ -238,3 +241,35 @@ def test_a_file_where_a_folder_should_be_is_one_line(tmp_path, name, why) -> Non
         assert str(error.value) == (
             f"cannot write {path}: {why}; check the folder and run the same command again"
         )
+
+
+def _refusal(path: Path) -> str:
+    with pytest.raises(OSError) as error:  # noqa: PT011
+        files.read(path, most=2**20)
+    return str(error.value.strerror)
+
+
+def test_what_is_no_regular_file_of_bounded_size_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        assert _refusal(path) == "it is not a regular file"
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(900 * 2**20)
+    assert _refusal(tmp_path / "sparse") == "it has more than 1 MiB"
+    with pytest.raises(OSError, match="line 1 has more than 4 MiB"):
+        list(files.read_lines(tmp_path / "sparse"))
+    assert len(files.read_end(tmp_path / "sparse", 10).data) == 10
+    with pytest.raises(UsageError, match=r"sparse: it has more than 1 MiB; name a YAML file"):
+        STUDY_FILE.read(tmp_path / "sparse")
+    # A file of the kernel has no size.
+    assert files.read("/proc/self/stat").data.startswith(str(os.getpid()).encode())
+
+
+def test_only_brackets_that_nest_count_as_levels() -> None:
+    value, texts = msgspec.json.Decoder(), b'["\\\\", "' + b"[{" * 1000 + b'\\"["]'
+    assert files.Content("a", b"[" + b"[]," * 1000 + b"[]]").parsed(value) == [[]] * 1001
+    assert files.Content("a", texts).parsed(value) == ["\\", "[{" * 1000 + '"[']
+    deepest = files.MOST_LEVELS
+    assert files.Content("a", b"[" * deepest + b"]" * deepest).parsed(value)
+    with pytest.raises(files.DamagedError, match="more than 64 levels"):
+        files.Content("a", b"[" * (deepest + 1) + b"]" * (deepest + 1)).parsed(value)

@@ -7,6 +7,7 @@ import pytest
 from builders import a_cell, an_environment
 
 from results.errors import SchemaError, UsageError
+from results.files import Content
 from results.network import Measurement, NetworkFacts, NetworkTable, busbw_factor
 from results.outcome import Evidence
 from results.schemas import NETWORK
@@ -123,13 +124,13 @@ def test_a_damaged_row_is_refused(wrong) -> None:
     good["measurements"] = [good["measurements"][0] | wrong]
     data = msgspec.json.encode({"schema": "bench/network", "schema_version": 1, **good})
     with pytest.raises(SchemaError, match="bench network"):
-        NETWORK.decode(data, "network.json")
+        NETWORK.decode(Content("network.json", data))
 
 
 def test_a_table_without_a_row_is_refused() -> None:
     with pytest.raises(SchemaError, match="bench network"):
         NETWORK.decode(
-            NETWORK.encode(table(row())).partition(b'"measurements"')[0] + b'"measurements":[]}', "n"
+            Content("n", NETWORK.encode(table(row())).partition(b'"measurements"')[0] + b'"measurements":[]}')
         )
 
 

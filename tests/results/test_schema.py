@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from results import schemas
 from results.errors import NewerSchemaError, SchemaError, StoreError
+from results.files import Content
 from results.record import RankRecord
 from results.schema import Schema
 from results.statistics import Metric
@@ -58,7 +59,7 @@ def test_a_file_of_another_kind_is_refused() -> None:
         (b'{"schema":"bench/cell","schema_version":"1"}', "Expected `int`, got `str`"),
         (b'{"schema":"bench/cell","schema_version":1}', "missing required field `workload`"),
         (b'{"schema":"bench/cell","schema_version":1,"workload":"\xff"}', "can't decode byte 0xff"),
-        (b'{"a":' * 5000, "maximum recursion depth exceeded"),
+        (b'{"a":' * 100, "it nests more than 64 levels deep"),
     ],
 )
 def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, text, why) -> None:
@@ -93,7 +94,7 @@ def test_an_edited_record_is_refused_with_its_path_and_field(old, new, why) -> N
     text = _newest("rank-record").read_text(encoding="ascii")
     assert text.count(old) == 1
     with pytest.raises(SchemaError) as error:
-        schemas.RANK_RECORD.decode(text.replace(old, new).encode(), Path("here/rank-00001.json"))
+        schemas.RANK_RECORD.decode(Content(Path("here/rank-00001.json"), text.replace(old, new).encode()))
     assert str(error.value).startswith(f"here/rank-00001.json is not a readable rank-record: {why};")
 
 
@@ -103,7 +104,7 @@ def test_a_file_that_was_cut_off_anywhere_is_refused(name) -> None:
     data = _newest(name).read_bytes()
     for length in range(len(data) - 1):  # without its last byte, the newline, it is whole
         with pytest.raises(SchemaError):
-            schema.decode(data[:length], Path("file.json"))
+            schema.decode(Content(Path("file.json"), data[:length]))
 
 
 @given(data=st.data())
@@ -112,7 +113,7 @@ def test_no_change_of_bytes_gives_anything_but_an_object_or_a_schema_error(data)
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
-        record = schemas.RANK_RECORD.decode(bytes(whole), Path("file.json"))
+        record = schemas.RANK_RECORD.decode(Content(Path("file.json"), bytes(whole)))
     except SchemaError as error:
         assert str(error).startswith("file.json ")  # noqa: PT017
     else:
@@ -138,7 +139,7 @@ def test_where_null_means_unknown_nan_becomes_unknown() -> None:
     columns = msgspec.structs.replace(record.steps, loss=[float("nan"), 1.0])
     data = schemas.RANK_RECORD.encode(msgspec.structs.replace(record, steps=columns))
     assert b"NaN" not in data
-    assert schemas.RANK_RECORD.decode(data, Path("file.json")).steps.loss == [None, 1.0]
+    assert schemas.RANK_RECORD.decode(Content(Path("file.json"), data)).steps.loss == [None, 1.0]
 
 
 class Lap(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,12 +172,12 @@ LAP = Schema("lap", 3, Lap, upgrades={1: _to_nanoseconds, 2: _with_runner})
     ],
 )
 def test_an_old_file_goes_up_one_step_at_a_time(text, lap) -> None:
-    assert LAP.decode(text, Path("lap.json")) == lap
+    assert LAP.decode(Content(Path("lap.json"), text)) == lap
     written = LAP.encode(lap)
     assert b'"schema_version":3' in written
-    assert LAP.decode(written, Path("lap.json")) == lap
+    assert LAP.decode(Content(Path("lap.json"), written)) == lap
 
 
 def test_an_old_file_that_is_damaged_is_refused_after_its_upgrade() -> None:
     with pytest.raises(SchemaError, match=r"lap.json is not a readable lap: Expected `int`, got `str`"):
-        LAP.decode(b'{"schema":"bench/lap","schema_version":2,"lap_ns":"fast"}', Path("lap.json"))
+        LAP.decode(Content(Path("lap.json"), b'{"schema":"bench/lap","schema_version":2,"lap_ns":"fast"}'))

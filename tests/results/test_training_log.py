@@ -149,14 +149,30 @@ def test_each_disk_that_gets_full_is_told_also_behind_a_torn_line(tmp_path, monk
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"event": "st')
     writer = TrainingLogWriter(path)
-    for row in DONE[:2]:
+    for row in (DONE[0], DONE[0]):
         path.unlink(missing_ok=True)
         monkeypatch.setattr(files, "no_follow", _full_disk)
         with pytest.warns(UserWarning, match="No space left on device"):
             writer.write(row)
         monkeypatch.undo()
         writer.write(row)
-    assert TrainingLog.read(path).rows == (DONE[1], DONE[1])
+    assert TrainingLog.read(path).rows == (DONE[0], DONE[0])
+
+
+def test_rows_whose_start_is_damaged_are_left_out_with_a_sentence(tmp_path) -> None:
+    path = tmp_path / "log.jsonl"
+    writer = TrainingLogWriter(path)
+    for row in DONE:
+        writer.write(row)
+    later = max(place for place, row in enumerate(DONE) if isinstance(row, Started))
+    first, rest = path.read_bytes().split(b"\n", 1)
+    for damaged in (first[:50], b'{"a":' * 100_000, b"\xff", b"[]"):
+        path.write_bytes(damaged + b"\n" + rest)
+        log = TrainingLog.read(path)
+        assert log.rows == DONE[later:]
+        assert log.damaged is not None
+        assert log.damaged.startswith(f"{path} was damaged or edited: {later - 1} of its ")
+    assert TrainingLog(log.rows).damaged is None
 
 
 def test_what_is_written_is_read_and_a_torn_line_is_left_out(tmp_path) -> None:

@@ -167,3 +167,15 @@ def test_status_shows_the_cell_that_the_call_of_a_job_runs(capsys: pytest.Captur
             run(["status", "study", "--json"])
             [found] = json.loads(capsys.readouterr().out)["cells"]
             assert found["state"] == ("to do" if busy is None else "running")
+
+
+def test_a_record_that_names_a_setting_which_the_space_lacks_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ROOT.mkdir()
+    edited = Tuning(command="bench tune", default="a", final=("gone",))
+    (ROOT / TUNING_FILE).write_bytes(schemas.TUNING.encode(edited))
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    assert run(["tune", *options, "--max-time", "1m", "--out", "study"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "study/tuning.json names the setting 'gone', which the space lacks" in said

@@ -30,6 +30,7 @@ from reports.gate.reduce import subject_key
 from reports.text import listed
 from results.cell import Cell
 from results.errors import BenchError, MachineError, UsageError
+from results.files import read_end
 from results.foreign_text import shortened
 from results.launch import rank_log_paths
 from results.outcome import Outcome
@@ -436,7 +437,7 @@ def _require_runs(context: PairContext, number: int, side: Side, exit_code: int)
     if exit_code != 2 and any(study.run_ids(cell) for cell in study.cell_ids()):
         return
     path = _log_path(context, number, side)
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    lines = read_end(path).text.strip().splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     said = (errors or lines or ["it said nothing"])[-1]
     kind: type[BenchError] = UsageError if exit_code == 2 else MachineError

@@ -24,6 +24,7 @@ from harness.worker.turns import PROTOCOL
 from reports.gate.comparison import Rules
 from reports.gate.effect import Verdict
 from reports.gate.metrics import EXACT, TIMED, read_share
+from results import files
 from results.errors import UsageError, nearest
 from results.strict_yaml import FileKind, Where
 
@@ -187,7 +188,7 @@ class Repository:
         for name in (*edited, *untracked):
             path = self.root / name
             if path.is_symlink() or path.is_file():
-                data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+                data = os.fsencode(path.readlink()) if path.is_symlink() else files.read(path).data
                 # This is the id of git's blob of the file, if no filter changes what is committed.
                 blobs[name] = hashlib.new(kind, b"blob %d\0" % len(data) + data).hexdigest()
         whole = "\0".join(f"{name}\0{blobs[name]}" for name in sorted(blobs))

@@ -54,7 +54,7 @@ from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.errors import BenchError, UsageError, bench_call
-from results.files import study_lock, write_once
+from results.files import YAML_BYTES, read, study_lock, write_once
 from results.job import Job, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome
@@ -205,7 +205,7 @@ class KubernetesCall(JobCall):
         job = msgspec.structs.replace(job, arguments=arguments)
         text = manifest(profile, job, folder=folder, working_folder=self._call.folder)
         for flag, path in files.items():
-            write_once(JobStore(jobs.root).folder(job.job_id) / names[flag], path.read_bytes())
+            write_once(JobStore(jobs.root).folder(job.job_id) / names[flag], read(path, most=YAML_BYTES).data)
         return Document(job=job, text=text)
 
     def within(self, study: Study) -> LauncherCall:
@@ -235,7 +235,7 @@ class KubernetesCall(JobCall):
             if not self._options.apply:
                 self._console.result(f"kubectl apply -f {path}")
                 continue
-            for line in apply(path.read_text(encoding="utf-8")):
+            for line in apply(read(path).text):
                 self._console.note(line)
             name = f"{self._profile.namespace}/{object_name(store.job(job_id).name)}"
             store.add_submission(Submission(job_id=job_id, scheduler_id=name, submitted_at=utc_now()))

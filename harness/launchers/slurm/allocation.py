@@ -17,6 +17,7 @@ from harness.jobs.start import AGAIN, JobEnvironment
 from harness.launch.starter import LogWords, Starter
 from harness.launch.tally import Conditions
 from reports.text import count
+from results import files
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import Job
@@ -160,9 +161,7 @@ def _text(path: Path, offset: int) -> str:
     """Read a log from `offset` on; before it is the notice of an earlier start of the job."""
     if not path.exists():
         return ""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read().decode(errors="replace")
+    return files.read(path, begin=offset).text
 
 
 def python(site: SiteProfile) -> str:

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from harness.worker.rank.control import Control
 from results.derivation.intervals import Span, intersection, length
-from results.files import write_once
+from results.files import read, write_once
 from results.record import KernelTimes
 from strategies.trainer import Trainer
 from strategies.training.observer import Phase, SilentObserver
@@ -153,7 +153,7 @@ def write_trace(profiler: profile, path: Path) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             plain = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(plain))
-            write_once(path, gzip.compress(plain.read_bytes(), compresslevel=6, mtime=0))
+            write_once(path, gzip.compress(read(plain, most=2**31).data, compresslevel=6, mtime=0))
     except Exception as error:
         # A full disk, say. A trace is an extra: the run is good without.
         return {"trace": f"{type(error).__name__}: {error}"}

@@ -27,7 +27,7 @@ import torch
 
 from harness.machine.device import GLOO_INTERFACE, INFINIBAND, LOGGING_OF_NCCL, NCCL_INTERFACE, rdma_devices
 from results.cell import Backend
-from results.files import replace
+from results.files import read_lines, replace
 
 _CHANNEL = re.compile(
     r"Channel \d+(?:/\d+)? ?: \d+\[\w+\] (?:->|<-) \d+\[\w+\] (?:\[(?:send|receive)\] )?via (\S.*)"
@@ -68,8 +68,7 @@ def transports(lines: Iterable[str]) -> list[str]:
 def read_transports(path: Path) -> list[str]:
     """Read the transports in a log; the list is empty if it cannot be read."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            return transports(lines)
+        return transports(line.text for line in read_lines(path))
     except OSError:
         return []
 

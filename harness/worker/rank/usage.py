@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from harness.machine.device import control_groups, read_fact
+from results import files
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -118,7 +119,7 @@ class ForeignCpu:
 
 def _busy_s(cores: frozenset[int]) -> float:
     total = 0
-    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+    for line in files.read("/proc/stat").text.splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
             user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields[:8])
