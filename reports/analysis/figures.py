@@ -66,10 +66,26 @@ class CellFigures:
         return self.units_per_s or self.samples_per_s
 
     @property
+    def flops_per_step(self) -> int | None:
+        """FLOPs of a step; None where they are unknown, or the runs of the cell contradict each other."""
+        return None if self._flops_differ else self.newest.flops_per_step
+
+    @property
+    def _flops_differ(self) -> bool:
+        return len({run.flops_per_step for run in self.runs} - {None}) > 1
+
+    @property
+    def why_no_mfu(self) -> str | None:
+        """Why the MFU is missing, if it is; None if no reason is known."""
+        if self._flops_differ:
+            return "runs of one cell contradict each other in the FLOPs of a step"
+        return self.newest.absent.get("mfu") if self.mfu is None else None
+
+    @property
     def mfu(self) -> float | None:
         """MFU at the mean step time of all runs; None where peak or FLOPs are unknown."""
         run = self.newest
-        if run.mfu is None or run.step_ns is None:
+        if run.mfu is None or run.step_ns is None or self._flops_differ:
             return None
         return run.mfu * run.step_ns.value / self.step_ns.value
 

@@ -412,7 +412,7 @@ CELLS = (
     ),
     real("exchange_operations", "figures.newest.exchange_operations", "operations", PLAIN, "method-payload"),
     whole("parameters", "figures.newest.parameters", "parameters", MANY, "method-parameters"),
-    whole("flops_per_step", "figures.newest.flops_per_step", "a step", FLOPS, "method-flops"),
+    whole("flops_per_step", "figures.flops_per_step", "a step", FLOPS, "method-flops"),
     real("mfu", "figures.mfu", "MFU", RATIO, "method-flops"),
     mean("energy_j", "energy_j"),
     largest("rss_peak_bytes", "peak on the host"),

@@ -16,6 +16,7 @@ from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
 from results.derivation.accounts import quads_of, rank_columns, step_budget, why_no_accounts
 from results.derivation.communication import peak_bandwidth, step_communication
+from results.derivation.contradictions import contradiction
 from results.derivation.counters import counters, device_energy, telemetry_means, why_energy_unknown
 from results.derivation.matching import match
 from results.environment import Environment, unlike_devices, unlike_nodes
@@ -35,9 +36,6 @@ RESIDUAL_ABOVE = 0.05
 """Share of a step outside of its phases above which the run carries a warning."""
 MOST_LOSSES = 60
 """Points of a run's loss curve."""
-CONTRADICTS_ABOVE = 0.1
-"""Share by which times of a record may exceed the time around them. Smaller ones carry the warning of
-RESIDUAL_ABOVE: older records have blocks of GPUs by another clock than steps."""
 _WORST_FIRST = (
     Outcome.OUT_OF_MEMORY,
     Outcome.DIVERGED,
@@ -135,11 +133,8 @@ def _facts(cell: Cell, run_id: str, ranks: list[RankRecord], attempt: Attempt | 
     outcome, reason = _outcome(cell, run_id, ranks, attempt)
     if outcome is Outcome.OK and ranks[0].has_steps:
         _check_shapes(cell, run_id, ranks)
-        for rank in ranks:
-            if (contradiction := _contradiction(rank)) is not None:
-                outcome = Outcome.CRASHED
-                reason = f"rank {rank.rank}: its times contradict each other: {contradiction}"
-                break
+        if (found := contradiction(cell, ranks)) is not None:
+            outcome, reason = Outcome.CRASHED, found
     first = ranks[0] if ranks else None
     return _Facts(
         cell_id=cell.id,
@@ -219,30 +214,6 @@ def _outcome(
     if _replicas_agree(ranks) is False and (proof is None or proof.passed):
         return Outcome.CRASHED, "the replicas' parameters differ at the end of the run"
     return Outcome.OK, None
-
-
-def _contradiction(rank: RankRecord) -> str | None:
-    """Which times of a record cannot all be right; None if none is known.
-
-    Each block begins before its first step and ends after its last one. Records of GPUs are not compared,
-    because older ones time steps by events of the device, and blocks by the clock of the host.
-    """
-    if rank.clock != "monotonic":
-        return None
-    steps, quads = rank.steps, rank.quads
-    phases_ns = sum(steps.data_ns) + sum(steps.forward_ns) + sum(steps.backward_ns) + sum(steps.optimizer_ns)
-    steps_ns = sum(steps.step_ns)
-    pairs = [
-        ("the phases of its steps", phases_ns, "its steps", steps_ns),
-        ("its steps", steps_ns, "the blocks that they are of", sum(rank.blocks_ns)),
-    ]
-    if quads is not None:
-        blocks_ns = sum(quads.off_first_ns) + sum(quads.off_second_ns)
-        pairs.append(("its steps without exchange", sum(quads.off_step_ns), "their blocks", blocks_ns))
-    for part, part_ns, whole, whole_ns in pairs:
-        if part_ns > (1 + CONTRADICTS_ABOVE) * whole_ns:
-            return f"{part} took {part_ns / 1e6:.6g} ms, and {whole} {whole_ns / 1e6:.6g} ms"
-    return None
 
 
 def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns: int | None) -> RunResult:

@@ -270,6 +270,18 @@ def test_mfu_is_over_the_mean_step_time_of_all_runs(eight, full_rows) -> None:
     assert "No MFU: no peak is known for a CPU core." in page(analysed(eight))
 
 
+def test_runs_of_a_cell_that_differ_in_flops_have_no_flops_and_no_mfu(eight, full_rows) -> None:
+    results = eight.study.collect()
+    told = [*results[:-1], msgspec.structs.replace(results[-1], mfu=0.2, flops_per_step=1)]
+    (row,) = full_rows(eight.analysed(told))
+    assert not {"a step, MFLOP", "MFU, %"} & {
+        name for name, value in row.items() if value.strip("\N{EN DASH}- ")
+    }
+    assert "No MFU: runs of one cell contradict each other in the FLOPs of a step." in page(
+        eight.analysed(told)
+    )
+
+
 # The frontier
 
 

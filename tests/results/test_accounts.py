@@ -362,7 +362,8 @@ def test_input_is_that_of_the_slowest_rank_because_the_others_wait_for_it(run_of
     )  # fmt: skip
     fast = msgspec.structs.replace(slow, data_ns=[3, 3])
     quads = _quads([10] * 4, [12, 12], [12, 12])
-    budget = _budget(run_of([{"quads": quads, "steps": fast}, {"quads": quads, "steps": slow}]))
+    two_steps = {"quads": quads, "blocks_ns": [150]}
+    budget = _budget(run_of([two_steps | {"steps": fast}, two_steps | {"steps": slow}]))
     assert budget.input_ns == 53
 
 

@@ -6,14 +6,14 @@ from itertools import combinations
 
 import msgspec
 import pytest
-from builders import steps_of
+from builders import a_work, steps_of
 from launching import an_attempt
 
 from results.derivation.run_result import derive
 from results.errors import SchemaError
 from results.launch import Attempt
 from results.outcome import Outcome
-from results.record import Quads, StepColumns
+from results.record import Memory, Quads, StepColumns
 
 
 def _attempt(**fields: object) -> Attempt:
@@ -141,8 +141,11 @@ LONG_DATA = msgspec.structs.replace(WHOLE, data_ns=[9] * 6)
             },
             "its steps without exchange took",
         ),
+        # Together they are as long as their steps, and the first is shorter than its own.
+        ({"blocks_ns": ([5, 10, 15], [10] * 3)}, "the steps of block 0 took"),
+        ({"spent_ns": {"measure": 20}}, "its blocks took"),
     ],
-    ids=["blocks", "phases", "quads"],
+    ids=["blocks", "phases", "quads", "block", "part"],
 )
 def test_a_record_whose_times_contradict_each_other_has_no_figure(two, fields, words) -> None:
     whole = {"steps": WHOLE, "blocks_ns": [10] * 3, "block_steps": 2}
@@ -150,3 +153,33 @@ def test_a_record_whose_times_contradict_each_other_has_no_figure(two, fields, w
     run = two(**(whole | fields))
     assert (run.outcome, run.step_ns) == (Outcome.CRASHED, None)
     assert run.reason.startswith(f"rank 0: its times contradict each other: {words}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"block_steps": 4}, "6 steps, and 3 blocks of 4"),
+        ({"blocks_ns": [100] * 6}, "6 steps, and 6 blocks of 2"),
+        ({"work": a_work(samples=16)}, "16 samples, and the cell gives a replica 8"),
+        ({"work": a_work(units=12)}, "8 samples have 12"),
+        ({"work": a_work(updates=7)}, "updated 7 times in 6 steps"),
+        ({"memory": Memory(
+            rss_peak_bytes=9, rss_idle_bytes=1, device_allocated_peak_bytes=8, device_reserved_peak_bytes=4,
+            device_idle_bytes=0,
+        )}, "8 bytes were allocated"),
+        ({"work": (a_work(), a_work(flops=9))}, "FLOPs"),
+        ({"work": (a_work(), a_work(parameters=9))}, "parameters"),
+        ({"work": (a_work(), a_work(units=16))}, "units"),
+    ],
+)  # fmt: skip
+def test_a_run_whose_figures_do_not_follow_from_each_other_has_no_figure(two, fields, words) -> None:
+    """Events of a GPU are another clock, and counts need none."""
+    run = two(clock="cuda-event", **fields)
+    assert (run.outcome, run.step_ns) == (Outcome.CRASHED, None)
+    assert words in run.reason
+    assert "contradict" in run.reason
+
+
+def test_what_a_rank_could_not_count_contradicts_nothing(two) -> None:
+    assert two(work=(a_work(), a_work(flops=None))).outcome is Outcome.OK
+    assert two(work=(a_work(), None), memory=None).outcome is Outcome.OK

@@ -133,8 +133,7 @@ def _reasons(study: StudyFigures, costs: Sequence[CellCost]) -> Iterator[str]:
         yield f"No cost of an epoch: {NO_EPOCH}."
     if study.assumptions.within_s is not None and not any(cost.quote for cost in costs):
         yield "Which cell finishes an epoch in time at the least cost is open: no cell has a cost."
-    runs = [cell.newest for cell in study.cells.values()]
-    no_mfu = {run.absent["mfu"] for run in runs if run.mfu is None and "mfu" in run.absent}
+    no_mfu = {why for cell in study.cells.values() if (why := cell.why_no_mfu) is not None}
     yield from (f"No MFU: {reason}." for reason in sorted(no_mfu))
     no_energy = {told for one in study.cells.values() if (told := why_no_energy(one)) is not None}
     yield from (f"No energy of a sample: {reason}." for reason in sorted(no_energy))
