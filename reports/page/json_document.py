@@ -161,7 +161,7 @@ def _figures(row: CellRow) -> Json | None:
             "price": row.cost.quote.price if row.cost.quote else None,
             "absent": row.cost.absent,
         },
-        "mfu": row.mean("mfu") if row.figures and row.figures.mfu is not None else None,
+        "mfu": row.mean("mfu") if figures.mfu is not None else None,
         **declared(row, "energy_j", "rss_peak_bytes", "rss_over_idle_bytes", "device_allocated_peak_bytes"),
     }
 
