@@ -2,7 +2,8 @@
 
 Records keep the text, shortened if it is long (`shortened`). Characters that
 could act on a terminal or a page are replaced when text is shown, in the console, the page, Markdown and CSV
-(`visible`). This also covers existing records, and JSON has the original text.
+(`visible`). This also covers existing records. JSON has the original text, such characters written as escapes
+(`in_json`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import codecs
 import io
 import re
 import sys
+import warnings
+from traceback import format_exception
 
 MESSAGE_CHARACTERS = 400
 """Longest message of an exception in a record."""
@@ -23,7 +26,14 @@ _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202
 
 def escape_unprintable() -> None:
     """Have this process print escapes such as `\\xe9` for characters that the encoding of its output lacks,
-    instead of raising UnicodeEncodeError. It prints bytes of file names that cannot be decoded unchanged."""
+    instead of raising UnicodeEncodeError. It prints bytes of file names that cannot be decoded unchanged.
+
+    Warnings and tracebacks, which Python prints as they are, become `visible`."""
+    as_it_is = warnings.formatwarning
+    warnings.formatwarning = lambda *given, **more: visible(as_it_is(*given, **more))
+    sys.excepthook = lambda *raised: print(
+        visible("".join(format_exception(*raised))), end="", file=sys.stderr
+    )
     codecs.register_error("bench-escape", _escaped)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -45,6 +55,11 @@ def _escaped(error: UnicodeError) -> tuple[bytes, int]:
 def visible(text: str) -> str:
     r"""The text with its acting characters written as escapes, such as `\x1b`: it is safe in a terminal."""
     return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def in_json(document: str) -> str:
+    r"""A JSON document with escapes, such as `\u009b`, for its acting characters; its values stay."""
+    return _ACTING.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 
 def shortened(text: str, most: int = MESSAGE_CHARACTERS) -> str:

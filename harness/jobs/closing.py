@@ -11,7 +11,8 @@ from results.store import Study, utc_now
 
 LOST = Ending(
     Outcome.NODE_FAILED,
-    "the program of its job was killed, or its node failed, before the end of the launch was recorded",
+    "its job has ended, and the end of the launch was not recorded: probably the job's program was killed, "
+    "or its node failed",
 )
 
 
@@ -31,8 +32,8 @@ def close_lost_launches(study: Study) -> int:
     """
     lost = [launch for launch in open_launches(study, None) if launch.supervisor_pid is not None]
     for launch in lost:
-        gone = f"bench (process {launch.supervisor_pid}) was killed, or its machine stopped"
-        reason = f"{gone}, before the end of the launch was recorded"
+        gone = f"bench (process {launch.supervisor_pid}) is gone, and has not recorded the end of the launch"
+        reason = f"{gone}: probably it was killed, or its machine stopped"
         _close(study, [launch], Ending(Outcome.MISSING_RANKS, reason))
     return len(lost)
 

@@ -140,7 +140,7 @@ class JobStart:
                 lost = Ending(
                     Outcome.NODE_FAILED,
                     f"the job was requeued (start {environment.start}), and the start before recorded no "
-                    f"end: its first node failed",
+                    f"end: probably its first node failed",
                 )
                 close_launches(self._study, job.job_id, environment.earlier_notice() or lost)
                 plan, baseline = self._study.plan(job.plan), job.baseline

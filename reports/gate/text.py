@@ -19,7 +19,7 @@ from reports.gate.trends import Step, Trend, Within
 from reports.table import TextTable, figures, table, words
 from reports.text import NOTHING, count, duration, number, percent, size, whole_percent
 from results.baseline import Acceptance, Baseline, Exact, exact_text
-from results.foreign_text import shortened, visible
+from results.foreign_text import in_json, shortened, visible
 
 MOST_ROWS = 100
 MOST_CHARACTERS = 300
@@ -369,7 +369,7 @@ FACES: Mapping[str, Callable[[Comparison], str]] = MappingProxyType(
 
 
 def _json(value: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+    return in_json(msgspec.json.format(msgspec.json.encode(value)).decode()) + "\n"
 
 
 def _xml(text: str) -> str:

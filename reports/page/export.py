@@ -216,7 +216,7 @@ def loaded(
         for name, study in zip(names, studies, strict=True)
     ]
     for sentence in (sentence for one in figures for sentence in one.review.damaged):
-        warnings.warn(sentence, stacklevel=3)
+        warnings.warn(visible(sentence), stacklevel=3)
     frames = {name: frame_of(figures, name) for name in TABLES}
     return Loaded(**frames, figures=tuple(figures), folders=tuple(studies))
 
@@ -226,5 +226,6 @@ def _site(study: Study) -> Price | None:
     try:
         return site_price(JobStore(study.root).jobs())
     except SchemaError as error:
-        warnings.warn(f"no price of the site, because a job cannot be read: {error}", stacklevel=4)
+        why = visible(str(error))
+        warnings.warn(f"no price of the site, because a job cannot be read: {why}", stacklevel=4)
         return None

@@ -15,6 +15,7 @@ from reports.analysis.side_by_side import SideBySide, side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from reports.page.columns import CellRow, cell_rows, declared
+from results.foreign_text import in_json
 from results.schema import WRITER, Json
 
 SCHEMA = "bench/export"
@@ -29,7 +30,7 @@ def json_document(studies: Sequence[StudyFigures]) -> str:
     if len(studies) > 1:
         document["comparison"] = _comparison(side_by_side(studies))
     data = msgspec.json.encode(document)
-    return msgspec.json.format(data, indent=2).decode() + "\n"
+    return in_json(msgspec.json.format(data, indent=2).decode()) + "\n"
 
 
 def _study(study: StudyFigures) -> Json:

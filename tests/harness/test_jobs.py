@@ -453,7 +453,7 @@ def test_launches_of_a_killed_bench_are_closed_and_those_of_jobs_and_persons_are
     assert [study.has_attempt(one.launch_id) for one in (job, own, by_hand)] == [False, True, False]
     [result] = study.results()
     assert result.outcome is Outcome.MISSING_RANKS
-    assert str(result.reason).startswith("bench (process 4711) was killed, or its machine stopped")
+    assert str(result.reason).startswith("bench (process 4711) is gone")
 
 
 # What a job looks at before it begins.

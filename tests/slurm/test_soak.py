@@ -60,7 +60,9 @@ QUEUE_S = 0.5
 PATIENCE_S = 400.0
 RANKS_KILLED = "the process that started the ranks was killed by SIGKILL"
 TORCHRUN_KILLED = "a node's torchrun was killed by SIGKILL"
-BENCH_KILLED = "was killed, or its machine stopped, before the end of the launch was recorded"
+BENCH_KILLED = (
+    "is gone, and has not recorded the end of the launch: probably it was killed, or its machine stopped"
+)
 KILLED = {
     ("slurm", "torchrun"): (TORCHRUN_KILLED,),
     # Each agent has one, and so has srun.
