@@ -15,7 +15,13 @@ import msgspec
 from harness.launch.batches import find_batches
 from harness.launch.check import can_check, check, check_request, count_own_parts
 from harness.launch.machine import Machine
-from harness.launch.preflight import link_obstacle, require_room, require_tensorboard
+from harness.launch.preflight import (
+    amd_only,
+    link_obstacle,
+    require_nvidia,
+    require_room,
+    require_tensorboard,
+)
 from harness.launch.supervise import ending_signals, handled
 from harness.launch.tally import tally, uncounted
 from harness.launchers.launcher import LauncherCall, MatrixCall
@@ -133,6 +139,8 @@ class Matrix:
                 f"--env sets {twice[0]}, which the environment of bench sets too: unset {twice[0]}"
             )
         self._check_hosts()
+        if not self._launcher.several_hosts:
+            self._check_gpus()
         if self._request.batches is not None:
             self._check_batch_auto()
         if self._run_options.tensorboard and self._call.hosts.same_python:
@@ -165,6 +173,13 @@ class Matrix:
                 f"--oversubscribe with --device cuda needs --backend gloo, not {request.backend}: NCCL takes "
                 f"one rank a GPU; leave it out, and sizes beyond this machine are skipped with a reason"
             )
+
+    def _check_gpus(self) -> None:
+        """Refuse AMD GPUs, and warn where a call that names no device leaves them unused."""
+        require_nvidia(self._request.device)
+        amd = amd_only() if self._options.device in (None, "auto") else None
+        if amd is not None:
+            self._console.warn(f"{amd}: this study runs on CPU ranks")
 
     def _check_batch_auto(self) -> None:
         """Refuse `--batch-size auto` where this call cannot measure, or another one must do equal work."""

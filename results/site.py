@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated
 
 import msgspec
 
+from results.errors import UsageError
 from results.notation import seconds_of
 
 _LONGEST_SIGNAL_S = 65_535
@@ -67,6 +69,23 @@ class TimeLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def signal_s(self, limit_s: float) -> int:
         """Seconds before the limit at which the job gets its signal: at most half of `limit_s`."""
         return round(min(seconds(self.signal), limit_s / 2))
+
+
+_MIG = re.compile(r"\dg\.\d+gb", re.IGNORECASE)
+"""NVIDIA's names of parts of a GPU, such as 1g.10gb."""
+
+
+def require_whole_gpus(kind: str | None, gpus_per_node: int) -> None:
+    """Raise UsageError if several workers of a node would have parts of a GPU.
+
+    `kind` is the cluster's name for what a worker gets; None: not known. CUDA shows a process one part only.
+    """
+    if kind is not None and _MIG.search(kind) and gpus_per_node > 1:
+        raise UsageError(
+            f"{kind} is a part of a GPU (MIG), and a process uses only the first part that it is given, so "
+            f"that the {gpus_per_node} workers of a node would share one: give --gpus-per-node 1, or ask for "
+            f"whole GPUs in the profile"
+        )
 
 
 class SitePrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from harness.launch.preflight import TORCH, require_devices, unknown_name, warnings
+from harness.launch.preflight import TORCH, amd_only, require_devices, unknown_name, warnings
 from harness.launchers.launcher import SiteCheck
 from harness.launchers.registry import launchers
 from harness.machine.code import PACKAGES, checkout
@@ -125,7 +125,7 @@ def _machine() -> list[tuple[str, str]]:
         mfu = "its peak is known, MFU is reported" if catalogue_name(gpu.name) else "no MFU: peak unknown"
         rows.append((f"GPU {gpu.index}", f"{gpu.name}, {memory}; {mfu}"))
     if not gpus:
-        rows.append(("GPUs", "none that NVML shows: studies run on CPU ranks"))
+        rows.append(("GPUs", f"{amd_only() or 'none that NVML shows'}: studies run on CPU ranks"))
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     locked = "no limit" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.3g} MiB"
     rows.append(("RDMA", f"{', '.join(rdma_devices()) or 'no device is up'}; ulimit -l: {locked}"))
@@ -143,7 +143,7 @@ def _machine() -> list[tuple[str, str]]:
 def _obstacle() -> list[str]:
     """Why torch cannot use the GPUs of this machine."""
     try:
-        if util.find_spec("torch") is not None:
+        if util.find_spec("torch") is not None and visible_gpus():
             require_devices("cuda")
     except MachineError as error:
         return [str(error)]

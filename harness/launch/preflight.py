@@ -15,13 +15,15 @@ from pathlib import Path
 from harness.launch.command import code_environment
 from harness.machine.code import checkout
 from harness.machine.device import (
+    ONLY_NVIDIA,
+    amd_gpus,
     gpu_warnings,
     lost_gpus,
     on_battery,
     slow_governor,
     visible_gpus,
 )
-from harness.machine.torch_devices import ask_torch
+from harness.machine.torch_devices import ask_torch, torch_version
 from reports.text import count
 from results.cell import Device
 from results.errors import MachineError
@@ -44,11 +46,32 @@ def require_torch() -> None:
         )
 
 
+def amd_only() -> str | None:
+    """Say which GPUs of AMD, or which torch for them, this machine has; None if NVML shows a GPU."""
+    if visible_gpus():
+        return None
+    shown, built = amd_gpus(), torch_version() or ""
+    if shown:
+        return f"this machine has {count(shown, 'AMD GPU')}; {ONLY_NVIDIA}"
+    return f"torch {built} is built for AMD GPUs; {ONLY_NVIDIA}" if "+rocm" in built else None
+
+
+def require_nvidia(device: Device) -> None:
+    """Raises MachineError if ranks on GPUs are asked for and this machine has only AMD GPUs.
+
+    Torch for ROCm calls its devices cuda, so that ranks would start and fail at the first question to NVML.
+    """
+    found = amd_only() if device == "cuda" else None
+    if found is not None:
+        raise MachineError(f"{found}: train on CPU with --device cpu")
+
+
 def require_devices(device: Device) -> None:
-    """Raises MachineError if torch cannot use the GPUs that NVML shows.
+    """Raises MachineError if torch cannot use the GPUs that NVML shows, or if only AMD's are there.
 
     Torch is asked about its GPUs only on a machine that has some.
     """
+    require_nvidia(device)
     shown = len(visible_gpus()) if device == "cuda" else 0
     if not shown:
         return

@@ -86,6 +86,8 @@ class Conditions:
         for name, code in environment.code.packages.items():
             pairs[f"code of {name}"] = code, self.packages.get(name, "not installed")
         shared_cores = result.evidence is Evidence.EMULATED and environment.nodes == 1
+        # Ranks with a GPU share that, not cores.
+        shared_cores &= environment.device_uuid is None
         needed = environment.gpus_per_node * environment.threads
         if self.cores is not None and shared_cores and not virtual and needed <= self.cores:
             pairs["ranks"] = "on shared cores", "on cores of their own"

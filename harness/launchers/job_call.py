@@ -19,7 +19,7 @@ from reports.text import duration
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.plan import Plan
-from results.site import SitePrice, TimeLimits
+from results.site import SitePrice, TimeLimits, require_whole_gpus
 from results.store import Study
 
 
@@ -36,6 +36,9 @@ class JobCall(LauncherCall):
         self._launcher = launcher
         self._price = price
         self._hardware = Hardware(gpu_name=gpu_model)
+
+    gpu_kind: str | None = None
+    """The cluster's name of the GPUs that jobs ask for; None: jobs give no name."""
 
     @abstractmethod
     def document(self, jobs: JobMaker, planned: PlannedJob) -> Document:
@@ -111,6 +114,8 @@ class JobCall(LauncherCall):
             earlier=so_far.earlier,
             hardware=replace(self._hardware, measured=so_far.measured),
         )
+        for one in planned:
+            require_whole_gpus(self.gpu_kind, one.placement.gpus_per_node)
         jobs = self.maker(study, plan, code)
         return launches, [self.document(jobs, one) for one in planned]
 

@@ -21,6 +21,9 @@ BUSY_GPU_BYTES = 2**30
 """Memory that the driver takes on an unused GPU, at most."""
 CPUS = Path("/sys/devices/system/cpu")
 INFINIBAND = Path("/sys/class/infiniband")
+KFD = Path("/sys/class/kfd/kfd/topology/nodes")
+"""The devices of AMD's compute driver: CPUs, whose gpu_id is 0, and GPUs."""
+ONLY_NVIDIA = "bench measures NVIDIA GPUs and CPU ranks only, and no AMD GPU"
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
 
 
@@ -89,6 +92,11 @@ def lost_gpus() -> list[LostGpu]:
         named = [item for item in (visible or "").split(",") if item.strip() not in ("", "-1", "NoDevFiles")]
         own = not found if visible is None else len(_selected(found, visible)) < len(named)
     return [gpu for gpu in devices if isinstance(gpu, LostGpu) and (own or not gpu.denied)]
+
+
+def amd_gpus(nodes: Path = KFD) -> int:
+    """The number of GPUs that AMD's compute driver (ROCm) shows on this machine."""
+    return sum(read_fact(path) not in (None, "", "0") for path in nodes.glob("*/gpu_id"))
 
 
 def driver_version() -> str | None:

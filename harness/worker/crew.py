@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from harness.machine.code import checkout, code_hash, require_planned_packages
-from harness.machine.device import gpu_faults, gpu_warnings, visible_gpus
+from harness.machine.device import ONLY_NVIDIA, gpu_faults, gpu_warnings, visible_gpus
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.measure.network import measure_network
 from harness.worker.rank.context import RankContext, Run, device_uuid, nccl_version
@@ -95,7 +95,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
         around = RankContext(
             study=study,
             launch=launch,
-            evidence=_evidence(launch, rank, cores),
+            evidence=_evidence(launch, rank, device, cores),
             rank=rank,
             device=device,
             cores=cores,
@@ -224,18 +224,44 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     return record.outcome, stops
 
 
-def _evidence(launch: Launch, rank: Rank, cores: tuple[int, ...]) -> Evidence:
-    """The launch's evidence, or `emulated` where its ranks turn out to share cores, or its nodes a host."""
-    hosts: list[str | None] = [None] * rank.gpus
-    dist.all_gather_object(hosts, platform.node())
-    virtual_nodes = len(set(hosts)) < launch.placement.nodes
+def _evidence(launch: Launch, rank: Rank, device: torch.device, cores: tuple[int, ...]) -> Evidence:
+    """The launch's evidence, or `emulated` where its ranks turn out to share cores or a GPU, or its nodes a
+    host.
+
+    Raises MachineError where ranks share a GPU and NCCL, which cannot do that, exchanges.
+    """
+    own = device_uuid(device) if device.type == "cuda" else str(rank.rank)
+    places: list[tuple[str, str] | None] = [None] * rank.gpus
+    dist.all_gather_object(places, (platform.node(), own))
+    virtual_nodes = len({place[0] for place in places if place}) < launch.placement.nodes
+    shared = len(set(places)) < rank.gpus
+    if shared and launch.backend == "nccl":
+        raise MachineError(shared_gpu(os.environ.get("CUDA_VISIBLE_DEVICES", ""), rank.local_gpus))
     crowded = launch.device == "cpu" and rank.local_gpus * launch.threads > len(cores)
-    return Evidence.EMULATED if crowded or virtual_nodes else launch.evidence
+    return Evidence.EMULATED if crowded or shared or virtual_nodes else launch.evidence
+
+
+def shared_gpu(visible: str, ranks: int) -> str:
+    """Say that the `ranks` ranks of a node share a GPU, and what to do. `visible` is what CUDA may use."""
+    parts = visible.count("MIG-")
+    if parts > 1:
+        return (
+            f"CUDA_VISIBLE_DEVICES has {parts} parts of a GPU (MIG), and a process uses only the first, so "
+            f"that {ranks} ranks share it: give --gpus-per-node 1, whole GPUs, or --backend gloo"
+        )
+    return (
+        f"several of the {ranks} ranks of a node have the same GPU, and NCCL takes one rank a GPU: ask for "
+        f"as many GPUs as ranks, or give --backend gloo, whose figures are emulated"
+    )
 
 
 def _device(launch: Launch, rank: Rank) -> torch.device:
     if launch.device == "cpu":
         return torch.device("cpu")
+    if torch.version.hip is not None:
+        raise MachineError(
+            f"torch {torch.__version__} is built for AMD GPUs; {ONLY_NVIDIA}: use --device cpu"
+        )
     # Several ranks of a GPU, where that was asked for (`--oversubscribe`).
     device = torch.device("cuda", rank.local_rank % max(1, torch.cuda.device_count()))
     torch.cuda.set_device(device)

@@ -5,6 +5,7 @@ Counters are counted, hashed, or taken after a fixed number of samples."""
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import reduce
 from operator import or_
@@ -71,18 +72,35 @@ def _loss_fixed(ranks: Sequence[RankRecord]) -> float | None:
 
 
 BIT_MASKS = ("throttle_reasons",)
+POWER = "power_w"
+"""The series of a device's power: ranks that share the device read the same one."""
+
+
+def _devices(ranks: Sequence[RankRecord]) -> list[list[RankRecord]]:
+    """Group the ranks by device, as hosts and devices name themselves; without a name, each has its own."""
+    found: dict[tuple[str, str | int], list[RankRecord]] = defaultdict(list)
+    for rank in ranks:
+        own = rank.environment
+        found[own.host, own.device_uuid or rank.rank].append(rank)
+    return list(found.values())
+
+
+def _known(rank: RankRecord, name: str) -> list[float]:
+    series = [] if rank.telemetry is None else rank.telemetry.series.get(name, [])
+    return [value for value in series if value is not None]
 
 
 def telemetry_means(ranks: Sequence[RankRecord]) -> dict[str, float]:
     """The mean over ranks of the means over their samples, by name of the series, and `NAME_max`.
 
-    Unknown samples do not count, and a series without a known sample is left out. A bit mask becomes the
-    bits that were ever set.
+    The power is the mean over devices. Unknown samples do not count, and a series without a known sample is
+    left out. A bit mask becomes the bits that were ever set.
     """
     own = [rank.telemetry.series for rank in ranks if rank.telemetry is not None]
     means: dict[str, float] = {}
     for name in sorted({name for series in own for name in series}):
-        known = [[value for value in series.get(name, []) if value is not None] for series in own]
+        groups = _devices(ranks) if name == POWER else [[rank] for rank in ranks]
+        known = [[value for rank in group for value in _known(rank, name)] for group in groups]
         filled = [values for values in known if values]
         if filled and name in BIT_MASKS:
             means[name] = float(reduce(or_, (int(value) for values in filled for value in values)))
@@ -93,12 +111,17 @@ def telemetry_means(ranks: Sequence[RankRecord]) -> dict[str, float]:
 
 
 def device_energy(ranks: Sequence[RankRecord], step_ns: float) -> float | None:
-    """Energy of all devices in one step, in J: the sum over ranks of energy over window, times the step time.
+    """Energy of all devices in one step, in J: the sum over devices of energy over window, times the step
+    time.
 
-    One device a rank, read from its own counter. None unless all ranks have a reading.
+    Ranks that share a device read the same counter, and their mean counts once. None unless all ranks have a
+    reading.
     """
-    watts = [power for rank in ranks if (power := _mean_power_w(rank)) is not None]
-    return sum(watts) * step_ns / 1e9 if len(watts) == len(ranks) else None
+    watts = [[_mean_power_w(rank) for rank in device] for device in _devices(ranks)]
+    known = [[power for power in device if power is not None] for device in watts]
+    if sum(map(len, known)) < len(ranks):
+        return None
+    return sum(map(fmean, known)) * step_ns / 1e9
 
 
 def why_energy_unknown(ranks: Sequence[RankRecord]) -> str:

@@ -25,6 +25,7 @@ import torch
 from builders import a_cell, an_environment
 from launching import EMPTY_PLAN, a_launch, a_result
 
+from harness import cli
 from harness.launch import preflight
 from harness.launch.command import Rendezvous, torchrun_command, worker_environment
 from harness.launch.ending import Signs, asked_to_end, inferred_ending, rank_exits
@@ -34,11 +35,12 @@ from harness.launch.pace import Deadline, Pace
 from harness.launch.tally import Conditions, tally, uncounted
 from harness.machine import device
 from harness.machine.code import checkout, code_version, what_runs
-from harness.machine.device import nccl_settings, other_settings
+from harness.machine.device import amd_gpus, nccl_settings, other_settings
 from harness.machine.torch_devices import TorchDevices, ask_torch, torch_version
 from harness.plan.estimate import Earlier
 from harness.terminal.console import Standing
 from harness.worker.__main__ import _near
+from harness.worker.crew import _device
 from harness.worker.rank.context import device_uuid
 from harness.worker.rank.rank import Rank
 from results.environment import CodeVersion
@@ -494,6 +496,43 @@ def test_torch_itself_is_asked_for_the_gpus(
         preflight.require_devices("cuda")
 
 
+def test_amd_gpus_are_refused_before_anything_asks_nvml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A host with two GPUs below AMD's driver, whose torch calls them cuda; node 0 is the CPU."""
+    for node, gpu in enumerate(("0", "51234", "8421")):
+        folder = tmp_path / "nodes" / str(node)
+        folder.mkdir(parents=True)
+        (folder / "gpu_id").write_text(f"{gpu}\n")
+    assert amd_gpus(tmp_path / "nodes") == 2
+    assert amd_gpus(tmp_path / "absent") == 0
+    preflight.require_devices("cuda")
+    monkeypatch.setattr(preflight, "amd_gpus", lambda: 2)
+    preflight.require_devices("cpu")
+    with pytest.raises(MachineError, match="2 AMD GPUs"):
+        preflight.require_devices("cuda")
+    call = ["matrix", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp", "--dry-run"]
+    assert cli.run([*call, "--device", "cuda", "--oversubscribe", "--backend", "gloo"]) == 1
+    assert "2 AMD GPUs" in capsys.readouterr().err
+    # Nothing was asked for: the study is on CPU, and says so.
+    assert cli.run(call) == 0
+    assert "2 AMD GPUs" in capsys.readouterr().err
+    # CPU studies run here.
+    assert cli.run(["doctor"]) == 0
+    assert "no AMD GPU" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr(preflight, "visible_gpus", lambda: [_gpu(0)])
+    assert preflight.amd_only() is None
+
+
+def test_torch_for_rocm_is_refused_on_the_rank_and_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "torch_version", lambda: "2.13.0+rocm6.4")
+    with pytest.raises(MachineError, match=re.escape("+rocm6.4 is built for AMD GPUs")):
+        preflight.require_devices("cuda")
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.raises(MachineError, match="is built for AMD GPUs"):
+        _device(a_launch(device="cuda"), Rank(rank=0, local_rank=0, node_rank=0, gpus=1, local_gpus=1))
+
+
 def test_torch_answers_in_a_process_of_its_own() -> None:
     found = ask_torch()
     assert found.torch.startswith("2.")
@@ -787,6 +826,11 @@ def test_emulated_runs_do_not_count_where_the_ranks_have_cores_of_their_own() ->
     emulated = msgspec.structs.replace(emulated, environment=four)
     assert not Conditions(code_hash=code.code_hash, cores=2).changes(emulated, virtual=False)
     assert Conditions(code_hash=code.code_hash, cores=4).changes(emulated, virtual=False)
+    # Ranks that share a GPU do so whatever cores there are.
+    one_gpu = msgspec.structs.replace(
+        emulated, environment=msgspec.structs.replace(four, device_uuid="GPU-1")
+    )
+    assert not Conditions(code_hash=code.code_hash, cores=4).changes(one_gpu, virtual=False)
     # On virtual nodes the next run would be emulated as well.
     assert not Conditions(code_hash=code.code_hash, cores=4).changes(emulated, virtual=True)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
-from builders import a_work, steps_of
+from builders import a_work, an_environment, steps_of
 from launching import an_attempt
 
+from results.derivation.counters import device_energy, telemetry_means
 from results.derivation.run_result import derive, mean_losses
 from results.outcome import Outcome
 from results.record import Telemetry
@@ -49,6 +51,25 @@ def test_the_energy_of_a_step_is_the_power_of_all_devices_times_its_time(two) ->
     run = two(telemetry=samples)
     assert run.energy_j == pytest.approx(25)
     assert "energy_j" not in run.absent
+
+
+def test_a_device_that_ranks_share_has_its_energy_and_power_once(cell_of, record_of) -> None:
+    """Ranks 0 and 1 read the counter of one device; rank 2 has another one, rank 3 one of another host."""
+    power, places = (300.0, 300.0, 60.0, 60.0), (("a", "x"), ("a", "x"), ("a", "y"), ("b", "x"))
+    ranks = [
+        record_of(
+            cell_of(gpus=4),
+            rank,
+            environment=msgspec.structs.replace(an_environment(), host=host, device_uuid=uuid),
+            telemetry=_sampled(2 * watts, 2 * 10**9, power_w=[watts], cpu_s=[watts]),
+        )
+        for rank, (watts, (host, uuid)) in enumerate(zip(power, places, strict=True))
+    ]
+    assert device_energy(ranks, 1e9) == pytest.approx(300 + 60 + 60)
+    means = telemetry_means(ranks)
+    assert means["power_w"] == pytest.approx((300 + 60 + 60) / 3)
+    # What a rank reads of its own process counts once a rank.
+    assert means["cpu_s"] == pytest.approx(180)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from rank_builders import Ranks, a_context, a_launch, a_rank
 
 from harness.machine.code import code_version
 from harness.machine.device import nccl_settings
-from harness.worker.crew import nccl_name, require_one_nccl, work
+from harness.worker.crew import _evidence, nccl_name, require_one_nccl, work
 from harness.worker.rank.network import interface_towards, name_interface
 from results.errors import MachineError
 from results.outcome import Evidence
@@ -46,6 +46,37 @@ def start_on_cuda(rank: int, folder: str) -> tuple[int, list[str]]:
         code = work(study.launch_folder("l") / "launch.json", a_rank(), pinned=(), cores=(0,))
     log = (study.launch_folder("l") / "rank-00000.jsonl").read_text(encoding="utf-8")
     return code, [json.loads(line)["event"] for line in log.splitlines()]
+
+
+def evidence_on_gpus(rank: int, uuids: tuple[str, ...], backend: str, visible: str) -> str:
+    """On a rank whose GPU has a UUID: the evidence of its launch, or why it is refused."""
+    launch = a_launch(len(uuids), device="cuda", backend=backend)
+    own = SimpleNamespace(name="NVIDIA H200", uuid=uuids[rank])
+    with (
+        patch.dict("os.environ", CUDA_VISIBLE_DEVICES=visible),
+        patch("torch.cuda.get_device_properties", lambda _: own),
+    ):
+        try:
+            return _evidence(launch, a_rank(rank, len(uuids)), torch.device("cuda"), (0, 1))
+        except MachineError as error:
+            return str(error)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "backend", "visible", "words"),
+    [
+        (("a", "b"), "gloo", "0,1", "measured"),
+        (("a", "b"), "nccl", "0,1", "measured"),
+        (("a", "a"), "gloo", "0", "emulated"),
+        (("a", "a"), "nccl", "0", "NCCL takes one rank a GPU"),
+        # CUDA shows a process only the first of these.
+        (("a", "a"), "nccl", "MIG-1,MIG-2", "has 2 parts of a GPU (MIG)"),
+    ],
+)
+def test_ranks_that_share_a_gpu_are_emulated_or_refused(
+    uuids: tuple[str, ...], backend: str, visible: str, words: str, ranks: Ranks
+) -> None:
+    assert all(words in found for found in ranks(2, evidence_on_gpus, uuids, backend, visible))
 
 
 def test_nodes_with_different_versions_of_nccl_are_refused_before_they_connect() -> None:

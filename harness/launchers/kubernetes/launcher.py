@@ -122,6 +122,7 @@ class KubernetesCall(JobCall):
     def __init__(self, call: MatrixCall) -> None:
         profile = self._profile = _profile_of(call.options)
         super().__init__(call, "kubernetes", profile.price, profile.gpu_model)
+        self.gpu_kind = profile.gpu_resource
         self._offered: set[str] = set()
         """Ids of the jobs that this call has handed over; `run` is called for each of several settings."""
         self.hosts = WorkerHosts(

@@ -128,6 +128,8 @@ _path = _matches(
 def _resource(text: str) -> None:
     if text != "none":
         check_key(text)
+        if text.startswith("amd.com/"):
+            raise ValueError(f"{text!r}: bench measures NVIDIA GPUs and CPU ranks only; write none for these")
         if "/" not in text:
             raise ValueError(f"{text!r} is not a resource such as nvidia.com/gpu, or none")
 

@@ -121,6 +121,7 @@ class SlurmCall(JobCall):
     def __init__(self, call: MatrixCall) -> None:
         site = self._site = site_of(call.options)
         super().__init__(call, "slurm", site.price, site.gpu_model)
+        self.gpu_kind = site.gpu_type
         self._feed: Feed = call.options.feed or "once"
         self.hosts = WorkerHosts(
             has_gpus=site.gpu_request != "none",

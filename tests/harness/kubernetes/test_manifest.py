@@ -39,7 +39,7 @@ def rich(make_profile: MakeProfile) -> KubernetesProfile:
         namespace="1e3",
         mount_path="/mnt/no",
         user=10_001,
-        gpu_resource="amd.com/gpu",
+        gpu_resource="nvidia.com/gpu.shared",
         cpus_per_gpu=3,
         memory_per_node="4Gi",
         node_selector={"b": "true", "a": ""},
@@ -160,7 +160,7 @@ def test_a_node_asks_for_its_share(
         "memory": "4Gi",
         "vpc.amazonaws.com/efa": "4",
         "rdma/hca_shared_devices_a": "1",
-        "amd.com/gpu": "8",
+        "nvidia.com/gpu.shared": "8",
     }
     assert container["resources"] == {"requests": share, "limits": share}
     without = pod(documents(make_profile(gpu_resource="none"), make_job()))["containers"][0]

@@ -71,6 +71,7 @@ MISTAKES = (
     "image_pull_secrets: [ok, a_b]",
     "queue: a.b",
     "gpu_resource: gpu",
+    "gpu_resource: amd.com/gpu",
     "gpu_model: h100",
     "gpu_resource: none\ngpus_per_node: 8",
     "gpus_per_node: 0",

@@ -51,6 +51,21 @@ def test_a_dry_run_prints_manifests_that_are_valid_and_writes_nothing(
     assert not (tmp_path / "volume").exists()
 
 
+def test_parts_of_a_gpu_are_not_shared_by_the_workers_of_a_pod(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CUDA shows a process only one part (MIG), so that 8 workers of a pod would have the same."""
+    profile = (tmp_path / "site.yaml").read_text() + "gpu_resource: nvidia.com/mig-1g.10gb\n"
+    (tmp_path / "site.yaml").write_text(profile)
+    assert run([*MATRIX, "--dry-run"]) == 2
+    assert "mig-1g.10gb is a part of a GPU" in capsys.readouterr().err
+    # A pod for each worker.
+    assert run([*MATRIX, "--gpus-per-node", "1", "--dry-run"]) == 0
+    (tmp_path / "site.yaml").write_text("{gpu_type: 1g.10gb, gpus_per_node: 8}")
+    slurm = [("slurm" if word == "kubernetes" else word) for word in MATRIX]
+    assert run([*slurm, "--dry-run"]) == 2
+
+
 def test_a_manifest_is_written_once_and_offered_until_it_is_applied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
