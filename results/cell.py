@@ -37,11 +37,24 @@ matrix products are kept, and only activations that take little time are compute
 GPU_BLOCK_S = 0.5
 """A block on a GPU lasts at least this long: the skew of its start and end is then a small share of it."""
 GPU_WARM_UP_S = 10.0
-"""A warm-up on a GPU lasts at least this long. The clock rises within the first second of load and falls
-while the chip heats up; to see that it no longer falls takes two means over 5 s each."""
+"""The first warm-up of a process on a GPU lasts at least this long. The clock rises within the first second
+of load and falls while the chip heats up; to see that it no longer falls takes two means over 5 s each."""
 GPU_LONGEST_WARM_UP_S = 40.0
-"""A warm-up on a GPU ends then, steady or not: heat settles over some tens of seconds, and more than twice
-the default budget of measuring would not be worth it."""
+"""The first warm-up of a process on a GPU ends then, steady or not: heat settles over some tens of seconds,
+and more than twice the default budget of measuring would not be worth it."""
+GPU_HOT_WARM_UP_S = 4.0
+"""Any warm-up on a GPU lasts at least this long: in fewer readings of the clock a fall of 1 % a second looks
+like noise."""
+
+
+def gpu_warm_up_s(idle_s: float) -> tuple[float, float]:
+    """Return the shortest and the longest warm-up on a GPU whose process timed its last steps `idle_s` ago.
+
+    A GPU cools for as long as it is idle, so its clock must be flat for that long; infinity is a process that
+    has timed nothing, and warms up as after `GPU_WARM_UP_S`.
+    """
+    least_s = min(max(idle_s, GPU_HOT_WARM_UP_S), GPU_WARM_UP_S)
+    return least_s, GPU_LONGEST_WARM_UP_S * least_s / GPU_WARM_UP_S
 
 
 def _at_least(name: str, value: float, least: float) -> None:

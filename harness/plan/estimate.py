@@ -16,7 +16,7 @@ from typing import Literal
 from harness.plan.predict import predicted_times
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.surroundings import Devices, Hardware, Surroundings, replica_seconds
-from results.cell import GPU_BLOCK_S, GPU_LONGEST_WARM_UP_S, Cell, Device
+from results.cell import GPU_BLOCK_S, GPU_LONGEST_WARM_UP_S, Cell, Device, gpu_warm_up_s
 from results.parts import VALUE_BYTES, Unknown
 from results.record import (
     COPIES,
@@ -38,6 +38,7 @@ STARTUP_S: Mapping[Device, float] = {"cpu": 8.0, "cuda": 15.0}
 on a 2-core machine, of which `import torch` was 2.6 to 3.0 s (torch 2.13). CUDA: the same, with some seconds
 for the CUDA context and NCCL's first communicator; assumed, not measured."""
 _BUDGETED = ("warm-up", "measure")
+_TIMED = (*_BUDGETED, "exposed", "recording")
 """Parts of a run that may take longer than in an earlier one, up to their limits."""
 
 
@@ -127,9 +128,10 @@ def estimate(
     device_hours = 0.0
     for launch in launches:
         seconds = STARTUP_S[launch.device]
-        for cell in launch.cells:
+        for number, cell in enumerate(launch.cells):
             known = earlier[cell.id].spent_s if cell.id in earlier else {}
-            seconds += run_seconds(cell, steps[cell.id], proves=cell.id not in proven, known_s=known)
+            proves, hot = cell.id not in proven, number > 0
+            seconds += run_seconds(cell, steps[cell.id], proves=proves, known_s=known, hot=hot)
             proven.add(cell.id)
         estimates.append(seconds)
         device_hours += seconds * launch.placement.gpus / 3600
@@ -160,7 +162,9 @@ def estimated_step_time(
     return StepTime(basis="assumed", seconds=times.step, measured=times.measured)
 
 
-def run_seconds(cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[str, float]) -> float:
+def run_seconds(
+    cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[str, float], hot: bool = False
+) -> float:
     """One run: the sum of its parts, by `run_parts` or as long as earlier runs took (`known_s`).
 
     A step of unknown time counts as so long that the measuring budget has room for only `min_blocks` blocks;
@@ -175,6 +179,11 @@ def run_seconds(cell: Cell, step: StepTime, *, proves: bool, known_s: Mapping[st
     counted = facts(WORKLOADS.parse(cell.workload)).parameters
     parameters = 0 if isinstance(counted, Unknown) else counted
     parts = run_parts(cell, step_s, parameters=parameters, proves=proves)
+    if hot and cell.device == "cuda":
+        # From the timed steps of the run before, which is taken to be like this one, to those of this run.
+        idle_s = sum(seconds for part, seconds in parts.items() if part not in _TIMED)
+        saved_s = GPU_LONGEST_WARM_UP_S - gpu_warm_up_s(idle_s)[1]
+        parts["warm-up"] = max(0.0, parts["warm-up"] - saved_s)
     known = {part: known_s[part] for part in parts if part in known_s and part not in _BUDGETED}
     return sum((parts | known).values())
 

@@ -121,7 +121,8 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Whole,
         option(
             "most steps of warm-up, which ends sooner when the step time is steady; on a GPU it lasts 10 to "
-            "40 s, until its clock is flat too, and this option says only whether there is one: 0 for none",
+            "40 s in the first run of a launch, 4 to 40 s in later ones, until its clock is flat too, and "
+            "this option says only whether there is one: 0 for none",
             ge=0,
             le=100_000,
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
@@ -76,7 +77,8 @@ class Measurement:
         run.absent |= reset_peaks(around.device)
         if around.device.type == "cuda":
             with sampler(around.device, around.rank) as sampling:
-                warmup, steady = self._watch.warm_up(policy, sampling.clock_mhz)
+                idle_s = around.last_timed.seconds_ago
+                warmup, steady = self._watch.warm_up(policy, sampling.clock_mhz, idle_s=idle_s)
         else:
             warmup, steady = self._watch.warm_up(policy)
         run.found |= {"warmup": warmup, "warmup_steady": steady}
@@ -163,6 +165,7 @@ class Measurement:
             self._measure_exchange()
         if self._foreign is not None:
             self._run.found["foreign_cpu_cores"] = self._foreign.cores_used()
+        self._around.last_timed.at_s = time.monotonic()
 
     def _measure_exchange(self) -> None:
         run, around = self._run, self._around

@@ -284,6 +284,16 @@ def test_a_cuda_launch_starts_more_slowly() -> None:
     assert result.seconds == pytest.approx(15 + 1 + 0.012 + 40.5 + 20 + 0.07, abs=0.05)
 
 
+def test_only_the_first_run_of_a_launch_on_a_gpu_may_warm_up_for_long() -> None:
+    cells = [cell_of(device="cuda", backend="nccl", seed=seed) for seed in range(3)]
+    known = {cell.id: Earlier(step_ns=1_000_000) for cell in cells}
+    result = estimate(schedule(cells, repeats=1), earlier=known)
+    # As above; 1.08 s pass between the timed steps of two runs, so that the longest warm-up is 4 x 4 s.
+    one = 1 + 0.012 + 40.5 + 20 + 0.07
+    assert len(result.launches) == 1
+    assert result.seconds == pytest.approx(15 + 3 * one - 2 * (40 - 16), abs=0.15)
+
+
 def test_the_estimate_of_nothing_is_nothing() -> None:
     result = estimate([], earlier={})
     assert (result.seconds, result.device_hours, result.notes) == (0, 0, ())

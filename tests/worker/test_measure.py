@@ -163,8 +163,9 @@ class GpuWorld(World):
     def largest(self, values: Sequence[float]) -> list[float]:
         return list(values) if len(values) > 1 else [max(values[0], self._others(self._now / 1e9))]
 
-    def clock_mhz(self) -> list[float]:
-        return [self._mhz(at / 2) for at in range(self._now // (500 * MS) + 1)][-20:] if self._mhz else []
+    def clock_mhz(self, seconds: float) -> list[float]:
+        every = [self._mhz(at / 2) for at in range(self._now // (500 * MS) + 1)] if self._mhz else []
+        return every[-round(2 * seconds) :]
 
 
 def gpu(patches: pytest.MonkeyPatch, *given: Any) -> tuple[Stopwatch, Any]:
@@ -197,6 +198,21 @@ def test_a_warm_up_on_a_gpu_ends_by_time_and_by_the_flat_clocks_of_all_ranks(
     _, steady = stopwatch.warm_up(StepPolicy(warmup_max_steps=1), world.clock_mhz)
     assert world.lengths == [5, *[250] * blocks]
     assert steady is (blocks < 80)
+
+
+# 0.1 s after the last timed steps four seconds are enough, 6 s after them six are; then the clock is flat.
+# Where it falls for ever, a warm-up ends after four times as long. After a minute it is as in a new process.
+@pytest.mark.parametrize(
+    ("idle_s", "falls", "blocks"),
+    [(0.1, 0.0, 8), (6.0, 0.0, 12), (60.0, 0.0, 20), (0.1, 0.01, 32), (6.0, 0.01, 48), (60.0, 0.01, 80)],
+)
+def test_a_later_warm_up_lasts_as_long_as_the_gpu_was_idle(
+    monkeypatch: pytest.MonkeyPatch, idle_s: float, falls: float, blocks: int
+) -> None:
+    stopwatch, world = gpu(monkeypatch, lambda at: 1980.0 * (1 - falls * at), lambda at: 0.0)
+    _, steady = stopwatch.warm_up(StepPolicy(), world.clock_mhz, idle_s=idle_s)
+    assert world.lengths == [5, *[250] * blocks]
+    assert steady is (falls == 0)
 
 
 # Half a second of 2 ms, in whole periods, and never fewer than were asked for; without a warm-up these.

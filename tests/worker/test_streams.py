@@ -60,7 +60,7 @@ def run_cells(rank: int, folder: str, cells: list[Fields], staged: bool = False)
         # Some steps in which every operation is recorded show what twenty do.
         stack.enter_context(patch("harness.worker.exchange.recorder.RECORDED_STEPS", 2))
         # A block of one step warms up and shows the step time, by which blocks then have one step.
-        stack.enter_context(patch("harness.worker.measure.blocks.GPU_LONGEST_WARM_UP_S", 1e-9))
+        stack.enter_context(patch("results.cell.GPU_LONGEST_WARM_UP_S", 1e-9))
         stack.enter_context(patch("results.cell.GPU_BLOCK_S", 1e-9))
         control = Control(DEVICE, exchange.backend)
         for number, fields in enumerate(cells):

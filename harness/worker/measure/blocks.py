@@ -35,7 +35,7 @@ from harness.worker.measure.profiler import PROFILED_STEPS, kernel_times, profil
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import RankLog
-from results.cell import GPU_LONGEST_WARM_UP_S, GPU_WARM_UP_S, StepPolicy
+from results.cell import StepPolicy, gpu_warm_up_s
 from results.record import KernelTimes, Quads, Recorded, StepColumns
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
 from strategies.devices import device_of
@@ -90,20 +90,24 @@ class Stopwatch:
         return self._trainer.model.period
 
     def warm_up(
-        self, policy: StepPolicy, clock_mhz: Callable[[], Sequence[float]] = list
+        self,
+        policy: StepPolicy,
+        clock_mhz: Callable[[float], Sequence[float]] = lambda seconds: (),
+        *,
+        idle_s: float = math.inf,
     ) -> tuple[StepColumns, bool]:
         """Take steps until the step time is steady, or up to the policy's limit. Returns the steps, and
         whether the time is steady.
 
-        On a device the limits are times, and the clock of the device must be flat as well: `clock_mhz` gives
-        the latest readings of the clock of this rank's device, and none where it cannot be read. The
-        first steps, in which a strategy works differently, have been taken before (`proof.first_steps`).
+        On a device the limits are times, by the time `idle_s` since this process timed steps, and the clock
+        of the device must be flat as well: `clock_mhz` gives the readings of the clock of this rank's device
+        in the last seconds, and none where it cannot be read. The first steps, in which a strategy works
+        differently, have been taken before (`proof.first_steps`).
         """
         columns, warmed_s, before_s = StepColumns(), 0.0, math.inf
         steady, timed = False, self._device.asynchronous and policy.warmup_max_steps > 0
-        while not steady and (
-            warmed_s < GPU_LONGEST_WARM_UP_S if timed else len(columns.step_ns) < policy.warmup_max_steps
-        ):
+        least_s, most_s = gpu_warm_up_s(self._control.largest([idle_s])[0] if timed else idle_s)
+        while not steady and (warmed_s < most_s if timed else len(columns.step_ns) < policy.warmup_max_steps):
             steps = self._block_steps(policy)
             _, wall, block = self._block(steps, self._batches)
             columns = joined_steps(columns, block)
@@ -113,7 +117,7 @@ class Stopwatch:
             before_s = step_s
             if timed:
                 self._fastest_s = min(step_s, self._fastest_s or math.inf)
-                steady = steady and warmed_s >= GPU_WARM_UP_S and self._is_flat(clock_mhz())
+                steady = steady and warmed_s >= least_s and self._is_flat(clock_mhz(least_s))
         return columns, steady
 
     def _is_flat(self, readings: Sequence[float]) -> bool:

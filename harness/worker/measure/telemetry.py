@@ -47,7 +47,6 @@ from harness.machine.device import GPU_READINGS, THROTTLING, GpuReader, NoReadin
 from harness.worker.rank.context import device_uuid
 from harness.worker.rank.rank import Rank
 from harness.worker.rank.usage import rss_bytes
-from results.cell import GPU_WARM_UP_S
 from results.record import Telemetry
 
 INTERVAL_S = 0.5
@@ -188,10 +187,10 @@ class TelemetrySampler:
         series = "; ".join(f"no {name}: {why}" for name, why in found.items())
         return ({"energy_j": energy} if energy else {}) | ({"telemetry": series} if series else {})
 
-    def clock_mhz(self) -> list[float]:
-        """Return the readings of the multiprocessors' clock of the last `GPU_WARM_UP_S`; the list is empty
-        where NVML does not give them."""
-        return self._samples.recent("sm_clock_mhz", GPU_WARM_UP_S)
+    def clock_mhz(self, seconds: float) -> list[float]:
+        """Return the readings of the multiprocessors' clock of the last `seconds`; the list is empty where
+        NVML does not give them."""
+        return self._samples.recent("sm_clock_mhz", seconds)
 
     def telemetry(self) -> Telemetry:
         """Return all samples; call it after the `with` block of this object has ended."""

@@ -5,13 +5,14 @@ The facts of process and machine are an allow-list, never the environment as a w
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,17 @@ SETTINGS = other_settings()
 """The settings that this process was given. Libraries of a workload may set others."""
 
 
+@dataclass(slots=True)
+class LastTimed:
+    """The moment at which this process ended the last steps that a run timed: its device began to cool."""
+
+    at_s: float = -math.inf
+
+    @property
+    def seconds_ago(self) -> float:
+        return time.monotonic() - self.at_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
     """The surroundings of all runs of a launch on this rank."""
@@ -64,6 +76,8 @@ class RankContext:
     """The faults that this rank's GPU reports; None on CPU."""
     network_log: Path | None = None
     """The file in which NCCL logs how it connects; None if it logs nothing, or to a file of the user's."""
+
+    last_timed: LastTimed = field(default_factory=LastTimed)
 
     @property
     def source_folder(self) -> Path | None:
