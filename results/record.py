@@ -210,6 +210,9 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
     """The times of all steps of the off blocks, in order, in which the rank does not wait for others. They
     include equal shares of the time between steps, which older records left out, so that the sum is the
     block's time."""
+    copies_ns: list[int] = []
+    """The time of a step's copies to the places that the exchange would fill: one value an off block, in
+    order, the mean over its last period. It is empty in older records."""
 
     def __post_init__(self) -> None:
         lengths = [
@@ -224,6 +227,8 @@ class Quads(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"the off blocks have {len(self.off_step_ns)} steps, not {2 * self.steps * lengths[0]}"
             )
+        if self.copies_ns and len(self.copies_ns) != 2 * lengths[0]:
+            raise ValueError(f"the copies are of {len(self.copies_ns)} off blocks, not {2 * lengths[0]}")
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

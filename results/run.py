@@ -139,7 +139,10 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     mfu: float | None = None
     """Model FLOP/s over the dense peak of the devices at the cell's precision."""
     exposed_ns: Metric | None = None
-    """Step time with minus without the exchange of gradients, from interleaved blocks of this run."""
+    """Step time with minus without the exchange of gradients, from interleaved blocks of this run. If the
+    copies in steps without it take more than 5 % of it, its interval ends at the figure without them."""
+    copies_ns: float | None = None
+    """The time of a step's copies to the places that the exchange would fill, in steps without it."""
     budget: StepBudget | None = None
     """The step time in parts."""
     communication: Communication | None = None

@@ -49,6 +49,7 @@ from results.tuning import Tuning
 #   rank-record -, run-result -  unreleased  left of the buckets; exchange_backward_left
 #   plan    -, launch -, rank-record -  unreleased  network
 #   launch -, job -  unreleased  proof: whether a run whose proof fails measures on
+#   rank-record -, run-result -  unreleased  copies_ns, of quads and of the result
 #   paired-call -  unreleased  changes, fail_above, across, looks, others_above; files of a side
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)

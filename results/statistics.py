@@ -20,6 +20,9 @@ FEWEST_FOR_INTERVAL = 6
 for n <= 5."""
 BATCHES = 10
 
+DOUBT_ABOVE = 0.05
+"""Share of a figure by which it may be too low without a wider interval."""
+
 IntervalKind = Literal["range", "t95-runs", "t95-batch-means", "t95-quads"]
 Floats = npt.NDArray[np.float64]
 
@@ -40,6 +43,13 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     def tells(self) -> bool:
         """Whether the interval, if there is one, is narrower than the value: else the value says nothing."""
         return self.low is None or self.high is None or self.high - self.low <= abs(self.value)
+
+    def or_more(self, more: float) -> Metric:
+        """Extend the interval by `more` upwards, unless that is at most `DOUBT_ABOVE` of the larger value."""
+        if more <= max(0.0, DOUBT_ABOVE * (self.value + more)):
+            return self
+        low, high = (self.value if end is None else end for end in (self.low, self.high))
+        return msgspec.structs.replace(self, low=low, high=high + more, interval="range")
 
     def mapped(self, of: Callable[[float], float], unit: str | None = None) -> Metric:
         """Map the value and both ends by an increasing function."""

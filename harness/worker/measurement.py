@@ -12,7 +12,7 @@ from harness.worker.cell.memory import reset_peaks
 from harness.worker.cell.model_parts import count_flops
 from harness.worker.cell.setup import Built
 from harness.worker.exchange.recorder import TooManyOperationsError
-from harness.worker.measure.blocks import Measured, Stopwatch
+from harness.worker.measure.blocks import Measured, NotTrainedError, Stopwatch
 from harness.worker.measure.clock import StepClock
 from harness.worker.measure.link_peak import measure_link_peak
 from harness.worker.measure.profiler import LONGEST_PERIOD
@@ -192,7 +192,10 @@ class Measurement:
         run, around, policy = self._run, self._around, self._cell.steps
         if policy.quads:
             run.begin("exposed")
-            run.found["quads"] = self._watch.measure_exposed(around.exchange, policy)
+            try:
+                run.found["quads"] = self._watch.measure_exposed(around.exchange, policy)
+            except NotTrainedError as error:
+                run.absent["quads"] = str(error)
         else:
             run.absent["quads"] = "not asked for (quads: 0)"
         run.begin("recording")

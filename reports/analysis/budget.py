@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import Literal, get_args
 
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, copies_of_runs
 from reports.text import percent
 from results.cell import Cell
 from results.run import BudgetMethod, StepBudget
-from results.statistics import Metric, differences, t_quantile
+from results.statistics import DOUBT_ABOVE, Metric, differences, t_quantile
 
 BudgetPart = Literal["input", "compute", "transfer", "wait", "bubble", "other"]
 PARTS: tuple[BudgetPart, ...] = get_args(BudgetPart)
@@ -36,6 +36,9 @@ class CellBudget:
     """The time of each part in each run."""
     transfer_ns: Metric
     wait_ns: Metric
+    copies_ns: float = 0.0
+    """The time by which transfer may be more, and compute less: of copies in steps without exchange, where it
+    is not negligible."""
 
     @property
     def cell(self) -> Cell:
@@ -136,7 +139,9 @@ class Lost:
         means a one-sided Student's t at 95 % on the runs' leads, whose degrees of freedom are the smaller
         number of runs less one (a conservative Welch's test). One run on both sides leads by its value.
         """
-        leads = [run[part] - run[rival] for run in self.budget.run_part_ns]
+        # Copies may count to transfer, and not to compute.
+        doubt_ns = self.budget.copies_ns * ((part == "compute") + (rival == "transfer"))
+        leads = [run[part] - run[rival] - doubt_ns for run in self.budget.run_part_ns]
         sign = (rival == "compute") - (part == "compute")
         ideals = [sign * ideal for ideal in self.run_ideal_ns] if sign else [0.0]
         if min(leads) + min(ideals) <= 0:
@@ -152,7 +157,7 @@ class Lost:
         """The smallest and the largest time of the part over the runs, compared with the ideal."""
         less = self.ideal_ns if part == "compute" else 0.0
         values = [run[part] - less for run in self.budget.run_part_ns]
-        return min(values), max(values)
+        return min(values), max(values) + (self.budget.copies_ns if part == "transfer" else 0.0)
 
     def shown(self, part: BudgetPart) -> bool:
         """Whether the part's interval, or its value without an interval, is above zero."""
@@ -179,12 +184,14 @@ def budget(figures: CellFigures) -> CellBudget | None:
     parts = {part: fmean(run[part] for run in run_parts) for part in run_parts[0]}
     # The mean of the runs' residuals, corrected so that the parts add up to the step time that is shown.
     parts["other"] += figures.step_ns.value - sum(parts.values())
+    copies_ns = _copies_ns(budgets[0].method, figures, parts["transfer"])
     return CellBudget(
         figures=figures,
         method=budgets[0].method,
         part_ns=parts,
         run_part_ns=tuple(run_parts),
-        transfer_ns=_pooled([one.transfer_ns for one in budgets]),
+        transfer_ns=_pooled([one.transfer_ns for one in budgets], copies_ns),
+        copies_ns=copies_ns,
         wait_ns=_pooled([one.wait_ns for one in budgets]),
     )
 
@@ -223,8 +230,16 @@ def _budgets(figures: CellFigures) -> list[StepBudget]:
     return [run.budget for run in figures.runs if run.budget is not None]
 
 
-def _pooled(metrics: list[Metric]) -> Metric:
-    """Pool the runs; a single run keeps the interval of its quads."""
+def _copies_ns(method: BudgetMethod, figures: CellFigures, transfer_ns: float) -> float:
+    """The time of copies that may be transfer; 0 where it is negligible, and without off blocks."""
+    copies_ns = copies_of_runs(figures.runs)
+    if method != "on-off" or copies_ns <= DOUBT_ABOVE * (transfer_ns + copies_ns):
+        return 0.0
+    return copies_ns
+
+
+def _pooled(metrics: list[Metric], more_ns: float = 0.0) -> Metric:
+    """Pool the runs, and extend the interval by `more_ns`; a single run keeps the interval of its quads."""
     if len(metrics) == 1:
         return metrics[0]
-    return differences([one.value for one in metrics], "ns")
+    return differences([one.value for one in metrics], "ns").or_more(more_ns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -126,7 +127,7 @@ def cell_figures(pool: Pool, *, unproven: bool = False) -> CellFigures | None:
     steps = [run.step_ns.value for run in pool.runs if run.step_ns is not None]
     step_ns = over_runs(steps, "ns")
     exposed = [run.exposed_ns.value for run in pool.runs if run.exposed_ns is not None]
-    complete = len(exposed) == len(steps)
+    complete, copies_ns = len(exposed) == len(steps), copies_of_runs(pool.runs)
     proofs = [run.proof for run in pool.runs if run.proof is not None]
     names, phases = pool.runs[-1].phase_ns.keys(), {}
     if all(run.phase_ns.keys() == names for run in pool.runs):
@@ -140,13 +141,18 @@ def cell_figures(pool: Pool, *, unproven: bool = False) -> CellFigures | None:
         samples_per_s=step_ns.over(pool.cell.global_batch * 1e9, "samples/s"),
         units_per_s=_units_per_s(pool.runs, step_ns),
         phase_ns=phases,
-        exposed_ns=differences(exposed, "ns") if complete else None,
-        exposed_share=share_of_runs(exposed, steps) if complete else None,
+        exposed_ns=differences(exposed, "ns").or_more(copies_ns) if complete else None,
+        exposed_share=share_of_runs(exposed, steps).or_more(copies_ns / step_ns.value) if complete else None,
         exposed_absent=None if complete else _why_not_exposed(pool.runs),
         # The strongest one.
         proof=min(proofs, key=lambda proof: _STRONGEST_PROOF.index(proof.method), default=None),
         accepted=unproven and not any(proof.passed for proof in proofs),
     )
+
+
+def copies_of_runs(runs: Sequence[RunResult]) -> float:
+    """The mean time of a step's copies without exchange: what they add may be more by this; 0 if unknown."""
+    return fmean(run.copies_ns or 0.0 for run in runs)
 
 
 def share_of_runs(parts: Sequence[float], wholes: Sequence[float]) -> Metric:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from reports import fields
 from reports.analysis.communication import ON_LESS_OFF
-from reports.analysis.figures import CellFigures
+from reports.analysis.figures import CellFigures, copies_of_runs
 from reports.analysis.scaling import Efficiency
 from reports.analysis.study import StudyFigures
 from reports.fields import Field
@@ -116,5 +116,6 @@ def against(efficiency: Efficiency) -> str:
 
 def on_less_off(row: HeadlineRow) -> Field:
     """The time that the exchange adds to a step, as a share of the step."""
-    share = row.figures.exposed_share
-    return fields.percent(share.value if share else None)
+    share, copies_ns = row.figures.exposed_share, copies_of_runs(row.figures.runs)
+    ends = share is not None and share.or_more(copies_ns / row.figures.step_ns.value) is not share
+    return fields.figure(share, ends=True) if ends else fields.percent(share.value if share else None)

@@ -630,6 +630,7 @@ RUNS = (
     whole("slow_steps", "run.slow_steps"),
     *(real(f"{phase}_ns", f"run.phase_ns.{phase}") for phase in (*PHASES, "other")),
     *metric("exposed_ns", "run.exposed_ns"),
+    real("copies_ns", "run.copies_ns"),
     text("budget_method", "run.budget.method"),
     *_budget("run.budget.{}_ns", "run.budget.{}_ns"),
     real("bubble_ideal", "run.bubble_ideal"),

@@ -77,7 +77,10 @@ _SHARED = (
             "the order on, off, off, on within one run. It contains the slowdown of the computation by the "
             "exchange, some random wait and the bubble of a pipeline, so it is not exposed transfer plus "
             "exposed wait, which are of the mean rank. Its share is the mean over runs over the mean step "
-            "time."
+            "time. A step without exchange copies a rank's own values to the places that the exchange would "
+            "fill. Where these copies take more than 5 % of the figure, its interval is a range: the low end "
+            "counts them as computation, and the high end as part of the exchange. So does the interval of "
+            "exposed transfer."
         ),
     ),
     Definition(

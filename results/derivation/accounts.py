@@ -84,6 +84,18 @@ def quads_of(ranks: Sequence[RankRecord]) -> list[Quads] | None:
     return quads
 
 
+def copies_of(quads: Sequence[Quads]) -> float | None:
+    """The time that the copies of a step without exchange take on the rank with most, as the median over the
+    off blocks; None in older records.
+
+    Off blocks count it as computation, so that exposed communication may be larger by up to this time; by
+    less where the copies hide behind computation.
+    """
+    if not quads or not all(own.copies_ns for own in quads):
+        return None
+    return float(np.median(np.max([own.copies_ns for own in quads], axis=0)))
+
+
 def off_periods(quads: Sequence[Quads], period: int) -> Floats:
     """The time that each rank needs for a step without waiting for others: (ranks, quads, periods).
 
@@ -124,7 +136,9 @@ def _on_off(ranks: Sequence[RankRecord], step_ns: float, data_ns: float) -> Step
             method="on-off",
             input_ns=data_ns,
             compute_ns=float(compute.mean()),
-            transfer_ns=_over_quads(on / (2 * quads[0].steps) - slowest - (bubble_ns or 0.0)),
+            transfer_ns=_over_quads(on / (2 * quads[0].steps) - slowest - (bubble_ns or 0.0)).or_more(
+                copies_of(quads) or 0.0
+            ),
             wait_ns=wait_ns,
             bubble_ns=bubble_ns,
             other_ns=0.0,

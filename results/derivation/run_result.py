@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from results.catalogue.gpus import peak_flops_per_s
 from results.cell import Cell
-from results.derivation.accounts import quads_of, rank_columns, step_budget, why_no_accounts
+from results.derivation.accounts import copies_of, quads_of, rank_columns, step_budget, why_no_accounts
 from results.derivation.communication import peak_bandwidth, step_communication
 from results.derivation.contradictions import contradiction
 from results.derivation.counters import counters, device_energy, telemetry_means, why_energy_unknown
@@ -229,6 +229,7 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
     cores_used = max(ranks_of_hosts.values()) * first.environment.threads
     memories = [rank.memory for rank in ranks if rank.memory is not None]
     absent = _absent(ranks)
+    quads = [rank.quads for rank in ranks if rank.quads is not None]
     rates, no_rates = _rates(cell, ranks, step_ns.value / 1e9)
     accounts, no_accounts = _accounts(cell, ranks, step_ns.value, phases, absent)
     return RunResult(
@@ -244,7 +245,8 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
         step_ns_p99=p99,
         slow_steps=slow_steps(per_step),
         phase_ns=phases,
-        exposed_ns=exposed_time([rank.quads for rank in ranks if rank.quads is not None]),
+        exposed_ns=exposed_time(quads),
+        copies_ns=copies_of(quads),
         rss_peak_bytes=_largest(memory.rss_peak_bytes for memory in memories),
         rss_over_idle_bytes=_largest(memory.rss_peak_bytes - memory.rss_idle_bytes for memory in memories),
         device_allocated_peak_bytes=_largest(memory.device_allocated_peak_bytes for memory in memories),
@@ -355,12 +357,14 @@ def exposed_time(quads: Sequence[Quads]) -> Metric | None:
     """Exposed communication of a step in ns: sync-on minus sync-off of the same quad, to the last rank.
 
     Per quad ((on1 + on2) - (off1 + off2)) / (2 steps). It includes how much the exchange slows compute down.
+    The copies of off blocks widen its interval.
     """
     if not quads or not quads[0].on_first_ns:
         return None
     on = _longest([q.on_first_ns for q in quads]) + _longest([q.on_second_ns for q in quads])
     off = _longest([q.off_first_ns for q in quads]) + _longest([q.off_second_ns for q in quads])
-    return differences(((on - off) / (2 * quads[0].steps)).tolist(), "ns", of="t95-quads")
+    each = differences(((on - off) / (2 * quads[0].steps)).tolist(), "ns", of="t95-quads")
+    return each.or_more(copies_of(quads) or 0.0)
 
 
 def _largest(values: Iterable[N | None]) -> N | None:

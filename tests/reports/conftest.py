@@ -49,6 +49,8 @@ class Timing:
     step_ms: float
     exposed_ms: float | None = None
     """Planted in the quads; None: no quads."""
+    copies_ms: float | None = None
+    """The copies of a step without exchange take this time; None: older records."""
     steps: int = 6
     outcome: Outcome = Outcome.OK
     reason: str | None = None
@@ -309,7 +311,15 @@ def _quads(timing: Timing, rank: int, pace: float) -> Quads | None:
         return None
     on = round(2 * timing.step_ms * MS * pace)
     off = round(2 * (timing.step_ms - timing.exposed_ms) * MS * pace)
-    return Quads(steps=2, on_first_ns=[on], off_first_ns=[off], off_second_ns=[off], on_second_ns=[on])
+    return Quads(
+        steps=2,
+        on_first_ns=[on],
+        off_first_ns=[off],
+        off_second_ns=[off],
+        on_second_ns=[on],
+        off_step_ns=[off // 2] * 4 if timing.copies_ms else [],
+        copies_ns=[round(timing.copies_ms * MS)] * 2 if timing.copies_ms else [],
+    )
 
 
 def _quads_with_steps(timing: Timing, off: list[int]) -> Quads:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from reports.analysis.budget import budget
 from reports.analysis.figures import CellFigures, share_of_runs
+from reports.analysis.headline import on_less_off
 from reports.analysis.study import StudyFigures
 from results.outcome import Evidence
 from results.record import Proof
@@ -73,6 +78,23 @@ def test_exposed_communication_is_on_minus_off_over_two_blocks(analysed) -> None
     # 2.5 / 13 and 2.5 / 12.
     assert figures.exposed_share.low == pytest.approx(0.19231, abs=1e-5)
     assert figures.exposed_share.high == pytest.approx(0.20833, abs=1e-5)
+
+
+def test_copies_of_steps_without_exchange_widen_what_it_adds_over_all_runs(planted, new_timing) -> None:
+    cell = planted.series("weak", "ddp", [2], batch=4)[0]
+    planted.plan(repeats=2)
+    for exposed_ms, copies_ms in ((2, 0.5), (4, 1.5)):
+        planted.run(cell, new_timing(step_ms=20, exposed_ms=exposed_ms, copies_ms=copies_ms))
+    figures = planted.analysed().cells[cell.id]
+    # 2 and 4 ms with the copies, which take 1 ms in the mean: up to 5 ms without them, a quarter of the step.
+    exposed, share = figures.exposed_ns, figures.exposed_share
+    assert (exposed.value, exposed.low, exposed.high) == pytest.approx((3e6, 2e6, 5e6))
+    assert (share.value, share.low, share.high) == pytest.approx((0.15, 0.1, 0.25))
+    found = budget(figures)
+    assert (found.transfer_ns.value, found.transfer_ns.high) == pytest.approx((3e6, 5e6))
+    assert found.copies_ns == pytest.approx(1e6)
+    row: Any = SimpleNamespace(figures=figures)
+    assert on_less_off(row).text == "15.0 % (10.0 to 25.0)"
 
 
 def test_one_device_exchanges_nothing_and_says_so(analysed) -> None:

@@ -102,6 +102,20 @@ def test_where_no_rank_differs_transfer_is_all_that_is_exposed(run_of) -> None:
     assert budget.transfer_ns.value == 1.75
 
 
+@pytest.mark.parametrize(("copies_ns", "high"), [(50, 1050), (53, 1103)])
+def test_copies_without_exchange_make_the_exposed_time_a_range(run_of, copies_ns: int, high: int) -> None:
+    # On 3,000 in the mean and off 2,000. 50 of 1,050 are less than 5 %, and 53 of 1,053 are more.
+    off, on = [2000] * 4, [2950, 3050]
+    copies = [[copies_ns, copies_ns, 1, copies_ns], [1, copies_ns - 1, copies_ns, 2 * copies_ns]]
+    quads = [msgspec.structs.replace(_quads(off, on, on), copies_ns=own) for own in copies]
+    run = run_of([{"quads": own} for own in quads])
+    # Of the rank with most, the median: a block that was disturbed does not count.
+    assert run.copies_ns == copies_ns
+    for found in (run.exposed_ns, _budget(run).transfer_ns):
+        assert (found.value, found.low, found.high) == (1000, 950, high)
+    assert _budget(run_of([{"quads": _quads(off, on, on)}] * 2)).transfer_ns.high == 1050
+
+
 def test_six_quads_give_students_interval(run_of) -> None:
     # Transfers 1 .. 6: 3.5 +- 2.570582 x sqrt(3.5 / 6)
     on = [11, 12, 13, 14, 15, 16]

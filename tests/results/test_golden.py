@@ -762,6 +762,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
         msgspec.structs.replace(
             RANK_RECORD_3,
             outcome=Outcome.PROOF_FAILED,
+            quads=msgspec.structs.replace(RANK_RECORD_3.quads, copies_ns=[2, 1]),
             buckets=Buckets(started=[0, 3], early=[0, 2], left=[[], [0.75, 0.5, 0.0]]),
             network=NETWORK_TIMES,
         ),
@@ -771,7 +772,9 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "run-result-3": (schemas.RUN_RESULT, RUN_RESULT_3),
     "run-result-4": (
         schemas.RUN_RESULT,
-        msgspec.structs.replace(RUN_RESULT_3, outcome=Outcome.PROOF_FAILED, exchange_backward_left=0.375),
+        msgspec.structs.replace(
+            RUN_RESULT_3, outcome=Outcome.PROOF_FAILED, copies_ns=1.5, exchange_backward_left=0.375
+        ),
     ),
     "job-1": (schemas.JOB, JOB),
     "job-2": (schemas.JOB, JOB_2),

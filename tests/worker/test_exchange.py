@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -19,8 +20,11 @@ from torch.nn import functional as F
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.rank.control import Control, hash_number, parameters_hash
 from results.cell import StepPolicy
+from results.record import StepColumns
 from strategies import Trainer, TrainSettings
+from strategies.devices import Host
 from strategies.snapshot import Snapshot
+from workloads.build import build_workload
 
 # Linear(8, 48): 8 * 48 + 48 = 432; BatchNorm1d(48): 96; Linear(48, 5): 48 * 5 + 5 = 245 floats.
 GRADIENT_BYTES = 4 * (432 + 96 + 245)
@@ -188,18 +192,35 @@ def test_after_whole_quads_training_stands_where_an_undisturbed_run_does_bit_for
     assert measured[0]["parameters"] == measured[1]["parameters"]
 
 
-def received_while_off(rank: int) -> list[float]:
+def received_while_off(rank: int) -> list[list[float]]:
+    """On a rank: what a pipeline receives without exchange into new memory, after a period of two messages;
+    and what it receives when these are forgotten."""
     exchange = open_exchange()
-    part = exchange.split_into([[0, 1]], duplex=True)
+    part, other = exchange.split_into([[0, 1]], duplex=True), 1 - rank
+    stand_ins = exchange.traffic.stand_ins
+    stand_ins.keep_messages()
+    # A stage has a buffer for each microbatch.
+    buffers = [torch.zeros(2, requires_grad=True) for _ in range(2)]
+    for number, buffer in enumerate(buffers):
+        sent = part.send([torch.full((2,), 10.0 * rank + number)], other, 0)
+        part.recv([buffer], other, 0).wait()  # type: ignore[union-attr]
+        sent.wait()  # type: ignore[union-attr]
     exchange.traffic.enabled = False
-    received = torch.full((2,), torch.nan, requires_grad=True)
-    part.recv([received], 1 - rank, 0)
+    found = []
+    for forgets in (False, False, False, True):
+        if forgets:
+            stand_ins.forget()
+        received = torch.full((2,), torch.nan, requires_grad=True)
+        part.recv([received], other, 0)
+        found.append(received.tolist())
     exchange.reset()
-    return received.tolist()
+    return found
 
 
-def test_a_stage_of_a_pipeline_receives_zeros_while_the_exchange_is_off(ranks: Ranks) -> None:
-    assert ranks(2, received_while_off) == [[0.0, 0.0]] * 2
+def test_a_stage_receives_its_last_messages_while_the_exchange_is_off(ranks: Ranks) -> None:
+    first, second = ranks(2, received_while_off)
+    assert first == [[10.0, 10.0], [11.0, 11.0], [10.0, 10.0], [0.0, 0.0]]
+    assert second == [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
 
 
 def wait_alone(rank: int) -> str:
@@ -324,28 +345,76 @@ def off_gradient(rank: int) -> list[tuple[list[float], bool]]:
     return found
 
 
-def gathered_while_off(rank: int) -> list[list[float]]:
-    """On a rank: what an exchange that is off, and does not fill, leaves in a buffer time after time."""
+def filled_while_off(rank: int) -> list[list[float]]:
+    """On a rank: the places that an exchange that is off fills, time after time, and what others left there
+    meanwhile."""
     exchange = open_exchange()
-    exchange.traffic.enabled = exchange.traffic.fills = False
+    exchange.traffic.enabled = False
     gathered, counts = torch.empty(4), torch.empty(2, dtype=torch.int64)
     found = []
     for values in ([1.0, 2.0], [3.0, 4.0]):
+        gathered.fill_(torch.nan)
         dist.all_gather_into_tensor(gathered, torch.tensor(values), group=exchange)
         dist.all_gather_into_tensor(counts, torch.tensor([int(values[0])]), group=exchange)
         found += [gathered.tolist(), counts.tolist()]
     # The own part in its place already, as torch's FSDP gathers.
     own = gathered.view(2, 2)[rank].fill_(7.0)
     dist.all_gather_into_tensor(gathered, own, group=exchange)
-    return [*found, gathered.tolist()]
+    own_part, received = torch.full((1,), torch.nan), torch.full((3,), torch.nan)
+    dist.reduce_scatter_tensor(own_part, torch.tensor([5.0, 6.0]), group=exchange)
+    # Experts send more to a rank than they get from it.
+    dist.all_to_all_single(received, torch.tensor([8.0, 9.0]), [1, 2], [1, 1], group=exchange)
+    return [*found, gathered.tolist(), own_part.tolist(), received.tolist()]
 
 
-def test_a_gather_that_is_off_fills_a_buffer_once_on_a_device_and_numbers_of_places_always(
-    ranks: Ranks,
+def test_every_place_is_filled_with_own_values_while_the_exchange_is_off(ranks: Ranks) -> None:
+    alike = [[1.0, 2.0, 1.0, 2.0], [1, 1], [3.0, 4.0, 3.0, 4.0], [3, 3], [7.0] * 4]
+    for rank, found in enumerate(ranks(2, filled_while_off)):
+        assert found == [*alike, [5.0 + rank], [8.0, 9.0, 8.0]]
+
+
+class Queued(Host):
+    """The CPU with what is measured otherwise on a device that queues its work."""
+
+    asynchronous = True
+
+
+def off_losses(rank: int, strategy: str) -> tuple[list[float | None], int]:
+    """On a rank: the losses of steps without exchange as a GPU takes them, and the copies that were timed."""
+    torch.manual_seed(0)
+    exchange, workload = open_exchange(), build_workload("gpt-nano")
+    generator = torch.Generator().manual_seed(rank)
+    assert workload.synthetic is not None
+    assert workload.loss is not None
+    data = (workload.synthetic(generator, 1) for _ in itertools.count())
+    settings = TrainSettings(strategy=strategy, optimizer="adamw:lr=0.001")
+    trainer = Trainer(
+        workload.module, workload.loss, device=CPU, settings=settings, layout=workload.layout, group=exchange
+    )
+    trainer.step(data)
+    watch, losses = a_stopwatch(trainer, data), list[float | None]()
+    watch._device, drain = Queued(CPU), watch._clock.drain
+
+    def kept() -> StepColumns:
+        columns = drain()
+        losses.extend(() if exchange.traffic.enabled else columns.loss)
+        return columns
+
+    watch._clock.drain = kept  # type: ignore[method-assign]
+    quads = watch.measure_exposed(exchange, StepPolicy(block_steps=8, quads=1))
+    exchange.reset()
+    return losses, min(quads.copies_ns)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "scratch-fsdp"])
+def test_a_sharded_model_computes_with_its_own_shards_while_the_exchange_is_off(
+    ranks: Ranks, strategy: str
 ) -> None:
-    first, second = ranks(2, gathered_while_off)
-    assert first == [[1.0, 2.0, 1.0, 2.0], [1, 1], [3.0, 4.0, 1.0, 2.0], [3, 3], [7.0, 7.0, 1.0, 2.0]]
-    assert second == [[1.0, 2.0, 1.0, 2.0], [1, 1], [1.0, 2.0, 3.0, 4.0], [3, 3], [1.0, 2.0, 7.0, 7.0]]
+    for losses, copies_ns in ranks(2, off_losses, strategy):
+        assert len(losses) == 16
+        # Of 256 characters a model that has learnt nothing is log 256 = 5.5 uncertain.
+        assert all(loss is not None and 5 < loss < 6 for loss in losses)
+        assert copies_ns > 0
 
 
 def test_an_exchange_that_is_off_leaves_the_buffer_and_is_done_at_once(ranks: Ranks) -> None:

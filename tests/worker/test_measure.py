@@ -12,8 +12,9 @@ import torch
 from rank_builders import CPU, MS, Ranks, a_stopwatch
 from torch import Tensor, nn
 
+from harness.worker.exchange.group import Traffic
 from harness.worker.measure import blocks as measure
-from harness.worker.measure.blocks import Stopwatch
+from harness.worker.measure.blocks import NotTrainedError, Stopwatch, always_updated
 from harness.worker.rank.failure import DivergedError
 from results.cell import StepPolicy
 from results.record import StepColumns
@@ -33,12 +34,15 @@ class World:
         self._reads = 0
         self.blocks = 0
         self.settings = TrainSettings()
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
+        self.optimizer = torch.optim.SGD([torch.zeros(1)])
         self.model = SimpleNamespace(period=1)
         self.device = CPU
 
     def step(self, batches: Iterator[object]) -> None:
         next(batches)
         self._steps += 1
+        self.optimizer.step()
 
     def perf_counter_ns(self) -> int:
         # Read once at the start of a block, and once at its end.
@@ -243,7 +247,7 @@ def test_the_batches_of_a_long_block_do_not_fill_the_device(
     figures = [SimpleNamespace(allocated=5 * each, free=200) for each in (100, 100 + grown)]
     world.memory = lambda: figures.pop(0)
     monkeypatch.setattr(measure, "Snapshot", lambda trainer: SimpleNamespace(restore=int))
-    exchange: Any = SimpleNamespace(traffic=SimpleNamespace(enabled=True))
+    exchange: Any = SimpleNamespace(traffic=Traffic())
     quads = stopwatch.measure_exposed(exchange, StepPolicy(quads=2))
     assert (quads.steps, world.lengths[before:]) == (steps, [5, *[steps] * 8])
 
@@ -302,7 +306,7 @@ class Quad:
     """A trainer of y = w x, and what it saw: each step's exchange, inputs and the weight it started from."""
 
     def __init__(self, *, accumulation: int) -> None:
-        self.exchange: Any = SimpleNamespace(traffic=SimpleNamespace(enabled=True))
+        self.exchange: Any = SimpleNamespace(traffic=Traffic())
         self.seen: list[tuple[bool, float]] = []
         self.weights: list[float] = []
         self.diverges_when: bool | None = None
@@ -359,15 +363,46 @@ def test_the_off_blocks_are_undone_and_the_exchange_is_on_again() -> None:
     assert next(quad.batches)[1].item() == 3.0
 
 
-def test_a_loss_that_is_not_finite_counts_in_the_on_blocks_alone() -> None:
-    # What a replica without exchange comes to is undone.
+def test_a_loss_that_is_not_finite_ends_the_run_or_in_an_off_block_only_the_quads() -> None:
     quad = Quad(accumulation=1)
     quad.diverges_when = False
-    quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
+    with pytest.raises(NotTrainedError, match="2 steps of a rank had a loss that is not finite"):
+        quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=3))
+    # The first quad is complete, and its off blocks are undone.
     assert quad.module.weight.item() == 1.0 + 2.0
+    assert quad.exchange.traffic.enabled
     quad.diverges_when = True
     with pytest.raises(DivergedError):
         quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
+
+
+def test_an_off_block_without_its_updates_has_no_time() -> None:
+    quad = Quad(accumulation=1)
+    update = quad.trainer.update
+    quad.trainer.update = lambda: update() if quad.exchange.traffic.enabled else None  # type: ignore[method-assign]
+    with pytest.raises(NotTrainedError, match="2 steps of a rank left out their update"):
+        quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
+
+
+def test_an_overflow_without_exchange_changes_neither_the_scale_nor_the_number_of_updates() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    settings = TrainSettings(optimizer="sgd:lr=0.1", precision="fp16")
+    trainer = Trainer(module, lambda y, t: (y * t).mean(), device=CPU, settings=settings)
+    steep = iter(lambda: (torch.ones(1, 1), torch.tensor(3e38)), None)
+    scales = []
+
+    def step() -> None:
+        trainer.compute_gradients(steep)
+        trainer.update()
+        scales.append(trainer.scaler.get_scale())
+
+    step()
+    with always_updated(trainer) as updates:
+        step()
+        step()
+    step()
+    assert updates.count == 2
+    assert scales == [2.0**15, 2.0**15, 2.0**15, 2.0**14]
 
 
 def diverging(rank: int, bad_rank: int) -> tuple[str, int]:

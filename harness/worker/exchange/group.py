@@ -1,9 +1,10 @@
 """The process group that gradients are exchanged over: it counts traffic, and it can be switched off.
 
 Strategies get this group instead of the backend's. While it is on, it passes every call to the backend and
-counts the bytes. While it is off, it returns finished work at once: sums stay this rank's values, a gather
-returns what this rank sends, and a received buffer stays as it was, or is zero in a pipeline. The difference
-between the two is the exposed communication, and neither strategy nor model knows which of them runs.
+counts the bytes. While it is off, it returns finished work at once: sums and broadcasts leave this rank's
+values, a gather returns what this rank sends, and a receive the last message that came at its place
+(`stand_ins`). The difference between the two is the exposed communication, and neither strategy nor model
+knows which of them runs.
 """
 
 # The stubs of torch's process group list several signatures of each operation; C++ calls the ones below.
@@ -26,6 +27,7 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 from harness.worker.exchange.buckets import BucketCounter
 from harness.worker.exchange.recorder import Recorder, group_text
 from harness.worker.exchange.staged import StagedGroup
+from harness.worker.exchange.stand_ins import StandIns
 from strategies.devices import StreamedDevice, device_of
 
 _BACKEND = "bench_exchange"
@@ -44,12 +46,8 @@ class Traffic:
     """The traffic of a group and the groups split from it, and the switch that stops it."""
 
     enabled: bool = True
-    fills: bool = True
-    """Whether a gather that is switched off writes all that it would have gathered, each time. If not, it
-    writes a buffer of floating-point numbers only the first time, and the buffer then keeps its values: on a
-    device the writing takes a part of the gather's own time, and would count as computation."""
-    filled: set[tuple[int, int, torch.dtype]] = field(default_factory=set)
-    """Addresses, lengths and types of these buffers."""
+    stand_ins: StandIns = field(default_factory=StandIns)
+    """It fills the places of other ranks' values while the exchange is off."""
     payload_bytes: int = 0
     """Bytes of the buffers handed to collectives and sends so far, while enabled."""
     operations: int = 0
@@ -87,7 +85,6 @@ class ExchangeGroup(dist.ProcessGroup):
         self._transport: Any = self._backend if staged_for is None else StagedGroup(self._backend, staged_for)
         self._downward_transport: Any = None
         """The backend of messages from a rank to a lower one; None: `_transport` carries both directions."""
-        self._duplex = False
         self._members = range(size) if members is None else members
         self._recorded_as = group_text(self._members)
         self._name = ""
@@ -169,7 +166,6 @@ class ExchangeGroup(dist.ProcessGroup):
                     group._downward_transport = downward
         _await_connections()
         own = next(group for group in groups if group is not None)
-        own._duplex = duplex
         self._parts.append(own)
         return own
 
@@ -200,30 +196,20 @@ class ExchangeGroup(dist.ProcessGroup):
     ) -> MaybeWork:
         if not self.traffic.enabled:
             for output in outputs[0]:
-                output.copy_(inputs[0])
+                self.traffic.stand_ins.fill(output, inputs[0])
         return self._run("allgather", inputs, outputs, (outputs, inputs), options)
 
     def _allgather_base(self, output: Tensor, values: Tensor, options: Options = None) -> MaybeWork:
         if not self.traffic.enabled:
-            self._gather_own(output, values)
+            self.traffic.stand_ins.fill(output, values)
         return self._run("_allgather_base", [values], [output], (output, values), options)
-
-    def _gather_own(self, output: Tensor, values: Tensor) -> None:
-        """Copy what this rank sends to the places of all ranks, or only to its place."""
-        rows = output.view(self._size, -1)
-        buffer = output.data_ptr(), output.numel(), output.dtype
-        if self.traffic.fills or not output.is_floating_point() or buffer not in self.traffic.filled:
-            self.traffic.filled.add(buffer)
-            rows.copy_(values.view(1, -1).expand(self._size, -1))
-        elif rows[self._rank].data_ptr() != values.data_ptr():
-            rows[self._rank].copy_(values.view(-1))
 
     # From version 2.13 on torch calls these two operations by these names.
     all_gather_single = _allgather_base  # type: ignore[assignment]
 
     def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Options = None) -> MaybeWork:
         if not self.traffic.enabled:
-            output.copy_(values.view(self._size, -1)[self._rank])
+            self.traffic.stand_ins.fill(output, values.view(self._size, -1)[self._rank])
         return self._run("_reduce_scatter_base", [values], [output], (output, values), options)
 
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]
@@ -232,7 +218,7 @@ class ExchangeGroup(dist.ProcessGroup):
         self, output: Tensor, values: Tensor, *splits: list[int], options: Options = None
     ) -> MaybeWork:
         if not self.traffic.enabled:
-            output.copy_(values)
+            self.traffic.stand_ins.fill(output, values)
         return self._run("alltoall_base", [values], [output], (output, values, *splits), options)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MaybeWork:
@@ -246,12 +232,9 @@ class ExchangeGroup(dist.ProcessGroup):
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MaybeWork:
         # The sender counts the bytes.
         if not self.traffic.enabled:
-            if self._duplex:
-                # From torch 2.15 on a pipeline receives each message in new memory, which may hold NaN.
-                for tensor in tensors:
-                    # A stage's input requires gradients.
-                    tensor.data.zero_()
+            self.traffic.stand_ins.receive(self, source, tensors)
             return _finished(tensors)
+        self.traffic.stand_ins.received(self, source, tensors)
         transport = (
             self._transport
             if self._downward_transport is None or source < self._rank

@@ -21,15 +21,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from harness.worker.exchange.buckets import BucketCounter
 from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.exchange.recorder import Recorder, steps_to_record
+from harness.worker.exchange.stand_ins import StandIns
 from harness.worker.measure.clock import StepClock, joined_steps
 from harness.worker.measure.profiler import PROFILED_STEPS, kernel_times, profiled_kernels
 from harness.worker.rank.control import Control
@@ -64,6 +67,42 @@ class Measured:
     stop: Stop
 
 
+class NotTrainedError(Exception):
+    """Steps without exchange did not do what steps with it do, so that their time is not comparable."""
+
+
+@dataclass(slots=True)
+class _Updates:
+    """Counts the updates of an optimizer."""
+
+    count: int = 0
+
+    def made(self, *_: object) -> None:
+        self.count += 1
+
+
+@contextmanager
+def always_updated(trainer: Trainer) -> Iterator[_Updates]:
+    """Count the updates of steps that will be undone. A loss scaler keeps its scale, and leaves none out."""
+    updates, scaler, optimizer = _Updates(), trainer.scaler, trainer.optimizer
+    hook = optimizer.register_step_post_hook(updates.made)
+
+    def step(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        # Each step waits for the device to know whether a gradient overflowed, as it does with the exchange.
+        sum(found.item() for found in state["found_inf_per_device"].values())
+        optimizer.step()
+
+    if scaler.is_enabled():
+        # Attributes of the instance hide its methods.
+        vars(scaler).update(_maybe_opt_step=step, update=partial(scaler.update, scaler.get_scale()))
+    try:
+        yield updates
+    finally:
+        hook.remove()
+        if scaler.is_enabled():
+            del scaler._maybe_opt_step, scaler.update
+
+
 class Stopwatch:
     """Runs one trainer in timed blocks, together with the other ranks."""
 
@@ -82,6 +121,8 @@ class Stopwatch:
         self._device = device_of(control.device)
         self._fastest_s: float | None = None
         """The step time of the fastest block of the warm-up on a device, the same on all ranks."""
+        self._off_losses_missing = 0
+        """Steps without exchange since the last quad whose loss was not finite."""
         trainer.observer = clock
 
     def take_period(self) -> int:
@@ -172,24 +213,30 @@ class Stopwatch:
 
         Batches are drawn beforehand and shared by an on block and the off block next to it, so that the
         data phase is on neither side and the training data go on as if the off blocks had not been.
+
+        Raises NotTrainedError on all ranks, after a complete quad, if a step without exchange of one of them
+        did not do what a step with it does.
         """
         steps = self._steps_of_quads(policy)
-        exchange.traffic.fills = not self._device.asynchronous
+        traffic, stand_ins = exchange.traffic, exchange.traffic.stand_ins
         quads = Quads(steps=steps)
         for _ in range(policy.quads):
             batches = self._draw(steps)
-            quads.on_first_ns.append(self._drawn_block(batches)[0])
+            quads.on_first_ns.append(self._drawn_block(batches, last_period=stand_ins.keep_messages)[0])
             snapshot = Snapshot(self._trainer)
-            exchange.traffic.enabled = False
-            quads.off_first_ns.append(self._off_block(batches, quads.off_step_ns))
-            # Deleted before the next batches are drawn, because batches take memory of the device.
-            del batches
-            batches = self._draw(steps)
-            quads.off_second_ns.append(self._off_block(batches, quads.off_step_ns))
-            exchange.traffic.enabled = True
+            traffic.enabled = False
+            with always_updated(self._trainer) as updates:
+                quads.off_first_ns.append(self._off_block(batches, quads, stand_ins))
+                # Deleted before the next batches are drawn, because batches take memory of the device.
+                del batches
+                batches = self._draw(steps)
+                quads.off_second_ns.append(self._off_block(batches, quads, stand_ins))
+            stand_ins.forget()
+            traffic.enabled = True
             snapshot.restore()
             quads.on_second_ns.append(self._drawn_block(batches)[0])
             del batches, snapshot
+            self._require_trained(2 * steps - updates.count)
         return quads
 
     def _steps_of_quads(self, policy: StepPolicy) -> int:
@@ -254,35 +301,56 @@ class Stopwatch:
     def _draw(self, steps: int) -> list[Batch]:
         return list(itertools.islice(self._batches, steps * self._trainer.settings.accumulation))
 
-    def _off_block(self, batches: list[Batch], each_ns: list[int]) -> int:
-        """Take a block and undo it; add the times of its steps to `each_ns`, whose sum is the block's.
+    def _off_block(self, batches: list[Batch], quads: Quads, stand_ins: StandIns) -> int:
+        """Take a block and undo it; add the times of its steps, whose sum is the block's, and of its copies.
 
         The time between steps is in the on blocks, too: each step has an equal share of it.
         """
-        mine, columns = self._drawn_block(batches, undone=True)
+        mine, columns = self._drawn_block(batches, undone=True, last_period=stand_ins.time_copies)
+        quads.copies_ns.append(stand_ins.copies_ns() // self._trainer.model.period)
+        self._off_losses_missing += columns.loss.count(None)
         count, between = len(columns.step_ns), mine - sum(columns.step_ns)
         shares = (between * (at + 1) // count - between * at // count for at in range(count))
-        each_ns.extend(ns + share for ns, share in zip(columns.step_ns, shares, strict=True))
+        quads.off_step_ns.extend(ns + share for ns, share in zip(columns.step_ns, shares, strict=True))
         return mine
 
-    def _drawn_block(self, batches: list[Batch], *, undone: bool = False) -> tuple[int, StepColumns]:
+    def _require_trained(self, left_out: int) -> None:
+        """Raise NotTrainedError on all ranks if steps without exchange of one of them had losses that are not
+        finite, or left out updates; collective. This rank left out `left_out` of them."""
+        losses, self._off_losses_missing = self._off_losses_missing, 0
+        bad, missing = self._control.largest([float(losses), float(left_out)])
+        if bad or missing:
+            what = "had a loss that is not finite" if bad else "left out their update"
+            raise NotTrainedError(f"without exchange {bad or missing:.0f} steps of a rank {what}")
+
+    def _drawn_block(self, batches: list[Batch], **options: Any) -> tuple[int, StepColumns]:
+        """Time a block with these batches; `_block` explains the `options`."""
         steps = len(batches) // self._trainer.settings.accumulation
-        mine, _, columns = self._block(steps, iter(batches), undone=undone)
+        mine, _, columns = self._block(steps, iter(batches), **options)
         return mine, columns
 
     def _block(
-        self, steps: int, batches: Iterator[Batch], *, undone: bool = False, devices: bool = True
+        self,
+        steps: int,
+        batches: Iterator[Batch],
+        *,
+        undone: bool = False,
+        devices: bool = True,
+        last_period: Callable[[], None] = lambda: None,
     ) -> tuple[int, float, StepColumns]:
         """Time one block. Returns this rank's wall time, the longest wall time of all ranks, and the steps.
         Collective.
 
-        `devices`: whether the ranks' devices meet before it, as their hosts do.
+        `devices`: whether the ranks' devices meet before it, as their hosts do. `last_period` is called
+        before the last period of steps.
         Raises DivergedError on all ranks if one had a loss that is not finite, unless the block is undone.
         """
         self._control.synchronize()
         self._control.begin_together(devices=devices)
         start = self._device.moment()
-        for _ in range(steps):
+        for left in range(steps, 0, -1):
+            if left == self._trainer.model.period:
+                last_period()
             self._trainer.step(batches)
             # It reads a clock and logs a line every few seconds, so that slow steps do not look like a hang.
             self._log.heartbeat()
