@@ -1,10 +1,11 @@
 """The run that a study needs next, by two rules, and the `bench matrix` call that runs points of a study
 again, or other points of the same series.
 
-The first rule names planned cells without a figure: cells that were not run, then cells that failed. If every
-cell has a figure, the second rule names the size that leaves the choice of a size open. It asks for more runs
-of the cells that decide the choice, while these have fewer than six runs or their intervals contain more than
-one answer. It asks for twice the largest size if growing paid up to it, or if only one size was measured.
+The first rule names the sizes without a figure at which the size to buy may lie, then other planned cells
+without a figure: cells that were not run, then cells that failed. If every cell has a figure, the second rule
+names the size that leaves the choice of a size open. It asks for more runs of the cells that decide the
+choice, while these have fewer than six runs or their intervals contain more than one answer. It asks for
+twice the largest size if growing paid up to it, or if only one size was measured.
 """
 
 from __future__ import annotations
@@ -18,23 +19,21 @@ from typing import Literal
 from reports.analysis.assumptions import KNEE
 from reports.analysis.cost import HOUR_NS, cell_costs
 from reports.analysis.figures import CellFigures
+from reports.analysis.holes import SETTLED
 from reports.analysis.outcomes import EXCLUDED, NOT_RUN, outcome_words
 from reports.analysis.scaling import Curve, Piece, piece_of
 from reports.analysis.series import SeriesKey, setting_of
-from reports.analysis.size_to_buy import PICK, Picked, candidates_of, sizes_to_buy
+from reports.analysis.size_to_buy import PICK, Candidate, Picked, candidates_of, holes_of, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.text import count, listed, order
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, REFERENCE_STRATEGY, UNCOMPRESSED, StepPolicy
 from results.errors import bench_call
 from results.notation import NO_LINK
-from results.outcome import Outcome
 from results.plan import Request
 from results.run import RunResult
 from results.statistics import FEWEST_FOR_INTERVAL
 
 NextKind = Literal["first", "failed", "repeats", "size"]
-_SETTLED = (None, Outcome.OUT_OF_MEMORY, Outcome.SKIPPED)
-"""Outcomes of sizes without a figure that another run would not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +75,13 @@ def next_run(study: StudyFigures) -> NextRun | None:
     """
     if any(plan.kind != "measured" for plan in study.plans):
         return None
-    return _without_figure(study) or _left_open(study)
+    choice = _choice(study)
+    return _hole(study, choice) or _without_figure(study) or _left_open(study, choice)
 
 
 def _without_figure(study: StudyFigures) -> NextRun | None:
     """The smallest size that was planned and not run, else the smallest that failed."""
-    gaps = [(curve, gap) for curve in study.curves for gap in curve.gaps if gap.outcome not in _SETTLED]
+    gaps = [(curve, gap) for curve in study.curves for gap in curve.gaps if gap.outcome not in SETTLED]
     if not gaps:
         return None
     curve, gap = min(gaps, key=lambda pair: (pair[1].outcome != NOT_RUN, pair[1].gpus))
@@ -91,23 +91,55 @@ def _without_figure(study: StudyFigures) -> NextRun | None:
     return _run(study, curve, (gap.gpus,), kind="failed" if failed else "first", why=why)
 
 
-def _left_open(study: StudyFigures) -> NextRun | None:
-    """The size that leaves the choice open in the first piece of work that was measured."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """The first piece of work that was measured, with what is bought of it."""
+
+    piece: Piece
+    candidates: Sequence[Candidate]
+    picked: Picked | None
+
+
+def _choice(study: StudyFigures) -> _Choice | None:
     found = (piece_of(study.curves, size.workload, size.scaling) for size in sizes_to_buy(study))
     piece = next((one for one in found if one is not None and one.measured), None)
     if piece is None:
         return None
+    candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
+    picked: Picked | str | None = None
+    if len({one.gpus for one in candidates}) > 1:
+        goal = study.assumptions.goal
+        picked = PICK[goal.kind](piece, candidates, goal)
+        if isinstance(picked, str):
+            picked = PICK[KNEE.kind](piece, candidates, KNEE)
+    return _Choice(piece=piece, candidates=candidates, picked=picked if isinstance(picked, Picked) else None)
+
+
+def _hole(study: StudyFigures, choice: _Choice | None) -> NextRun | None:
+    """The sizes without a figure at which the choice may lie, of the curve with the most of them."""
+    if choice is None or choice.picked is None:
+        return None
+    found = holes_of(study, choice.piece, choice.picked, choice.candidates)
+    if not found:
+        return None
+    hole = max(found, key=lambda one: len(one.sizes))
+    outcomes = {*hole.outcomes.values()}
+    failed = bool(outcomes - {NOT_RUN, EXCLUDED})
+    kind: NextKind = "failed" if failed else "first" if outcomes else "size"
+    low, high = min(one.low for one in found), max(one.high for one in found)
+    why = f"the size to buy may be {low:,} to {high:,}, and {hole.text}"
+    return _run(study, hole.curve, hole.sizes, kind=kind, why=why)
+
+
+def _left_open(study: StudyFigures, choice: _Choice | None) -> NextRun | None:
+    """The size that leaves the choice open in the first piece of work that was measured."""
+    if choice is None:
+        return None
+    piece, picked = choice.piece, choice.picked
     if len({point.gpus for _, point in piece.measured}) == 1:
         fastest = max(piece.measured, key=lambda named: named[1].figures.samples_per_s.value)
         return _larger(study, fastest[0], "only one size was measured")
-    candidates, _ = candidates_of(piece, {cost.cell.id: cost for cost in cell_costs(study)})
-    if len({one.gpus for one in candidates}) < 2:
-        return None
-    goal = study.assumptions.goal
-    picked = PICK[goal.kind](piece, candidates, goal)
-    if isinstance(picked, str):
-        picked = PICK[KNEE.kind](piece, candidates, KNEE)
-    if isinstance(picked, str):
+    if picked is None:
         return None
     # Take the curve with the most sizes among those that have the chosen cell or are measured against it.
     chosen = picked.candidate.figures.cell.id
@@ -118,7 +150,7 @@ def _left_open(study: StudyFigures) -> NextRun | None:
     unjudged = picked.knee is not None and picked.knee.unclaimed
     if more is not None or unjudged or not picked.or_more:
         return more
-    why = "growing still pays at" if goal.kind == KNEE.kind else "the choice is"
+    why = "growing still pays at" if study.assumptions.goal.kind == KNEE.kind else "the choice is"
     return _larger(study, curve, f"{why} {curve.points[-1].gpus:,}, the largest size measured")
 
 

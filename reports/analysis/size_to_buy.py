@@ -9,7 +9,7 @@ cores of a machine, and stand-ins are not what one buys.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,11 +17,12 @@ from reports.analysis.assumptions import Goal, GoalKind
 from reports.analysis.cost import EMULATED, NO_EPOCH, CellCost, cell_costs
 from reports.analysis.effect import effect_text
 from reports.analysis.figures import CellFigures, differences_in_training
+from reports.analysis.holes import Hole, holes, neighbours, range_text
 from reports.analysis.knee import Knee, knee
-from reports.analysis.scaling import Curve, Efficiency, Gap, Piece, piece_of, ties
+from reports.analysis.scaling import Curve, Efficiency, Piece, piece_of, ties
 from reports.analysis.study import StudyFigures
 from reports.text import count, devices, duration, listed, metric, percent, whole_percent
-from results.cell import Device
+from results.cell import UNCOMPRESSED, Device
 from results.plan import Scaling
 from results.run import NOT_PROVEN
 from results.statistics import FEWEST_FOR_INTERVAL, Metric
@@ -68,6 +69,8 @@ class Picked:
     """Clauses on what the runs leave open."""
     knee: Knee | None = None
     """The knee of the candidate's curve; None for other goals."""
+    curve: Curve | None = None
+    """The curve of that knee."""
     or_more: bool = False
 
 
@@ -101,14 +104,20 @@ def _refused(figures: CellFigures, differences: Sequence[str]) -> str | None:
 
 
 def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picked | str:
-    """Pick the fastest knee of all curves, or the smallest that is not shown to be slower."""
-    ends = {}
+    """Pick the fastest knee of all curves, or the smallest that is not shown to be slower.
+
+    Several curves may stop at their single device. Growing pays if it does on one of them, so that of these
+    the curve with the best next step decides.
+    """
+    ends: dict[str, tuple[Candidate, Curve, Knee]] = {}
     reasons: dict[str, None] = {}
     for curve in piece.curves:
         stop = knee(curve)
         end = _end(curve, stop, candidates)
         if end is not None:
-            ends[end.figures.cell.id] = (end, curve, stop)
+            known = ends.get(end.figures.cell.id)
+            if known is None or _next_step(stop) > _next_step(known[2]):
+                ends[end.figures.cell.id] = (end, curve, stop)
         elif stop.reason is not None:
             reasons[stop.reason] = None
     if not ends:
@@ -128,6 +137,7 @@ def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picke
         deciding=tuple(sizes[size] for one in telling for size in (one.smaller, one.larger)),
         open=(f"resamples of the runs name {_instead(stop.instead)}",) if stop.instead else (),
         knee=stop,
+        curve=curve,
         or_more=stop.at is None,
     )
 
@@ -136,6 +146,11 @@ def _end(curve: Curve, stop: Knee, candidates: Sequence[Candidate]) -> Candidate
     """The candidate at a curve's knee or, without one, at its largest claimed size."""
     ids = {one.cell.id for one in curve.figures if one.cell.gpus == stop.size}
     return next((one for one in candidates if one.figures.cell.id in ids), None)
+
+
+def _next_step(stop: Knee) -> float:
+    """The yield of the first growth that does not pay; infinite if every growth pays."""
+    return stop.beyond.marginal.value if stop.beyond else math.inf
 
 
 def _instead(odds: Mapping[int, float]) -> str:
@@ -260,9 +275,9 @@ def _cost_text(one: Candidate, priced: bool) -> str:
 
 
 Confidence = Literal["high", "medium", "low"]
-"""low: the size has odds below `LIKELY_FROM` (by other goals: the runs leave the choice open), or a size has
-one run. medium: odds below `SURE_FROM`, fewer than six runs a size, or the choice rests on runs that were
-disturbed or of changed code. high: none of these."""
+"""low: the size has odds below `LIKELY_FROM` (by other goals: the runs leave the choice open), or may lie
+where sizes have no figure, or a size has one run. medium: odds below `SURE_FROM`, fewer than six runs a size,
+or the choice rests on runs that were disturbed or of changed code. high: none of these."""
 LIKELY_FROM = 0.8
 CPU = "ranks on CPU share the cores of a machine"
 ONE_SIZE = "one size alone was measured: at least two are needed to say whether growing pays"
@@ -288,6 +303,8 @@ class Purchase:
     """The largest size that `SURE_FROM` of the resamples reach, if that is smaller than `gpus`."""
     or_more: bool
     """Whether it is the largest measured size, so that growing may pay beyond it. Only the knee has it."""
+    between: str | None
+    """The sizes at which the choice may lie because sizes have no figure; None if none is missing there."""
     throughput: Metric
     efficiency: Metric | None
     """None for the baseline itself, and where none is claimed."""
@@ -308,7 +325,8 @@ class Purchase:
     @property
     def doubt(self) -> str:
         """`128 GPUs in 20 % of resamples`; empty where the size is sure, or no odds are known."""
-        return f"{_instead(self.instead)} of resamples" if self.instead else ""
+        odds = [f"{_instead(self.instead)} of resamples"] if self.instead else []
+        return "; ".join([*([self.between] if self.between else []), *odds])
 
     @property
     def text(self) -> str:
@@ -402,16 +420,18 @@ def _size_to_buy(
     picked = _why_none(piece, candidates) or PICK[goal.kind](piece, candidates, goal)
     found = picked if isinstance(picked, Picked) else None
     rests_on = _rests_on(candidates, found) if found else None
-    doubts = _doubts(found, rests_on, study, piece) if found and rests_on else ()
+    holes = holes_of(study, piece, found, candidates) if found else ()
+    between = range_text(holes, found.candidate.figures.cell.device) if found and holes else None
+    doubts = _doubts(found, rests_on, study, between) if found and rests_on else ()
     return SizeToBuy(
         workload=workload,
         scaling=kind,
         batch=piece.curves[0].key.constant_batch,
         goal=goal.text,
-        choice=_choice(found, candidates) if found else None,
+        choice=_choice(found, candidates, between) if found else None,
         absent=picked if isinstance(picked, str) else None,
         why=found.why if found else None,
-        confidence=_confidence(found, rests_on, doubts) if found and rests_on else None,
+        confidence=_confidence(found, rests_on, doubts, between) if found and rests_on else None,
         doubts=doubts,
         rests_on=rests_on,
         left_out=left_out,
@@ -434,7 +454,7 @@ def _why_none(piece: Piece, candidates: Sequence[Candidate]) -> str | None:
     return ONE_LEFT if len({one.gpus for one in candidates}) < 2 else None
 
 
-def _choice(picked: Picked, candidates: Sequence[Candidate]) -> Purchase:
+def _choice(picked: Picked, candidates: Sequence[Candidate], between: str | None) -> Purchase:
     one, claim = picked.candidate, picked.candidate.efficiency
     claimed = None if claim.is_baseline else claim
     shown_to = picked.knee.shown_to if picked.knee else None
@@ -452,6 +472,7 @@ def _choice(picked: Picked, candidates: Sequence[Candidate]) -> Purchase:
         instead=picked.knee.instead if picked.knee else {},
         shown_to=shown_to,
         or_more=picked.or_more,
+        between=between,
         throughput=one.figures.throughput,
         efficiency=claimed.metric if claimed else None,
         shown_efficiency=smaller[0] if claimed and smaller else None,
@@ -476,16 +497,13 @@ def _rests_on(candidates: Sequence[Candidate], picked: Picked) -> RestsOn:
     )
 
 
-def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, piece: Piece) -> tuple[str, ...]:
+def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, between: str | None) -> tuple[str, ...]:
     few = rests_on.fewest_runs < FEWEST_FOR_INTERVAL
     disturbed, runs = rests_on.disturbed, rests_on.runs
     if picked.knee is not None:
         deciding = [study.cells[cell_id] for cell_id in rests_on.deciding]
         disturbed = sum(run.disturbed for one in deciding for run in one.runs)
         runs = sum(len(one.runs) for one in deciding)
-    # Sizes that failed between the choice and its measured neighbours: growing to them may pay, or not.
-    untold = sorted({gap.gpus for curve in piece.curves for gap in _untold(curve, picked.candidate)})
-    failed = [f"no figure on {listed([f'{gpus:,}' for gpus in untold])}"] if untold else []
     unproven = [one for one in rests_on.cells if study.cells[one].accepted]
     doubts = {
         f"{count(len(unproven), 'cell')} of {len(rests_on.cells):,} {NOT_PROVEN}": unproven,
@@ -493,17 +511,31 @@ def _doubts(picked: Picked, rests_on: RestsOn, study: StudyFigures, piece: Piece
         f"{_part(disturbed, runs)} disturbed": disturbed,
         f"{_part(rests_on.dirty, rests_on.runs)} of code with local changes": rests_on.dirty,
     }
-    return (*picked.open, *failed, *(text for text, holds in doubts.items() if holds))
+    return (*([between] if between else []), *picked.open, *(text for text, holds in doubts.items() if holds))
 
 
-def _untold(curve: Curve, chosen: Candidate) -> Iterator[Gap]:
-    smaller = [point.gpus for point in curve.points if point.gpus < chosen.gpus]
-    larger = [point.gpus for point in curve.points if point.gpus > chosen.gpus]
-    if curve.key.label == chosen.strategy:
-        for gap in curve.gaps:
-            near = max(smaller, default=chosen.gpus) < gap.gpus < min(larger, default=math.inf)
-            if near and not gap.skipped:
-                yield gap
+def holes_of(
+    study: StudyFigures, piece: Piece, picked: Picked, candidates: Sequence[Candidate]
+) -> tuple[Hole, ...]:
+    """The sizes without a figure at which the choice may lie; without a knee these are its neighbours."""
+    chosen = picked.candidate
+    if picked.curve is None:
+        own = [curve for curve in piece.curves if curve.key.label == chosen.strategy]
+        return tuple(hole for curve in own if (hole := neighbours(curve, chosen.gpus)) is not None)
+    ids = {one.figures.cell.id for one in candidates}
+    like = picked.curve.key
+    rivals = [
+        curve
+        for curve in study.curves
+        if (curve.key.work, curve.key.link) == (like.work, like.link)
+        and (any(point.figures.cell.id in ids for point in curve.points) or _lost(curve))
+    ]
+    return holes(rivals, piece, picked.curve, chosen.rate, chosen.gpus)
+
+
+def _lost(curve: Curve) -> bool:
+    """Whether a series has no figure, and exchanges all of its gradients."""
+    return not curve.points and curve.key.compression == UNCOMPRESSED
 
 
 def _part(these: int, runs: int) -> str:
@@ -511,9 +543,9 @@ def _part(these: int, runs: int) -> str:
     return f"all {count(runs, 'run')}" if these == runs > 1 else f"{these:,} of {count(runs, 'run')}"
 
 
-def _confidence(picked: Picked, rests_on: RestsOn, doubts: Sequence[str]) -> Confidence:
+def _confidence(picked: Picked, rests_on: RestsOn, doubts: Sequence[str], between: str | None) -> Confidence:
     odds = picked.knee.odds if picked.knee else None
     likely = odds[picked.candidate.gpus] >= LIKELY_FROM if odds else not picked.open
-    if not likely or rests_on.fewest_runs == 1 or not picked.candidate.figures.proven:
+    if not likely or between or rests_on.fewest_runs == 1 or not picked.candidate.figures.proven:
         return "low"
     return "medium" if doubts else "high"

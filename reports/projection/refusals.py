@@ -204,6 +204,8 @@ def _law(asked: Asked, gpus: int) -> Refusal | None:
     """The rules that depend on the law: a replay may answer where the step times alone cannot."""
     of, replays = asked.of, asked.answer.replays
     if not isinstance(replays, str):
+        if of.largest <= of.per_node < gpus:
+            return _boundary(asked, gpus)
         if gpus > FARTHEST * of.largest:
             return _far(asked, gpus)
         why = replays[gpus]
@@ -232,7 +234,8 @@ def _one_size(asked: Asked, gpus: int) -> Refusal:
 
 def _boundary(asked: Asked, gpus: int) -> Refusal:
     of, two = asked.of, 2 * asked.of.per_node
-    why = asked.answer.replays
+    replays = asked.answer.replays
+    why = replays if isinstance(replays, str) else "it was compared with no step between nodes"
     reason = f"sizes were measured inside of a node of {of.per_node:,}, and a replay does not answer: {why}"
     return Refusal(kind="node boundary", reason=reason, lift=asked.runs(f"two nodes, {two:,}", [two]))
 

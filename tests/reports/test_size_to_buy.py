@@ -254,8 +254,8 @@ def test_the_next_run_is_the_one_that_the_choice_waits_for(gpus) -> None:
     larger = next_run(analysed(gpus({1: 10.0, 2: 10.1, 4: 10.2})))
     assert larger is not None
     assert (larger.kind, larger.gpus, larger.cells) == ("size", (8,), ())
-    # From 2 to 16 growing does not pay by far: no size is open.
-    assert next_run(analysed(gpus({1: 10.0, 2: 10.1, 16: 40.0}))) is None
+    # From 2 to 4 growing does not pay by far: no size is open.
+    assert next_run(analysed(gpus({1: 10.0, 2: 10.1, 4: 20.0}))) is None
     one = next_run(analysed(gpus({1: 10.0})))
     assert one is not None
     # The strategy of one device has no second size.
@@ -315,17 +315,77 @@ def test_what_was_not_run_or_failed_comes_before_what_is_open(gpus, new_study, n
     assert rest.kind == "repeats"
 
 
-def test_a_size_that_failed_between_the_choice_and_a_measured_neighbour_lowers_the_confidence(
-    gpus, new_study, new_timing
+@pytest.fixture
+def crashed(new_study, new_timing):
+    """Adds cells that crashed to a study."""
+
+    def made(planted, strategy: str, sizes: list[int]):
+        more = new_study(planted.study.root, device="cuda", runs_before=200)
+        cells = more.series("weak", strategy, sizes, batch=8)
+        more.plan(repeats=6)
+        for cell in cells:
+            more.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"), sync=False)
+        return more
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("steps", "failed", "named", "between"),
+    [
+        # From 2 to 16 the throughput grows 1.86-fold: less than 1.5 ** 3, so one doubling does not pay.
+        ({1: 10.0, 2: 10.5, 16: 45.0}, [4, 8], 2, "2 to 8 GPUs; ddp on 4 and 8 has no figure"),
+        # Eight times 10.5 / 24 is 3.5, more than 1.5 ** 3: all doublings may pay, at a mean yield of 0.36.
+        ({1: 10.0, 2: 10.5, 16: 24.0}, [4, 8], 2, "2 to 16 GPUs; ddp on 4 and 8 has no figure"),
+        ({1: 10.0, 2: 10.5, 4: 12.0}, [8, 16], 4, "4 to 16 GPUs; ddp on 8 and 16 has no figure"),
+        # Nobody planned 4 and 8.
+        ({1: 10.0, 2: 10.5, 16: 45.0}, [], 2, "2 to 8 GPUs; ddp on 4 and 8 has no figure"),
+        # With an efficiency of 90 % from 2 to 8, no doubling on the way is below 75 %.
+        ({1: 10.0, 2: 10.0, 8: 11.1, 16: 30.0}, [4], 8, None),
+        # Failed sizes beyond the first growth that does not pay are no doubt.
+        ({1: 10.0, 2: 10.5, 4: 30.0}, [8], 2, None),
+    ],
+)
+def test_a_hole_at_which_the_size_may_lie_is_named_and_the_next_run_closes_it(
+    gpus, crashed, steps, failed, named, between
 ) -> None:
-    planted = new_study(gpus({1: 10.0, 2: 10.5, 16: 90.0}).study.root, device="cuda", runs_before=100)
-    assert (bought(planted).choice.gpus, bought(planted).confidence) == (2, "high")
-    cells = planted.series("weak", "ddp", [4, 8, 32], batch=8)
-    planted.plan()
+    planted = gpus(steps)
+    if failed:
+        planted = crashed(planted, "ddp", failed)
+    study = analysed(planted)
+    [found] = sizes_to_buy(study)
+    then = next_run(study)
+    assert (found.choice.gpus, found.choice.between) == (named, between)
+    assert found.confidence == ("low" if between else "high")
+    if between:
+        assert between in found.text
+        assert then.gpus == ((8, 16) if 16 in failed else (4, 8))
+        assert ("--rerun failed" in then.command) == bool(failed)
+
+
+def test_a_strategy_without_figures_where_it_may_win_is_a_doubt(gpus, crashed) -> None:
+    planted = gpus()
+    assert bought(planted).confidence == "high"
+    study = analysed(crashed(planted, "fsdp", [2, 4, 8]))
+    [found] = sizes_to_buy(study)
+    # On 2 even an ideal growth from 1 is slower than ddp on 4.
+    assert (found.confidence, found.choice.between) == ("low", "4 to 8 GPUs; fsdp on 4 and 8 has no figure")
+    assert (next_run(study).strategy, next_run(study).gpus) == ("fsdp", (4, 8))
+
+
+@pytest.mark.parametrize("order", [("ddp", "fsdp"), ("fsdp", "ddp")])
+def test_of_curves_that_stop_at_one_device_the_best_next_step_decides(tmp_path, new_study, order) -> None:
+    """The yield of ddp is 2 (10 / 13.5) - 1 = 0.48, so that other sizes have odds; that of fsdp is 0."""
+    planted = new_study(tmp_path / "study", device="cuda")
+    cells = planted.series("weak", "single", [1], batch=8)
+    cells += [planted.series("weak", strategy, [2], batch=8)[0] for strategy in order]
+    planted.plan(repeats=6)
     for cell in cells:
-        planted.run(cell, new_timing(step_ms=1, outcome=Outcome.CRASHED, reason="it fell over"))
+        ms = {"single": 10.0, "ddp": 13.5, "fsdp": 20.0}[cell.strategy]
+        planted.runs(cell, [ms * (1 + 0.02 * (at % 3 - 1)) for at in range(6)])
     found = bought(planted)
-    assert (found.choice.gpus, found.confidence, found.doubts) == (2, "medium", ("no figure on 4 and 8",))
+    assert (found.choice.gpus, found.confidence) == (1, "low" if found.choice.odds[1] < 0.8 else "medium")
+    assert 0.05 < found.choice.instead[2] < 0.5
 
 
 def test_without_a_figure_the_next_run_is_what_did_not_run_or_failed(planted, new_timing) -> None:

@@ -331,7 +331,7 @@ def _confidence(one: Shown) -> Told:
     bought = one.bought
     if bought.choice is None or bought.confidence is None:
         return Told(figure=NOTHING)
-    odds = bought.choice.odds
+    odds = None if bought.choice.between else bought.choice.odds
     named = [f"{whole_percent(odds[bought.choice.gpus])} of resamples name this size"] if odds else []
     return Told(figure=bought.confidence, lines=(*named, *bought.doubts))
 
