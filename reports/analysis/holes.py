@@ -1,7 +1,7 @@
 """The holes of a study: sizes without a figure at which the size to buy may lie.
 
 The knee of a curve is found between the sizes that have a figure. Between two of these, sizes may be hidden:
-they failed, were planned and did not run, were measured with another strategy alone, or are doublings that
+they failed, were planned and did not run, were measured only with another strategy, or are doublings that
 nobody planned. If every growth yields at most 1, the throughput at both ends bounds the yields between them,
 and so says whether the curve may stop at a hidden size, and whether it may pass all of them.
 """
@@ -32,11 +32,6 @@ class Hole:
     low: int
     """The smallest size that may be the one to buy."""
     high: int
-
-    @property
-    def outcomes(self) -> dict[int, str | None]:
-        """The outcome of each size that was planned."""
-        return {gap.gpus: gap.outcome for gap in self.curve.gaps if gap.gpus in self.sizes}
 
     @property
     def text(self) -> str:

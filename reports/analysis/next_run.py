@@ -123,12 +123,15 @@ def _hole(study: StudyFigures, choice: _Choice | None) -> NextRun | None:
     if not found:
         return None
     hole = max(found, key=lambda one: len(one.sizes))
-    outcomes = {*hole.outcomes.values()}
+    largest = max((point.gpus for point in hole.curve.points), default=0)
+    # Beyond the largest size the next one may show that growing does not pay.
+    sizes = tuple(size for size in hole.sizes if size < largest) or hole.sizes[:1]
+    outcomes = {gap.outcome for gap in hole.curve.gaps if gap.gpus in sizes}
     failed = bool(outcomes - {NOT_RUN, EXCLUDED})
     kind: NextKind = "failed" if failed else "first" if outcomes else "size"
     low, high = min(one.low for one in found), max(one.high for one in found)
     why = f"the size to buy may be {low:,} to {high:,}, and {hole.text}"
-    return _run(study, hole.curve, hole.sizes, kind=kind, why=why)
+    return _run(study, hole.curve, sizes, kind=kind, why=why)
 
 
 def _left_open(study: StudyFigures, choice: _Choice | None) -> NextRun | None:

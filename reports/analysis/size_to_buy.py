@@ -106,8 +106,8 @@ def _refused(figures: CellFigures, differences: Sequence[str]) -> str | None:
 def _by_knee(piece: Piece, candidates: Sequence[Candidate], goal: Goal) -> Picked | str:
     """Pick the fastest knee of all curves, or the smallest that is not shown to be slower.
 
-    Several curves may stop at their single device. Growing pays if it does on one of them, so that of these
-    the curve with the best next step decides.
+    Several curves may stop at their single device. Growing pays if it does on one of them, so that the
+    curve with the best next step decides.
     """
     ends: dict[str, tuple[Candidate, Curve, Knee]] = {}
     reasons: dict[str, None] = {}

@@ -190,6 +190,13 @@ def step_sentence(trend: Trend, step: Step) -> str:
     facts = "".join(f", {name} {before} to {after}" for name, (before, after) in step.facts.items())
     first, last = (night.measured_at[:10] for night in (step.range.before, step.range.after))
     seen = step.seen.measured_at[:10]
+    lead = f"{trend.metric.title} of {trend.label}: {'worse' if step.is_worse else 'better'}"
+    rest = facts or ", nothing changed in the environment"
+    if step.drift:
+        return (
+            f"{lead}, a drift between {first} and {last} ({_signed(step.effect)} in the median of its later "
+            f"nights): a slope explains these nights as well as a step, so that no commit is named{rest}"
+        )
     when = f"between {first} and {last} (seen on {seen})"
     likeliest = f", most likely {commits_text(step.likeliest, 12)} ({odds_text(step.likeliest.odds)})"
     if step.range.after == step.after and step.range.before == step.before:
@@ -197,9 +204,8 @@ def step_sentence(trend: Trend, step: Step) -> str:
         likeliest = ""
     pooled = f", by {step.series} series" if step.series > 1 else ""
     return (
-        f"{trend.metric.title} of {trend.label}: {'worse' if step.is_worse else 'better'}, "
-        f"{_signed(step.effect)} {when}, {commits_text(step.range, 12)} with odds of "
-        f"{odds_text(step.range.odds)}{pooled}{likeliest}{facts or ', nothing changed in the environment'}"
+        f"{lead}, {_signed(step.effect)} {when}, {commits_text(step.range, 12)} with odds of "
+        f"{odds_text(step.range.odds)}{pooled}{likeliest}{rest}"
     )
 
 
@@ -266,7 +272,8 @@ def changes_json(found: Sequence[tuple[Trend, Step]]) -> str:
                     "before": msgspec.to_builtins(step.before),
                     "after": msgspec.to_builtins(step.after),
                     "seen": msgspec.to_builtins(step.seen),
-                    "odds": step.likeliest.odds,
+                    "odds": None if step.drift else step.likeliest.odds,
+                    "drift": step.drift,
                     "range": msgspec.to_builtins(step.range),
                     "series": step.series,
                     "environment": step.facts,

@@ -11,7 +11,8 @@ window of a change has a likelihood (normal noise of the series, with a night in
 over the level before and the level after. Changes of several series of a machine that may have one cause are
 pooled: the logarithms of their likelihoods add up, and count as those of fewer series where the noise of the
 series is correlated. So the series of a study do not contradict each other on one change. Nights after it may
-narrow the range. docs/gate.md has the measured error rates.
+narrow the range. Where a slope explains the nights as well as a step, the change is a drift, which has no
+place and so no commits. docs/gate.md has the measured error rates.
 """
 
 from __future__ import annotations
@@ -69,6 +70,9 @@ class Step:
     is_worse: bool
     series: int
     """The number of series whose changes are pooled in the odds."""
+    drift: bool = False
+    """Whether a slope explains the nights as well as a step: then no commit is named, and both ranges are all
+    nights of the drift so far."""
 
     @property
     def before(self) -> Night:
@@ -132,9 +136,12 @@ def _with_steps(series: Sequence[Trend]) -> Iterator[Trend]:
     """The series of one machine with their changes; changes that may have one cause have one range."""
     located = [place for one in series for place in _located(one)]
     steps: dict[int, list[Step]] = {}
-    for group in _grouped(located):
+    for group in _grouped([place for place in located if not place.drift]):
         for place in group:
             steps.setdefault(id(place.series), []).append(_step(place, group))
+    for place in located:
+        if place.drift:
+            steps.setdefault(id(place.series), []).append(_drift(place))
     for one in series:
         found = sorted(steps.get(id(one), []), key=lambda step: step.seen.measured_at)
         yield replace(one, steps=tuple(found))
@@ -150,6 +157,8 @@ class _Located:
     """The logarithm, by the time of the first night of the new level."""
     rest: Mapping[str, float]
     """The noise of each night of the window, by its time."""
+    drift: bool
+    """Whether a slope explains the window as well as the step."""
 
     def at(self, times: Sequence[str]) -> Floats:
         """The likelihoods of places in the nights of several series, of which this one may lack some."""
@@ -184,7 +193,27 @@ def _located(series: Trend) -> Iterator[_Located]:
             change=change,
             likelihoods=dict(zip(times[inside], places[inside].tolist(), strict=True)),
             rest=dict(zip(times, rest.tolist(), strict=True)),
+            drift=_drifts(window, np.concatenate(parts), noise),
         )
+
+
+def _drifts(window: Floats, around_step: Floats, noise: float) -> bool:
+    """Whether a slope lies as near to the nights of a window as the two levels of a step do.
+
+    The slope fits all nights (by the median of all slopes: Theil and Sen), or a ramp between two
+    levels, which has one place more to choose and so must be nearer by the noise of a night. Nearness is the
+    sum of absolute deviations, which disturbed nights move little.
+    """
+    nights, step = np.arange(len(window)), float(np.abs(around_step).sum())
+    first, later = np.triu_indices(len(window), 1)
+    level = window - np.median((window[later] - window[first]) / (later - first)) * nights
+    ramps = [
+        np.interp(nights, [begin, end - 1], [np.median(window[:begin]), np.median(window[end:])])
+        for begin in range(SHORTEST, len(window))
+        for end in range(begin + FEWEST_BEFORE, len(window) - SHORTEST + 1)
+    ]
+    ramp = min((float(np.abs(window - one).sum()) for one in ramps), default=math.inf)
+    return float(np.abs(level - np.median(level)).sum()) <= step or ramp <= step - RAMP * noise
 
 
 def _odds(group: Sequence[_Located], times: Sequence[str]) -> Floats | None:
@@ -249,6 +278,20 @@ def _step(one: _Located, group: Sequence[_Located]) -> Step:
     )
 
 
+def _drift(one: _Located) -> Step:
+    nights, change = one.series.nights, one.change
+    every = Within(before=nights[change.begin], after=nights[change.seen_at], odds=1.0)
+    return Step(
+        likeliest=every,
+        range=every,
+        seen=nights[change.seen_at],
+        effect=change.effect,
+        is_worse=(change.effect > 0) == (one.series.metric.better == "lower"),
+        series=1,
+        drift=True,
+    )
+
+
 def _within(own: Trend, group: Sequence[_Located], first: str, last: str, odds: float) -> Within:
     """The places from the night `first` to the night `last`, in nights of the series `own`."""
     nights = own.nights
@@ -276,6 +319,8 @@ MEDIAN_ERROR = 1.2533
 """Ratio of the standard errors of a median and of a mean, for normal noise: sqrt(pi / 2)."""
 SHORTEST = 3
 """The fewest nights of a level."""
+RAMP = 2.0
+"""Nights of noise by which a ramp must be nearer than a step."""
 SAME = 0.05
 """The Bayes factor from which on changes of two series are one; most that are near have one cause."""
 RANGE_ODDS = 0.9

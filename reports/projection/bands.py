@@ -75,11 +75,12 @@ class Residuals(msgspec.Struct, frozen=True, kw_only=True):
         return median(one.slope for one in self.families if one.slope is not None)
 
     def quantiles(self, law: str) -> tuple[float, float]:
-        """Both ends of the errors of a law over their distances; without an error the ends of all laws."""
+        """Both ends of the errors of a law over their distances; without an error the farthest of all."""
         laws = {one for family in self.families for residual in family.residuals for one in residual.errors}
         if law not in laws:
-            lows, highs = zip(*map(self.quantiles, laws), strict=True)
-            return min(lows), max(highs)
+            # Laws err towards too fast, as a constant step does. Nothing says to which side another one errs.
+            farthest = max(abs(end) for known in laws for end in self.quantiles(known))
+            return -farthest, farthest
         rows = [
             (residual.errors[law] / residual.distance, 1 / len(family.residuals))
             for family in self.families

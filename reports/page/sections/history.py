@@ -156,7 +156,9 @@ def night_curve(trend: Trend, *, name: str) -> Drawing:
     )
     rules = tuple(
         Rule(
-            text=f"{commits_text(step.range, 7).partition(' ')[2]}, {odds_text(step.range.odds)}",
+            text="drift"
+            if step.drift
+            else f"{commits_text(step.range, 7).partition(' ')[2]}, {odds_text(step.range.odds)}",
             x=days[first],
         )
         for step, first in zip(trend.steps, starts[1:], strict=False)

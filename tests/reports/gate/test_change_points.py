@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
+from reports.gate.text import step_sentence
 from reports.gate.trends import Step, change_points, closest_range, place_likelihoods, trends
 from results.baseline import Baseline, Subject
 
@@ -161,3 +162,25 @@ def test_a_series_told_twice_is_no_surer() -> None:
     [alone], twice = steps_of(nights_of(values)), steps_of(nights_of(values, values))
     assert [step.series for step in twice] == [2, 2]
     assert [step.range.odds for step in twice] == pytest.approx([alone.range.odds] * 2)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "most", "share"),
+    [(0, 60, 1.3, (0.8, 1)), (20, 40, 1.15, (0.6, 1)), (39, 40, 1.1, (0, 0.1))],
+    ids=["a slope", "a ramp of 20 nights", "a step"],
+)
+def test_a_drift_names_no_commit(begin, end, most, share) -> None:
+    slope = np.interp(np.arange(60), [begin, end], [0.0, np.log(most)])
+    nights = [nights_of(history(seed) * np.exp(slope)) for seed in range(20)]
+    found = [
+        (trend, step)
+        for one in nights
+        for trend in trends({"here": one}, ["step_time"])
+        for step in trend.steps
+    ]
+    assert len(found) >= 15
+    drifts = [(trend, step) for trend, step in found if step.drift]
+    assert share[0] <= len(drifts) / len(found) <= share[1]
+    for trend, step in drifts:
+        assert "commits" not in step_sentence(trend, step)
+        assert step.range.before.measured_at < step.range.after.measured_at == step.seen.measured_at

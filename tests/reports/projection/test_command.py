@@ -78,8 +78,7 @@ def project(study: Path, *words: str, to: int = 16) -> Projection:
 
 
 def step_ms(found: Projection, gpus: int) -> float:
-    [series] = found.series
-    return step_of(series, gpus)
+    return step_of(found.series[0], gpus)
 
 
 def step_of(series: ProjectedSeries, gpus: int) -> float:
@@ -111,17 +110,29 @@ def test_a_projection_is_kept_printed_and_drawn_and_a_changed_study_makes_it_sta
     assert "This projection is stale" in (study / "report.html").read_text()
 
 
-def test_a_network_table_lifts_the_refusal_of_the_node_boundary(study, tmp_path) -> None:
+def test_a_network_table_does_not_lift_the_refusal_of_the_node_boundary(study, tmp_path) -> None:
     path = tmp_path / "table.json"
     path.write_bytes(schemas.NETWORK.encode(a_table()))
+    [series] = project(study, "--network", str(path)).series
+    assert {size.refusal.kind for size in series.of("refused")} == {"node boundary"}
+
+
+def test_a_network_table_answers_inside_of_a_node_by_a_replay(study, planted, new_timing, tmp_path) -> None:
+    # Another series shows that a node has 16 devices.
+    [other] = planted.series("weak", "fsdp", [16], batch=8, optimizer="sgd")
+    planted.plan(repeats=1)
+    planted.run(other, new_timing(step_ms=11.0, environment=HERE), sync=False)
+    path = tmp_path / "table.json"
+    groups = ((2, 1), (4, 1), (8, 1), (16, 1))
+    path.write_bytes(schemas.NETWORK.encode(a_table(groups=groups)))
     found = project(study, "--network", str(path))
     assert found.series[0].law == REPLAY
-    # 10 ms of computation, and what two nodes at 1 GB/s need beyond the backward pass.
+    # 10 ms of computation, and what a node at 10 GB/s needs beyond the backward pass.
     assert step_ms(found, 16) > step_ms(found, 8)
-    faster = project(study, "--network", str(path), "--what-if", "inter_node_gbps=800")
+    faster = project(study, "--network", str(path), "--what-if", "intra_node_gbps=800")
     assert step_ms(faster, 16) < step_ms(found, 16)
-    assert faster.what_if == ("inter_node_gbps=800",)
-    assert "inter_node_gbps measured 8" in faster.network
+    assert faster.what_if == ("intra_node_gbps=800",)
+    assert "intra_node_gbps measured 79.98" in faster.network
     shown = size_table(faster.series[0])
     assert "not validated" in str(shown.rows)
     assert "each family" not in " ".join(remarks(faster))

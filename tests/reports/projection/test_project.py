@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from reports.page.sections.projection import size_table
-from reports.projection.laws import CONSTANT
+from reports.projection.bands import band
+from reports.projection.laws import CONSTANT, LAWS
 from reports.projection.project import projected_series
 from reports.projection.refusals import Outside
 from reports.projection.series import REPLAY, Replayed
@@ -195,18 +196,34 @@ def test_a_strong_series_is_refused_with_the_weak_series_that_tells_its_step(new
 # The replay
 
 
-def test_a_replay_answers_over_a_node_boundary_and_from_one_size(new_study) -> None:
-    crossing = projected(new_study({4: 10.0, 8: 10.0}), 32, replaying(lambda gpus: 10 if gpus <= 8 else 15))
-    assert (crossing.law, size(crossing, 16).step_ns.value) == (REPLAY, 15 * MS)
-    assert size(crossing, 16).loss == "transfer"
-    alone = projected(new_study({8: 10.0}), 16, replaying(lambda gpus: 10.3 if gpus <= 8 else 15))
+def test_a_replay_answers_from_one_size_but_not_over_a_boundary_that_it_was_not_compared_over(
+    new_study,
+) -> None:
+    def slow_between(gpus: int) -> float:
+        return 10 if gpus <= 8 else 15
+
+    # Nodes have 8 devices: nothing was measured between two of them.
+    inside = projected(new_study({4: 10.0, 8: 10.0}), 32, replaying(slow_between))
+    assert refused(inside) == {16: "node boundary", 32: "node boundary"}
+    assert "--gpus 16 " in size(inside, 32).refusal.lift.command
+    crossing = projected(new_study({8: 10.0, 16: 15.0}), 32, replaying(slow_between))
+    assert (crossing.law, size(crossing, 32).step_ns.value) == (REPLAY, 15 * MS)
+    assert size(crossing, 32).loss == "transfer"
     # With one size the scale is 1.
-    assert size(alone, 16).step_ns.value == 15 * MS
+    alone = projected(new_study({16: 15.0}), 32, replaying(slow_between))
+    assert size(alone, 32).step_ns.value == 15 * MS
+
+
+def test_the_band_of_a_replay_reaches_as_far_to_both_sides() -> None:
+    about = band(REPLAY, 1.0, 0.02)
+    assert about.low * about.high == pytest.approx(1)
+    assert about.high >= max(band(law, 1.0, 0.02).high for law in LAWS)
 
 
 def test_a_replay_is_scaled_by_the_measured_sizes(new_study) -> None:
-    found = projected(new_study({4: 12.0, 8: 12.0}), 16, replaying(lambda gpus: 10 if gpus <= 8 else 15))
-    assert size(found, 16).step_ns.value == pytest.approx(18 * MS)
+    study = new_study({8: 12.0, 16: 12.0})
+    found = projected(study, 32, replaying(lambda gpus: 10 if gpus <= 16 else 15))
+    assert size(found, 32).step_ns.value == pytest.approx(18 * MS)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +245,9 @@ def test_a_replay_that_does_not_reproduce_the_largest_size_does_not_answer(new_s
 
 
 def test_a_level_that_the_table_lacks_widens_the_band(new_study) -> None:
-    study = new_study({4: 10.0, 8: 10.0})
+    study = new_study({8: 10.0, 16: 10.0})
     known, unknown = (
-        size(projected(study, 16, replaying(lambda gpus: 10, levels=levels)), 16).step_ns for levels in (0, 1)
+        size(projected(study, 32, replaying(lambda gpus: 10, levels=levels)), 32).step_ns for levels in (0, 1)
     )
     assert unknown.high > known.high
     assert unknown.value == known.value
