@@ -115,6 +115,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     records from before the field existed."""
     process_group: str = ""
     """torch's class that moved the exchange, such as ProcessGroupNCCL; empty in records that lack it."""
+    interfaces: dict[str, str] = {}
+    """The variables by which the user or bench named the network interfaces of Gloo and NCCL; a library that
+    is not in it took its own."""
     transports: tuple[str, ...] = ()
     """Transports in the NCCL logs of all ranks of the launch so far; empty: not known."""
     attention: tuple[str, ...] = ()

@@ -43,8 +43,9 @@ from results.tuning import Tuning
 #                             training; gpu_model, network_gbit_per_s and batches of the request
 #   launch  -  unreleased  job_variables, forks, training, python
 #   job     -  unreleased  arguments
-#   rank-record -, run-result -  unreleased  transports, attention, settings, process_group and program of
-#                             the environment; user_commit and user_dirty of its code, as in launch and job
+#   rank-record -, run-result -  unreleased  transports, attention, settings, process_group, interfaces and
+#                             program of the environment; user_commit and user_dirty of its code, as in
+#                             launch and job
 #   rank-record 4, run-result 4  unreleased  the outcome proof_failed
 #   rank-record -, run-result -  unreleased  left of the buckets; exchange_backward_left
 #   plan    -, launch -, rank-record -  unreleased  network

@@ -390,6 +390,7 @@ CONNECTED = msgspec.structs.replace(
         files={"config.json": "beef"},
     ),
 )
+NAMED = msgspec.structs.replace(CONNECTED, interfaces={"GLOO_SOCKET_IFNAME": "eth0"})
 NETWORK_TIMES = [
     NetworkTimes(collective="all-reduce", payload_bytes=65536, ranks=2, nodes=1, duration_ns=[1500000.5, 2.0])
 ]
@@ -761,6 +762,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
         schemas.RANK_RECORD,
         msgspec.structs.replace(
             RANK_RECORD_3,
+            environment=NAMED,
             outcome=Outcome.PROOF_FAILED,
             quads=msgspec.structs.replace(RANK_RECORD_3.quads, copies_ns=[2, 1]),
             buckets=Buckets(started=[0, 3], early=[0, 2], left=[[], [0.75, 0.5, 0.0]]),
@@ -773,7 +775,11 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "run-result-4": (
         schemas.RUN_RESULT,
         msgspec.structs.replace(
-            RUN_RESULT_3, outcome=Outcome.PROOF_FAILED, copies_ns=1.5, exchange_backward_left=0.375
+            RUN_RESULT_3,
+            environment=NAMED,
+            outcome=Outcome.PROOF_FAILED,
+            copies_ns=1.5,
+            exchange_backward_left=0.375,
         ),
     ),
     "job-1": (schemas.JOB, JOB),

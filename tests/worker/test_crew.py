@@ -20,7 +20,7 @@ from rank_builders import Ranks, a_context, a_launch, a_rank
 from harness.machine.code import code_version
 from harness.machine.device import nccl_settings
 from harness.worker.crew import _evidence, nccl_name, require_one_nccl, work
-from harness.worker.rank.network import interface_towards, name_interface
+from harness.worker.rank.network import adapters, interface_towards, name_interface, named_interfaces
 from results.errors import MachineError
 from results.outcome import Evidence
 from results.store import Study
@@ -146,6 +146,51 @@ def test_gloo_and_nccl_use_the_interface_that_leads_to_the_master() -> None:
             over = {"MASTER_ADDR": "master"}
             name_interface(over, 2)
             assert "NCCL_SOCKET_IFNAME" not in over
+
+
+def test_a_host_with_several_adapters_leaves_them_to_nccl(tmp_path: Path) -> None:
+    """eth0 leads to the master; eth1 is one more adapter, usb0 the board's controller, br0 a bridge."""
+    own = {
+        "lo": "127.0.0.1",
+        "eth0": "10.0.0.1",
+        "eth1": "10.1.0.1",
+        "usb0": "169.254.3.1",
+        "br0": "172.17.0.1",
+    }
+    for name in ("eth0", "eth1", "eth2", "usb0"):
+        (tmp_path / name / "device").mkdir(parents=True)
+
+    def seen(down: tuple[str, ...]) -> tuple[set[str], dict[str, str]]:
+        states = {name: SimpleNamespace(isup=name not in down) for name in (*own, "eth2")}
+        addresses = {
+            name: [SimpleNamespace(address="00:16:3e:00:00:01"), SimpleNamespace(address=address)]
+            for name, address in own.items()
+        }
+        environment = {"MASTER_ADDR": "master"}
+        with (
+            patch("harness.worker.rank.network.interface_towards", {"master": "eth0", "127.0.0.1": "lo"}.get),
+            patch("harness.worker.rank.network.NET", tmp_path),
+            patch("psutil.net_if_stats", lambda: states),
+            patch("psutil.net_if_addrs", lambda: addresses),
+        ):
+            name_interface(environment, 2)
+            return adapters(), named_interfaces(environment)
+
+    # Gloo takes one interface in any case.
+    assert seen(()) == ({"eth0", "eth1"}, {"GLOO_SOCKET_IFNAME": "eth0"})
+    one = {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}
+    assert seen(("eth1",)) == ({"eth0"}, one)
+
+
+def interfaces_on_record(rank: int, folder: str) -> dict[str, str]:
+    """On a rank: the interfaces in the environment of its records."""
+    with patch.dict("os.environ", GLOO_SOCKET_IFNAME="eth7"), a_context(rank, folder, {}) as around:
+        return around.environment(a_cell(strategy="single", gpus=1)).interfaces
+
+
+def test_the_interface_that_was_named_is_on_the_record(ranks: Ranks, tmp_path: Path) -> None:
+    [found] = ranks(1, interfaces_on_record, str(tmp_path))
+    assert found["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 def test_a_launch_on_cuda_comes_to_its_cells(ranks: Ranks, tmp_path: Path) -> None:

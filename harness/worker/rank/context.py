@@ -27,6 +27,7 @@ from harness.worker.exchange.group import ExchangeGroup
 from harness.worker.rank.control import Control, parameters_hash
 from harness.worker.rank.failure import ProofFailedError, classify
 from harness.worker.rank.log import RankLog
+from harness.worker.rank.network import named_interfaces
 from harness.worker.rank.rank import Rank
 from harness.worker.rank.usage import started_by
 from results.cell import Cell
@@ -115,6 +116,7 @@ class RankContext:
             # The cell has the variables that it asks for, so they are no condition of the run.
             nccl_settings=without_own(nccl_settings(), cell),
             settings=without_own(SETTINGS, cell),
+            interfaces=named_interfaces(),
             transports=tuple(transports),
             # The kernels of `scaled_dot_product_attention` that are switched on, the preferred one first. For
             # each call torch takes the first that can do it: by device, data type, head size and mask.

@@ -15,11 +15,13 @@ The flight recorder is torch's: its backends keep the last collectives that a ra
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import re
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 
 import psutil
@@ -36,6 +38,7 @@ _NET = re.compile(r"NET/(?P<name>[^/]+)/\d+(?:\(\d+\))?(?P<direct>/GDRDMA)?")
 _RING = re.compile(r"Pattern 4, .* type (\w+)/\w+")
 _PROVIDER = re.compile(r"NET/OFI Selected provider is ([\w;.-]+)", re.IGNORECASE)
 SOCKETS = "TCP sockets"
+NET = Path("/sys/class/net")
 
 
 def log_network(environment: MutableMapping[str, str], path: Path) -> Path | None:
@@ -114,7 +117,8 @@ def name_interface(environment: MutableMapping[str, str], nodes: int) -> None:
     Gloo takes the address that the node's own name resolves to, and many distributions resolve it to the
     loopback. NCCL takes interfaces that are neither the loopback nor Docker's, and a bridge or the board's
     controller may be among them. Other nodes cannot connect to either. NCCL is left alone where the node has
-    interfaces of InfiniBand, which it takes first. On one node any address will do.
+    interfaces of InfiniBand, which it takes first, or several adapters that it may use together. On one node
+    any address will do.
     """
     master = environment.get("MASTER_ADDR")
     if nodes == 1 or master is None:
@@ -124,9 +128,35 @@ def name_interface(environment: MutableMapping[str, str], nodes: int) -> None:
         if interface is None or interface == interface_towards("127.0.0.1"):
             return
         environment[GLOO_INTERFACE] = interface
-    if not any(name.startswith("ib") for name in psutil.net_if_addrs()):
+    others = adapters() - {environment[GLOO_INTERFACE]}
+    if not others and not any(name.startswith("ib") for name in psutil.net_if_addrs()):
         # NCCL takes a name without the sign for the beginning of a name.
         environment.setdefault(NCCL_INTERFACE, f"={environment[GLOO_INTERFACE]}")
+
+
+def adapters() -> set[str]:
+    """The interfaces of adapters that are up and have an address which other hosts may reach.
+
+    The kernel gives an adapter a device, and bridges and tunnels none. The board's controller has an
+    address of the link only.
+    """
+    states = psutil.net_if_stats()
+    up = {name for name in states if states[name].isup and (NET / name / "device").exists()}
+    own = {name: [_address(entry.address) for entry in psutil.net_if_addrs().get(name, ())] for name in up}
+    return {name for name in up if any(one is not None and not one.is_link_local for one in own[name])}
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """An address of an interface; None for the number of the adapter (MAC)."""
+    try:
+        return ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def named_interfaces(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that name the interfaces of Gloo and NCCL, as they are set in this process."""
+    return {name: environment[name] for name in (GLOO_INTERFACE, NCCL_INTERFACE) if name in environment}
 
 
 def interface_towards(host: str) -> str | None:

@@ -162,6 +162,7 @@ def _facts(runs: Sequence[RunResult]) -> Mapping[str, str]:
         "CUDA": first.cuda or "",
         "NCCL": first.nccl or "",
         "driver": first.driver or "",
+        "network interfaces": _settings(first.interfaces),
         "transport of NCCL": ", ".join(sorted({name for one in environments for name in one.transports})),
         "kernels of attention": _distinct(", ".join(one.attention) for one in environments),
         "NCCL settings": _settings(first.nccl_settings),
