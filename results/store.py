@@ -285,6 +285,10 @@ class Study:
     def checkpoints_folder(self, cell_id: str) -> Path:
         return self.training_folder(cell_id) / "checkpoints"
 
+    def weights_path(self, cell_id: str) -> Path:
+        """The complete model at the end of a training, which torch.load reads."""
+        return self.training_folder(cell_id) / "weights.pt"
+
     def training_log_path(self, cell_id: str) -> Path:
         return self.training_folder(cell_id) / "log.jsonl"
 

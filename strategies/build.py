@@ -16,6 +16,7 @@ from strategies.gradient_exchange import PLAIN, ExchangeSettings
 from strategies.refusal import require_possible
 from strategies.training.layouts import found_layout
 from strategies.training.parallel import Initial, ParallelModel, Setting
+from strategies.training.replicas import require_one_order
 
 
 def parallelize(
@@ -84,6 +85,7 @@ def lay_out(
         # `initial` is None if the module was built with its values: nothing is to be filled.
         fill=lambda tensor: None if initial is None else initial(tensor, device),
     )
+    require_one_order(module, Link(exchange.group), device)
     build: Callable[[nn.Module, Setting], ParallelModel] = load(facts.model)
     model, promise = build(module, setting), facts.promise
     model.period, model.ramp_steps = promise.every, max(model.ramp_steps, promise.after)

@@ -204,6 +204,8 @@ def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
     if failed:
         lines.append(f"  {len(failed)} checkpoints were not written, the last one: {failed[-1].failed}")
     lines.append(f"  checkpoints: {study.checkpoints_folder(cell_id)}")
+    if log.ended is not None and (weights := study.weights_path(cell_id)).exists():
+        lines.append(f"  weights of the end: {weights}")
     return lines
 
 

@@ -54,6 +54,7 @@ def find_batches(
         for cell in wanted:
             # Only what the run took is of use.
             shutil.rmtree(study.checkpoints_folder(cell.id), ignore_errors=True)
+            study.weights_path(cell.id).unlink(missing_ok=True)
         before = wanted
 
 

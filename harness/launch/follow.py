@@ -32,6 +32,7 @@ _PHASES = {
     "late proof": "late proof",
     "resume": "looking for a checkpoint",
     "train": "training",
+    "export": "writing the model",
     "trained": "ending",
     "recorded": "ending",
 }

@@ -92,22 +92,22 @@ class Link:
     def all_gather(self, values: Tensor) -> Tensor:
         """Gather the (n,) values of every rank into (size, n) values, one row per rank, in rank order."""
         gathered = values.new_empty(self.size * values.numel())
-        self._group._allgather_base(gathered, values).wait()
+        self.start_all_gather(gathered, values).wait()
         return gathered.view(self.size, -1)
 
     def start_all_gather(self, gathered: Tensor, values: Tensor) -> Work:
         """Begin to fill `gathered`, (size * n,), with the (n,) of every rank in the order of ranks."""
-        work: Work = self._group._allgather_base(gathered, values)
+        work: Work = self._group._allgather_base(_real(gathered), _real(values))
         return work
 
     def start_all_to_all(self, received: Tensor, values: Tensor) -> Work:
         """Begin to fill part r of `received`, (size * n,), with the part that rank r has for this rank."""
-        work: Work = self._group.alltoall_base(received, values, [], [])
+        work: Work = self._group.alltoall_base(_real(received), _real(values), [], [])
         return work
 
     def start_reduce_scatter(self, summed: Tensor, values: Tensor) -> Work:
         """Begin to fill `summed`, (n,), with the sum over the ranks of this rank's part of (size * n,)."""
-        work: Work = self._group._reduce_scatter_base(summed, values)
+        work: Work = self._group._reduce_scatter_base(_real(summed), _real(values))
         return work
 
     def all_to_all(self, values: Tensor) -> Tensor:
@@ -166,3 +166,9 @@ class Link:
         group = dist.new_group(members, backend="gloo", use_local_synchronization=True)
         assert isinstance(group, ProcessGroup)
         return Link(group)
+
+
+def _real(values: Tensor) -> Tensor:
+    """Return (n,) complex values as (2 * n,) real ones in the same memory, as no backend gathers or sums
+    complex ones; others as they are."""
+    return torch.view_as_real(values).view(-1) if values.is_complex() else values

@@ -44,7 +44,7 @@ from strategies.tensor_parallel.model import TensorSplit
 from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.checkpointing import checkpoint_blocks
 from strategies.training.clipping import clip_shards
-from strategies.training.layouts import homes_of, layout_module, require_dense
+from strategies.training.layouts import homes_of, layout_module, require_dense, require_unhooked
 from strategies.training.missing_gradients import UnlikeGradients
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.precision import require_bf16_parameters
@@ -274,6 +274,7 @@ def _require_shardable(module: nn.Module, layout: ModelLayout) -> None:
                 f"(torch.tensor([2.0])), or {ANY_PARAMETER}"
             )
     require_dense(module, "fsdp", WHOLE)
+    require_unhooked(module.named_parameters(), "fsdp")
 
 
 def _choices(facts: Fsdp2Facts, layout: ModelLayout) -> dict[str, BlockChoice]:

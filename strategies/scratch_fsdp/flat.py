@@ -69,9 +69,8 @@ class FlatParameters:
         shard = math.ceil((last.offset + last.numel) / link.size)
         # The value of a parameter while it is not gathered: reading it must not end the process. It has the
         # data type of the values, which autograd remembers for a leaf.
-        nothing = torch.full(
-            (), math.nan if dtype.is_floating_point else 0, dtype=dtype, device=sharding.device
-        )
+        number = math.nan if dtype.is_floating_point or dtype.is_complex else 0
+        nothing = torch.full((), number, dtype=dtype, device=sharding.device)
         self._nothing = [nothing.expand(piece.shape) for piece in self.pieces]
         own = self._taken(link.size * shard, kept_in)[link.rank * shard :][:shard].clone()
         self.shard = nn.Parameter(sharding.at_rest(own), requires_grad=self.parameters[0].requires_grad)

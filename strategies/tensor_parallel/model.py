@@ -33,7 +33,7 @@ from strategies.advice import SPLIT
 from strategies.collectives.link import Link
 from strategies.training.boxes import Box, Owned, View, rows_of
 from strategies.training.clipping import clip_shards
-from strategies.training.layouts import layout_module
+from strategies.training.layouts import layout_module, require_unhooked
 from strategies.training.parallel import OptimizerState, ParallelModel, Setting
 from strategies.training.replicas import Begin, take_values
 
@@ -298,6 +298,7 @@ def _require_splittable(module: nn.Module, layout: ModelLayout, ranks: int) -> N
 
 def _require_layer(module: nn.Module, split: LinearSplit, ranks: int) -> None:
     layer = layout_module(module, split.name)
+    require_unhooked(layer.named_parameters(split.name), "tensor parallelism")
     if not isinstance(layer, nn.Linear):
         raise UsageError(f"tensor parallelism splits only nn.Linear, not {split.name}: {_OTHERWISE}")
     features = layer.out_features if split.by == "outputs" else layer.in_features

@@ -34,6 +34,7 @@ def clip_shards(
     alike: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, int]]] = defaultdict(list)
     for gradient, copies in gradients:
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        values = torch.view_as_real(values) if values.is_complex() else values
         if device_of(values.device).asynchronous:
             alike[values.device, values.dtype].append((values, copies))
         else:

@@ -4,12 +4,14 @@ not take. The repeated blocks of a model without a layout are found by their con
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from results.errors import UsageError, nearest
 from results.layout import ModelLayout
+from strategies.advice import ANY_PARAMETER
 
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """Containers that are not called, while their members are."""
@@ -38,6 +40,16 @@ def require_dense(module: nn.Module, what: str, instead: str) -> None:
     take."""
     for name in sparse_parts(module):
         raise UsageError(f"{what} does not support sparse gradients, which {name} has: {instead}")
+
+
+def require_unhooked(named: Iterable[tuple[str, Tensor]], what: str) -> None:
+    """Raise UsageError for a parameter with hooks, which a strategy loses that makes new parameters."""
+    for name, parameter in named:
+        later = getattr(parameter, "_post_accumulate_grad_hooks", None)
+        for hook in (*(parameter._backward_hooks or {}).values(), *(later or {}).values()):
+            code = getattr(hook, "__code__", None)
+            line = f" ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else ""
+            raise UsageError(f"{what} replaces parameters, and {name} has a hook{line}: {ANY_PARAMETER}")
 
 
 def homes_of(module: nn.Module, layout: ModelLayout) -> dict[nn.Parameter, set[str]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
 
+from results.errors import UsageError
 from strategies.collectives.link import Link
 
 
@@ -33,6 +36,32 @@ def take_from_first(link: Link, tensors: Sequence[Tensor]) -> None:
         part = message[offset : offset + tensor.nbytes]
         tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
         offset += tensor.nbytes
+
+
+def require_one_order(module: nn.Module, link: Link, device: torch.device) -> None:
+    """Raise UsageError on all ranks if they have other parameters and buffers, or have them in another order.
+
+    Strategies match the tensors of ranks by their places: equal shapes would be exchanged as if they were one
+    tensor. Collective; `device` is one that the link can send from.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    own = [f"{name} ({str(each.dtype).removeprefix('torch.')} {list(each.shape)})" for name, each in named]
+    text = "\n".join(own).encode()
+    number = int.from_bytes(hashlib.sha256(text).digest()[:7])
+    most = torch.tensor([number, -number, len(text)], device=device)
+    link.largest(most)
+    if most[0] == -most[1]:
+        return
+    padded = torch.zeros(int(most[2]), dtype=torch.uint8, device=device)
+    padded[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    every = [bytes(row.tolist()).rstrip(b"\0").decode().split("\n") for row in link.all_gather(padded).cpu()]
+    rank = next(rank for rank, names in enumerate(every) if names != every[0])
+    first, other = next(pair for pair in zip_longest(every[0], every[rank]) if pair[0] != pair[1])
+    raise UsageError(
+        f"rank 0 registers {first or 'nothing'} where rank {rank} registers {other or 'nothing'}: build the "
+        f"same modules in the same order on every rank (a loop over a set has another order in each process: "
+        f"use sorted(...))"
+    )
 
 
 Begin = Callable[[Iterable[Tensor]], None]

@@ -20,6 +20,7 @@ from results.outcome import Outcome
 from results.record import RankRecord
 from results.store import Study
 from results.training_log import SavedCheckpoint, Started, TrainingLog
+from workloads.build import build_workload
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +117,14 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
     assert [record.parameters_hash for record in killed.last_records()] == [
         record.parameters_hash for record in calm.last_records()
     ]
+    # What is written at the end is the model of the bare module, and the same of both.
+    weights = [torch.load(place.study.weights_path(place.cell)) for place in (calm, killed)]
+    bare = build_workload("py:trainable:build", source_folder=calm.folder).module
+    before = {name: value.clone() for name, value in bare.state_dict().items()}
+    bare.load_state_dict(weights[0])
+    assert all(torch.equal(value, weights[1][name]) for name, value in bare.state_dict().items())
+    assert any(not torch.equal(value, before[name]) for name, value in bare.state_dict().items())
+    assert f"weights of the end: {Path('study') / 'cells' / killed.cell}" in " ".join(said.split())
     # Of a step done twice the log has one row, and its figures are those of the undisturbed run.
     losses = {row.step: row.metrics for row in killed.log.validations}
     assert losses == {row.step: row.metrics for row in calm.log.validations}

@@ -65,6 +65,7 @@ def test_the_ways_out_are_proven(proofs: Callable[..., list[dict[str, Any]]]) ->
         ("written", "ddp"),
         ("penalized", "scratch-ddp"),
         ("scalar", "scratch-fsdp"),
+        ("hooked", "scratch-fsdp"),
         ("gated_and_said", "tp"),
     ):
         cell = {"workload": f"py:unusual_models:{model}", "strategy": strategy, "micro_batch": 4}
@@ -77,3 +78,27 @@ def test_a_layer_of_several_matrices_that_the_layout_does_not_declare_is_named(
 ) -> None:
     reason = refused(whole_runs, "gated", "tp")
     assert "LinearSplit(name='layers.0.both', by='outputs', parts=2)" in reason
+
+
+def test_a_hook_on_a_parameter_that_a_strategy_replaces_is_refused(whole_runs: WholeRuns) -> None:
+    reason = refused(whole_runs, "hooked", "fsdp")
+    assert "layers.1.up.weight" in reason
+    assert line_of("register_hook(") in reason
+    assert "use scratch-fsdp" in reason
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "scratch-fsdp", "zero1"])
+def test_ranks_that_register_parameters_in_other_orders_are_refused_by_name(
+    whole_runs: WholeRuns, strategy: str
+) -> None:
+    reason = refused(whole_runs, "shuffled", strategy)
+    assert "rank 0 registers north.weight (float32 [8, 8])" in reason
+    assert "rank 1 registers south.weight (float32 [8, 8])" in reason
+
+
+@pytest.mark.parametrize("strategy", ["scratch-fsdp", "scratch-fsdp:stage=1:offload=cpu"])
+def test_complex_parameters_are_sharded(proofs: Callable[..., list[dict[str, Any]]], strategy: str) -> None:
+    cell = {"workload": "py:unusual_models:spectral", "strategy": strategy, "micro_batch": 4}
+    for more in ({"optimizer": "adamw"}, {"optimizer": "sgd", "clip_norm": 0.01, "accumulation": 2}):
+        found = proofs(2, cell | more)[0]
+        assert found["passed"], found["detail"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -134,3 +135,44 @@ def gated(parts: int = 1) -> Workload:
 
 def gated_and_said() -> Workload:
     return gated(parts=2)
+
+
+def hooked() -> Workload:
+    """Hooks on parameters of a block."""
+    stack = Stack()
+    for parameter in stack.layers[1].parameters():
+        parameter.register_hook(lambda gradient: 0.25 * gradient)
+    return workload_of(stack)
+
+
+class Shuffled(nn.Module):
+    """Its layers are registered in the order of the rank, as a loop over a set may do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ["north", "south"]
+        for name in names[:: -1 if dist.is_initialized() and dist.get_rank() else 1]:
+            setattr(self, name, nn.Linear(WIDTH, WIDTH))
+        self.last = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.north(x) - self.south(x).tanh())
+
+
+def shuffled() -> Workload:
+    return workload_of(Shuffled())
+
+
+class Spectral(nn.Module):
+    """Complex parameters next to real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.last = nn.Parameter(torch.randn(WIDTH, 5, dtype=torch.complex64)), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last((x.to(torch.complex64) @ self.mix).abs())
+
+
+def spectral() -> Workload:
+    return workload_of(Spectral())

@@ -378,9 +378,10 @@ class TrainingLoop:
             self._records.add(msgspec.structs.replace(row, at=utc_now(), failed=failed, best=best))
 
     def _end(self, why: EndReason) -> None:
-        """Wait for the last checkpoint before recording that training has ended; collective.
+        """Wait for the last checkpoint, and export the model, before recording that training has ended;
+        collective.
 
-        Raises StoreError on all ranks if it could not be written.
+        Raises StoreError on all ranks if one of them could not be written.
         """
         if self._trainer.steps and self._pending is None:
             self._save({}, best=False)
@@ -390,6 +391,8 @@ class TrainingLoop:
                 f"training ended at step {self._trainer.steps}, and its last checkpoint was not "
                 f"written: {failed}; the same command resumes from the one before"
             )
+        self._around.log.event("export")
+        self._trainer.export(self._around.study.weights_path(self._run.cell.id))
         if self._records is not None:
             self._records.end(why, self._trainer.steps)
         self._around.log.event("trained", why=why, step=self._trainer.steps)
