@@ -18,12 +18,15 @@ from harness.worker.measure.link_peak import measure_link_peak
 from harness.worker.measure.profiler import LONGEST_PERIOD
 from harness.worker.measure.scalars import Scalars
 from harness.worker.measure.telemetry import sampler
+from harness.worker.measure.uncounted import UncountedTraffic
 from harness.worker.proof.compilation import require_compiled
 from harness.worker.proof.conformance import (
     Uses,
     missed_uses,
     other_collective,
     other_traffic,
+    sent_nothing,
+    unknown_traffic,
     whole_state,
 )
 from harness.worker.rank.context import Run
@@ -89,7 +92,10 @@ class Measurement:
         self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         traffic, used = around.exchange.traffic, replace(self._uses)
         before = traffic.payload_bytes, traffic.operations
+        uncounted = UncountedTraffic(around.exchange)
+        self._watch.around_steps = uncounted.counting
         measured = self._blocks()
+        self._watch.around_steps = lambda steps: nullcontext()
         # Checked here and not after the warm-up, which may take no step.
         if cell.compile:
             require_compiled()
@@ -116,12 +122,30 @@ class Measurement:
                 bubble_ideal=trainer.model.bubble_ideal,
             ),
         }
-        sent = around.control.largest([payload_bytes, operations])
-        if around.rank.local_gpus == cell.gpus:
-            run.require(other_traffic(cell, *sent) or whole_state(cell, trainer))
+        self._require_traffic(uncounted, payload_bytes, operations)
         missed = missed_uses(cell, workload, steps, uses, around.control, self._built.setup.groups)
         if missed is not None:
             run.fail(missed)
+
+    def _require_traffic(self, uncounted: UncountedTraffic, payload_bytes: int, operations: float) -> None:
+        """End the run if its timed steps sent what nobody counts, nothing, or other messages than the
+        strategy states; collective."""
+        run, cell, around, trainer = self._run, self._cell, self._around, self._built.trainer
+        sent = around.control.largest([payload_bytes, operations])
+        least = sent[0]
+        if around.rank.gpus > 1 and trainer.model.own_transport is None:
+            run.require(uncounted.found(cell.strategy))
+            least = min(around.control.largest(uncounted.block_bytes))
+            run.require(sent_nothing(cell, self._built.setup.groups.replicas, least))
+        several_nodes = around.rank.local_gpus < cell.gpus
+        if not several_nodes:
+            run.require(whole_state(cell, trainer))
+        unknown = unknown_traffic(cell, several_nodes=several_nodes)
+        if unknown is None:
+            run.require(other_traffic(cell, least, *sent))
+        elif "proof" in run.found:
+            detail = f"{run.found['proof'].detail}; bytes were not compared with a closed form: {unknown}"
+            run.found["proof"] = msgspec.structs.replace(run.found["proof"], detail=detail)
 
     def _blocks(self) -> Measured:
         run, turns, foreign = self._run, self._turns, self._foreign

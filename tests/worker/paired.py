@@ -1,4 +1,4 @@
-"""Strategies of tests: ranks average their gradients, or parameters every second step, in pairs."""
+"""Strategies of tests: all ranks average their gradients, or pairs theirs, or parameters every second step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from results.cell import Cell
-from results.parts import ModelParts
-from strategies.closed_form.terms import Term
+from results.parts import VALUE_BYTES, ModelParts
+from strategies.closed_form.terms import Term, runs, term
 from strategies.collectives.link import Link
 from strategies.exchange.buckets import buckets_of
 from strategies.facts import StrategyFacts
 from strategies.gradient_exchange import ExchangeSettings, GradientExchange
 from strategies.promise import Promise
-from strategies.training.parallel import ParallelModel, Setting
+from strategies.training.loss import Batch
+from strategies.training.parallel import GradientTask, ParallelModel, Setting
 from strategies.training.replicas import take_from_first
 
 
@@ -45,6 +46,48 @@ class PairedParameters(PairedGradients):
     help = "parameters are averaged in pairs after every second step"
     model = f"{__name__}:PairedParametersModel"
     promise = Promise(of="parameters", every=2, partners=pair)
+
+
+class Plain(StrategyFacts):
+    """Replicas average all gradients, a bucket at a time, and state so."""
+
+    name = "plain"
+    help = "gradients are averaged after the backward pass"
+    model = f"{__name__}:PlainModel"
+    bucket_copies = 1
+    fixed_exchange = "it averages by one sum a bucket"
+
+    def terms(self, cell: Cell, parts: ModelParts) -> Iterator[Term]:
+        weights = [weight.values for part in parts.parts for weight in part.weights]
+        yield term(
+            "gradients",
+            "all-reduce",
+            ("replicate", cell.gpus),
+            payload=VALUE_BYTES * parts.trained.values,
+            operations=runs(weights),
+        )
+
+
+class PlainModel(ParallelModel):
+    def __init__(self, module: nn.Module, setting: Setting) -> None:
+        super().__init__(module)
+        self.link = Link(setting.exchange.group)
+        for tensor in (*module.parameters(), *module.buffers()):
+            take_from_first(self.link, [tensor])
+
+    def sum(self, values: Tensor, task: GradientTask) -> None:
+        self.link.all_reduce(values)
+
+    def compute_gradients(self, batches: Iterator[Batch], task: GradientTask) -> Tensor:
+        loss = super().compute_gradients(batches, task)
+        named = dict(self.bare.named_parameters())
+        for bucket in buckets_of({name: value.detach() for name, value in named.items()}):
+            for piece in bucket.pieces:
+                piece.of(bucket.values).copy_(named[piece.name].grad / self.link.size)
+            self.sum(bucket.values, task)
+            for piece in bucket.pieces:
+                named[piece.name].grad = piece.of(bucket.values)
+        return loss
 
 
 class _Paired(ParallelModel):

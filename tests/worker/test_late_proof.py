@@ -123,8 +123,9 @@ def _half_of_a_batch_left_out_by_the_strategy(rank: int, size: int) -> Planted:
 def _same_data_for_all_after_step_8(rank: int, size: int) -> Planted:
     def wrong(original: Any, self: Draws) -> Any:
         batch = original(self)
+        drawn = torch.Generator().manual_seed(self.drawn)
         for part in batch if self.drawn > 8 else ():
-            torch.distributed.broadcast(part, src=0)
+            part.copy_(torch.rand(part.shape, generator=drawn))
         return batch
 
     return wrapped(Draws, "__next__", wrong)
@@ -155,10 +156,12 @@ def _timed_steps_seeded_alike(rank: int, size: int) -> Planted:
 
 def _average_left_out_after_step_8(rank: int, size: int) -> Planted:
     def wrong(original: Any, self: LocalSgdModel) -> None:
-        if self._steps >= 8 and self._alone == self.period - 1:
-            self._alone, self._steps = 0, self._steps + 1
-        else:
-            original(self)
+        """Exchange as often as before, and keep what this rank had."""
+        late, own = self._steps >= 8, [parameter.detach().clone() for parameter in self.parameters()]
+        original(self)
+        for parameter, value in zip(self.parameters(), own, strict=True):
+            if late:
+                parameter.data.copy_(value)
 
     return wrapped(LocalSgdModel, "updated", wrong)
 

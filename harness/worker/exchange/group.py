@@ -51,6 +51,8 @@ class Traffic:
     payload_bytes: int = 0
     """Bytes of the buffers handed to collectives and sends so far, while enabled."""
     operations: int = 0
+    received: int = 0
+    """Messages that this rank has begun to receive; the sender counts them as operations."""
     buckets: BucketCounter | None = None
     """Counts buckets and operations; None outside of the period that is counted."""
     recorder: Recorder | None = None
@@ -97,10 +99,7 @@ class ExchangeGroup(dist.ProcessGroup):
         """Renew the group for the next cell: zero counts, switched on, no group split from it. Collective."""
         self.traffic = Traffic()
         for part in self._parts:
-            backends = [
-                backend for backend in (part.backend, part._downward_transport) if backend is not None
-            ]
-            for group in (part, *backends):
+            for group in (part, *part.backends()):
                 dist.destroy_process_group(group)
         self._parts.clear()
 
@@ -125,6 +124,11 @@ class ExchangeGroup(dist.ProcessGroup):
         """The process group that moves the data."""
         backend: dist.ProcessGroup = self._backend
         return backend
+
+    def backends(self) -> list[dist.ProcessGroup]:
+        """Return the process groups that move the data of this group and of the groups split from it."""
+        own = [group for group in (self._backend, self._downward_transport) if group is not None]
+        return own + [backend for part in self._parts for backend in part.backends()]
 
     def size(self) -> int:
         return self._size
@@ -235,6 +239,7 @@ class ExchangeGroup(dist.ProcessGroup):
             self.traffic.stand_ins.receive(self, source, tensors)
             return _finished(tensors)
         self.traffic.stand_ins.received(self, source, tensors)
+        self.traffic.received += 1
         transport = (
             self._transport
             if self._downward_transport is None or source < self._rank

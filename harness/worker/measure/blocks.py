@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -116,6 +116,8 @@ class Stopwatch:
         self._log = log
         self.after_block: Callable[[StepColumns], None] = lambda columns: None
         """Called with the steps of each block of the warm-up and of measuring, before the next one begins."""
+        self.around_steps: Callable[[int], AbstractContextManager[None]] = lambda steps: nullcontext()
+        """Returns a context for the steps of a block, which is entered and left outside of their time."""
         self.buckets: BucketCounter | None = None
         """Buckets of the period before the recorded steps, once these were taken."""
         self._device = device_of(control.device)
@@ -347,16 +349,18 @@ class Stopwatch:
         """
         self._control.synchronize()
         self._control.begin_together(devices=devices)
-        start = self._device.moment()
-        for left in range(steps, 0, -1):
-            if left == self._trainer.model.period:
-                last_period()
-            self._trainer.step(batches)
-            # It reads a clock and logs a line every few seconds, so that slow steps do not look like a hang.
-            self._log.heartbeat()
-        self._control.synchronize()
-        # Read after the wait, because a strategy may leave work on streams other than the current one.
-        end = self._device.moment()
+        with self.around_steps(steps):
+            start = self._device.moment()
+            for left in range(steps, 0, -1):
+                if left == self._trainer.model.period:
+                    last_period()
+                self._trainer.step(batches)
+                # It reads a clock and logs a line every few seconds, so that slow steps do not look like a
+                # hang.
+                self._log.heartbeat()
+            self._control.synchronize()
+            # Read after the wait, because a strategy may leave work on streams other than the current one.
+            end = self._device.moment()
         self._control.synchronize()
         mine = self._device.elapsed_ns(start, end)
         columns = self._clock.drain()
