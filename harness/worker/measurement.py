@@ -138,14 +138,14 @@ class Measurement:
             least = min(around.control.largest(uncounted.block_bytes))
             run.require(sent_nothing(cell, self._built.setup.groups.replicas, least))
         several_nodes = around.rank.local_gpus < cell.gpus
-        if not several_nodes:
-            run.require(whole_state(cell, trainer))
         unknown = unknown_traffic(cell, several_nodes=several_nodes)
         if unknown is None:
             run.require(other_traffic(cell, least, *sent))
         elif "proof" in run.found:
             detail = f"{run.found['proof'].detail}; bytes were not compared with a closed form: {unknown}"
             run.found["proof"] = msgspec.structs.replace(run.found["proof"], detail=detail)
+        if not several_nodes:
+            run.require(whole_state(cell, trainer))
 
     def _blocks(self) -> Measured:
         run, turns, foreign = self._run, self._turns, self._foreign

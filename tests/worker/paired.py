@@ -1,4 +1,4 @@
-"""Strategies of tests: all ranks average their gradients, or pairs theirs, or parameters every second step."""
+"""Strategies of tests: ranks average gradients, all or in pairs, or parameters in pairs every second step."""
 
 from __future__ import annotations
 

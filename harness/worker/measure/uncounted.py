@@ -1,4 +1,4 @@
-"""What the steps of blocks send over process groups other than the exchange's, which nothing can switch off.
+"""Find what the steps of blocks send over process groups other than the exchange's.
 
 torch numbers the operations of every group, whoever issues them: Python, the reducer of DDP, or a functional
 collective in C++. The numbers are read before the first step of a block and after the last one, so that no
