@@ -219,8 +219,8 @@ def other_traffic(cell: Cell, least_bytes: float, payload_bytes: float, operatio
     """Return in a sentence how far the traffic of the busiest rank is from the strategy's closed form, or
     None if it is near.
 
-    `payload_bytes` and `operations` are means over all steps; `sent_nothing` says what `least_bytes` is. There
-    must be a closed form (`unknown_traffic`).
+    `payload_bytes` and `operations` are means over all steps, and `sent_nothing` says what `least_bytes` is.
+    There must be a closed form (`unknown_traffic`).
     """
     parts = facts(WORKLOADS.parse(cell.workload)).parts
     assert isinstance(parts, ModelParts)
