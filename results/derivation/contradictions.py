@@ -51,19 +51,25 @@ def _of_times(rank: RankRecord) -> Iterator[str]:
 
 def _of_counts(cell: Cell, rank: RankRecord) -> Iterator[str]:
     """Yield counts that do not follow from each other, or from the cell."""
-    steps, work, memory = len(rank.steps.step_ns), rank.work, rank.memory
+    steps, memory = len(rank.steps.step_ns), rank.memory
     if steps != rank.block_steps * len(rank.blocks_ns):
         yield f"it has {steps} steps, and {len(rank.blocks_ns)} blocks of {rank.block_steps}"
-    if work is not None and work.samples != cell.batch_per_replica:
-        yield f"a step has {work.samples} samples, and the cell gives a replica {cell.batch_per_replica}"
-    if work is not None and work.units % work.samples:
-        yield f"{work.samples} samples have {work.units} {work.unit}"
-    if work is not None and work.updates is not None and work.updates > steps:
-        yield f"it updated {work.updates} times in {steps} steps"
+    if rank.work is not None:
+        yield from _of_work(cell, rank.work, steps)
     if memory is not None and memory.device_reserved_peak_bytes is not None:
         reserved, allocated = memory.device_reserved_peak_bytes, memory.device_allocated_peak_bytes or 0
         if allocated > reserved:
             yield f"{allocated} bytes were allocated at the peak, and {reserved} reserved"
+
+
+def _of_work(cell: Cell, work: Work, steps: int) -> Iterator[str]:
+    """Yield counts of a step's work that do not follow from the cell, or from each other."""
+    if work.samples != cell.batch_per_replica:
+        yield f"a step has {work.samples} samples, and the cell gives a replica {cell.batch_per_replica}"
+    if work.units % work.samples:
+        yield f"{work.samples} samples have {work.units} {work.unit}"
+    if work.updates is not None and work.updates > steps:
+        yield f"it updated {work.updates} times in {steps} steps"
 
 
 def _of_ranks(works: Sequence[Work]) -> Iterator[str]:

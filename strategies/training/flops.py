@@ -123,18 +123,32 @@ def is_free(operator: Any) -> bool:
     """Return whether an operator counts 0 on purpose; an operator of another library never does."""
     if not isinstance(operator, OpOverload) or operator.namespace in _ELSEWHERE:
         return isinstance(operator, OpOverload)
-    schema, name = operator._schema, operator._opname
-    parts = {re.sub(r"\d+d?$", "", part) for part in name.split("_")}
+    parts = {re.sub(r"\d+d?$", "", part) for part in operator._opname.split("_")}
     if operator.namespace != "aten" or parts & _PRODUCTS - ({"linear"} if "upsample" in parts else set()):
         return False
+    return _makes_no_tensor(operator._schema) or _is_tagged(operator) or bool(parts & _FREE)
+
+
+def _makes_no_tensor(schema: Any) -> bool:
+    """Return whether an operator reads no tensor, or neither returns nor writes to one."""
     takes, gives = (
         any("Tensor" in str(each.type) for each in side) for side in (schema.arguments, schema.returns)
     )
-    if not takes or not (gives or schema.is_mutable):
-        return True
-    alike = name.removeprefix("_foreach_").rstrip("_")
-    tagged = any(torch.Tag.pointwise in each.tags or each.is_view for each in _overloads(alike))
-    return tagged or torch.Tag.view_copy in operator.tags or bool(parts & _FREE)
+    return not takes or not (gives or schema.is_mutable)
+
+
+def _is_tagged(operator: OpOverload) -> bool:
+    """Return whether torch tags an operator, or what it applies to a list, as element-wise or a view."""
+    alike = _overloads(operator._opname.removeprefix("_foreach_").rstrip("_"))
+    tagged = any(torch.Tag.pointwise in each.tags or each.is_view for each in alike)
+    return tagged or torch.Tag.view_copy in operator.tags
+
+
+def _is_outer(func: Any, given: list[Tensor], results: list[Tensor]) -> bool:
+    """Return whether it multiplies elements to more than its factors have: most of a product of matrices by
+    hand."""
+    largest = max(each.numel() for each in given)
+    return func._opname == "mul" and any(each.numel() > largest for each in results)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -213,15 +227,11 @@ class FlopCounter(TorchDispatchMode):
         """Follow the parameters that an operator has read to its results, or note that they were used."""
         origins = [self._origins.get(each.untyped_storage()._cdata, (None, frozenset()))[1] for each in given]
         names = frozenset[str]().union(*origins)
-        if not names:
-            return
-        if free and all(own or each.numel() < 2 for own, each in zip(origins, given, strict=True)):
+        only_parameters = all(own or each.numel() < 2 for own, each in zip(origins, given, strict=True))
+        if free and names and only_parameters:
             for each in results:
                 self._follow(each, names)
-            return
-        largest = max(each.numel() for each in given)
-        if not free or func._opname != "mul" or all(each.numel() <= largest for each in results):
-            # A product of elements that is larger than its factors is most of a product of matrices.
+        elif names and not (free and _is_outer(func, given, results)):
             self._unread = {name: None for name in self._unread if name not in names}
 
     def _follow(self, tensor: Tensor, names: frozenset[str]) -> None:

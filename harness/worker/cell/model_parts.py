@@ -250,7 +250,21 @@ def flops_of(
 
     Raises BenchError if the workload's batches differ in shape, or if an operator or a matrix is not counted.
     """
-    own = own or workload.synthetic is None
+    batch = _batch_of_one_shape(workload, micro_batch, own or workload.synthetic is None, device)
+    module = workload.module.to(device)
+    # The backend is named, so that the count does not depend on which kernel torch prefers: a fused kernel's
+    # backward computes the scores again, which would be counted, and the CPU's fused kernel is not counted.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounter(module) as counter:
+        loss = workload.loss_of(module, batch)
+        forward, unread = counter.total, counter.unread
+        torch.autograd.backward(loss)
+    if (uncounted := counter.uncounted or unread) is not None:
+        raise BenchError(uncounted)
+    return CountedFlops(forward=forward, backward=counter.total - forward)
+
+
+def _batch_of_one_shape(workload: Workload, micro_batch: int, own: bool, device: str) -> Batch:
+    """Return a batch. Raises BenchError if the first batches differ in shape."""
     # Drawn outside the meta context: a generator lives on the CPU.
     request = DataRequest(
         workload=workload,
@@ -265,13 +279,4 @@ def flops_of(
     shapes = [tensor.shape for tensor in tensors(batch)]
     if any([tensor.shape for tensor in tensors(other)] != shapes for other in others):
         raise BenchError("the workload's batches differ in shape")
-    module = workload.module.to(device)
-    # The backend is named, so that the count does not depend on which kernel torch prefers: a fused kernel's
-    # backward computes the scores again, which would be counted, and the CPU's fused kernel is not counted.
-    with sdpa_kernel(SDPBackend.MATH), FlopCounter(module) as counter:
-        loss = workload.loss_of(module, batch)
-        forward, unread = counter.total, counter.unread
-        torch.autograd.backward(loss)
-    if (uncounted := counter.uncounted or unread) is not None:
-        raise BenchError(uncounted)
-    return CountedFlops(forward=forward, backward=counter.total - forward)
+    return batch
