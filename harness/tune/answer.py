@@ -51,7 +51,7 @@ def answer_of(
         # What is like the fastest, but not shown to be faster than the default, does not stand for it.
         found = sides([(rates[one], rates[default]) for one in equal[1:]], SMALLEST_EFFECT)
         equal = [best, *(one for one, side in zip(equal[1:], found, strict=True) if side == "above")]
-    chosen = min(equal, key=lambda one: by_id[one].complexity)
+    chosen = default if default in equal else min(equal, key=lambda one: by_id[one].complexity)
     one, faster = by_id[chosen], best if chosen == default else chosen
     known = faster != default and default in rates
     gain = ratio_of_runs(rates[faster], rates[default], "x") if known else None
@@ -69,7 +69,7 @@ def answer_of(
             *_remarks(tuning, space, rates, alike, missing),
             *_learning(one, space.default),
         ),
-        commands=(bench_call("matrix", *words), *([train] if trains else [])),
+        commands=() if chosen == default else (bench_call("matrix", *words), *([train] if trains else [])),
         taken=taken,
     )
 

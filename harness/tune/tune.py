@@ -313,7 +313,9 @@ class Tune(Matrix):
         place = {
             name: getattr(self._request, name) for name in ("source_folder", "gpus_per_node", "node_size")
         }
-        request = msgspec.structs.replace(plan.request, repeats=rung.blocks, **place)
+        # Each rung has another order, so that a drift of the machine does not always favour one setting.
+        order = plan.request.seed + len(self._trials.plans())
+        request = msgspec.structs.replace(plan.request, repeats=rung.blocks, seed=order, **place)
         plan = msgspec.structs.replace(plan, created_at=utc_now(), request=request, command=self._arguments)
         self._trials.add_plan(plan)
         return plan

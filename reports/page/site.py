@@ -140,9 +140,14 @@ def _cells(row: _Row) -> Field:
 
 
 def answer_of(study: StudyFigures) -> str:
-    """The first two clauses of the verdict, as the terminal has them."""
-    clauses = [one for found in verdict(study).workloads[:1] for one in brief(found)]
-    return "; ".join(f"{one.title}: {one.text}" for one in clauses[:2]) or NOTHING
+    """The first two clauses of the verdict on each workload, as the terminal has them."""
+    found = verdict(study).workloads
+    answers = []
+    for one in found:
+        clauses = "; ".join(f"{clause.title}: {clause.text}" for clause in [*brief(one)][:2])
+        if clauses:
+            answers.append(f"{one.workload}: {clauses}" if len(found) > 1 else clauses)
+    return ". ".join(answers) or NOTHING
 
 
 def _missing(study: StudyFigures) -> str:
@@ -160,12 +165,14 @@ def _change(this: SiteStudy, earlier: Sequence[SiteStudy]) -> str:
 
 
 def _compared(this: SiteStudy, earlier: Sequence[SiteStudy]) -> str:
-    """The largest change of a cell since the last study with shared cells on the same devices."""
+    """The largest change of a cell since the last study of the same cells on the same devices."""
     before = next(
         (
             one
             for one in reversed(earlier)
-            if one.devices == this.devices and one.figures.cells.keys() & this.figures.cells.keys()
+            if one.devices == this.devices
+            and one.figures.pools.keys() == this.figures.pools.keys()
+            and one.figures.cells.keys() & this.figures.cells.keys()
         ),
         None,
     )
@@ -187,14 +194,14 @@ _DEFINITIONS = (
     Definition(
         "method-answer",
         "Answer",
-        "The size to buy with its confidence, and how far the fastest configuration scales, of the study's "
-        "first workload.",
+        "The size to buy with its confidence, and how far the fastest configuration scales, of each "
+        "workload.",
     ),
     Definition(
         "method-change",
         "Change",
-        "Cells whose step time differs by the smallest effect or more from the last study before it with the "
-        "same cells on the same devices; the largest change is named. bench report BEFORE AFTER has the "
-        "conditions that differ.",
+        "Cells whose step time differs by the smallest effect or more from the last study before it that "
+        "planned the same cells on the same devices; the largest change is named. bench report BEFORE AFTER "
+        "has the conditions that differ.",
     ),
 )

@@ -15,6 +15,7 @@ import pytest
 from harness.cli import run
 from harness.reporting import site
 from reports.analysis.study import StudyFigures
+from reports.page.site import answer_of
 from results.baseline import Baseline
 from results.history import add_night
 
@@ -85,6 +86,31 @@ def test_studies_with_damaged_files_are_rows_and_darken_no_other(
     assert "1 of its 1 rows have no start of a training before them" in " ".join(
         capsys.readouterr().err.split()
     )
+
+
+def test_a_study_of_other_cells_is_not_what_a_study_is_compared_with(
+    runs: Path, tmp_path: Path, new_study
+) -> None:
+    """The study between them shares a cell, in which it is 10 % faster than the first, and plans another."""
+    between = new_study(runs / "between", runs_before=100)
+    cells = between.series("weak", "ddp", [2], batch=8) + between.series("weak", "fsdp", [2], batch=8)
+    between.plan()
+    for cell in cells:
+        between.runs(cell, [9.0] * 6)
+    public = tmp_path / "public"
+    run(["site", str(runs), "--output", str(public)])
+    changes = {row[0]: row[4] for row in rows((public / "index.html").read_text(encoding="utf-8"))}
+    assert changes["between"] == "-"
+
+
+def test_the_answers_of_all_workloads_are_shown(planted) -> None:
+    for workload in ("gpt-nano", "mlp"):
+        for cell in planted.series("weak", "ddp", [2, 4], batch=8, workload=workload):
+            planted.runs(cell, [10.0] * 3)
+    planted.plan()
+    answer = answer_of(planted.analysed())
+    assert "gpt-nano: " in answer
+    assert ". mlp: " in answer
 
 
 def test_a_page_as_new_as_its_study_is_kept_and_an_older_one_or_a_foreign_one_is_not(

@@ -113,7 +113,7 @@ def test_a_default_that_nothing_beats_is_best(space: Space) -> None:
     for found in (slower, equal):
         assert found is not None
         assert found.setting == ids(space)[PLAIN]
-        assert found.gain is None
+        assert (found.gain, found.commands) == (None, ())
         assert found.sentence.startswith("The default is best") == (found is slower)
 
 
