@@ -51,7 +51,8 @@ def holes(curves: Sequence[Curve], piece: Piece, own: Curve, rate: float, chosen
         if curve.key.strategy == BASELINE_STRATEGY:
             continue
         hidden = _hidden(curve, every)
-        low, high = _reach(knee(curve), curve, hidden)
+        smallest = min((one.cell.gpus for one in curve.figures), default=min(hidden, default=1))
+        low, high = reach(knee(curve), smallest, hidden)
         if curve is own:
             sizes = [size for size in hidden if low < size <= high or size == low < chosen]
         else:
@@ -91,10 +92,8 @@ def _hidden(curve: Curve, every: Iterable[int]) -> list[int]:
     return sorted(size for size in wanted - there - settled if size > 1 or size in planned)
 
 
-def _reach(stop: Knee, curve: Curve, hidden: Sequence[int]) -> tuple[int, int]:
-    """The smallest and the largest size at which growing may stop to pay."""
-    there = sorted(one.cell.gpus for one in curve.figures)
-    smallest = there[0] if there else hidden[0] if hidden else 1
+def reach(stop: Knee, smallest: int, hidden: Sequence[int]) -> tuple[int, int]:
+    """The smallest and the largest size at which growing may stop to pay, from the smallest with a figure."""
     low = next((size for size in hidden if size < smallest), None)
     last = smallest
     for growth in stop.growths:

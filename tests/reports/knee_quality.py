@@ -2,7 +2,10 @@
 
 A generated study has the sizes 1, 2, ..., 128 under weak scaling. The yields of its growths are uniform in
 [0, 1], in the first table at least 0.1 from `PAYS_FROM`; the step times of its runs are normal about the true
-ones. Slow runs take 10 to 30 % longer and are marked as disturbed in every second study.
+ones. Slow runs take 10 to 30 % longer and are marked as disturbed in every second study. In the table of
+holes each size after the first lacks its figure with a probability of a quarter; in its second row nodes have
+8 devices, and the step time grows by up to a half beyond a node. Replays miss the true step time by a random
+walk over the doublings.
 """
 
 from __future__ import annotations
@@ -14,8 +17,12 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from reports.analysis.knee import PAYS_FROM, Knee, Size, knee_of
+from reports.analysis.holes import reach
+from reports.analysis.knee import PAYS_FROM, SURE_FROM, Knee, Size, knee_of
 from reports.analysis.pooling import undisturbed
+from reports.projection.bands import band
+from reports.projection.laws import Steps
+from reports.projection.series import REPLAY, Replayed, scaled
 
 GPUS = [2**doubling for doubling in range(8)]
 BINS = (0.0, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.01)
@@ -56,12 +63,68 @@ def generated(
     return size, knee_of(sizes)
 
 
+def with_holes(random: np.random.Generator, boundary: bool) -> tuple[int, Knee, tuple[int, int]]:
+    """Return the true size, the knee of the sizes that are left, and the range that their holes leave."""
+    size, steps, _ = drawn_steps(random, (0.01, 6, 0), margin=0.1, marked=False)
+    if boundary:
+        steps[4:] *= random.uniform(1, 1.5)
+        growths = 2 * steps[:-1].mean(axis=1) / steps[1:].mean(axis=1) - 1
+        size = GPUS[[*(growths < PAYS_FROM), True].index(True)]
+    kept = [True, *(random.random(len(GPUS) - 1) >= 0.25)]
+    sizes = [
+        Size(gpus=gpus, batch=8 * gpus, steps=tuple(times.tolist()), left_out=0)
+        for gpus, times, there in zip(GPUS, steps, kept, strict=True)
+        if there
+    ]
+    found = knee_of(sizes)
+    hidden = [gpus for gpus, there in zip(GPUS, kept, strict=True) if not there]
+    return size, found, reach(found, 1, hidden)
+
+
+def holes_table(random: np.random.Generator, studies: int) -> None:
+    """Print how often the size is the true one where holes leave one size with high odds, and elsewhere."""
+    print("\n| network | one size is left | true | a range is left | holds the true one |")
+    print("|---|---|---|---|---|")
+    for boundary in (False, True):
+        sure, ranges = [], []
+        for _ in range(studies):
+            size, found, (low, high) = with_holes(random, boundary)
+            if found.size is None or found.odds is None:
+                continue
+            if low == high:
+                sure += [found.size == size] if found.odds[found.size] >= SURE_FROM else []
+            else:
+                ranges.append(low <= size <= high)
+        name = "nodes of 8" if boundary else "one level"
+        shares = [f"{100 * np.mean(found):.1f} %" for found in (sure, ranges)]
+        print(f"| {name} | {len(sure):,} | {shares[0]} | {len(ranges):,} | {shares[1]} |")
+
+
+def replay_table(random: np.random.Generator, studies: int) -> None:
+    """Print how often the band of a replay at twice the largest size holds the true step time."""
+    print("\n| error of the replay a doubling | studies | answered | in the band |\n|---|---|---|---|")
+    gpus = (8, 16, 32)
+    for error in (0.01, 0.02, 0.03, 0.04, 0.06):
+        inside = []
+        for _ in range(studies):
+            true = np.exp(np.cumsum(random.normal(0, error, len(gpus) + 1)))
+            replays = {size: Replayed(step_ns=1.0, loss="") for size in gpus}
+            answered = scaled(Steps(gpus=gpus, ns=tuple(true[:-1]), pool_slope=0.0), replays)
+            if not isinstance(answered, str):
+                about = band(REPLAY, 1.0, answered[1])
+                inside.append(about.low <= true[-1] / answered[0] <= about.high)
+        share = 100 * len(inside) / studies
+        print(f"| {100 * error:g} % | {studies:,} | {share:.0f} % | {100 * np.mean(inside):.1f} % |")
+
+
 @click.command()
 @click.option("--studies", default=500, show_default=True, help="Studies of each condition.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the generated studies.")
 def main(studies: int, seed: int) -> None:
-    """Print both tables: the share of studies whose named size is the true one, and the odds against it."""
+    """Print the tables of holes and replays, the share of true sizes, and the odds against it."""
     random = np.random.default_rng(seed)
+    holes_table(np.random.default_rng(seed), studies)
+    replay_table(np.random.default_rng(seed), studies)
     claims: dict[int, list[tuple[float, bool]]] = defaultdict(list)
     for margin in (0.1, 0.0):
         print(f"\n| noise, runs a size (margin {margin:g}) | no slow run | 1 slow run | 2 slow runs |")
