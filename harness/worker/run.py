@@ -22,7 +22,7 @@ from harness.worker.proof.fingerprints import compare_random_state, shared_batch
 from harness.worker.proof.proof import LateProof, first_steps, prove, prove_late, take_first_steps
 from harness.worker.rank.context import Run
 from harness.worker.rank.control import parameters_hash
-from harness.worker.rank.network import unused_fabric
+from harness.worker.rank.network import one_queue, unused_fabric
 from harness.worker.rank.process import free_memory, tune_kernels
 from harness.worker.turns import PROTOCOL, Turns
 from results.environment import unlike_facts
@@ -82,6 +82,7 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
         warning = unused_fabric(run.transports)
         if warning is not None:
             run.warnings.append(f"on {platform.node()}: {warning}")
+    run.warnings += one_queue(around.device.type == "cuda" and around.exchange.joins_a_pair_twice)
     run.begin("hash")
     run.add_parameters_hash(built.trainer)
     proof.add_losses_to_a_weaker_one()

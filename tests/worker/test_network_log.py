@@ -5,9 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rank_builders import Ranks
 
 from harness.machine.device import nccl_settings
-from harness.worker.rank.network import SOCKETS, log_network, read_transports, transports, unused_fabric
+from harness.worker.exchange.group import open_exchange
+from harness.worker.rank.network import (
+    SOCKETS,
+    log_network,
+    one_queue,
+    read_transports,
+    transports,
+    unused_fabric,
+)
 
 RING = "n [0] NCCL INFO Pattern 4, crossNic 0, nChannels 24, bw 20.000000/20.000000, type {}, sameChannels 1"
 P2P = "node:1:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read"
@@ -104,3 +113,25 @@ def test_a_fabric_that_is_up_beside_sockets_is_warned_of(tmp_path: Path) -> None
     )
     assert unused_fabric(["InfiniBand (NET/IB)"], tmp_path) is None
     assert unused_fabric([f"{SOCKETS} (NET/Socket)"], tmp_path / "none") is None
+
+
+def pairs(rank: int) -> list[bool]:
+    """On a rank of two: whether a pair has several groups; first it has one, then two, then one again."""
+    exchange = open_exchange()
+    exchange.split_into([[0, 1]])
+    found = [exchange.joins_a_pair_twice]
+    exchange.split_into([[0, 1]])
+    found.append(exchange.joins_a_pair_twice)
+    exchange.reset()
+    # Groups that have one rank in common join no pair.
+    exchange.split_into([[0, 1]])
+    exchange.split_into([[0], [1]])
+    return [*found, exchange.joins_a_pair_twice]
+
+
+def test_one_queue_for_two_groups_of_a_pair_is_warned_of(ranks: Ranks) -> None:
+    assert ranks(2, pairs) == [[False, True, False]] * 2
+    one, many = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
+    [said] = one_queue(True, one)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS is 1" in said
+    assert [one_queue(False, one), one_queue(True, many), one_queue(True, {})] == [[], [], []]

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -94,6 +95,13 @@ class ExchangeGroup(dist.ProcessGroup):
         self.timeout: timedelta | None = None
         """How long a rank waits in a group that is split from this one; None: torch's default."""
         self.traffic = Traffic() if traffic is None else traffic
+
+    @property
+    def joins_a_pair_twice(self) -> bool:
+        """Whether two ranks have several groups in common that were split from this one."""
+        parts = [part for part in self._parts for _ in range(1 + (part._downward_transport is not None))]
+        members = [set(part._members) for part in parts]
+        return any(len(one & other) > 1 for one, other in combinations(members, 2))
 
     def reset(self) -> None:
         """Renew the group for the next cell: zero counts, switched on, no group split from it. Collective."""

@@ -111,6 +111,16 @@ def unused_fabric(found: Iterable[str], folder: Path = INFINIBAND) -> str | None
     )
 
 
+def one_queue(joins_a_pair_twice: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return a warning if a GPU has one queue for the groups that two ranks have in common; else nothing."""
+    if not joins_a_pair_twice or environment.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
+        return []
+    return [
+        "CUDA_DEVICE_MAX_CONNECTIONS is 1, and two ranks have several groups in common: their exchanges wait "
+        "for each other in the one queue of the GPU, and may wait forever; unset it for this strategy"
+    ]
+
+
 def name_interface(environment: MutableMapping[str, str], nodes: int) -> None:
     """Have Gloo and NCCL use the interface by which this node reaches the master, unless one is named.
 
