@@ -13,6 +13,7 @@
       batch/                         a study: the short runs of `--batch-size auto`
       jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
       index.jsonl                    one RunResult a line (derived)
+      outcomes.jsonl                 the same without figures, of complete runs (derived by `bench status`)
       projection.json                of `bench project`: its larger sizes
       tuning.json, trials/           of `bench tune`: its search, and the study of its short runs
       review.jsonl                   one entry of a reviewer a line
@@ -27,8 +28,8 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +54,8 @@ from results.tuning import TRIALS, TUNING_FILE, Tuning
 T = TypeVar("T")
 BATCH_RUNS = "batch"
 """The folder of the study of the short runs that find a batch, which may be older than the study's plan."""
+OUTCOMES = "outcomes.jsonl"
+"""The file of the results without figures that `bench status` has derived."""
 TRAINING = "training"
 """The folder of a cell's training, among the folders of its runs."""
 _RANK_NAME = re.compile(r"rank-[0-9]{5}\.json")
@@ -387,18 +390,45 @@ class Study:
         files.replace(self.root / "index.jsonl", b"".join(line + b"\n" for line in lines), in_study=True)
         return results
 
-    def results(
-        self, *, keep: bool = False, cells: Set[str] | None = None, figures: bool = True
-    ) -> list[RunResult]:
-        """Every run of the study, or of these cells. Writes derived results only to `keep` them.
+    def results(self, *, keep: bool = False, cells: Set[str] | None = None) -> list[RunResult]:
+        """Every run of the study, or of these cells. Writes derived results only to `keep` them."""
+        return self._results(cells=cells, keep=keep)
 
-        Without `figures`, runs that were not derived before have only what `run_outcome` gives.
+    def outcomes(self) -> list[RunResult]:
+        """Every run; those that were not derived before have only what `run_outcome` gives.
+
+        What it derives of complete runs is kept for the next call, where the study may be written: a study
+        may have 100,000 records of ranks, which take long to read.
         """
+        kept = self._kept_outcomes()
+        before = set(map(id, kept.found.values()))
+        found = self._results(outcomes=kept)
+        if any(id(one) not in before for one in kept.found.values()):
+            lines = map(schemas.RUN_RESULT.encode, kept.found.values())
+            # Without it the next call only takes longer.
+            with suppress(StoreError):
+                files.replace(self.root / OUTCOMES, b"".join(lines), in_study=True)
+        return found
+
+    def _kept_outcomes(self) -> _Outcomes:
+        path, found = self.root / OUTCOMES, {}
+        try:
+            derived_ns = path.stat().st_mtime_ns
+            for line in files.read_lines(path):
+                one = schemas.RUN_RESULT.decode(line)
+                found[one.cell_id, one.run_id] = one
+        except (OSError, StoreError):
+            return _Outcomes({}, 0)
+        return _Outcomes(found, derived_ns)
+
+    def _results(
+        self, *, cells: Set[str] | None = None, keep: bool = False, outcomes: _Outcomes | None = None
+    ) -> list[RunResult]:
         attempts = self.attempts()
         wanted = [cell_id for cell_id in self.cell_ids() if cells is None or cell_id in cells]
         with _without_collector():
             return [
-                self._result(cell, run_id, attempts.get(run_id), keep=keep, figures=figures)
+                self._result(cell, run_id, attempts.get(run_id), keep=keep, outcomes=outcomes)
                 for cell in map(self.cell, wanted)
                 for run_id in self.run_ids(cell.id)
             ]
@@ -408,7 +438,13 @@ class Study:
         return self._result(self.cell(cell_id), run_id, attempt, keep=True)
 
     def _result(
-        self, cell: Cell, run_id: str, attempt: Attempt | None, *, keep: bool, figures: bool = True
+        self,
+        cell: Cell,
+        run_id: str,
+        attempt: Attempt | None,
+        *,
+        keep: bool,
+        outcomes: _Outcomes | None = None,
     ) -> RunResult:
         path = self.run_folder(cell.id, run_id) / "run.json"
         try:
@@ -418,13 +454,15 @@ class Study:
             kept = None
         # A folder that was copied under another name holds another run's result: it counts once.
         own = kept is not None and (kept.cell_id, kept.run_id) == (cell.id, run_id)
-        if kept is not None and own and _still_holds(kept, path):
+        if kept is not None and own and _still_holds(kept, path.parent, _modified_ns(path)):
             # A launch records its start-up time when it ends, maybe after this result was derived.
             startup_known = attempt is not None and attempt.startup_ns is not None
             if not (startup_known and kept.outcome is Outcome.OK and kept.startup_ns is None):
                 return kept
+        if outcomes is not None and (known := outcomes.of(cell.id, run_id, path.parent)) is not None:
+            return known
         try:
-            from_records = derive if figures else run_outcome
+            from_records = derive if outcomes is None else run_outcome
             result = from_records(cell, run_id, self.rank_records(cell.id, run_id), attempt)
         except NewerSchemaError:
             raise
@@ -432,6 +470,8 @@ class Study:
             # One damaged file costs one run; the others of the study are unharmed.
             result = derive(cell, run_id, [], attempt)
             result = msgspec.structs.replace(result, outcome=Outcome.UNKNOWN, reason=str(error))
+        if outcomes is not None and 0 < result.ranks_expected == result.ranks_present:
+            outcomes.found[cell.id, run_id] = result
         if keep:
             files.replace(path, schemas.RUN_RESULT.encode(result), in_study=True)
         return result
@@ -451,7 +491,10 @@ class Study:
 
     def forget_derived(self) -> None:
         """Delete what can be rebuilt, so that the next `collect` derives all of it anew."""
-        derived: Sequence[Path] = [*self.root.glob("cells/*/*/run.json"), self.root / "index.jsonl"]
+        derived: Sequence[Path] = [
+            *self.root.glob("cells/*/*/run.json"),
+            *(self.root / name for name in ("index.jsonl", OUTCOMES)),
+        ]
         try:
             for path in derived:
                 path.unlink(missing_ok=True)
@@ -477,12 +520,34 @@ def _rank_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-def _still_holds(kept: RunResult, path: Path) -> bool:
-    """Whether all rank files of a complete run exist, and none was written after the result at `path`."""
+@dataclass(frozen=True)
+class _Outcomes:
+    """The results without figures that an earlier call has derived, and when it did."""
+
+    found: dict[tuple[str, str], RunResult]
+    derived_ns: int
+
+    def of(self, cell_id: str, run_id: str, folder: Path) -> RunResult | None:
+        """The result of a run, if it still holds."""
+        found = self.found.pop((cell_id, run_id), None)
+        if found is None or not _still_holds(found, folder, self.derived_ns):
+            return None
+        self.found[cell_id, run_id] = found
+        return found
+
+
+def _modified_ns(path: Path) -> int:
     try:
-        derived_ns = path.stat().st_mtime_ns
-        with os.scandir(path.parent) as entries:
-            written = [one.stat().st_mtime_ns for one in entries if fnmatchcase(one.name, "rank-*.json")]
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _still_holds(kept: RunResult, folder: Path, derived_ns: int) -> bool:
+    """Whether all rank files of a complete run exist, and none was written after its result."""
+    try:
+        with os.scandir(folder) as entries:
+            written = [one.stat().st_mtime_ns for one in entries if one.name.startswith("rank-")]
     except OSError:
         return False
     return kept.ranks_present == kept.ranks_expected == len(written) and max(written, default=0) <= derived_ns

@@ -36,12 +36,13 @@ class CellProgress:
 def progress(
     study: Study, plans: Sequence[Plan], conditions: Conditions, jobs: Sequence[JobStatus], busy: bool = False
 ) -> list[CellProgress]:
-    """All planned cells, in the order of the plans. Writes nothing. `busy`: a bench here works on the study.
+    """All planned cells, in the order of the plans. Writes only what `Study.outcomes` keeps.
+    `busy`: a bench here works on the study.
 
     Runs that could not be pooled with new ones are counted apart. A cell is failed or skipped if the same
     `bench matrix` command would leave it out.
     """
-    results = study.review().counted(study.results(figures=False))
+    results = study.review().counted(study.outcomes())
     found: dict[str, list[RunResult]] = {}
     for result in results:
         found.setdefault(result.cell_id, []).append(result)

@@ -338,7 +338,7 @@ class Tune(Matrix):
     def _require_one_device(self) -> None:
         """Raise UsageError if runs of this tune were on several devices, or on others than this call's."""
         studies = [one for one in (self._trials, Study(self._root)) if one.is_there]
-        ran = (run.environment for study in studies for run in study.results(figures=False))
+        ran = (run.environment for study in studies for run in study.outcomes())
         names = {environment.device_name for environment in ran if environment is not None}
         if isinstance(self._call, CampaignCall):
             gpus = visible_gpus() if self._request.device == "cuda" else []
@@ -431,7 +431,7 @@ class Tune(Matrix):
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
         counted = study.review().counted(results)
-        runs = [*self._trials.results(figures=False), *results]
+        runs = [*self._trials.outcomes(), *results]
         lost = [run for run in runs if run.outcome is Outcome.NODE_FAILED]
         trains = self._launcher.trains
         answer = answer_of(self._tuning, self._space, plan, counted, trains=trains, lost=lost)

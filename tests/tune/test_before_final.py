@@ -134,7 +134,7 @@ def test_a_job_whose_nodes_have_another_device_than_before_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tune, before = in_a_job(monkeypatch), SimpleNamespace(device_name="another device")
-    monkeypatch.setattr(Study, "results", lambda *_, **options: [SimpleNamespace(environment=before)])
+    monkeypatch.setattr(Study, "outcomes", lambda _: [SimpleNamespace(environment=before)])
     with pytest.raises(UsageError, match="another device"):
         tune._require_one_device()
 
