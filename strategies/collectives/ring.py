@@ -49,7 +49,7 @@ class Ring(ScheduledWire):
 
     def all_gather(self, values: Tensor) -> Tensor:
         """Gather the (n,) values of every rank into (size, n) values, one row per rank, in rank order."""
-        # All rows are set, not only this rank's: a switched-off exchange leaves them as they are.
+        # All rows are set, not only this rank's: a switched-off exchange may leave them as they are.
         rows = values.repeat(self.size, 1)
         bounds = [values.numel() * rank for rank in range(self.size + 1)]
         schedule = _rounds(self.rank, bounds, self.chunk_of(values), [False] * (self.size - 1))

@@ -133,8 +133,8 @@ class ScheduledWire(ABC):
     def _slots(self, values: Tensor) -> Sequence[Tensor]:
         """Return the buffers for received chunks that are to be added: (AHEAD, chunk).
 
-        They are reused, as fresh memory costs page faults. They start at zero, as a switched-off exchange
-        leaves them as they are: its sums have no meaning, and are undone.
+        They are reused, as fresh memory costs page faults. In a switched-off exchange they hold the chunks of
+        the last step: its sums have no meaning, and are undone.
         """
         held = self._scratch.get(values.dtype)
         if held is None:
