@@ -63,6 +63,8 @@ def run_cells(rank: int, folder: str, cells: list[Fields], staged: bool = False)
         # A block of one step warms up and shows the step time, by which blocks then have one step.
         stack.enter_context(patch("results.cell.GPU_LONGEST_WARM_UP_S", 1e-9))
         stack.enter_context(patch("results.cell.GPU_BLOCK_S", 1e-9))
+        # The simulated group moves data over a group of Gloo without a name, which torch records as well.
+        stack.enter_context(patch("harness.worker.measure.uncounted._entries", tuple))
         control = Control(DEVICE, exchange.backend)
         for number, fields in enumerate(cells):
             began = time.perf_counter()
