@@ -69,6 +69,8 @@ def test_a_killed_tune_goes_on_and_ends_with_an_answer_whose_commands_run() -> N
         for cell in plan.cells
     }
     assert trial_runs() == planned, "no trial ran twice, and none is missing"
+    orders = [plan.request.seed for plan in Study(Path("runs/small/trials")).plans()]
+    assert len({*orders}) == len(orders), "each rung has another order"
     # It is over: the same command runs nothing more, and says the same.
     again = bench(*SMALL)
     assert again.returncode == 0
