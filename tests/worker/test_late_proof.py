@@ -154,6 +154,19 @@ def _timed_steps_seeded_alike(rank: int, size: int) -> Planted:
     return wrapped(run_module, "seed_step", lambda original, seed, step, replica: original(seed, step, 0))
 
 
+@contextmanager
+def _momentum_moved_after_step_8(rank: int, size: int) -> Iterator[None]:
+    """It is halved after every update on all ranks; one late step is checked, which no step follows."""
+    steps = count()
+
+    def halve(trainer: Trainer) -> None:
+        for state in trainer.optimizer.state.values() if next(steps) >= 8 else ():
+            state["momentum_buffer"].mul_(0.5)
+
+    with after(Trainer, "update", halve), patch.object(run_module, "LATE_SHARE", 0.0):
+        yield
+
+
 def _average_left_out_after_step_8(rank: int, size: int) -> Planted:
     def wrong(original: Any, self: LocalSgdModel) -> None:
         """Exchange as often as before, and keep what this rank had."""
@@ -184,6 +197,7 @@ AFTER = "in a step after the timed blocks, from step"
         ),
         (_gradients_doubled_after_step_8, TOPK, f"with its residual differs .*{AFTER}"),
         (_rate_halved_after_step_8, MLP, f"{UPDATE} .*{AFTER}"),
+        (_momentum_moved_after_step_8, MLP, f"optimizer state of .* in momentum_buffer.*{AFTER}"),
         (
             _half_of_the_batch_left_out_after_step_8,
             MLP,

@@ -65,7 +65,7 @@ class UncountedTraffic:
         return (
             f"the timed steps of {strategy} sent {operations:.3g} operations{payload} a step over "
             f"{_words(name)}, which bench can neither count nor switch off: a strategy sends over "
-            f"`setting.exchange.group` or states an `own_transport`, and a model and its data send nothing"
+            f"`setting.exchange.group` or states an `own_transport`"
         )
 
     def _recorded(self) -> dict[str, list[int]]:

@@ -184,7 +184,11 @@ class Examination:
         self._common = self._state()
 
     def close(self) -> Examined:
-        """Return what all ranks found; collective."""
+        """Return what all ranks found, also in the state that the last update left; collective."""
+        replayed = self._history
+        history = optimizer_history(self.trainer, self.beat, kept=replayed is not None)
+        if replayed is not None:
+            self._findings += compare_history(self.setup.cell, history, replayed)
         parameters = self._beating(self.trainer.model.named_parameters())
         agreed = self._partners.agree(hash_number(parameters))
         given = [*self._given, *self._simulator.initial]
@@ -230,6 +234,7 @@ class Examination:
         else:
             found, obstacle = self._all_replicas(step)
         if self.control.largest([float(simulates and found is None)])[0]:
+            self._history = None
             self._update()
             return obstacle or ("a rank could not recompute its replica" if each else "")
         findings, blurred, found = self._compared(
