@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from builders import a_cell
 from torch import Tensor, nn
 
 from harness.worker.proof.compilation import Compilation
+from harness.worker.rank.context import Run
 
 
 @pytest.mark.parametrize(("dropout", "proven", "times"), [(0.0, True, 1), (0.0, False, 1), (0.5, True, 3)])
@@ -38,3 +41,24 @@ def test_a_model_is_compiled_anew_for_its_proofs_only_if_it_draws_random_numbers
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     assert len(compilations) == times
+
+
+def test_a_rank_says_that_it_works_when_a_graph_is_compiled_also_after_a_proof() -> None:
+    beats: list[str] = []
+    cell = a_cell(compile=True)
+    around: Any = SimpleNamespace(log=SimpleNamespace(heartbeat=lambda: beats.append(part)))
+    run = Run(around, SimpleNamespace(), cell)  # type: ignore[arg-type]
+    model = torch.compile(nn.Dropout(0.5), backend="eager")
+    compilation = Compilation(cell, torch.device("cpu"))
+    with run._beats_of_compiler():
+        part = "proof"
+        with compilation.reproducible(model):
+            model(torch.ones(3))
+        part = "measure"
+        model(torch.ones(3))
+    part = "afterwards"
+    torch._dynamo.reset()
+    model(torch.ones(3))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert beats == ["proof"] * 2 + ["measure"] * 2

@@ -40,11 +40,11 @@ class Compilation:
             yield
             return
         if self._draws is not False:
-            torch._dynamo.reset()
+            _forget_compiled()
         with torch._inductor.config.patch(fallback_random=True), self.watched(model):
             yield
         if self._draws is not False:
-            torch._dynamo.reset()
+            _forget_compiled()
             torch._dynamo.utils.counters.clear()
 
     @contextmanager
@@ -68,6 +68,15 @@ class Compilation:
             yield
         finally:
             model.forward = forward
+
+
+def _forget_compiled() -> None:
+    """Forget what was compiled. Torch forgets the callbacks of compilations as well: they are kept."""
+    compiler = torch._dynamo.callback_handler
+    starts, ends = list(compiler.start_callbacks), list(compiler.end_callbacks)
+    torch._dynamo.reset()
+    compiler.start_callbacks += starts
+    compiler.end_callbacks += ends
 
 
 def require_compiled() -> None:

@@ -11,7 +11,8 @@ import platform
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,8 @@ class Run:
         """Do `work` and return the record. An exception becomes the record's outcome, never more."""
         outcome, reason = Outcome.OK, None
         try:
-            work(self)
+            with self._beats_of_compiler():
+                work(self)
         except (Exception, SystemExit) as error:
             # The border of a run: whatever a workload or a strategy raises is this cell's outcome.
             traceback.print_exc()
@@ -195,6 +197,25 @@ class Run:
             absent=self.absent,
             **self.found,
         )
+
+    @contextmanager
+    def _beats_of_compiler(self) -> Iterator[None]:
+        """Say that the rank works when it begins and ends to compile a graph, which may take minutes."""
+        if not self.cell.compile:
+            yield
+            return
+        compiler = torch._dynamo.callback_handler
+
+        def beat(_: object) -> None:
+            self.around.log.heartbeat()
+
+        compiler.register_start_callback(beat)
+        compiler.register_end_callback(beat)
+        try:
+            yield
+        finally:
+            compiler.remove_start_callback(beat)
+            compiler.remove_end_callback(beat)
 
     def begin(self, part: str) -> None:
         """Say in the log that a part of the run begins, and end the part before it."""
