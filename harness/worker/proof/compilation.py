@@ -72,7 +72,8 @@ class Compilation:
 
 def _forget_compiled() -> None:
     """Forget what was compiled. Torch forgets the callbacks of compilations as well: they are kept."""
-    compiler = torch._dynamo.callback_handler
+    from torch._dynamo.callback import callback_handler as compiler
+
     starts, ends = list(compiler.start_callbacks), list(compiler.end_callbacks)
     torch._dynamo.reset()
     compiler.start_callbacks += starts

@@ -204,7 +204,7 @@ class Run:
         if not self.cell.compile:
             yield
             return
-        compiler = torch._dynamo.callback_handler
+        from torch._dynamo.callback import callback_handler as compiler
 
         def beat(_: object) -> None:
             self.around.log.heartbeat()
