@@ -87,15 +87,20 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
     run.add_parameters_hash(built.trainer)
     proof.add_losses_to_a_weaker_one()
     if not only_timed and any(chosen < around.rank.gpus for chosen in around.launch.trace):
-        # Steps are collective: all ranks take them, and the chosen ones keep what the profiler saw.
-        run.begin("trace")
-        keep = around.rank.rank in around.launch.trace
-        profiler = traced_steps(built.trainer, built.batches, around.control, keep=keep)
-        if profiler is not None:
-            path = around.study.trace_path(run.cell.id, run.slot.run_id, around.rank.rank)
-            run.absent |= write_trace(profiler, path)
+        _trace(run, built)
     proof.take_late_steps(ONLY_TIMED if only_timed else None)
     proof.compare_replicas()
+
+
+def _trace(run: Run, built: Built) -> None:
+    """Take steps of which the chosen ranks keep what the profiler saw; collective."""
+    run.begin("trace")
+    around = run.around
+    keep = around.rank.rank in around.launch.trace
+    profiler = traced_steps(built.trainer, built.batches, around.control, keep=keep)
+    if profiler is not None:
+        path = around.study.trace_path(run.cell.id, run.slot.run_id, around.rank.rank)
+        run.absent |= write_trace(profiler, path)
 
 
 def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:

@@ -126,12 +126,17 @@ def _hole(study: StudyFigures, choice: _Choice | None) -> NextRun | None:
     largest = max((point.gpus for point in hole.curve.points), default=0)
     # Beyond the largest size the next one may show that growing does not pay.
     sizes = tuple(size for size in hole.sizes if size < largest) or hole.sizes[:1]
-    outcomes = {gap.outcome for gap in hole.curve.gaps if gap.gpus in sizes}
-    failed = bool(outcomes - {NOT_RUN, EXCLUDED})
-    kind: NextKind = "failed" if failed else "first" if outcomes else "size"
     low, high = min(one.low for one in found), max(one.high for one in found)
     why = f"the size to buy may be {low:,} to {high:,}, and {hole.text}"
-    return _run(study, hole.curve, sizes, kind=kind, why=why)
+    return _run(study, hole.curve, sizes, kind=_kind_of(hole.curve, sizes), why=why)
+
+
+def _kind_of(curve: Curve, sizes: Sequence[int]) -> NextKind:
+    """Whether a run at sizes without a figure repeats what failed, is their first one, or adds sizes."""
+    outcomes = {gap.outcome for gap in curve.gaps if gap.gpus in sizes}
+    if outcomes - {NOT_RUN, EXCLUDED}:
+        return "failed"
+    return "first" if outcomes else "size"
 
 
 def _left_open(study: StudyFigures, choice: _Choice | None) -> NextRun | None:

@@ -164,18 +164,16 @@ def _change(this: SiteStudy, earlier: Sequence[SiteStudy]) -> str:
     return NOTHING if isinstance(found, Failed) else found
 
 
+def _plans_the_same(this: SiteStudy, other: SiteStudy) -> bool:
+    """Whether two studies planned the same cells on the same devices, and both have figures of one."""
+    shared = this.figures.cells.keys() & other.figures.cells.keys()
+    same_plan = this.figures.pools.keys() == other.figures.pools.keys()
+    return this.devices == other.devices and same_plan and bool(shared)
+
+
 def _compared(this: SiteStudy, earlier: Sequence[SiteStudy]) -> str:
     """The largest change of a cell since the last study of the same cells on the same devices."""
-    before = next(
-        (
-            one
-            for one in reversed(earlier)
-            if one.devices == this.devices
-            and one.figures.pools.keys() == this.figures.pools.keys()
-            and one.figures.cells.keys() & this.figures.cells.keys()
-        ),
-        None,
-    )
+    before = next((one for one in reversed(earlier) if _plans_the_same(this, one)), None)
     if before is None:
         return NOTHING
     shared = [one.entries[1] for one in side_by_side([before.figures, this.figures]).cells]

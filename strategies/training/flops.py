@@ -225,7 +225,7 @@ class FlopCounter(TorchDispatchMode):
 
     def _read(self, func: Any, given: list[Tensor], results: list[Tensor], *, free: bool) -> None:
         """Follow the parameters that an operator has read to its results, or note that they were used."""
-        origins = [self._origins.get(each.untyped_storage()._cdata, (None, frozenset()))[1] for each in given]
+        origins = self._origins_of(given)
         names = frozenset[str]().union(*origins)
         only_parameters = all(own or each.numel() < 2 for own, each in zip(origins, given, strict=True))
         if free and names and only_parameters:
@@ -233,6 +233,11 @@ class FlopCounter(TorchDispatchMode):
                 self._follow(each, names)
         elif names and not (free and _is_outer(func, given, results)):
             self._unread = {name: None for name in self._unread if name not in names}
+
+    def _origins_of(self, given: list[Tensor]) -> list[frozenset[str]]:
+        """Return the names of the matrices that each of the tensors was made of."""
+        storages = (each.untyped_storage()._cdata for each in given)
+        return [self._origins.get(storage, (None, frozenset()))[1] for storage in storages]
 
     def _follow(self, tensor: Tensor, names: frozenset[str]) -> None:
         storage = tensor.untyped_storage()
