@@ -23,11 +23,12 @@ from functools import cache
 from io import BufferedReader, FileIO
 from itertools import accumulate, count
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, TypeVar
 
 from results.errors import StoreError, StudyBusyError
+
+if TYPE_CHECKING:
+    import msgspec
 
 _OPEN = re.compile(r"/dev/std(?P<std>out|err)|/(?:dev|proc/self)/fd/(?P<number>\d+)")
 """Names of open files of this process, to which a shell may have redirected a plain file."""
@@ -75,6 +76,8 @@ class Content:
 
     def parsed(self, decoder: msgspec.json.Decoder[T]) -> T:
         """The JSON value. Raises DamagedError, and no other error."""
+        import msgspec  # `bench --help` does without it.
+
         if _is_deep(self.data):
             raise DamagedError(f"it nests more than {MOST_LEVELS} levels deep")
         try:
