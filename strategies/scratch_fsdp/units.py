@@ -25,7 +25,7 @@ from results.errors import UsageError
 from strategies.exchange.lane import Pending
 from strategies.scratch_fsdp.facts import MOST_UNDER_WAY
 from strategies.scratch_fsdp.flat import FlatParameters, Scattering, Sharding
-from strategies.training.missing_gradients import MissingGradients, UnlikeGradients, UnlikeStepError
+from strategies.training.missing_gradients import MissingGradients, UnlikeStepError
 
 
 class Unit:
@@ -116,11 +116,6 @@ class UnitSchedule:
         self._refusal = MissingGradients(
             sharding.link, sharding.device, reason="shards are updated as a whole"
         )
-        uses = [
-            f"{does} unit {place}" for does in ("uses", "returns to") for place in range(len(self._units))
-        ]
-        self._first_uses: UnlikeGradients | None = UnlikeGradients(sharding.link, sharding.device, uses)
-        """Compares the uses of units over the ranks in the first step; None after it."""
         self._stepping = False
         for place, unit in enumerate(self._units):
             self._hook(place, unit)
@@ -142,16 +137,12 @@ class UnitSchedule:
         as one, and a parameter without a gradient cannot be left out.
         """
         self._missing, self._stepping = None, True
-        if self._first_uses is not None:
-            self._first_uses.begin()
         try:
             yield
-            self._meet(-1)
             while self._pending:
                 self._finish_first()
             self._refusal.refuse(sorted(self._missing or ()))
             self._sharding.settle()
-            self._first_uses = None
         except BaseException:
             # Also on Ctrl-C: pending exchanges would pair with collectives of a rank that continues.
             self._abandon()
@@ -198,15 +189,7 @@ class UnitSchedule:
             unit.abandon()
         self._end()
 
-    def _meet(self, place: int) -> None:
-        """Raise UsageError on all ranks if they use units in unlike orders in the first step."""
-        if self._first_uses is not None:
-            self._first_uses.meet(
-                place, sum(len(flat.shard) for flat in self._units[place % len(self._units)].flats)
-            )
-
     def before_forward(self, place: int, module: nn.Module, inputs: object) -> None:
-        self._meet(place)
         self._units[place].gather()
         if self._backward is not None:
             # The model's own checkpointing repeats its forward pass: later units have already been freed.
@@ -226,7 +209,6 @@ class UnitSchedule:
             unit.give_up()
 
     def before_backward(self, place: int, gradient: Tensor) -> None:
-        self._meet(len(self._units) + place)
         unit, left = self._units[place], self._backward
         unit.uses -= 1
         # The unit around the blocks is used before and after them.

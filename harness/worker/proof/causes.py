@@ -88,7 +88,7 @@ def _found(setup: CellSetup, workload: Workload, device: torch.device) -> str | 
     batch = next(open_batches(replace(setup.data_request(workload, setup.replica), device=device)))
     watch = Watch(module, layout, (setup.source_folder or Path.cwd()).resolve())
     for seed in range(SEEDS):
-        seed_step(setup.cell.seed, seed, 0)
+        seed_step(setup.cell.seed, seed, setup.replica)
         with watch.watching():
             workload.loss_of(module, batch)
     strategy = STRATEGIES.facts(setup.cell.strategy)
