@@ -42,7 +42,7 @@ MOST_BYTES = 2**28
 YAML_BYTES = 2**20
 """The same of files that people write by hand."""
 LOG_BYTES = 2**26
-"""Of a log of processes its last bytes are read, which say how they ended."""
+"""The last bytes of a log of processes that are read: they say how the processes ended."""
 LINE_BYTES = 2**22
 """The longest line of a file that is read by lines."""
 MOST_LEVELS = 64

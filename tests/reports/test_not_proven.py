@@ -1,4 +1,4 @@
-"""A cell whose proof failed is drawn, and nothing is decided by it unless the reader allows that."""
+"""A cell whose proof failed is drawn, and decides a question only if the reader allows that."""
 
 from __future__ import annotations
 

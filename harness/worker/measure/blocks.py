@@ -128,7 +128,7 @@ class Stopwatch:
         trainer.observer = clock
 
     def take_period(self) -> int:
-        """Take one period of steps, of which nothing is kept, and return its length; collective."""
+        """Take one period of steps without keeping their times, and return its length; collective."""
         self._block(self._trainer.model.period, self._batches)
         return self._trainer.model.period
 

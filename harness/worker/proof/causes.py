@@ -68,8 +68,8 @@ def named_causes(setup: CellSetup) -> Iterator[None]:
 
 
 def cause_of(setup: CellSetup) -> str | None:
-    """Return what the strategy cannot train in a user's own model, and the way out; None if nothing is
-    found."""
+    """Return what the strategy cannot train in a user's own model, and the way out; None if it finds no
+    cause."""
     known = facts(WORKLOADS.parse(setup.cell.workload))
     for device in ("meta", "cpu") if known.own_code else ():
         # A user's model may raise anything, on the meta device in particular.
@@ -147,7 +147,8 @@ def _stacked(module: nn.Module, layout: ModelLayout) -> Iterator[str]:
 
 
 class Watch(TorchDispatchMode):
-    """What a forward pass of a bare model does to its parameters, each with the line of the user's code."""
+    """Watches what a forward pass of a bare model does to its parameters, and by which line of the user's
+    code."""
 
     def __init__(self, module: nn.Module, layout: ModelLayout, folder: Path) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
