@@ -206,8 +206,8 @@ def test_two_pods_tune_to_the_answer_and_go_on_when_the_first_one_is_replaced(
     found = study.tuning()
     assert found is not None
     assert found.answer is not None
-    # This launcher does not train.
-    assert [command.split()[1] for command in found.answer.commands] == ["matrix"]
+    # This launcher does not train, and the default needs no command.
+    assert {command.split()[1] for command in found.answer.commands} <= {"matrix"}
     counted = Counter((one.setting, one.rung, one.block) for one in found.trials if one.rate is not None)
     assert set(counted.values()) == {1}
     launches = [(each, launch) for each in (study, trials) for launch in each.launches()]
