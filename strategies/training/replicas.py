@@ -48,11 +48,10 @@ def require_one_order(module: nn.Module, link: Link, device: torch.device) -> No
     own = [f"{name} ({str(each.dtype).removeprefix('torch.')} {list(each.shape)})" for name, each in named]
     text = "\n".join(own).encode()
     number = int.from_bytes(hashlib.sha256(text).digest()[:7])
-    most = torch.tensor([number, -number, len(text)], device=device)
-    link.largest(most)
-    if most[0] == -most[1]:
+    numbers = link.all_gather(torch.tensor([number, len(text)], device=device))
+    if bool((numbers[:, 0] == number).all()):
         return
-    padded = torch.zeros(int(most[2]), dtype=torch.uint8, device=device)
+    padded = torch.zeros(int(numbers[:, 1].max()), dtype=torch.uint8, device=device)
     padded[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
     every = [bytes(row.tolist()).rstrip(b"\0").decode().split("\n") for row in link.all_gather(padded).cpu()]
     rank = next(rank for rank, names in enumerate(every) if names != every[0])

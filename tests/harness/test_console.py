@@ -150,7 +150,7 @@ def test_a_long_name_has_lines_of_its_own_and_a_row_that_differs_says_so() -> No
 
 
 def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
-    pool = SimpleNamespace(planned=3, disturbed_out=0)
+    pool = SimpleNamespace(planned=3, disturbed_out=0, unproven=0)
     step = Metric(value=1e7, unit="ns", low=9e6, high=1.1e7, samples=3, interval="range")
     rate = Metric(value=800.0, unit="samples/s", low=700.0, high=900.0, samples=3, interval="range")
     figures = SimpleNamespace(
@@ -159,7 +159,7 @@ def _row(strategy: str, *, disturbed: bool) -> HeadlineRow:
         throughput=rate,
         exposed_share=None,
         proof_method="serial-simulation",
-        runs=[None] * 3,
+        runs=[SimpleNamespace(copies_ns=None)] * 3,
         pool=pool,
         evidence="measured",
         disturbed=disturbed,

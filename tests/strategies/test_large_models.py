@@ -48,6 +48,7 @@ def shapes_alone(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(DeviceGrid, "__init__", with_values)
     monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: module)
     monkeypatch.setattr(Trainer, "_look_at", lambda *_: None)
+    monkeypatch.setattr("strategies.build.require_one_order", lambda *_: None)
     for name in ("meet", "refuse"):
         monkeypatch.setattr(UnlikeGradients, name, lambda *_: None)
     with FakeTensorMode(allow_non_fake_inputs=True):
