@@ -126,6 +126,11 @@ class StrategyFacts(CatalogFacts):
         return False
 
     @property
+    def norm_in_double(self) -> bool:
+        """Whether clipping adds up the squares of gradients in double precision, as `clip_shards` does."""
+        return False
+
+    @property
     def sums_micro_batches(self) -> bool:
         """Whether gradients are summed over the ranks in every micro-batch, so that none keeps its own."""
         return False

@@ -32,6 +32,10 @@ class ShardingFacts(StrategyFacts):
         return True
 
     @property
+    def norm_in_double(self) -> bool:
+        return True
+
+    @property
     def by_unit(self) -> bool:
         return True
 

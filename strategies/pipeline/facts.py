@@ -75,6 +75,10 @@ class Pipeline(StrategyFacts):
     def shards(self) -> bool:
         return True
 
+    @property
+    def norm_in_double(self) -> bool:
+        return True
+
     def groups(self, ranks: int, node_size: int | None) -> GroupLayout:
         copies = self.pipelines
         return GroupLayout(pipeline=quotient(self.spec.text, ranks, copies), replicate=copies)

@@ -27,6 +27,12 @@ def gpt_of_samples() -> Workload:
     return replace(gpt(), unit="samples", units_per_sample=1)
 
 
+def gpt_of_doubles() -> Workload:
+    whole = gpt()
+    whole.module.double()
+    return whole
+
+
 def gpt_by_a_step() -> Workload:
     whole = gpt()
 

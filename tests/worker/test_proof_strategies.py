@@ -19,6 +19,8 @@ from strategies.scratch_fsdp import model as scratch_fsdp
 from strategies.tensor_parallel import model as tensor_parallel
 from strategies.trainer import Trainer
 
+DOUBLES: Fields = GPT | {"workload": "py:proof_models:gpt_of_doubles"}
+"""No two sums of the squares need give the same factor to the bit."""
 SGD: Fields = GPT | {"optimizer": "sgd:lr=0.05"}
 PIPELINE: Fields = GPT | {"strategy": "pipeline:1f1b:microbatches=2", "micro_batch": 2}
 RESNET: Fields = {"workload": "resnet18-32px", "micro_batch": 4, "optimizer": "sgd:lr=0.002"}
@@ -40,6 +42,7 @@ COARSE = "gradients agree within 0.03 of their L2 norm, parameter by parameter"
         (2, GPT | {"strategy": "scratch-fsdp:stage=1"} | TWICE_CLIPPED, 2, CLIPPED),
         (2, GPT | {"strategy": "scratch-fsdp:stage=2"} | TWICE_CLIPPED, 2, ROUNDED_AND_CLIPPED),
         (2, GPT | {"strategy": "scratch-fsdp:stage=3"}, 2, SAME_BITS),
+        (2, DOUBLES | {"strategy": "scratch-fsdp:stage=3"} | TWICE_CLIPPED, 2, ROUNDED_AND_CLIPPED),
         (3, SGD | {"strategy": "scratch-fsdp:stage=3"}, 3, ROUNDED),
         (2, GPT | {"strategy": "fsdp"}, 2, SAME_BITS),
         (2, GPT | {"strategy": "manual:reshard.checkpoint*2+keep"}, 2, SAME_BITS),
@@ -112,6 +115,15 @@ def _clipped_by_the_local_norm(rank: int, size: int) -> Planted:
     return patch.object(scratch_fsdp, "clip_shards", wrong)
 
 
+def _clipped_too_far(rank: int, size: int) -> Planted:
+    """Lower the norm by half a thousandth, which a bound for sums in single precision would allow."""
+
+    def wrong(clip: Any, gradients: Any, max_norm: float, *arguments: Any) -> Any:
+        return clip(gradients, 0.9995 * max_norm, *arguments)
+
+    return wrapped(scratch_fsdp, "clip_shards", wrong)
+
+
 def _momentum_dropped_after_the_first_step(rank: int, size: int) -> Planted:
     steps = iter(range(9))
 
@@ -173,6 +185,7 @@ MOMENTUM: Fields = {"optimizer": "sgd:lr=0.05"}
             marks=pytest.mark.slow,
         ),
         (_clipped_by_the_local_norm, 2, SHARDED | MOMENTUM | {"clip_norm": 0.1}, UPDATE),
+        (_clipped_too_far, 2, SHARDED | {"optimizer": "sgd:lr=1e-4:momentum=0", "clip_norm": 0.1}, UPDATE),
         (_momentum_dropped_after_the_first_step, 2, SHARDED | MOMENTUM, STATE),
         pytest.param(
             _momentum_dropped_after_the_first_step,

@@ -38,9 +38,9 @@ from harness.worker.proof.reference import (
     UNIT_ROUNDOFF,
     History,
     Reference,
+    Replay,
     dense,
     exact_arithmetic,
-    exact_update,
     finite,
 )
 from results.cell import Cell, Precision
@@ -51,9 +51,6 @@ TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "
 ROUNDING: dict[Precision, float] = {"fp32": 2.0**-20, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Difference that every parameter is allowed if each has its own bound, relative to the L2 norm of all
 gradients. One unit roundoff; in fp32, where even 16 are little, 16."""
-UPDATE_TOLERANCE = 1e-3
-"""The allowed relative L2 difference of two updates by the same gradients: an update is elementwise and in
-single precision."""
 
 MORE_THAN_ROUNDING = 3.0
 """Factor of the change by one rounding of every parameter: a larger difference is a defect."""
@@ -207,19 +204,18 @@ def _size(values: list[Tensor]) -> float:
     return distance([(value.where(value.isfinite(), 0), None) for value in values])
 
 
-def compare_history(cell: Cell, history: History, replayed: History) -> list[ProofFinding]:
+def compare_history(history: History, replay: Replay) -> list[ProofFinding]:
     """Compare the optimizer's state before an update with what the replay of the update before it left.
 
     Every value of every parameter must have the same bits, or nearly. Both are made of the same gradients
     element by element, so that the norm of a value is the size of what is summed in it; among the smallest
     numbers (squares of a gradient that is only rounding) rounding is absolute.
     """
-    tolerance = 0.0 if exact_update(cell) else UPDATE_TOLERANCE
     findings = []
-    for name in sorted(set(history) | set(replayed)):
-        ours, theirs = history.get(name, {}), replayed.get(name, {})
+    for name in sorted(set(history) | set(replay.history)):
+        ours, theirs = history.get(name, {}), replay.history.get(name, {})
         for key in sorted(set(ours) | set(theirs)):
-            difference, bound = _between(ours.get(key), theirs.get(key), tolerance)
+            difference, bound = _between(ours.get(key), theirs.get(key), replay.tolerance)
             what = f"optimizer state of {name} differs from the replayed one in {key}"
             findings.append(ProofFinding.within("state", what, difference, bound))
     return findings
@@ -240,16 +236,16 @@ def _between(ours: object, replayed: object, tolerance: float) -> tuple[float, f
     return float(not alike), 0.0
 
 
-def compare_update(cell: Cell, updated: Tensors, expected: Tensors, start: Tensors) -> ProofFinding:
+def compare_update(updated: Tensors, replay: Replay, start: Tensors) -> ProofFinding:
     """Compare the trainer's update with the replayed one: equal bits, or nearly the same change from
     `start`."""
-    names = sorted(expected)
+    expected, names = replay.parameters, sorted(replay.parameters)
     difference = distance([(updated[name], expected[name]) for name in names])
-    if exact_update(cell) and difference == 0:
+    if not replay.tolerance and difference == 0:
         return ProofFinding(passed=True, of="update", what="", difference=0.0, bound=0.0)
     way = distance([(expected[name], start[name]) for name in names])
     size = distance([(expected[name], None) for name in names])
-    bound = 0.0 if exact_update(cell) else UPDATE_TOLERANCE * way + UNIT_ROUNDOFF * size
+    bound = replay.tolerance * way + UNIT_ROUNDOFF * size if replay.tolerance else 0.0
     return ProofFinding(
         # A replayed update that overflowed would allow everything.
         passed=math.isfinite(bound) and difference <= bound,

@@ -38,6 +38,7 @@ from harness.worker.proof.fingerprints import compare_prints, compare_random_sta
 from harness.worker.proof.reference import (
     Beat,
     History,
+    Replay,
     dense,
     exact_arithmetic,
     host_copy,
@@ -127,8 +128,9 @@ class Examination:
         """Number of averages of parameters that were checked."""
         self._common: dict[str, Tensor] = {}
         """This rank's parameters after the last average, and its partners' where these are equal."""
-        self._history: History | None = {} if self.batches.drawn == 0 else None
-        """The optimizer state that the next update must begin with; None where the last was not replayed."""
+        initial = Replay(parameters={}, history={}, tolerance=0.0)
+        self._replayed = initial if self.batches.drawn == 0 else None
+        """The last update, whose state the next one must begin with; None where it was not replayed."""
 
     @property
     def step(self) -> int:
@@ -138,7 +140,7 @@ class Examination:
     def pass_over(self) -> None:
         """Take a step without a check."""
         self._alone += not self._promise.averages_all_gradients(self.step)
-        self._history = None
+        self._replayed = None
         with self.setup.memory.kept():
             self.trainer.step(self.batches)
 
@@ -146,7 +148,7 @@ class Examination:
         """Take the next step, and check projections of its gradients (`sampled`) and what it begins with."""
         cell, step = self.setup.cell, self.step
         seed_step(cell.seed, step, self.setup.replica)
-        self._history = None
+        self._replayed = None
         # The operating system draws the seed, so that no rounding can depend on it.
         seed = int(self.control.from_first(float(secrets.randbelow(2**52))))
         sampling = Sampling(cell, self.trainer.model, self.control, seed=seed, beat=self.beat)
@@ -185,10 +187,10 @@ class Examination:
 
     def close(self) -> Examined:
         """Return what all ranks found, also in the state that the last update left; collective."""
-        replayed = self._history
+        replayed = self._replayed
         history = optimizer_history(self.trainer, self.beat, kept=replayed is not None)
         if replayed is not None:
-            self._findings += compare_history(self.setup.cell, history, replayed)
+            self._findings += compare_history(history, replayed)
         parameters = self._beating(self.trainer.model.named_parameters())
         agreed = self._partners.agree(hash_number(parameters))
         given = [*self._given, *self._simulator.initial]
@@ -234,7 +236,7 @@ class Examination:
         else:
             found, obstacle = self._all_replicas(step)
         if self.control.largest([float(simulates and found is None)])[0]:
-            self._history = None
+            self._replayed = None
             self._update()
             return obstacle or ("a rank could not recompute its replica" if each else "")
         findings, blurred, found = self._compared(
@@ -368,9 +370,8 @@ class Examination:
         self._update()
         updated = self._gathered(self.trainer.model.named_parameters(), kept=found is not None)
         if found is not None and found.replay is not None:
-            expected = found.replay.parameters
-            finding = compare_update(self.setup.cell, updated, expected, step.start)
-            moved = [name for name in expected if found.start[name] is not step.start[name]]
+            finding = compare_update(updated, found.replay, step.start)
+            moved = [name for name in found.replay.parameters if found.start[name] is not step.start[name]]
             if moved:
                 what = f"{finding.what}; forward itself changes {', '.join(moved[:3])}"
                 finding = replace(finding, what=what)
@@ -378,9 +379,11 @@ class Examination:
 
     def _compare_history(self, history: History, found: Recomputed | None) -> None:
         """Compare the optimizer state before this update with the state after the last replay."""
-        if found is not None and self._history is not None:
-            self._findings += compare_history(self.setup.cell, history, self._history)
-        self._history = None if found is None or found.replay is None else found.replay.history
+        if found is not None and self._replayed is not None:
+            self._findings += compare_history(history, self._replayed)
+        # Only the state is kept: this rank has room for so many copies of the parameters.
+        replay = None if found is None else found.replay
+        self._replayed = None if replay is None else replace(replay, parameters={})
 
     def _check_average(self, step: TrainedStep, found: Recomputed) -> None:
         """Check an update that ends in an average of the parameters that the replay has."""

@@ -38,6 +38,15 @@ from workloads.workload import Workload
 UNIT_ROUNDOFF = 2.0**-24
 SMALLEST_NORMAL = 2.0**-126
 """The number below which the rounding error of a share is absolute: half of 2^-149."""
+UPDATE_TOLERANCE = 1e-3
+"""The allowed relative L2 difference of two updates by the same gradients: an update is elementwise and in
+single precision."""
+NEIGHBOUR_TOLERANCE = 16 * UNIT_ROUNDOFF
+"""The same on one CPU, where clipping may round its factor to one of two neighbours (2 units of roundoff)."""
+CLIP_EPSILON = 1e-6
+"""The number that torch's clipping adds to the norm."""
+CLIP_PIECE = 2**18
+"""Values that are converted to double precision at a time."""
 
 
 HALF: Mapping[Precision, torch.dtype] = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
@@ -344,6 +353,8 @@ class Replay:
 
     parameters: dict[str, Tensor]
     history: History
+    tolerance: float
+    """Allowed relative difference of what an update by the same gradients leaves; 0: all bits are equal."""
 
 
 def replay_update(
@@ -367,15 +378,59 @@ def replay_update(
         }
     for name, gradient in gradients.items():
         parameters[name].grad = gradient.to(setup.device, copy=True)
-    if setup.cell.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(parameters.values(), setup.cell.clip_norm)
+    known = setup.cell.clip_norm is None or clip_plainly(setup.cell, list(parameters.values()))
     if finite(gradients):
         optimizer.step()
     states = ((name, optimizer.state.get(parameter)) for name, parameter in parameters.items())
     return Replay(
         parameters={name: parameter.detach().cpu() for name, parameter in parameters.items()},
         history={name: _on_host(state) for name, state in states if state},
+        tolerance=_update_tolerance(setup.cell, factor_known=known),
     )
+
+
+def clip_plainly(cell: Cell, parameters: Sequence[nn.Parameter]) -> bool:
+    """Clip complete gradients, and return whether the strategy must have scaled them by the same factor.
+
+    If it has sums in double precision, two orders of a sum of n squares, none of them negative, differ by at
+    most n units of roundoff of 2^-53. Nearly always both factors then round to the same number in single
+    precision.
+    """
+    assert cell.clip_norm is not None
+    facts = STRATEGIES.facts(cell.strategy)
+    if not facts.norm_in_double:
+        torch.nn.utils.clip_grad_norm_(parameters, cell.clip_norm)
+        return not facts.shards
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    squares, terms = _squares(gradients)
+    norm, terms = math.sqrt(squares), terms + cell.gpus + 8
+    factor, low, high = (
+        min(1.0, cell.clip_norm / (norm * (1 + way * terms * 2.0**-53) + CLIP_EPSILON)) for way in (0, 1, -1)
+    )
+    for gradient in gradients:
+        gradient.mul_(factor)
+    in_single = all(torch.finfo(gradient.dtype).bits <= 32 for gradient in gradients)
+    return in_single and len(set(torch.tensor([low, high], dtype=torch.float32).tolist())) == 1
+
+
+def _squares(gradients: Iterable[Tensor]) -> tuple[float, int]:
+    """Return the sum of the squares of all values, in double precision, and their number."""
+    squares, terms = 0.0, 0
+    for gradient in gradients:
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        values = torch.view_as_real(values) if values.is_complex() else values
+        for piece in torch.split(values.flatten(), CLIP_PIECE):
+            squares += float(piece.double().square().sum())
+        terms += values.numel()
+    return squares, terms
+
+
+def _update_tolerance(cell: Cell, *, factor_known: bool) -> float:
+    if not exact_arithmetic(cell):
+        return UPDATE_TOLERANCE
+    if factor_known:
+        return 0.0
+    return NEIGHBOUR_TOLERANCE if STRATEGIES.facts(cell.strategy).norm_in_double else UPDATE_TOLERANCE
 
 
 def _off(value: Tensor) -> int:
