@@ -188,7 +188,8 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_ns: list[int] = []
     """Unscaling, clipping and the update."""
     loss: list[float | None] = []
-    """Mean loss of this rank's samples; None where it was not finite."""
+    """Mean loss of this rank's samples in nine significant digits, which identify a number of single
+    precision; older records have more. None where it was not finite."""
 
     def __post_init__(self) -> None:
         # Written out, because a study may have 100,000 records.
@@ -324,7 +325,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Updates of a training run so far, over all its launches; None: the run was measured."""
     network: list[NetworkTimes] | None = None
     """Times of collectives, of a run of `bench network`; None: of any other run."""
-    warmup: StepColumns = StepColumns()
+    warmup_loss: list[float | None] = []
+    """The losses of the steps of the warm-up, as in `StepColumns`. No figure needs their times."""
     warmup_steady: bool | None = None
     """Whether warm-up ended because the step time (on a GPU its clock too) was steady; None if it did not
     end."""

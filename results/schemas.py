@@ -14,8 +14,13 @@ from results.projection import Projection
 from results.record import RankRecord
 from results.review import ReviewEntry
 from results.run import RunResult
-from results.schema import Schema
+from results.schema import Json, Schema
 from results.tuning import Tuning
+
+
+def _losses_of_warmup(old: Json) -> Json:
+    return {**old, "warmup_loss": old.get("warmup", {}).get("loss", [])}
+
 
 # History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline,
 # thresholds, pair, paired-call, checkpoint, network, projection, review and tuning are unreleased.
@@ -51,12 +56,13 @@ from results.tuning import Tuning
 #   plan    -, launch -, rank-record -  unreleased  network
 #   launch -, job -  unreleased  proof: whether a run whose proof fails measures on
 #   rank-record -, run-result -  unreleased  copies_ns, of quads and of the result
+#   rank-record 5  unreleased  warmup_loss, instead of all columns of the warm-up's steps
 #   paired-call -  unreleased  changes, fail_above, across, looks, others_above; files of a side
 PLAN = Schema("plan", 3, Plan)
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 4, Launch)
 ATTEMPT = Schema("attempt", 2, Attempt, measured=True)
-RANK_RECORD = Schema("rank-record", 4, RankRecord, measured=True)
+RANK_RECORD = Schema("rank-record", 5, RankRecord, upgrades={4: _losses_of_warmup}, measured=True)
 RUN_RESULT = Schema("run-result", 4, RunResult, measured=True)
 JOB = Schema("job", 2, Job)
 SUBMISSION = Schema("submission", 1, Submission)

@@ -342,7 +342,7 @@ class Bench:
                     msgspec.json.encode(
                         [
                             (
-                                *(record.rank, record.warmup.loss, record.steps.loss),
+                                *(record.rank, record.warmup_loss, record.steps.loss),
                                 *(record.parameters_hash, record.work),
                             )
                             for record in records

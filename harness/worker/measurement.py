@@ -36,7 +36,7 @@ from harness.worker.rank.process import tune_kernels
 from harness.worker.rank.usage import ForeignCpu
 from harness.worker.turns import Turns
 from results.parts import ModelParts
-from results.record import Work
+from results.record import StepColumns, Work
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
 
@@ -58,6 +58,7 @@ class Measurement:
         self._watch = Stopwatch(
             built.trainer, built.batches, clock=clock, control=self._around.control, log=self._around.log
         )
+        self._warmup = StepColumns()
         self._foreign: ForeignCpu | None = None
         """CPU that other processes use, from the first timed block to the last recorded one."""
 
@@ -82,10 +83,10 @@ class Measurement:
         if around.device.type == "cuda":
             with sampler(around.device, around.rank) as sampling:
                 idle_s = around.last_timed.seconds_ago
-                warmup, steady = self._watch.warm_up(policy, sampling.clock_mhz, idle_s=idle_s)
+                self._warmup, steady = self._watch.warm_up(policy, sampling.clock_mhz, idle_s=idle_s)
         else:
-            warmup, steady = self._watch.warm_up(policy)
-        run.found |= {"warmup": warmup, "warmup_steady": steady}
+            self._warmup, steady = self._watch.warm_up(policy)
+        run.found |= {"warmup_loss": self._warmup.loss, "warmup_steady": steady}
 
     def _time_blocks(self) -> None:
         run, around, cell = self._run, self._around, self._cell
@@ -167,7 +168,7 @@ class Measurement:
             with nullcontext() if foreign is None else foreign.paused():
                 return turns.wait(at, **told)
 
-        return self._watch.measure_in_turns(wait, run.found["warmup"])
+        return self._watch.measure_in_turns(wait, self._warmup)
 
     def _count_flops(self) -> int | None:
         cell = self._cell

@@ -246,7 +246,7 @@ class RunProof:
         weaker = ("replica-agreement", "sampled-gradients")
         if proof is None or not proof.passed or proof.method not in weaker:
             return
-        warmup, steps = found["warmup"].loss, found["steps"].loss
+        warmup, steps = found["warmup_loss"], found["steps"].loss
         detail = f"{proof.detail}; loss {(warmup + steps)[0]:.4g} to {steps[-1]:.4g}"
         found["proof"] = msgspec.structs.replace(proof, detail=detail)
 
@@ -260,7 +260,7 @@ class RunProof:
             return
         run.begin("late proof")
         tune_kernels(around.device, on=False)
-        timed_s = (sum(run.found["blocks_ns"]) + sum(run.found["warmup"].step_ns)) / 1e9
+        timed_s = (sum(run.found["blocks_ns"]) + run.found["spent_ns"]["warm-up"]) / 1e9
         obstacle = run.absent.get("proof", obstacle or self._batches.sampler.obstacle)
         if obstacle is None:
             with self._compilation.reproducible(self._trainer.model.bare):

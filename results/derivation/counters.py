@@ -65,7 +65,7 @@ def _loss_fixed(ranks: Sequence[RankRecord]) -> float | None:
     found = [
         loss
         for rank in ranks
-        for loss in (rank.warmup.loss + rank.steps.loss)[FIXED_LOSS]
+        for loss in (rank.warmup_loss + rank.steps.loss)[FIXED_LOSS]
         if loss is not None
     ]
     return _mean(found) if len(found) == wanted * len(ranks) else None

@@ -179,7 +179,7 @@ def _check_shapes(cell: Cell, run_id: str, ranks: list[RankRecord]) -> None:
     for rank in ranks:
         quads, blocks, steps = rank.quads, len(rank.blocks_ns), len(rank.steps.step_ns)
         off_on = () if quads is None else (quads.steps, len(quads.on_first_ns), len(quads.off_step_ns))
-        shapes.add((rank.block_steps, blocks, steps, len(rank.warmup.step_ns), rank.period, *off_on))
+        shapes.add((rank.block_steps, blocks, steps, len(rank.warmup_loss), rank.period, *off_on))
     if len(shapes) > 1 or 0 in shapes.pop()[:3]:
         raise SchemaError(
             f"the ranks of run {run_id} of {cell.id} did not measure the same blocks and steps: "
@@ -250,12 +250,12 @@ def _measured(facts: _Facts, cell: Cell, ranks: list[RankRecord], *, startup_ns:
         rss_peak_bytes=_largest(memory.rss_peak_bytes for memory in memories),
         rss_over_idle_bytes=_largest(memory.rss_peak_bytes - memory.rss_idle_bytes for memory in memories),
         device_allocated_peak_bytes=_largest(memory.device_allocated_peak_bytes for memory in memories),
-        loss_first=_mean_loss([(rank.warmup.loss or rank.steps.loss)[0] for rank in ranks]),
+        loss_first=_mean_loss([(rank.warmup_loss or rank.steps.loss)[0] for rank in ranks]),
         loss_last=_mean_loss([rank.steps.loss[-1] for rank in ranks]),
         losses=losses,
         losses_every=losses_every,
         first_steps=first.first_steps,
-        warmup_steps=len(first.warmup.step_ns),
+        warmup_steps=len(first.warmup_loss),
         warmup_steady=first.warmup_steady,
         stop=first.stop,
         proof=_proof(ranks),
@@ -411,7 +411,7 @@ def mean_losses(ranks: Sequence[RankRecord]) -> tuple[tuple[float, ...], int]:
     A point is the mean over ranks and that number of steps in a row; the last one may have fewer steps. The
     curve is from the first step of the warm-up until a loss of any rank is not finite.
     """
-    rows = [rank.warmup.loss + rank.steps.loss for rank in ranks]
+    rows = [rank.warmup_loss + rank.steps.loss for rank in ranks]
     known = list(takewhile(lambda losses: None not in losses, zip(*rows, strict=True)))
     if not known:
         return (), 1

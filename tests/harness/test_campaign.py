@@ -308,7 +308,7 @@ def test_a_cell_gives_the_same_figures_in_every_repeat_before_and_after_another(
     for cell_id in study.cell_ids():
         # Warm-up ends by the clock, so that runs differ in length: what both took is compared.
         first, second = (
-            [((r.warmup.loss + r.steps.loss)[:12], r.work) for r in study.rank_records(cell_id, run_id)]
+            [((r.warmup_loss + r.steps.loss)[:12], r.work) for r in study.rank_records(cell_id, run_id)]
             for run_id in study.run_ids(cell_id)
         )
         assert first == second

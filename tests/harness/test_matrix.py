@@ -92,7 +92,7 @@ def test_replicas_end_equal_and_losses_fall_from_the_logarithm_of_ten(small_stud
     for runs in _runs(study).values():
         for ranks in runs:
             assert len({rank["parameters_hash"] for rank in ranks}) == 1
-            losses = ranks[0]["warmup"]["loss"] + ranks[0]["steps"]["loss"]
+            losses = ranks[0]["warmup_loss"] + ranks[0]["steps"]["loss"]
             assert losses[-1] < losses[0] < 3.5
 
 

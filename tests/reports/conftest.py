@@ -260,7 +260,7 @@ def rank_record(cell: Cell, rank: int, run_id: str, timing: Timing) -> RankRecor
         environment=msgspec.structs.replace(timing.environment, gpus_per_node=cell.gpus),
         setup_ns=500 * MS,
         first_step_ns=None if timing.first_step_ms is None else round(timing.first_step_ms * MS),
-        warmup=_columns(step_ns, 4) if ok else StepColumns(),
+        warmup_loss=_columns(step_ns, 4).loss if ok else [],
         warmup_steady=True if ok else None,
         steps=_timed_columns(step_ns, timing) if ok else StepColumns(),
         blocks_ns=[2 * step_ns] * (timing.steps // 2) if ok else [],

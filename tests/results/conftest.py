@@ -80,7 +80,7 @@ def record_of() -> Callable[..., RankRecord]:
             clock="monotonic",
             environment=ENVIRONMENT,
             setup_ns=700 * MS,
-            warmup=_columns(2, 60 * MS),
+            warmup_loss=[2.0, 1.875],
             warmup_steady=True,
             steps=_columns(6, 50 * MS),
             blocks_ns=[100 * MS] * 3,

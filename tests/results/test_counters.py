@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from builders import steps_of
 
 from results.record import Buckets
 
@@ -41,8 +40,8 @@ def test_unlike_replicas_have_a_hash_of_all_of_theirs(two) -> None:
 
 def test_the_loss_after_a_fixed_number_of_samples(two) -> None:
     """Steps 11 to 20 of both ranks: fourteen of warm-up, six measured ones."""
-    assert two(warmup=steps_of(*[9.0] * 10, *[2.0] * 4)).loss_fixed == pytest.approx(
+    assert two(warmup_loss=[9.0] * 10 + [2.0] * 4).loss_fixed == pytest.approx(
         (4 * 2.0 + sum(two().losses[2:8])) / 10
     )
     assert two().loss_fixed is None, "eight steps are too few"
-    assert two(warmup=steps_of(*[9.0] * 10, 2.0, None, 2.0, 2.0)).loss_fixed is None
+    assert two(warmup_loss=[9.0] * 10 + [2.0, None, 2.0, 2.0]).loss_fixed is None

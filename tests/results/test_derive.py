@@ -272,10 +272,10 @@ def test_a_run_is_disturbed_above_a_twentieth_of_its_cores(
 
 def test_losses_are_means_over_ranks_from_the_first_warm_up_step_on(two) -> None:
     # first (2 + 4) / 2 = 3; last (1 + 0.5) / 2 = 0.75
-    columns = {"warmup": (steps_of(2.0, 1.9), steps_of(4.0, 3.9)), "blocks_ns": [2 * MS]}
+    columns = {"warmup_loss": ([2.0, 1.9], [4.0, 3.9]), "blocks_ns": [2 * MS]}
     run = two(**columns, steps=(steps_of(1.5, 1.0), steps_of(1.5, 0.5)))
     assert (run.loss_first, run.loss_last, run.warmup_steps, run.steps) == (3.0, 0.75, 2, 2)
-    run = two(**columns | {"warmup": StepColumns()}, steps=(steps_of(1.5, 1.0), steps_of(2.5, None)))
+    run = two(**columns | {"warmup_loss": []}, steps=(steps_of(1.5, 1.0), steps_of(2.5, None)))
     assert (run.loss_first, run.loss_last, run.warmup_steps) == (2.0, None, 0)
 
 

@@ -108,9 +108,7 @@ def losses_of(cell_of, record_of) -> Callable[..., tuple[tuple[float, ...], int]
     ) -> tuple[tuple[float, ...], int]:
         return mean_losses(
             [
-                record_of(
-                    cell_of(), rank, warmup=steps_of(*losses[:warmup]), steps=steps_of(*losses[warmup:])
-                )
+                record_of(cell_of(), rank, warmup_loss=losses[:warmup], steps=steps_of(*losses[warmup:]))
                 for rank, losses in enumerate((first, second))
             ]
         )

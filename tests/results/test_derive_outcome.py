@@ -100,7 +100,7 @@ def test_whole_records_count_whatever_the_supervisor_saw(cell_of, record_of) -> 
         {"block_steps": 0},
         {"blocks_ns": []},
         {"steps": StepColumns()},
-        {"warmup": (steps_of(1.0), steps_of(1.0, 1.0))},
+        {"warmup_loss": ([1.0], [1.0, 1.0])},
         {"period": (1, 2)},
     ],
 )

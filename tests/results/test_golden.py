@@ -285,9 +285,7 @@ RANK_RECORD = RankRecord(
     clock="cuda-event",
     environment=ENVIRONMENT,
     setup_ns=700,
-    warmup=StepColumns(
-        step_ns=[9], data_ns=[1], forward_ns=[2], backward_ns=[3], optimizer_ns=[1], loss=[2.5]
-    ),
+    warmup_loss=[2.5],
     warmup_steady=False,
     steps=StepColumns(
         step_ns=[8, 7],
@@ -429,6 +427,14 @@ RANK_RECORD_3 = msgspec.structs.replace(
         at_ms=[0, 50], series={"power_w": [350.5, None]}, window_ns=50_000_000, energy_j=17.5
     ),
     work=msgspec.structs.replace(RANK_RECORD.work, exchange_operations=0.25, bubble_ideal=0.25),
+)
+RANK_RECORD_4 = msgspec.structs.replace(
+    RANK_RECORD_3,
+    environment=NAMED,
+    outcome=Outcome.PROOF_FAILED,
+    quads=msgspec.structs.replace(RANK_RECORD_3.quads, copies_ns=[2, 1]),
+    buckets=Buckets(started=[0, 3], early=[0, 2], left=[[], [0.75, 0.5, 0.0]]),
+    network=NETWORK_TIMES,
 )
 RUN_RESULT_3 = msgspec.structs.replace(
     RUN_RESULT_2,
@@ -758,17 +764,8 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "rank-record-1": (schemas.RANK_RECORD, RANK_RECORD),
     "rank-record-2": (schemas.RANK_RECORD, RANK_RECORD_2),
     "rank-record-3": (schemas.RANK_RECORD, RANK_RECORD_3),
-    "rank-record-4": (
-        schemas.RANK_RECORD,
-        msgspec.structs.replace(
-            RANK_RECORD_3,
-            environment=NAMED,
-            outcome=Outcome.PROOF_FAILED,
-            quads=msgspec.structs.replace(RANK_RECORD_3.quads, copies_ns=[2, 1]),
-            buckets=Buckets(started=[0, 3], early=[0, 2], left=[[], [0.75, 0.5, 0.0]]),
-            network=NETWORK_TIMES,
-        ),
-    ),
+    "rank-record-4": (schemas.RANK_RECORD, RANK_RECORD_4),
+    "rank-record-5": (schemas.RANK_RECORD, RANK_RECORD_4),
     "run-result-1": (schemas.RUN_RESULT, RUN_RESULT),
     "run-result-2": (schemas.RUN_RESULT, RUN_RESULT_2),
     "run-result-3": (schemas.RUN_RESULT, RUN_RESULT_3),

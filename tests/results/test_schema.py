@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from results import schemas
 from results.errors import NewerSchemaError, SchemaError, StoreError
 from results.files import Content
-from results.record import RankRecord
+from results.record import RankRecord, StepColumns
 from results.schema import Schema
 from results.statistics import Metric
 
@@ -176,6 +176,27 @@ def test_an_old_file_goes_up_one_step_at_a_time(text, lap) -> None:
     written = LAP.encode(lap)
     assert b'"schema_version":3' in written
     assert LAP.decode(Content(Path("lap.json"), written)) == lap
+
+
+def _older_record(warmup: object) -> bytes:
+    raw = msgspec.json.decode((GOLDEN / "rank-record-4.json").read_bytes())
+    return msgspec.json.encode(raw | {"warmup": warmup})
+
+
+def test_of_the_warm_up_of_an_older_record_the_losses_are_kept() -> None:
+    columns = {name: [1_000_000 + step for step in range(500)] for name in StepColumns.__struct_fields__}
+    older = _older_record(columns)
+    record = schemas.RANK_RECORD.decode(Content(Path("rank.json"), older))
+    assert record.warmup_loss == columns["loss"]
+    assert len(older) - len(schemas.RANK_RECORD.encode(record)) > 4 * len(
+        msgspec.json.encode(columns["loss"])
+    )
+
+
+@pytest.mark.parametrize("warmup", [[], {"loss": ["fast"]}, {"loss": 7}])
+def test_an_older_record_with_a_damaged_warm_up_is_refused(warmup) -> None:
+    with pytest.raises(SchemaError, match=r"rank.json is not a readable rank-record"):
+        schemas.RANK_RECORD.decode(Content(Path("rank.json"), _older_record(warmup)))
 
 
 def test_an_old_file_that_is_damaged_is_refused_after_its_upgrade() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -81,6 +82,17 @@ def test_a_loss_that_is_not_finite_is_none(value: float) -> None:
         watch.begins(Phase.DATA)
         watch.step_done(torch.tensor(loss))
     assert watch.drain().loss == [1.0, None]
+
+
+def test_a_loss_has_no_more_digits_than_identify_it() -> None:
+    watch, losses = StepClock(CPU), torch.randn(1000).exp()
+    for loss in losses:
+        watch.begins(Phase.DATA)
+        watch.step_done(loss)
+    kept = watch.drain().loss
+    assert torch.equal(torch.tensor(kept), losses)
+    # Nine digits, a point, perhaps `0.00` before them, and a comma; written out they are 18 and more.
+    assert len(msgspec.json.encode(kept)) < 12 * 1000
 
 
 def test_joined_columns_keep_their_order() -> None:

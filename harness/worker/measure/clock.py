@@ -46,7 +46,7 @@ class StepClock:
     def drain(self) -> StepColumns:
         """Return the steps since the last call; the device must have finished them."""
         rows = [self._row(marks, end) for marks, end in zip(self._steps, self._ends, strict=True)]
-        losses = [float(loss) for loss in torch.stack(self._losses).tolist()] if self._losses else []
+        losses = torch.stack(self._losses).tolist() if self._losses else []
         self._steps, self._ends, self._losses = [], [], []
         return StepColumns(
             step_ns=[row["step"] for row in rows],
@@ -54,7 +54,7 @@ class StepClock:
             forward_ns=[row[Phase.FORWARD] for row in rows],
             backward_ns=[row[Phase.BACKWARD] for row in rows],
             optimizer_ns=[row[Phase.OPTIMIZER] for row in rows],
-            loss=[loss if math.isfinite(loss) else None for loss in losses],
+            loss=[float(f"{loss:.9g}") if math.isfinite(loss) else None for loss in losses],
         )
 
     def _row(self, marks: list[tuple[Phase, Moment]], end: Moment) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Live scalars for TensorBoard: what `--tensorboard` asks for, written between blocks and never inside one.
 
-Each rank writes its own event file. The scalars of a step are its row in the rank record, and the number of a
-step counts from the first of the warm-up. Durations are in milliseconds, and event files hold
-single precision.
+Each rank writes its own event file. The scalars of a timed step are its row in the rank record. The
+number of a step counts from the first of the warm-up, of which the record has only the losses.
+Durations are in milliseconds, and event files hold single precision.
 """
 
 from __future__ import annotations
