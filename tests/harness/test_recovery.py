@@ -115,7 +115,8 @@ def test_nothing_outlives_a_killed_bench_and_the_same_command_goes_on(scene: Sce
     scene.finish()
     assert scene.outcomes() == [(4, Outcome.OK), (8, Outcome.MISSING_RANKS), (8, Outcome.OK)]
     (lost,) = [run for run in scene.bench.results() if run.outcome is not Outcome.OK]
-    assert str(lost.reason).startswith(f"bench (process {process.pid}) was killed")
+    # Nobody saw its end: the process that is gone is named.
+    assert f"process {process.pid})" in str(lost.reason)
 
 
 STARTUP = """
