@@ -143,6 +143,16 @@ def read(path: Path | str, *, most: int = MOST_BYTES, begin: int = 0) -> Content
         os.close(descriptor)
 
 
+def read_part(path: Path | str, begin: int, most: int) -> Content:
+    """Return at most `most` bytes from a byte on of a file that may have any length. Raises OSError as
+    `opened` does."""
+    descriptor, _ = _opened(path)
+    try:
+        return Content(path, os.pread(descriptor, most, begin))
+    finally:
+        os.close(descriptor)
+
+
 def read_end(path: Path | str, most: int = LOG_BYTES) -> Content:
     """Return the last bytes of a file that may have any length. Raises OSError as `read` does."""
     return read(path, begin=max(0, Path(path).stat().st_size - most))

@@ -48,20 +48,21 @@ class LogTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self.offset = 0
+        """The bytes of the file that were read."""
 
     def lines(self) -> list[Content]:
-        """The lines since the last call; a last line without its end waits for the next call."""
+        """The lines since the last call, as far as the next `LOG_BYTES` have them; a last line without its
+        end waits for the next call."""
         try:
-            data = files.read(self._path, begin=self._offset).data
+            data = files.read_part(self._path, self.offset, files.LOG_BYTES).data
         except OSError:
             # The file does not exist yet, or is not a log.
             return []
-        whole, _, _ = data.rpartition(b"\n")
-        if not whole:
-            return []
-        self._offset += len(whole) + 1
-        return [Content(self._path, line) for line in whole.split(b"\n")]
+        whole, end, _ = data.rpartition(b"\n")
+        # A line that is longer than all that is read at once is passed over.
+        self.offset += len(whole + end) if end or len(data) < files.LOG_BYTES else len(data)
+        return [Content(self._path, line) for line in whole.split(b"\n")] if whole else []
 
     def events(self) -> Iterator[dict[str, object]]:
         """The events since the last call.
@@ -91,8 +92,11 @@ class LaunchState:
     def of(cls, log: Path) -> LaunchState:
         """The state by all events of a log so far."""
         state = cls()
-        for event in LogTail(log).events():
-            state.take(event)
+        tail, before = LogTail(log), -1
+        while tail.offset != before:
+            before = tail.offset
+            for event in tail.events():
+                state.take(event)
         return state
 
     def take(self, event: dict[str, object]) -> None:

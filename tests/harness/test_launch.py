@@ -279,6 +279,20 @@ def test_a_log_is_followed_line_by_whole_line(tmp_path: Path) -> None:
     assert LaunchState.of(path) == state
 
 
+def test_a_log_of_any_length_is_followed_a_part_at_each_look(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_text('{"event": "ready"}\n')
+    with path.open("r+b") as file:
+        # The file takes no room on the disk. No line of a log is that long.
+        file.truncate(300 * 2**20)
+        file.seek(0, os.SEEK_END)
+        file.write(b'\n{"event": "proof"}\n{"event": "mea')
+    looks = [next(iter(tail.events()), None) for tail in [LogTail(path)] * 7]
+    assert looks == [{"event": "ready"}, None, None, None, None, {"event": "proof"}, None]
+    state = LaunchState.of(path)
+    assert (state.ready, state.phase) == (True, "proof")
+
+
 def test_a_line_that_a_full_disk_cut_off_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.jsonl"
     path.write_text('{"event": "ready"}\n{"event": "ru{"event": "finished"}\n{"event": "proof"}\n')
