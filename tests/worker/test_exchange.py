@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
+from harness.worker.exchange.stand_ins import StandIns
 from harness.worker.rank.control import Control, hash_number, parameters_hash
 from results.cell import StepPolicy
 from results.record import StepColumns
@@ -221,6 +222,45 @@ def test_a_stage_receives_its_last_messages_while_the_exchange_is_off(ranks: Ran
     first, second = ranks(2, received_while_off)
     assert first == [[10.0, 10.0], [11.0, 11.0], [10.0, 10.0], [0.0, 0.0]]
     assert second == [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+def test_messages_beyond_the_room_for_them_are_not_kept() -> None:
+    stand_ins = StandIns()
+    stand_ins.keep_messages(12.0)
+    # 8 bytes each: the third of the first shape does not fit; the first of another shape is always kept.
+    for number in (1.0, 2.0, 3.0):
+        stand_ins.received("group", 0, [torch.full((2,), number)])
+    stand_ins.received("group", 0, [torch.full((3,), 4.0)])
+    places = [torch.full((size,), torch.nan) for size in (2, 2, 2, 3, 3)]
+    stand_ins.receive("group", 0, places)
+    assert [place.tolist() for place in places] == [[1, 1], [2, 2], [1, 1], [4, 4, 4], [4, 4, 4]]
+
+
+@pytest.mark.parametrize(("places", "own"), [(6, 2), (5, 2), (3, 5), (0, 2), (3, 0), (0, 0)])
+def test_places_of_any_size_and_order_in_memory_are_filled_again_and_again(places: int, own: int) -> None:
+    # Both are columns, whose values are not next to one another in memory.
+    columns, values = torch.full((places, 2), torch.nan), torch.arange(2.0 * own).view(own, 2)
+    StandIns().fill(columns[:, 1:], values[:, 1])
+    expected = [2.0 * (at % own) + 1 if own else 0.0 for at in range(places)]
+    assert columns[:, 1].tolist() == expected
+    assert columns[:, 0].isnan().all()
+    StandIns().fill(columns.t(), torch.ones(3))
+    assert columns.tolist() == [[1.0, 1.0]] * places
+
+
+def scattered_while_off(rank: int) -> list[list[float]]:
+    """On a rank: what it gets of sums without exchange: of no values, and of values in another order."""
+    exchange = open_exchange()
+    exchange.traffic.enabled = False
+    empty, output = torch.empty(0), torch.full((4,), torch.nan)
+    exchange._reduce_scatter_base(empty, torch.empty(0))
+    exchange._reduce_scatter_base(output, torch.arange(8.0).view(2, 4).t())
+    exchange.reset()
+    return [empty.tolist(), output.tolist()]
+
+
+def test_a_sum_without_exchange_leaves_this_ranks_part_also_where_it_is_empty(ranks: Ranks) -> None:
+    assert ranks(2, scattered_while_off) == [[[], [0.0, 4.0, 1.0, 5.0]], [[], [2.0, 6.0, 3.0, 7.0]]]
 
 
 def wait_alone(rank: int) -> str:

@@ -221,7 +221,7 @@ class ExchangeGroup(dist.ProcessGroup):
 
     def _reduce_scatter_base(self, output: Tensor, values: Tensor, options: Options = None) -> MaybeWork:
         if not self.traffic.enabled:
-            self.traffic.stand_ins.fill(output, values.view(self._size, -1)[self._rank])
+            self.traffic.stand_ins.fill(output, values.reshape(self._size, -1)[self._rank])
         return self._run("_reduce_scatter_base", [values], [output], (output, values), options)
 
     reduce_scatter_single = _reduce_scatter_base  # type: ignore[assignment]

@@ -8,10 +8,12 @@ measured, because steps with the exchange do without them.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from strategies.devices import DeviceKind, Moment, device_of
@@ -20,20 +22,23 @@ from strategies.devices import DeviceKind, Moment, device_of
 class StandIns:
     """Holds the messages that a rank computes with while the exchange is off, and the times of copies.
 
-    The k-th message from a rank in a period is used as the k-th message in each period without exchange.
+    The k-th message of a shape from a rank in a period is used as the k-th in each period without exchange.
     """
 
     def __init__(self) -> None:
         self._keeps = self._timed = False
-        self._messages: defaultdict[tuple[object, int], deque[Tensor]] = defaultdict(deque)
+        self._room_bytes = math.inf
+        self._messages: defaultdict[tuple[object, int, torch.Size], deque[Tensor]] = defaultdict(deque)
         self._copies: list[tuple[DeviceKind, Moment, Moment]] = []
 
-    def keep_messages(self) -> None:
+    def keep_messages(self, room_bytes: float = math.inf) -> None:
         """Keep what is received from now on, which must be a complete period.
 
         Nothing is copied: a message stays in the memory that it came into, which nobody else gets meanwhile.
+        When the kept messages fill `room_bytes`, no second message of a shape is added, and the kept ones are
+        used again and again.
         """
-        self._keeps = True
+        self._keeps, self._room_bytes = True, room_bytes
 
     def forget(self) -> None:
         """Keep no further message, and free the memory of those that were kept."""
@@ -42,35 +47,41 @@ class StandIns:
 
     def received(self, group: object, source: int, tensors: list[Tensor]) -> None:
         """Note what a group receives from a rank, while the exchange is on."""
-        if self._keeps:
-            self._messages[group, source].extend(tensor.detach() for tensor in tensors)
+        for tensor in tensors if self._keeps else ():
+            messages = self._messages[group, source, tensor.shape]
+            if self._room_bytes > 0 or not messages:
+                self._room_bytes -= tensor.nbytes
+                messages.append(tensor.detach())
 
     def receive(self, group: object, source: int, tensors: list[Tensor]) -> None:
         """Give `tensors` the message that the rank sent at this place of the kept period."""
-        messages = self._messages[group, source]
         for tensor in tensors:
             # A stage's input requires gradients.
             place = tensor.detach()
-            message = messages[0] if messages else None
-            messages.rotate(-1)
-            if message is None or message.shape != place.shape:
+            messages = self._messages[group, source, place.shape]
+            if not messages:
                 place.zero_()
-            elif message.data_ptr() != place.data_ptr():
+            elif messages[0].data_ptr() != place.data_ptr():
                 # From version 2.15 on torch receives each message of a pipeline in new memory.
                 with self._copying(place):
-                    place.copy_(message)
+                    place.copy_(messages[0])
+            messages.rotate(-1)
 
     def fill(self, place: Tensor, values: Tensor) -> None:
         """Fill `place` with `values`, again and again."""
-        flat, own = place.detach().view(-1), values.detach().view(-1)
-        times, rest = divmod(len(flat), max(1, len(own)))
-        with self._copying(flat):
+        with self._copying(place):
+            place, own = place.detach(), values.detach().reshape(-1)
             if not len(own):
-                flat.zero_()
+                place.zero_()
                 return
-            flat[: len(flat) - rest].view(times, -1).copy_(own.expand(times, -1))
+            # A copy where the places are not next to one another in memory.
+            flat = place.reshape(-1)
+            times, rest = divmod(len(flat), len(own))
+            flat[: len(flat) - rest].view(times, len(own)).copy_(own.expand(times, -1))
             if rest:
                 flat[-rest:].copy_(own[:rest])
+            if flat.data_ptr() != place.data_ptr():
+                place.copy_(flat.view(place.shape))
 
     def time_copies(self) -> None:
         """Time the copies from now on; `copies_ns` ends it."""

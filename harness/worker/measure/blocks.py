@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from harness.worker.measure.profiler import PROFILED_STEPS, kernel_times, profil
 from harness.worker.rank.control import Control
 from harness.worker.rank.failure import DivergedError
 from harness.worker.rank.log import RankLog
+from harness.worker.rank.usage import available_bytes
 from results.cell import StepPolicy, gpu_warm_up_s
 from results.record import KernelTimes, Quads, Recorded, StepColumns
 from results.statistics import FEWEST_FOR_INTERVAL, within_run
@@ -51,6 +53,8 @@ STEADY_WITHIN = 0.05
 FLAT_WITHIN = 0.005
 """A clock is flat when the means of both halves of its readings differ by no more than this share and three
 standard errors. With 5 s in each half and no noise this allows a drift of 2 % in 20 s."""
+MESSAGES_SHARE = 1 / 8
+"""The share of the free memory that messages may take which are kept for blocks without exchange."""
 Stop = Literal["target", "budget", "blocks"]
 Wait = Callable[..., int]
 """`Turns.wait`: say where the run is, and return the steps of the block to time; 0: no more blocks."""
@@ -224,7 +228,8 @@ class Stopwatch:
         quads = Quads(steps=steps)
         for _ in range(policy.quads):
             batches = self._draw(steps)
-            quads.on_first_ns.append(self._drawn_block(batches, last_period=stand_ins.keep_messages)[0])
+            keep = partial(stand_ins.keep_messages, self._room_for_messages())
+            quads.on_first_ns.append(self._drawn_block(batches, last_period=keep)[0])
             snapshot = Snapshot(self._trainer)
             traffic.enabled = False
             with always_updated(self._trainer) as updates:
@@ -240,6 +245,11 @@ class Stopwatch:
             del batches, snapshot
             self._require_trained(2 * steps - updates.count)
         return quads
+
+    def _room_for_messages(self) -> float:
+        """Return the bytes that received messages may take; ranks of a node share the memory of a host."""
+        figures, ranks = self._device.memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return MESSAGES_SHARE * (available_bytes() / ranks if figures is None else figures.free)
 
     def _steps_of_quads(self, policy: StepPolicy) -> int:
         """Return the steps of a quad's block: as many as of any block, or fewer, but never fewer than the
