@@ -68,7 +68,7 @@ def _measure_cell(run: Run, turns: Turns | None) -> None:
     memory = MemoryUse(around.device)
     setup = CellSetup.of(around, run.cell)
     # Steps after the measured ones keep their own copies, which are not memory of the strategy.
-    with named_causes(setup), setup.memory.kept():
+    with named_causes(setup, around.log.heartbeat), setup.memory.kept():
         uses = Uses()
         built = _build(run, setup, uses)
         proof = RunProof(run, built)

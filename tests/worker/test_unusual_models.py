@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import a_cell
+from rank_builders import CPU, a_rank
 
+from harness.worker.cell.setup import CellSetup
+from harness.worker.proof import causes
+from harness.worker.proof.causes import named_causes
+from results.errors import UsageError
 from results.outcome import Outcome
 
 WholeRuns = Callable[..., list[dict[str, Any]]]
@@ -56,6 +62,26 @@ def test_what_sharding_cannot_train_is_refused_by_its_name_and_line(
     assert names in reason
     assert line_of(text) in reason
     assert reason.endswith("use ddp or scratch-ddp")
+
+
+def test_a_search_for_a_cause_says_that_it_works_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = a_cell(workload="py:unusual_models:dropped", strategy="scratch-fsdp", gpus=2, micro_batch=4)
+    setup = CellSetup(cell=cell, rank=a_rank(0, 2), device=CPU, source_folder=Path(__file__).parent)
+    beats: list[None] = []
+
+    def search() -> None:
+        with named_causes(setup, lambda: beats.append(None)):
+            raise RuntimeError("Timed out waiting 60000ms for recv operation to complete")
+
+    with pytest.raises(UsageError, match="is not called equally often in every step"):
+        search()
+    # Once for each device, and for each module of a forward pass, of which there are 8.
+    assert len(beats) > causes.SEEDS
+    beats.clear()
+    monkeypatch.setattr(causes, "LONGEST_S", 0.0)
+    with pytest.raises(RuntimeError, match="Timed out"):
+        search()
+    assert 0 < len(beats) < causes.SEEDS
 
 
 def test_the_ways_out_are_proven(proofs: Callable[..., list[dict[str, Any]]]) -> None:

@@ -8,8 +8,9 @@ else on the CPU. Nothing is watched in a run that trains.
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -41,6 +42,8 @@ from workloads.workload import Workload
 SEEDS = 8
 """Forward passes of different random states: a module that half of the steps leave out is missed in 1 of
 128."""
+LONGEST_S = 30.0
+"""Seconds after which the forward pass under way ends, and no further one begins."""
 LARGEST_ON_CPU = 2**30
 """Bytes of parameters above which no forward pass is watched on the CPU."""
 _WITH_CAUSES = {Outcome.CRASHED, Outcome.DIVERGED, Outcome.PROOF_FAILED, Outcome.HUNG}
@@ -52,46 +55,60 @@ _NOT_THEIRS = (
 
 
 @contextmanager
-def named_causes(setup: CellSetup) -> Iterator[None]:
+def named_causes(setup: CellSetup, beat: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Raise a UsageError for an error in this context whose cause is found in the user's model; not
-    collective, as all ranks have the same model."""
+    collective, as all ranks have the same model. `beat` is called as long as the search makes progress."""
     try:
         yield
     except Exception as error:
         known = isinstance(error, BenchError) and not isinstance(error, UnlikeStepError)
         if known or (not isinstance(error, BenchError) and classify(error)[0] not in _WITH_CAUSES):
             raise
-        cause = cause_of(setup)
+        cause = cause_of(setup, beat)
         if cause is None:
             raise
         raise UsageError(cause) from error
 
 
-def cause_of(setup: CellSetup) -> str | None:
+def cause_of(setup: CellSetup, beat: Callable[[], None]) -> str | None:
     """Return what the strategy cannot train in a user's own model, and the way out; None if it finds no
     cause."""
-    known = facts(WORKLOADS.parse(setup.cell.workload))
+    known, size = facts(WORKLOADS.parse(setup.cell.workload)), 0
     for device in ("meta", "cpu") if known.own_code else ():
         # A user's model may raise anything, on the meta device in particular.
         with suppress(Exception):
+            beat()
+            if size > LARGEST_ON_CPU:
+                # The meta device has shown that it is too large to be built on the CPU.
+                break
             with torch.device(device):
                 workload = build_workload(setup.cell.workload, source_folder=setup.source_folder)
             size = sum(parameter.nbytes for parameter in workload.module.parameters())
             if device == "meta" or size <= LARGEST_ON_CPU:
-                return _found(setup, workload, torch.device(device))
+                return _found(setup, workload, torch.device(device), beat)
     return None
 
 
-def _found(setup: CellSetup, workload: Workload, device: torch.device) -> str | None:
+def _found(
+    setup: CellSetup, workload: Workload, device: torch.device, beat: Callable[[], None]
+) -> str | None:
     module = workload.module.to(device)
     layout = found_layout(module) if workload.layout is None else workload.layout
     batch = next(open_batches(replace(setup.data_request(workload, setup.replica), device=device)))
-    watch = Watch(module, layout, (setup.source_folder or Path.cwd()).resolve())
+    ends = time.monotonic() + LONGEST_S
+
+    def checked() -> None:
+        beat()
+        if time.monotonic() > ends:
+            raise TimeoutError
+
+    watch = Watch(module, layout, (setup.source_folder or Path.cwd()).resolve(), checked)
     # All ranks draw alike, so that they name the same module.
-    for seed in range(SEEDS):
-        seed_step(setup.cell.seed, seed, 0)
-        with watch.watching():
-            workload.loss_of(module, batch)
+    with suppress(TimeoutError):
+        for seed in range(SEEDS):
+            seed_step(setup.cell.seed, seed, 0)
+            with watch.watching():
+                workload.loss_of(module, batch)
     strategy = STRATEGIES.facts(setup.cell.strategy)
     found: Iterator[str] = iter(())
     if isinstance(strategy, ShardingFacts):
@@ -150,9 +167,12 @@ class Watch(TorchDispatchMode):
     """Watches what a forward pass of a bare model does to its parameters, and by which line of the user's
     code."""
 
-    def __init__(self, module: nn.Module, layout: ModelLayout, folder: Path) -> None:
+    def __init__(
+        self, module: nn.Module, layout: ModelLayout, folder: Path, beat: Callable[[], None]
+    ) -> None:
+        """`beat` is called whenever a module is, and may end a pass by an error."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._module, self._folder = module, folder
+        self._module, self._folder, self._beat = module, folder, beat
         homes = homes_of(module, layout)
         self._named = {
             parameter.untyped_storage()._cdata: (name, next(iter(homes[parameter])))
@@ -160,8 +180,9 @@ class Watch(TorchDispatchMode):
             if len(homes[parameter]) == 1
         }
         self._active: list[str] = []
+        self._counts: Counter[str] = Counter()
         self.calls: list[Counter[str]] = []
-        """How often each forward pass called each module."""
+        """How often each forward pass that reached its end called each module."""
         self.lines: dict[str, str] = {}
         """The line that first called each module."""
         self.outside: dict[str, tuple[str, str]] = {}
@@ -173,7 +194,7 @@ class Watch(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch a forward pass."""
-        self.calls.append(Counter())
+        self._counts = Counter()
         hooks: list[Any] = []
         for name, part in self._module.named_modules():
             hooks += [
@@ -183,15 +204,17 @@ class Watch(TorchDispatchMode):
         try:
             with self:
                 yield
+            self.calls.append(self._counts)
         finally:
             for hook in hooks:
                 hook.remove()
 
     def _enter(self, name: str) -> None:
         self._active.append(name)
-        self.calls[-1][name] += 1
+        self._counts[name] += 1
         if name not in self.lines:
             self.lines[name] = self._line()
+        self._beat()
 
     def _leave(self) -> None:
         self._active.pop()

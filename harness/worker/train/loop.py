@@ -133,7 +133,8 @@ def train_cell(run: Run, order: TrainOrder) -> None:
     setup = CellSetup.of(around, cell_on(run.cell, around.rank.gpus, order.batch_rule))
     run.absent |= reset_peaks(around.device)
     folder = None if around.rank.rank else run.scalars_folder
-    with named_causes(setup), setup.memory.kept(), closing(Scalars(folder)) as scalars:
+    named = named_causes(setup, around.log.heartbeat)
+    with named, setup.memory.kept(), closing(Scalars(folder)) as scalars:
         TrainingLoop(run, order, setup, scalars).train()
     run.found["memory"] = memory.record()
     run.absent |= scalars.absent
