@@ -88,19 +88,22 @@ def test_studies_with_damaged_files_are_rows_and_darken_no_other(
     )
 
 
-def test_a_study_of_other_cells_is_not_what_a_study_is_compared_with(
+def test_a_study_is_compared_with_the_last_one_of_its_plan_and_not_with_one_that_shares_a_cell(
     runs: Path, tmp_path: Path, new_study
 ) -> None:
-    """The study between them shares a cell, in which it is 10 % faster than the first, and plans another."""
-    between = new_study(runs / "between", runs_before=100)
-    cells = between.series("weak", "ddp", [2], batch=8) + between.series("weak", "fsdp", [2], batch=8)
-    between.plan()
-    for cell in cells:
-        between.runs(cell, [9.0] * 6)
+    """The newest study is 8 % slower than that of 12 ms with its plan, and 18 % slower in the shared cell."""
+    plans = {"between": {"ddp": [2], "fsdp": [2]}, "newest": {"ddp": [2, 4]}}
+    for number, (name, step) in enumerate({"between": 12.96 / 1.18, "newest": 12.96}.items(), 1):
+        study = new_study(runs / name, runs_before=100 * number)
+        series = [study.series("weak", *curve, batch=8) for curve in plans[name].items()]
+        study.plan()
+        for cell in [cell for cells in series for cell in cells]:
+            study.runs(cell, [step * (1 + 0.001 * at) for at in range(6)])
     public = tmp_path / "public"
     run(["site", str(runs), "--output", str(public)])
     changes = {row[0]: row[4] for row in rows((public / "index.html").read_text(encoding="utf-8"))}
     assert changes["between"] == "-"
+    assert changes["newest"] == "ddp on 2: 8.0 % slower; 1 of 1 cell changed since team/after"
 
 
 def test_the_answers_of_all_workloads_are_shown(planted) -> None:
