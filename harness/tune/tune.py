@@ -30,7 +30,7 @@ from harness.plan.study_file import BY_NAME, StudyFile
 from harness.tune.answer import answer_of
 from harness.tune.race import BLOCKS, FINALISTS, GROWTH, Rung, finalists, next_rung, standings
 from harness.tune.space import SPACE_FILE, Candidate, Space, differing, items_of, make_space, nothing_fits
-from reports.text import count, duration
+from reports.text import count, duration, number
 from results import files, schemas
 from results.cell import StepPolicy
 from results.errors import MachineError, SchemaError, UsageError, bench_call
@@ -129,8 +129,8 @@ class Tune(Matrix):
         doubtful = sum(not one.fits_by_prediction for one in space.candidates)
         refused, large = count(sum(space.refused.values()), "point"), count(space.too_large, "setting")
         say(f"{refused} refused; {large} certainly too large, {doubtful:,} more predicted not to fit")
-        for reason, number in space.refused.items():
-            say(f"  refused {number} x, such as: {reason}")
+        for reason, times in space.refused.items():
+            say(f"  refused {times} x, such as: {reason}")
         worst_s = self._worst_device_s()
         took = duration(worst_s / self._ranks * 1e9)
         say(f"at worst {worst_s / 3600:.2f} device-hours with the final, {took} on {self._ranks}")
@@ -229,7 +229,10 @@ class Tune(Matrix):
         self._requests = tuple(msgspec.structs.replace(one, steps=steps) for one in requests)
         self._request = self._requests[0]
         self._call = self._limited(self._left_s() + self._final[1])
-        return super().run(report=report)
+        try:
+            return super().run(report=report)
+        except MachineError as error:
+            raise self._cut_short(error) from error
 
     def _submit(self, call: JobCall, study: Study, kept: Tuning | None) -> int:
         """Submit one job that makes this call in its allocation. Returns the exit code."""
@@ -330,10 +333,27 @@ class Tune(Matrix):
         silence_s = self._run_options.silence_s if waits else _SILENCE_S
         call, code = self._limited(self._left_s(), silence_s=silence_s), planned_code([plan])
         call.check(self._trials, plan, code)
-        if call.run(self._trials, plan, code, lock):
+        try:
+            interrupted = call.run(self._trials, plan, code, lock)
+        except MachineError as error:
+            self._update()
+            raise self._cut_short(error) from error
+        if interrupted:
             raise KeyboardInterrupt
         self._is_whole = self._left_s() > 0
         self._update()
+
+    def _cut_short(self, error: MachineError) -> MachineError:
+        """Return the error with what the trials have shown so far, and what could not be measured."""
+        rated = [one for one in self._tuning.settings if one.rate is not None]
+        if not rated:
+            return error
+        first, settings = rated[0], count(len(self._tuning.settings), "setting")
+        return MachineError(
+            f"{error}; so no final answers. The trials measured {len(rated)} of {settings}, the fastest with "
+            f"{number(first.rate or 0.0)} samples/s: {self._space.by_id[first.id].words}; the same command "
+            f"continues"
+        )
 
     def _require_one_device(self) -> None:
         """Raise UsageError if runs of this tune were on several devices, or on others than this call's."""

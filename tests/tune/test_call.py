@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from harness.plan.study_file import StudyFile
 from harness.tune.race import BLOCKS, GROWTH
 from harness.tune.tune import Tune
-from results.errors import UsageError
+from results.errors import MachineError, UsageError
 from results.outcome import Evidence, Outcome
 from results.rebuild import rebuilt_plan
 from results.run import RunResult
@@ -125,6 +126,35 @@ def test_trials_that_all_ran_out_of_memory_name_the_nearest_setting() -> None:
     tune._tuning = msgspec.structs.replace(tune._tuning, trials=tuple(failed))
     with pytest.raises(UsageError, match="no setting of the space fits: the nearest"):
         tune._require_rates()
+
+
+@pytest.mark.parametrize("rates", [[], [2.0, 3.0]])
+def test_a_search_that_the_cluster_cuts_short_says_what_it_measured_and_what_it_did_not(
+    monkeypatch: pytest.MonkeyPatch, rates: list[float]
+) -> None:
+    """The launches of a rung are not created: its error ends the call."""
+    tune = tune_of(**FIXED)
+    settings = [one.setting.id for one in tune._space.candidates]
+    kept = [
+        TunedTrial(setting=one, rung=0, block=1, outcome=Outcome.OK, rate=rate, device_s=1.0)
+        for one, rate in zip(settings, rates, strict=False)
+    ]
+
+    def refused(*_: object) -> int:
+        raise MachineError("3 launches in a row ended, the last one because Requested nodes are busy")
+
+    call = SimpleNamespace(check=lambda *_: None, run=refused)
+    monkeypatch.setattr(tune, "_limited", lambda *_, **__: call)
+    monkeypatch.setattr(tune, "_read_trials", lambda: kept)
+    tune._root.mkdir(parents=True)
+    with pytest.raises(MachineError, match="Requested nodes are busy") as found:
+        tune._race(0)
+    said, fastest = str(found.value), tune._space.by_id[settings[1]].words
+    assert (f"measured 2 of {len(settings)} settings" in said) == bool(rates)
+    assert (f"3.00 samples/s: {fastest}" in said) == bool(rates)
+    record = Study(tune._root).tuning()
+    assert record is not None
+    assert list(record.trials) == kept
 
 
 def test_a_folder_whose_record_was_deleted_is_the_folder_of_the_tune() -> None:
