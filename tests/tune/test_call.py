@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.tune.race import BLOCKS, GROWTH
 from harness.tune.tune import Tune
@@ -140,7 +141,7 @@ def test_a_search_that_the_cluster_cuts_short_says_what_it_measured_and_what_it_
         for one, rate in zip(settings, rates, strict=False)
     ]
 
-    def refused(*_: object) -> int:
+    def refused(*_: object, **__: object) -> int:
         raise MachineError("3 launches in a row ended, the last one because Requested nodes are busy")
 
     call = SimpleNamespace(check=lambda *_: None, run=refused)
@@ -155,6 +156,11 @@ def test_a_search_that_the_cluster_cuts_short_says_what_it_measured_and_what_it_
     record = Study(tune._root).tuning()
     assert record is not None
     assert list(record.trials) == kept
+    if rates:
+        tune._update(ended="the race was over", final=(settings[1],))
+        monkeypatch.setattr(Matrix, "run", refused)
+        with pytest.raises(MachineError, match=f"measured 2 of {len(settings)} settings"):
+            tune.run(report=False)
 
 
 def test_a_folder_whose_record_was_deleted_is_the_folder_of_the_tune() -> None:
