@@ -421,6 +421,7 @@ def test_a_block_that_is_called_again_in_backward_gathers_none_ahead(monkeypatch
     module, trainer = build(group, f"scratch-fsdp:prefetch={ahead}", Recomputing)
     seen: list[int] = []
     monkeypatch.setattr(Probed, "watching", staticmethod(lambda: seen.append(module.whole()[1])))
+    group.seen.clear()
     trainer.step(batches(1))
     way = [min(1 + ahead, left) for left in (4, 3, 2, 1)]
     # Each twice in backward: as it is called again, and as its gradient has come.
