@@ -25,7 +25,7 @@ from results.errors import UsageError
 from strategies.exchange.lane import Pending
 from strategies.scratch_fsdp.facts import MOST_UNDER_WAY
 from strategies.scratch_fsdp.flat import FlatParameters, Scattering, Sharding
-from strategies.training.missing_gradients import MissingGradients, UnlikeStepError
+from strategies.training.missing_gradients import MissingGradients, UnlikeGradients, UnlikeStepError
 
 
 class Unit:
@@ -116,6 +116,8 @@ class UnitSchedule:
         self._refusal = MissingGradients(
             sharding.link, sharding.device, reason="shards are updated as a whole"
         )
+        self._first_uses: UnlikeGradients | None = UnlikeGradients(sharding.link, sharding.device, ())
+        """Compares the uses of units over the ranks in the first step; None after it."""
         self._stepping = False
         for place, unit in enumerate(self._units):
             self._hook(place, unit)
@@ -137,18 +139,24 @@ class UnitSchedule:
         as one, and a parameter without a gradient cannot be left out.
         """
         self._missing, self._stepping = None, True
+        if self._first_uses is not None:
+            self._first_uses.begin()
         try:
             yield
+            self._meet(-1)
             while self._pending:
                 self._finish_first()
             self._refusal.refuse(sorted(self._missing or ()))
             self._sharding.settle()
+            self._first_uses = None
         except BaseException:
             # Also on Ctrl-C: pending exchanges would pair with collectives of a rank that continues.
             self._abandon()
             raise
         finally:
             self._stepping = False
+            if self._first_uses is not None:
+                self._first_uses.end()
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
@@ -189,7 +197,15 @@ class UnitSchedule:
             unit.abandon()
         self._end()
 
+    def _meet(self, place: int) -> None:
+        """Raise UsageError on all ranks if they use units in unlike orders in the first step."""
+        if self._first_uses is not None:
+            self._first_uses.meet(
+                place, sum(len(flat.shard) for flat in self._units[place % len(self._units)].flats)
+            )
+
     def before_forward(self, place: int, module: nn.Module, inputs: object) -> None:
+        self._meet(place)
         self._units[place].gather()
         if self._backward is not None:
             # The model's own checkpointing repeats its forward pass: later units have already been freed.
@@ -222,6 +238,8 @@ class UnitSchedule:
                 self._average(left)
             if self._gives_up:
                 left.give_up()
+        # Averages have begun on all ranks or on none, whether or not this rank had the gradients.
+        self._meet(len(self._units) + place)
         unit.gather()
         # The unit around the blocks comes first in backward too, and is still gathered.
         end = place or len(self._units)

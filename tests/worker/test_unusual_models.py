@@ -128,3 +128,13 @@ def test_complex_parameters_are_sharded(proofs: Callable[..., list[dict[str, Any
     for more in ({"optimizer": "adamw"}, {"optimizer": "sgd", "clip_norm": 0.01, "accumulation": 2}):
         found = proofs(2, cell | more)[0]
         assert found["passed"], found["detail"]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "scratch-fsdp", "scratch-fsdp:stage=2"])
+def test_blocks_that_steps_leave_out_by_chance_are_refused_at_once_by_the_line_that_calls_them(
+    whole_runs: WholeRuns, strategy: str
+) -> None:
+    reason = refused(whole_runs, "dropped", strategy)
+    assert reason.startswith("layers.")
+    assert line_of("x = layer(x) if torch.rand") in reason
+    assert "find_unused=true" in reason
