@@ -60,8 +60,6 @@ def _of_counts(cell: Cell, rank: RankRecord) -> Iterator[str]:
         reserved, allocated = memory.device_reserved_peak_bytes, memory.device_allocated_peak_bytes or 0
         if allocated > reserved:
             yield f"{allocated} bytes were allocated at the peak, and {reserved} reserved"
-        if (device := rank.environment.device_memory_bytes) is not None and reserved > device:
-            yield f"{reserved} bytes were reserved at the peak, of a device of {device}"
 
 
 def _of_work(cell: Cell, work: Work, steps: int) -> Iterator[str]:

@@ -167,10 +167,6 @@ def test_a_record_whose_times_contradict_each_other_has_no_figure(two, fields, w
             rss_peak_bytes=9, rss_idle_bytes=1, device_allocated_peak_bytes=8, device_reserved_peak_bytes=4,
             device_idle_bytes=0,
         )}, "8 bytes were allocated"),
-        ({"memory": Memory(
-            rss_peak_bytes=9, rss_idle_bytes=1, device_allocated_peak_bytes=8, device_idle_bytes=0,
-            device_reserved_peak_bytes=9 * 2**30,
-        )}, "of a device of 8589934592"),
         ({"work": (a_work(), a_work(flops=9))}, "FLOPs"),
         ({"work": (a_work(), a_work(parameters=9))}, "parameters"),
         ({"work": (a_work(), a_work(units=16))}, "units"),
