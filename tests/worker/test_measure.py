@@ -141,6 +141,7 @@ class GpuWorld(World):
     the clock of another rank's device changes."""
 
     asynchronous = True
+    step_ms = 2
 
     def __init__(self, mhz: Any = None, others: Callable[[float], float] = lambda at: -math.inf) -> None:
         super().__init__([])
@@ -152,7 +153,7 @@ class GpuWorld(World):
 
     def step(self, batches: Iterator[object]) -> None:
         super().step(batches)
-        self._now += 2 * MS
+        self._now += self.step_ms * MS
 
     def moment(self) -> int:
         return self._now
@@ -217,6 +218,14 @@ def test_a_later_warm_up_lasts_as_long_as_the_gpu_was_idle(
     _, steady = stopwatch.warm_up(StepPolicy(), world.clock_mhz, idle_s=idle_s)
     assert world.lengths == [5, *[250] * blocks]
     assert steady is (falls == 0)
+
+
+def test_a_warm_up_whose_first_block_outlasts_it_takes_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopwatch, world = gpu(monkeypatch, lambda at: 1980.0, lambda at: 0.0)
+    world.step_ms = 4000
+    # Five steps of 4 s, where 16 s are the most.
+    _, steady = stopwatch.warm_up(StepPolicy(), world.clock_mhz, idle_s=0.1)
+    assert (world.lengths, steady) == ([5, 5], True)
 
 
 # Half a second of 2 ms, in whole periods, and never fewer than were asked for; without a warm-up these.
@@ -382,6 +391,13 @@ def test_an_off_block_without_its_updates_has_no_time() -> None:
     quad.trainer.update = lambda: update() if quad.exchange.traffic.enabled else None  # type: ignore[method-assign]
     with pytest.raises(NotTrainedError, match="2 steps of a rank left out their update"):
         quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1))
+
+
+def test_an_off_block_with_more_updates_than_steps_has_left_out_none() -> None:
+    quad = Quad(accumulation=1)
+    update = quad.trainer.update
+    quad.trainer.update = lambda: [update(), update()]  # type: ignore[assignment,method-assign]
+    assert quad.watch.measure_exposed(quad.exchange, StepPolicy(block_steps=1, quads=1)).steps == 1
 
 
 def test_an_overflow_without_exchange_changes_neither_the_scale_nor_the_number_of_updates() -> None:

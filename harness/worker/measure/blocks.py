@@ -151,15 +151,20 @@ class Stopwatch:
         in the last seconds, and none where it cannot be read. The first steps, in which a strategy works
         differently, have been taken before (`proof.first_steps`).
         """
-        columns, warmed_s, before_s = StepColumns(), 0.0, math.inf
+        columns, warmed_s, before_s, blocks = StepColumns(), 0.0, math.inf, 0
         steady, timed = False, self._device.asynchronous and policy.warmup_max_steps > 0
         least_s, most_s = gpu_warm_up_s(self._control.largest([idle_s])[0] if timed else idle_s)
-        while not steady and (warmed_s < most_s if timed else len(columns.step_ns) < policy.warmup_max_steps):
+        # One block cannot be steady, however long it is.
+        while not steady and (
+            min(warmed_s - most_s, blocks - 2) < 0
+            if timed
+            else len(columns.step_ns) < policy.warmup_max_steps
+        ):
             steps = self._block_steps(policy)
             _, wall, block = self._block(steps, self._batches)
             columns = joined_steps(columns, block)
             self.after_block(block)
-            warmed_s, step_s = warmed_s + wall / 1e9, wall / steps / 1e9
+            blocks, warmed_s, step_s = blocks + 1, warmed_s + wall / 1e9, wall / steps / 1e9
             steady = abs(step_s - before_s) <= STEADY_WITHIN * before_s < math.inf
             before_s = step_s
             if timed:
@@ -331,7 +336,8 @@ class Stopwatch:
         finite, or left out updates; collective. This rank left out `left_out` of them."""
         losses, self._off_losses_missing = self._off_losses_missing, 0
         bad, missing = self._control.largest([float(losses), float(left_out)])
-        if bad or missing:
+        # `missing` is negative where an optimizer makes several updates in a step.
+        if bad > 0 or missing > 0:
             what = "had a loss that is not finite" if bad else "left out their update"
             raise NotTrainedError(f"without exchange {bad or missing:.0f} steps of a rank {what}")
 
