@@ -14,8 +14,8 @@ What the group holds its callers to, as ProcessGroupNCCL of torch 2.11 to 2.13 d
 - A synchronous call (`asyncOp` False) returns no work: it runs in the order of the current stream.
 - `wait()` makes the current stream wait, and returns at once. `is_completed()` must not be asked.
 - Futures are completed on another thread, and a callback runs on a stream that waits for the transfer.
-- Collectives of a group run one after another, on one stream; sends and receives between two ranks likewise,
-  on a stream of their pair, and a send ends when the other rank receives.
+- Collectives of a group run one after another, on one stream, and are numbered; sends and receives between
+  two ranks likewise, unnumbered and on a stream of their pair, and a send ends when the other rank receives.
 - Tensors are contiguous, dense, of a type that NCCL has, and on the device.
 - A group is destroyed by all ranks, once each of its transfers has been waited for.
 
@@ -612,6 +612,7 @@ class NcclLike(dist.ProcessGroup):
         self._gloo, self._rank, self._size = gloo, rank, size
         self._queues: dict[str, tuple[Stream, ThreadPoolExecutor]] = {}
         self._pending: list[Transfer] = []
+        self._numbered = 0
         NcclLike.open.add(self)
 
     def size(self) -> int:
@@ -622,6 +623,14 @@ class NcclLike(dist.ProcessGroup):
 
     def getBackendName(self) -> str:
         return BACKEND
+
+    _device_types = (torch.device("cpu"),)
+
+    def _get_backend(self, device: torch.device) -> NcclLike:
+        return self
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._numbered
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
@@ -661,6 +670,7 @@ class NcclLike(dist.ProcessGroup):
         for tensor in (*reads, *writes):
             _require_ours(name, tensor)
         stream, thread = self._queue(queue)
+        self._numbered += queue == "collectives"
         current = SIMULATION.current
         stream.wait_stream(current)
         place = stream.queue()

@@ -6,16 +6,21 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from planting import GPT, Fields, Planted, Runs, wrapped
+from rank_builders import Ranks
 from torch.distributed import _functional_collectives as functional
 
+from harness.worker.exchange.group import open_exchange
 from harness.worker.measure.clock import StepClock
+from harness.worker.measure.uncounted import UncountedTraffic
 from results.outcome import Outcome
 from strategies.catalog import STRATEGIES
 from strategies.compression.base import Compressor
@@ -178,3 +183,37 @@ def test_what_is_sent_as_stated_passes_and_what_no_closed_form_says_is_named(
     assert (record["outcome"], record["proof"].passed) == (Outcome.OK, True), record["reason"]
     said = record["proof"].detail.partition("bytes were not compared with a closed form: ")[2]
     assert said.partition(";")[0] == (words or "")
+
+
+def found_in(rank: int, kind: str) -> str | None:
+    """On a rank: what is found in two right blocks with something unusual."""
+    if kind == "unnumbered":
+        import_module("torch.testing._internal.distributed.fake_pg")
+        dist.new_group(backend="fake")
+    exchange, late = open_exchange(), dist.new_group()
+    if kind == "watched":
+        # torch then compares the arguments of collectives, over groups without a name.
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+    part = exchange.split_into([[0, 1]])
+    dist.set_debug_level_from_env()
+    uncounted = UncountedTraffic(exchange)
+    for block in range(2):
+        with uncounted.counting(1):
+            part.allreduce([torch.ones(4)]).wait()
+            if (kind, block) == ("once", 1):
+                dist.barrier(late)
+    return uncounted.found("mine")
+
+
+@pytest.mark.parametrize("kind", ["unnumbered", "watched", "once"])
+def test_right_blocks_are_never_found(ranks: Ranks, kind: str) -> None:
+    assert ranks(2, found_in, kind) == [None, None]
+
+
+def _no_count(rank: int, size: int) -> Planted:
+    return wrapped(UncountedTraffic, "counting", lambda right, self, steps: 1 / 0)
+
+
+def test_one_rank_counts_nothing(whole_runs: Runs) -> None:
+    [record] = whole_runs(1, MLP | {"strategy": "single"}, broken=_no_count)
+    assert (record["outcome"], record["reason"]) == (Outcome.OK, None)

@@ -52,6 +52,8 @@ class Traffic:
     payload_bytes: int = 0
     """Bytes of the buffers handed to collectives and sends so far, while enabled."""
     operations: int = 0
+    sends: int = 0
+    """Messages that this rank has begun to send; they are among the operations."""
     received: int = 0
     """Messages that this rank has begun to receive; the sender counts them as operations."""
     buckets: BucketCounter | None = None
@@ -239,6 +241,7 @@ class ExchangeGroup(dist.ProcessGroup):
             if self._downward_transport is None or to > self._rank
             else self._downward_transport
         )
+        self.traffic.sends += self.traffic.enabled
         return self._run("send", tensors, tensors, (tensors, to, tag), None, transport)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MaybeWork:

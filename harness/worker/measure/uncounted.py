@@ -3,7 +3,10 @@
 torch numbers the operations of every group, whoever issues them: Python, the reducer of DDP, or a functional
 collective in C++. The numbers are read before the first step of a block and after the last one, so that no
 step takes longer. The bytes come from torch's flight recorder, which keeps the latest operations; it also has
-the sends and receives that NCCL does not number.
+the sends and receives, which NCCL does not number.
+
+A right run is never found. A group whose backend numbers nothing is not known. What is not done in every
+block is no exchange, which comes in every period: a rank may open a group late, or agree with others rarely.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, get_args
 
 import torch
@@ -32,7 +35,8 @@ class UncountedTraffic:
         self.block_bytes: list[float] = []
         """Bytes of the exchange in a step of each block: the mean over its steps."""
         self._operations: Counter[str] = Counter()
-        """Operations outside of the exchange in all blocks, by the name of their group."""
+        """Operations outside of the exchange in all blocks, by the name of their group. An operation of the
+        exchange that is counted in one block and numbered in the next one is subtracted and added."""
         self._steps = 0
         self._latest = 0, 0, 1
         """When the latest block began and ended, in ns of Unix time, and its number of steps."""
@@ -42,24 +46,34 @@ class UncountedTraffic:
         """Count what the `steps` steps of this context send."""
         traffic, carriers = self._exchange.traffic, self._exchange.backends()
         before, sent, began = _numbers(), traffic.payload_bytes, time.time_ns()
-        carried = -traffic.operations - traffic.received
+        carried = -self._carried()
         yield
         self._latest = began, time.time_ns(), steps
-        carried += traffic.operations + traffic.received
+        carried += self._carried()
         issued = {group: number - before.get(group, 0) for group, number in _numbers().items()}
         # What is sent directly over a group that carries the exchange is not counted by the exchange either.
         issued[carriers[0]] = sum(issued.pop(group, 0) for group in carriers) - carried
-        self._operations.update({group.group_name: max(0, count) for group, count in issued.items()})
+        self._operations.update({group.group_name: count for group, count in issued.items()})
         self._steps += steps
         self.block_bytes.append((traffic.payload_bytes - sent) / steps)
 
+    def _carried(self) -> int:
+        """Return how many operations of the exchange its backends have numbered so far: Gloo numbers sends
+        and receives as well, and NCCL only collectives."""
+        traffic = self._exchange.traffic
+        if dist.get_backend(self._exchange.backend) == dist.Backend.GLOO:
+            return traffic.operations + traffic.received
+        return traffic.operations - traffic.sends
+
     def found(self, strategy: str) -> str | None:
         """Return in a sentence what the steps sent over which other group, and the way out, or None."""
-        recorded, steps = self._recorded(), self._latest[2]
-        name = min({*+self._operations, *recorded}, default=None)
+        recorded, steps, blocks = self._recorded(), self._latest[2], len(self.block_bytes)
+        names = {name for name, count in self._operations.items() if count >= blocks}
+        messages = {name for name, entries in recorded.items() if any(each["is_p2p"] for each in entries)}
+        name = min(names | messages, default=None)
         if name is None:
             return None
-        sizes = recorded.get(name, [])
+        sizes = [_bytes(entry) for entry in recorded.get(name, ())]
         operations = max(self._operations[name] / self._steps, len(sizes) / steps)
         payload = f" of {sum(sizes) / len(sizes):,.0f} bytes each" if sizes else ""
         return (
@@ -68,25 +82,32 @@ class UncountedTraffic:
             f"`setting.exchange.group` or states an `own_transport`"
         )
 
-    def _recorded(self) -> dict[str, list[int]]:
-        """Return the bytes of each operation of the latest block, by the name of its group, as far as torch
-        has recorded them; the groups that carry the exchange are left out."""
-        carriers = {group.group_name for group in self._exchange.backends()}
+    def _recorded(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the operations of the latest block, by the name of their group, as far as torch has recorded
+        them. The groups that carry the exchange are left out, and groups that torch uses without a name."""
+        others = {group.group_name for group in _groups()}
+        others -= {group.group_name for group in self._exchange.backends()}
         began, ended, _ = self._latest
-        found: dict[str, list[int]] = {}
+        found: dict[str, list[dict[str, Any]]] = {}
         for entry in _entries():
             name = entry["process_group"][0]
-            if name not in carriers and began <= entry["time_created_ns"] <= ended:
-                found.setdefault(name, []).append(_bytes(entry))
+            if name in others and began <= entry["time_created_ns"] <= ended:
+                found.setdefault(name, []).append(entry)
         return found
 
 
+def _groups() -> list[dist.ProcessGroup]:
+    """Return the groups of this process; an exchange is left out, as other groups carry it."""
+    return [group for group in dist.distributed_c10d._world.pg_map if not isinstance(group, ExchangeGroup)]
+
+
 def _numbers() -> dict[dist.ProcessGroup, int]:
-    """Return how many operations each group of this process has issued so far; an exchange is left out, as
-    other groups carry it."""
+    """Return how many operations each group of this process has issued so far, as far as its backends number
+    them."""
     numbers: dict[dist.ProcessGroup, int] = {}
-    for group in dist.distributed_c10d._world.pg_map:
-        if not isinstance(group, ExchangeGroup):
+    for group in _groups():
+        # torch raises the error where a backend numbers nothing, as MPI's does.
+        with suppress(RuntimeError):
             # One backend may serve several kinds of devices. torch's stubs lack the method.
             backends: set[Any] = {group._get_backend(device) for device in group._device_types}
             numbers[group] = sum(each._get_sequence_number_for_group() for each in backends)
