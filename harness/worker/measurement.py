@@ -35,7 +35,6 @@ from harness.worker.rank.network import read_transports
 from harness.worker.rank.process import tune_kernels
 from harness.worker.rank.usage import ForeignCpu
 from harness.worker.turns import Turns
-from results.parts import ModelParts
 from results.record import StepColumns, Work
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS, Own
@@ -76,7 +75,7 @@ class Measurement:
             fewer = min(policy.warmup_max_steps, FEWER_WARM_UP_STEPS)
             policy = msgspec.structs.replace(policy, warmup_max_steps=fewer)
         run.begin("warm-up")
-        if tune_kernels(around.device):
+        if tune_kernels(around.device, deterministic=self._built.deterministic):
             # In steps of their own: no time and no peak of memory is to contain the algorithms that lose.
             run.found["first_steps"] += self._watch.take_period()
         run.absent |= reset_peaks(around.device)
@@ -95,7 +94,8 @@ class Measurement:
         traffic, used = around.exchange.traffic, replace(self._uses)
         before = traffic.payload_bytes, traffic.operations
         uncounted = UncountedTraffic(around.exchange)
-        self._watch.around_steps = uncounted.counting
+        if self._is_counted:
+            self._watch.around_steps = uncounted.counting
         measured = self._blocks()
         self._watch.around_steps = lambda steps: nullcontext()
         # Checked here and not after the warm-up, which may take no step.
@@ -129,18 +129,23 @@ class Measurement:
         if missed is not None:
             run.fail(missed)
 
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the steps exchange anything, over the group that counts it."""
+        return self._around.rank.gpus > 1 and self._built.trainer.model.own_transport is None
+
     def _require_traffic(self, uncounted: UncountedTraffic, payload_bytes: int, operations: float) -> None:
         """End the run if its timed steps sent what nobody counts, nothing, or other messages than the
         strategy states; collective."""
         run, cell, around, trainer = self._run, self._cell, self._around, self._built.trainer
         sent = around.control.largest([payload_bytes, operations])
         least = sent[0]
-        if around.rank.gpus > 1 and trainer.model.own_transport is None:
+        if self._is_counted:
             found = uncounted.found(cell.strategy)
-            if isinstance(facts(WORKLOADS.parse(cell.workload)).parts, ModelParts):
+            if facts(WORKLOADS.parse(cell.workload)).builder.startswith("workloads."):
                 run.require(found)
             elif found is not None:
-                # A user's model may have collectives in its loss.
+                # A model from elsewhere may have collectives in its layers, its loss or its data.
                 run.warnings.append(found)
             least = min(around.control.largest(uncounted.block_bytes))
             run.require(sent_nothing(cell, self._built.setup.groups.replicas, least))

@@ -8,6 +8,7 @@ import weakref
 from contextlib import closing, nullcontext, suppress
 
 import msgspec
+import torch
 
 from harness.worker.cell.memory import MemoryUse
 from harness.worker.cell.sampler import batch_print
@@ -136,6 +137,7 @@ def _build(run: Run, setup: CellSetup, uses: Uses) -> Built:
         batches=batches,
         blocks=layout.blocks,
         parameters=parameters,
+        deterministic=torch.backends.cudnn.deterministic,
     )
 
 
@@ -145,7 +147,7 @@ class RunProof:
     def __init__(self, run: Run, built: Built) -> None:
         self._run, self._around, self._cell = run, run.around, run.cell
         self._setup, self._trainer, self._batches = built.setup, built.trainer, built.batches
-        self._blocks = built.blocks
+        self._blocks, self._deterministic = built.blocks, built.deterministic
         self._compilation = Compilation(run.cell, run.around.device)
 
     def take_first_steps(self) -> None:
@@ -155,7 +157,7 @@ class RunProof:
         """
         run, control = self._run, self._around.control
         watched = Watched()
-        tune_kernels(self._around.device, on=False)
+        tune_kernels(self._around.device, deterministic=self._deterministic, on=False)
         first = FirstStep(control.synchronize)
         with nullcontext() if self._cell.compile else watched.watching(self._trainer, self._blocks):
             if self._leaves_proof_out():
@@ -259,7 +261,7 @@ class RunProof:
         if run.proof_failed:
             return
         run.begin("late proof")
-        tune_kernels(around.device, on=False)
+        tune_kernels(around.device, deterministic=self._deterministic, on=False)
         timed_s = (sum(run.found["blocks_ns"]) + run.found["spent_ns"]["warm-up"]) / 1e9
         obstacle = run.absent.get("proof", obstacle or self._batches.sampler.obstacle)
         if obstacle is None:

@@ -84,7 +84,14 @@ def test_cudnn_tunes_convolutions_on_a_gpu_until_the_run_ends(
     monkeypatch: pytest.MonkeyPatch, taken_for: type[Host], tuned: bool
 ) -> None:
     monkeypatch.setitem(KINDS, "cpu", taken_for)
-    assert tune_kernels(torch.device("cpu")) is tuned
-    assert torch.backends.cudnn.benchmark is tuned
-    tear_down(torch.device("cpu"))
-    assert not torch.backends.cudnn.benchmark
+    cudnn, device = torch.backends.cudnn, torch.device("cpu")
+    for on in (False, True):
+        tune_kernels(device, deterministic=True, on=on)
+        assert cudnn.deterministic
+    assert not tune_kernels(device, deterministic=False, on=False)
+    # torch keeps what it chose in the proof by a key with this, and looks it up before it times anything.
+    in_proof = cudnn.deterministic
+    assert tune_kernels(device, deterministic=False) is tuned
+    assert (cudnn.benchmark, cudnn.deterministic, in_proof) == (tuned, False, tuned)
+    tear_down(device)
+    assert not cudnn.benchmark

@@ -27,6 +27,7 @@ from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.exchange.recorder import Recorder
 from harness.worker.exchange.staged import StagedGroup
 from harness.worker.measure.blocks import Stopwatch
+from harness.worker.measure.uncounted import UncountedTraffic
 from harness.worker.rank.context import Run
 from harness.worker.rank.control import Control
 from harness.worker.run import measure_cell
@@ -63,8 +64,6 @@ def run_cells(rank: int, folder: str, cells: list[Fields], staged: bool = False)
         # A block of one step warms up and shows the step time, by which blocks then have one step.
         stack.enter_context(patch("results.cell.GPU_LONGEST_WARM_UP_S", 1e-9))
         stack.enter_context(patch("results.cell.GPU_BLOCK_S", 1e-9))
-        # The simulated group moves data over a group of Gloo without a name, which torch records as well.
-        stack.enter_context(patch("harness.worker.measure.uncounted._entries", tuple))
         control = Control(DEVICE, exchange.backend)
         for number, fields in enumerate(cells):
             began = time.perf_counter()
@@ -204,8 +203,9 @@ def test_every_cell_of_gpus_is_proven_in_the_order_of_streams(
         assert len(records) == len(cells)
 
 
-def _tuned_in(rank: int, folder: str) -> set[tuple[str, bool]]:
-    """On a rank: for each part of a run, whether cuDNN times its algorithms in its steps."""
+def _tuned_in(rank: int, folder: str) -> set[tuple[str, bool, bool]]:
+    """On a rank: for each part of a run, whether cuDNN times its algorithms in its steps, and whether it only
+    takes deterministic ones."""
     parts, seen = [""], set()
 
     def begin(original: Any, self: Run, part: str) -> None:
@@ -213,7 +213,8 @@ def _tuned_in(rank: int, folder: str) -> set[tuple[str, bool]]:
         original(self, part)
 
     def compute(original: Any, self: Trainer, *given: Any) -> Any:
-        seen.add((parts[-1], torch.backends.cudnn.benchmark))
+        cudnn = torch.backends.cudnn
+        seen.add((parts[-1], cudnn.benchmark, cudnn.deterministic))
         return original(self, *given)
 
     with wrapped(Run, "begin", begin), wrapped(Trainer, "compute_gradients", compute):
@@ -224,8 +225,9 @@ def _tuned_in(rank: int, folder: str) -> set[tuple[str, bool]]:
 
 
 def test_kernels_are_tuned_for_what_is_timed_and_not_for_the_proof(ranks: Ranks, tmp_path: Path) -> None:
-    timed = {(part, True) for part in ("warm-up", "measure", "exposed", "recording")}
-    assert ranks(2, _tuned_in, str(tmp_path)) == [timed | {("proof", False), ("late proof", False)}] * 2
+    timed = {(part, True, False) for part in ("warm-up", "measure", "exposed", "recording")}
+    proven = {(part, False, True) for part in ("proof", "late proof")}
+    assert ranks(2, _tuned_in, str(tmp_path)) == [timed | proven] * 2
 
 
 @pytest.mark.slow
@@ -413,19 +415,26 @@ def test_every_call_of_a_link_is_waited_for(ranks: Ranks, staged: bool) -> None:
     assert first[7] == second[7] == [0, 1, 2, 3]
 
 
-def staged_sums(rank: int) -> list[Any]:
-    """On a rank: a sum that is held up on the device, an average, and values of a rank that is not there."""
-    exchange = open_staged()
+@contextmanager
+def held_up() -> Iterator[threading.Event]:
+    """Have hosts wait for what is queued on the device until the event is set."""
     go, synchronize = threading.Event(), streams.Event.synchronize
-    found: list[Any] = []
 
     def held(event: Any) -> None:
         assert go.wait(60)
         synchronize(event)
 
+    with patch.object(streams.Event, "synchronize", held):
+        yield go
+
+
+def staged_sums(rank: int) -> list[Any]:
+    """On a rank: a sum that is held up on the device, an average, and values of a rank that is not there."""
+    exchange = open_staged()
+    found: list[Any] = []
     with streams.simulated_device(), watched():
         values = torch.arange(3.0, device=DEVICE) + rank
-        with patch.object(streams.Event, "synchronize", held):
+        with held_up() as go:
             work = exchange.allreduce([values])
             future = work.get_future()
             # The device has not come to what is to be sent.
@@ -453,6 +462,47 @@ def test_what_is_staged_is_sent_when_the_device_has_come_there(ranks: Ranks) -> 
         # Once and twice the sum, over two.
         assert average == [1.5, 4.5, 7.5]
         assert "invalid root" in error
+
+
+def found_over_nccl(rank: int) -> list[str | None]:
+    """On a rank: what is found in right steps, and in steps with a sum directly over the backend."""
+    exchange, found = streams.open_nccl_like(), []
+    with streams.simulated_device():
+        link, values = Link(exchange), torch.ones(4, device=DEVICE)
+        for direct in (False, True):
+            uncounted = UncountedTraffic(exchange)
+            for _ in range(2):
+                with uncounted.counting(1):
+                    (link.send(values, 1) if rank == 0 else link.receive(values, 0)).wait()
+                    exchange.allreduce([values]).wait()
+                    if direct:
+                        exchange.backend.allreduce([values]).wait()
+            found.append(uncounted.found("mine"))
+    return found
+
+
+def test_only_collectives_are_subtracted_from_what_nccl_numbers(ranks: Ranks) -> None:
+    for right, wrong in ranks(2, found_over_nccl):
+        assert right is None
+        assert wrong.startswith("the timed steps of mine sent 1 operations a step over process group ")
+
+
+def found_of_late_sums(rank: int) -> str | None:
+    """On a rank: what is found if the device is ready for the sums of a block only in the next one."""
+    exchange = open_staged()
+    with streams.simulated_device(), watched(), held_up() as go:
+        uncounted, values = UncountedTraffic(exchange), torch.ones(4, device=DEVICE)
+        with uncounted.counting(1):
+            works = [exchange.allreduce([values.clone()]) for _ in range(3)]
+        with uncounted.counting(1):
+            go.set()
+            for work in works:
+                work.wait()
+    return uncounted.found("mine")
+
+
+def test_a_sum_that_is_numbered_a_block_later_is_not_found(ranks: Ranks) -> None:
+    assert ranks(2, found_of_late_sums) == [None, None]
 
 
 def refused(rank: int) -> list[str]:

@@ -163,6 +163,8 @@ class Built:
     """Names of the modules of the bare model that are its blocks."""
     parameters: int
     """Parameters of the complete model."""
+    deterministic: bool
+    """Whether the user's code has asked cuDNN for deterministic algorithms."""
 
 
 def keep_first(batches: Iterator[Batch], kept: list[Batch]) -> Iterator[Batch]:

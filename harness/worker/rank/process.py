@@ -45,14 +45,20 @@ def keep_imports() -> None:
     gc.enable()
 
 
-def tune_kernels(device: torch.device, *, on: bool = True) -> bool:
+def tune_kernels(device: torch.device, *, deterministic: bool, on: bool = True) -> bool:
     """On a GPU, have cuDNN time its algorithms when it next meets a convolution, and keep the fastest: the
     batches of a cell have one shape. Returns whether it does.
 
     It is off in a proof, whose two sides must not compute by different algorithms, and after `tear_down`.
+    `deterministic` is whether the user's code wants only deterministic algorithms, which are then those of
+    the proof.
     """
-    torch.backends.cudnn.benchmark = on and device_of(device).asynchronous
-    return torch.backends.cudnn.benchmark
+    cudnn, queued = torch.backends.cudnn, device_of(device).asynchronous
+    cudnn.benchmark = on and queued
+    # torch keeps the algorithm of each convolution by a key that has `deterministic` and not `benchmark`
+    # (`ConvolutionParams` in ATen/native/cudnn/ConvShared.h): with one key nothing would be timed any more.
+    cudnn.deterministic = deterministic or (queued and not on)
+    return cudnn.benchmark
 
 
 def tear_down(device: torch.device) -> None:
