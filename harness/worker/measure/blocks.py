@@ -164,7 +164,7 @@ class Stopwatch:
             _, wall, block = self._block(steps, self._batches)
             columns = joined_steps(columns, block)
             self.after_block(block)
-            blocks, warmed_s, step_s = blocks + 1, warmed_s + wall / 1e9, wall / steps / 1e9
+            warmed_s, blocks, step_s = warmed_s + wall / 1e9, blocks + 1, wall / steps / 1e9
             steady = abs(step_s - before_s) <= STEADY_WITHIN * before_s < math.inf
             before_s = step_s
             if timed:
