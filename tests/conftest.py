@@ -332,7 +332,7 @@ class Bench:
         return self.study(out).results()
 
     def figures(self, out: str = "study") -> dict[str, set[bytes]]:
-        """Return the losses, parameters and bytes of all ranks of each cell's good runs, bit for bit."""
+        """Return the losses, parameters and bytes of all ranks of each cell's good runs."""
         study = self.study(out)
         found: dict[str, set[bytes]] = {}
         for result in study.results():
