@@ -91,7 +91,8 @@ def test_studies_with_damaged_files_are_rows_and_darken_no_other(
 def test_a_study_is_compared_with_the_last_one_of_its_plan_and_not_with_one_that_shares_a_cell(
     runs: Path, tmp_path: Path, new_study
 ) -> None:
-    """The newest study is 8 % slower than that of 12 ms with its plan, and 18 % slower in the shared cell."""
+    """The newest study is 8 % slower than the study of its plan, and 18 % slower than the other one in
+    the cell that both have."""
     plans = {"between": {"ddp": [2], "fsdp": [2]}, "newest": {"ddp": [2, 4]}}
     for number, (name, step) in enumerate({"between": 12.96 / 1.18, "newest": 12.96}.items(), 1):
         study = new_study(runs / name, runs_before=100 * number)

@@ -5,8 +5,9 @@ collective in C++. The numbers are read before the first step of a block and aft
 step takes longer. The bytes come from torch's flight recorder, which keeps the latest operations; it also has
 the sends and receives, which NCCL does not number.
 
-A right run is never found. A group whose backend numbers nothing is not known. What is not done in every
-block is no exchange, which comes in every period: a rank may open a group late, or agree with others rarely.
+A right run is never found: a group whose backend numbers nothing is not known, and operations count only if
+there is one or more in every block. An exchange comes in every period, but a rank may open a group late, or
+agree with others rarely.
 """
 
 from __future__ import annotations

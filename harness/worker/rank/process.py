@@ -50,8 +50,8 @@ def tune_kernels(device: torch.device, *, deterministic: bool, on: bool = True) 
     batches of a cell have one shape. Returns whether it does.
 
     It is off in a proof, whose two sides must not compute by different algorithms, and after `tear_down`.
-    `deterministic` is whether the user's code wants only deterministic algorithms, which are then those of
-    the proof.
+    `deterministic` is whether the user's code wants only deterministic algorithms: the timed steps then use
+    the algorithms of the proof.
     """
     cudnn, queued = torch.backends.cudnn, device_of(device).asynchronous
     cudnn.benchmark = on and queued
