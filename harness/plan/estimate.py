@@ -208,6 +208,7 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
     every replica that it simulates, without a bubble.
     """
     policy, period = cell.steps, STRATEGIES.facts(cell.strategy).promise.every
+    warm_up_s = policy.warmup_max_steps * step_s
     by_time = cell.device == "cuda" and policy.warmup_max_steps > 0
     block_s = policy.steps_of_block(period, step_s if by_time else None) * step_s
     if by_time:
@@ -218,7 +219,7 @@ def run_parts(cell: Cell, step_s: float, *, parameters: int, proves: bool) -> di
     simulated_s = step_s * cell.model_parallel / (1 + STRATEGIES.facts(cell.strategy).bubble(cell.gpus))
     compared_s = COPIES * VALUE_BYTES * parameters / COPIED_BYTES_PER_S
     measured_s = {
-        "warm-up": GPU_LONGEST_WARM_UP_S + block_s if by_time else policy.warmup_max_steps * step_s,
+        "warm-up": max(GPU_LONGEST_WARM_UP_S, block_s) + block_s if by_time else warm_up_s,
         "measure": min(max(policy.budget_s, policy.min_blocks * block_s), policy.max_blocks * block_s),
     }
     begins = max(STEPS, period)

@@ -93,7 +93,7 @@ class Measurement:
         self._foreign = ForeignCpu(around.cores) if around.rank.local_rank == 0 else None
         traffic, used = around.exchange.traffic, replace(self._uses)
         before = traffic.payload_bytes, traffic.operations
-        uncounted = UncountedTraffic(around.exchange)
+        uncounted = UncountedTraffic(around.exchange, self._built.trainer.model.period)
         if self._is_counted:
             self._watch.around_steps = uncounted.counting
         measured = self._blocks()

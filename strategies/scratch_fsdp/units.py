@@ -37,7 +37,8 @@ class Unit:
         self.flats = flats
         self.trained = [flat for flat in flats if flat.trained]
         self._gathering: list[Pending] = []
-        self._is_whole = False
+        self.is_whole = False
+        """Whether this rank has the gathered parameters, so that their next use exchanges nothing."""
         self.begin()
 
     def begin(self) -> None:
@@ -51,30 +52,30 @@ class Unit:
 
     def start_gather(self) -> None:
         """Begin to gather, unless that has begun; collective."""
-        if not self._is_whole and not self._gathering:
+        if not self.is_whole and not self._gathering:
             self._gathering = [flat.start_gather() for flat in self.flats]
 
     def gather(self) -> None:
         """Gather the parameters; collective."""
         self.start_gather()
         self.settle()
-        self._is_whole = True
+        self.is_whole = True
 
     def settle(self) -> None:
         """Wait for a gathering that is under way."""
         if self._gathering:
             for work in self._gathering:
                 work.wait()
-            self._gathering, self._is_whole = [], True
+            self._gathering, self.is_whole = [], True
 
     def outdate(self) -> None:
         """Note that the shards have changed, so that parameters must be gathered again."""
-        self._is_whole = False
+        self.is_whole = False
 
     def give_up(self) -> None:
         """Free the memory of the gathered parameters."""
         self.settle()
-        self._is_whole = False
+        self.is_whole = False
         for flat in self.flats:
             flat.give_up()
 
@@ -117,7 +118,7 @@ class UnitSchedule:
             sharding.link, sharding.device, reason="shards are updated as a whole"
         )
         self._first_uses: UnlikeGradients | None = UnlikeGradients(sharding.link, sharding.device, ())
-        """Compares the uses of units over the ranks in the first step; None after it."""
+        """Compares the gatherings of units over the ranks in the first step; None after it."""
         self._stepping = False
         for place, unit in enumerate(self._units):
             self._hook(place, unit)
@@ -171,6 +172,11 @@ class UnitSchedule:
         for unit in self._units:
             unit.begin()
         yield
+        if self._gives_up:
+            if self._backward not in (None, self._around):
+                # As `before_backward` does: a rank that had all gradients has averaged them by now.
+                self._average(self._backward)
+            self._meet(-1)
         for unit in reversed(self._units):
             self._average(unit)
             unit.settle()
@@ -198,14 +204,15 @@ class UnitSchedule:
         self._end()
 
     def _meet(self, place: int) -> None:
-        """Raise UsageError on all ranks if they use units in unlike orders in the first step."""
+        """Raise UsageError on all ranks if they gather units in unlike orders in the first step."""
         if self._first_uses is not None:
             self._first_uses.meet(
                 place, sum(len(flat.shard) for flat in self._units[place % len(self._units)].flats)
             )
 
     def before_forward(self, place: int, module: nn.Module, inputs: object) -> None:
-        self._meet(place)
+        if not self._units[place].is_whole:
+            self._meet(place)
         self._units[place].gather()
         if self._backward is not None:
             # The model's own checkpointing repeats its forward pass: later units have already been freed.
@@ -238,8 +245,9 @@ class UnitSchedule:
                 self._average(left)
             if self._gives_up:
                 left.give_up()
-        # Averages have begun on all ranks or on none, whether or not this rank had the gradients.
-        self._meet(len(self._units) + place)
+        if self._gives_up:
+            # Averages have begun on all ranks or on none, whether or not this rank had the gradients.
+            self._meet(len(self._units) + place)
         unit.gather()
         # The unit around the blocks comes first in backward too, and is still gathered.
         end = place or len(self._units)

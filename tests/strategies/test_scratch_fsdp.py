@@ -262,6 +262,56 @@ class Recomputing(Blocks):
         return y
 
 
+class OtherOnOneRank(Blocks):
+    """The same, which on rank 1 uses its first block in another way."""
+
+    rank, how, calls = 0, "", 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        here = self.rank == 1
+        y: Tensor = self.first(x)
+        if here and self.how == "called twice":
+            y = self.blocks[0](y)
+        y = self.blocks[0](y)
+        if here and (self.how == "detached" or (self.how == "detached at first" and self.calls == 1)):
+            y = y.detach()
+        return self.last(self.blocks[1:](y))  # type: ignore[no-any-return]
+
+
+def step_of_others(group: ExchangeGroup, strategy: str, how: str) -> str:
+    """Take a step of two micro-batches in which rank 1 uses a block in another way, and return its error."""
+    module, trainer = build(group, strategy, OtherOnOneRank, accumulation=2)
+    assert isinstance(module, OtherOnOneRank)
+    module.rank, module.how = group.rank(), how
+    try:
+        with torch.enable_grad():
+            trainer.step(batches(group.rank()))
+    except UsageError as error:
+        return str(error)
+    return "ok"
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("how", ["detached at first", "called twice"])
+def test_ranks_that_hold_what_they_use_need_not_use_it_alike(threads, stage, how) -> None:
+    assert threads(2, step_of_others, f"scratch-fsdp:stage={stage}", how) == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "how", "words"),
+    [
+        (1, "detached", "no gradient"),
+        (2, "detached", "no gradient"),
+        (3, "detached", "ranks use different parameters"),
+        (3, "called twice", "ranks use different parameters"),
+    ],
+)
+def test_ranks_that_would_wait_for_each_other_are_refused(threads, stage, how, words) -> None:
+    for said in threads(2, step_of_others, f"scratch-fsdp:stage={stage}", how):
+        assert words in said
+
+
 def holds(parameter: Tensor) -> bool:
     """Whether it owns memory for its values; a released parameter shows a single NaN."""
     return parameter.untyped_storage().nbytes() >= parameter.nbytes

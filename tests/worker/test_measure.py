@@ -253,7 +253,9 @@ def test_the_batches_of_a_long_block_do_not_fill_the_device(
     stopwatch, world = gpu(monkeypatch)
     stopwatch.warm_up(StepPolicy())
     before = len(world.lengths)
-    figures = [SimpleNamespace(allocated=5 * each, free=200) for each in (100, 100 + grown)]
+    figures = [
+        SimpleNamespace(allocated=5 * each, reserved=5 * each, free=200) for each in (100, 100 + grown)
+    ]
     world.memory = lambda: figures.pop(0) if figures[1:] else figures[0]
     monkeypatch.setattr(measure, "Snapshot", lambda trainer: SimpleNamespace(restore=int))
     exchange: Any = SimpleNamespace(traffic=Traffic())

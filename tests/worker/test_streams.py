@@ -30,6 +30,7 @@ from harness.worker.measure.blocks import Stopwatch
 from harness.worker.measure.uncounted import UncountedTraffic
 from harness.worker.rank.context import Run
 from harness.worker.rank.control import Control
+from harness.worker.rank.process import tear_down
 from harness.worker.run import measure_cell
 from results.cell import Cell, StepPolicy
 from results.launch import Slot
@@ -68,6 +69,7 @@ def run_cells(rank: int, folder: str, cells: list[Fields], staged: bool = False)
         for number, fields in enumerate(cells):
             began = time.perf_counter()
             record = _run_cell(rank, Path(folder) / f"{number}", fields, exchange, control)
+            tear_down(DEVICE)
             found.append(
                 {name: getattr(record, name) for name in record.__struct_fields__}
                 | {"seconds": time.perf_counter() - began}
@@ -470,7 +472,7 @@ def found_over_nccl(rank: int) -> list[str | None]:
     with streams.simulated_device():
         link, values = Link(exchange), torch.ones(4, device=DEVICE)
         for direct in (False, True):
-            uncounted = UncountedTraffic(exchange)
+            uncounted = UncountedTraffic(exchange, period=1)
             for _ in range(2):
                 with uncounted.counting(1):
                     (link.send(values, 1) if rank == 0 else link.receive(values, 0)).wait()
@@ -491,7 +493,7 @@ def found_of_late_sums(rank: int) -> str | None:
     """On a rank: what is found if the device is ready for the sums of a block only in the next one."""
     exchange = open_staged()
     with streams.simulated_device(), watched(), held_up() as go:
-        uncounted, values = UncountedTraffic(exchange), torch.ones(4, device=DEVICE)
+        uncounted, values = UncountedTraffic(exchange, period=1), torch.ones(4, device=DEVICE)
         with uncounted.counting(1):
             works = [exchange.allreduce([values.clone()]) for _ in range(3)]
         with uncounted.counting(1):

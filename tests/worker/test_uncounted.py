@@ -186,7 +186,7 @@ def test_what_is_sent_as_stated_passes_and_what_no_closed_form_says_is_named(
 
 
 def found_in(rank: int, kind: str) -> str | None:
-    """On a rank: what is found in two right blocks with something unusual."""
+    """On a rank: what is found in right blocks with something unusual."""
     if kind == "unnumbered":
         import_module("torch.testing._internal.distributed.fake_pg")
         dist.new_group(backend="fake")
@@ -196,16 +196,20 @@ def found_in(rank: int, kind: str) -> str | None:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     part = exchange.split_into([[0, 1]])
     dist.set_debug_level_from_env()
-    uncounted = UncountedTraffic(exchange)
-    for block in range(2):
-        with uncounted.counting(1):
-            part.allreduce([torch.ones(4)]).wait()
-            if (kind, block) == ("once", 1):
+    uncounted = UncountedTraffic(exchange, period=1)
+    operations = {"once": [0, 1], "often, in one block": [0, 6], "once in the only block": [1]}
+    for others in operations.get(kind, [0, 0]):
+        with uncounted.counting(steps=2):
+            for _ in range(2):
+                part.allreduce([torch.ones(4)]).wait()
+            for _ in range(others):
                 dist.barrier(late)
     return uncounted.found("mine")
 
 
-@pytest.mark.parametrize("kind", ["unnumbered", "watched", "once"])
+@pytest.mark.parametrize(
+    "kind", ["unnumbered", "watched", "once", "often, in one block", "once in the only block"]
+)
 def test_right_blocks_are_never_found(ranks: Ranks, kind: str) -> None:
     assert ranks(2, found_in, kind) == [None, None]
 

@@ -254,7 +254,10 @@ class Stopwatch:
     def _room_for_messages(self) -> float:
         """Return the bytes that received messages may take; ranks of a node share the memory of a host."""
         figures, ranks = self._device.memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return MESSAGES_SHARE * (available_bytes() / ranks if figures is None else figures.free)
+        if figures is None:
+            return MESSAGES_SHARE * available_bytes() / ranks
+        # What the allocator keeps for later is free, too.
+        return MESSAGES_SHARE * (figures.free + figures.reserved - figures.allocated)
 
     def _steps_of_quads(self, policy: StepPolicy) -> int:
         """Return the steps of a quad's block: as many as of any block, or fewer, but never fewer than the

@@ -5,9 +5,9 @@ collective in C++. The numbers are read before the first step of a block and aft
 step takes longer. The bytes come from torch's flight recorder, which keeps the latest operations; it also has
 the sends and receives, which NCCL does not number.
 
-A right run is never found: a group whose backend numbers nothing is not known, and operations count only if
-there is one or more in every block. An exchange comes in every period, but a rank may open a group late, or
-agree with others rarely.
+A right run is never found: groups whose backends give no numbers are unknown, and a group counts only if in
+every block it has an operation for each period. An exchange comes in every period, but a rank may open a
+group late, or agree with others rarely.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from results.cell import Backend
 class UncountedTraffic:
     """Counts what steps send over other groups, and the bytes of the exchange in each block."""
 
-    def __init__(self, exchange: ExchangeGroup) -> None:
-        self._exchange = exchange
+    def __init__(self, exchange: ExchangeGroup, period: int) -> None:
+        """`period` is the number of steps from one exchange to the next."""
+        self._exchange, self._period = exchange, period
         self.block_bytes: list[float] = []
         """Bytes of the exchange in a step of each block: the mean over its steps."""
         self._operations: Counter[str] = Counter()
         """Operations outside of the exchange in all blocks, by the name of their group. An operation of the
         exchange that is counted in one block and numbered in the next one is subtracted and added."""
+        self._busy_blocks: Counter[str] = Counter()
+        """Blocks that had an operation or more for each period, by the name of the group."""
         self._steps = 0
         self._latest = 0, 0, 1
         """When the latest block began and ended, in ns of Unix time, and its number of steps."""
@@ -54,7 +57,9 @@ class UncountedTraffic:
         issued = {group: number - before.get(group, 0) for group, number in _numbers().items()}
         # What is sent directly over a group that carries the exchange is not counted by the exchange either.
         issued[carriers[0]] = sum(issued.pop(group, 0) for group in carriers) - carried
-        self._operations.update({group.group_name: count for group, count in issued.items()})
+        for group, count in issued.items():
+            self._operations[group.group_name] += count
+            self._busy_blocks[group.group_name] += count * self._period >= steps
         self._steps += steps
         self.block_bytes.append((traffic.payload_bytes - sent) / steps)
 
@@ -69,7 +74,7 @@ class UncountedTraffic:
     def found(self, strategy: str) -> str | None:
         """Return in a sentence what the steps sent over which other group, and the way out, or None."""
         recorded, steps, blocks = self._recorded(), self._latest[2], len(self.block_bytes)
-        names = {name for name, count in self._operations.items() if count >= blocks}
+        names = {name for name, busy in self._busy_blocks.items() if busy == blocks}
         messages = {name for name, entries in recorded.items() if any(each["is_p2p"] for each in entries)}
         name = min(names | messages, default=None)
         if name is None:

@@ -393,8 +393,8 @@ def clip_plainly(cell: Cell, parameters: Sequence[nn.Parameter]) -> bool:
     """Clip complete gradients, and return whether the strategy must have scaled them by the same factor.
 
     If it has sums in double precision, two orders of a sum of n squares, none of them negative, differ by at
-    most n units of roundoff of 2^-53. Nearly always both factors then round to the same number in single
-    precision.
+    most n units of roundoff of 2^-53. Below 10^7 values both factors then nearly always round to the same
+    number in single precision.
     """
     assert cell.clip_norm is not None
     facts = STRATEGIES.facts(cell.strategy)
