@@ -344,15 +344,15 @@ class Tune(Matrix):
         self._update()
 
     def _cut_short(self, error: MachineError) -> MachineError:
-        """Return the error with what the trials have shown so far, and what could not be measured."""
+        """Return the error with what the trials have measured so far."""
         rated = [one for one in self._tuning.settings if one.rate is not None]
         if not rated:
             return error
-        first, settings = rated[0], count(len(self._tuning.settings), "setting")
+        best, settings = rated[0], count(len(self._tuning.settings), "setting")
         return MachineError(
-            f"{error}; so no final answers. The trials measured {len(rated)} of {settings}, the fastest with "
-            f"{number(first.rate or 0.0)} samples/s: {self._space.by_id[first.id].words}; the same command "
-            f"continues"
+            f"{error}. The tune has no answer yet; its trials measured {len(rated)} of {settings}, the best "
+            f"with {number(best.rate or 0.0)} samples/s: {self._space.by_id[best.id].words}; the same "
+            f"command continues"
         )
 
     def _require_one_device(self) -> None:

@@ -106,7 +106,7 @@ class UnlikeGradients:
         self._link.largest(both)
         most, least = both.view(2, 2).tolist()
         if most != [-number for number in least]:
-            others = "" if most[1] != -least[1] else "others "
+            others = "others " if most[1] == -least[1] else ""
             raise UnlikeStepError(
                 f"ranks use different parameters of the model (they exchange {-least[1]:,} values on one "
                 f"rank, {most[1]:,} {others}on another): {SAME_PARAMETERS}"

@@ -35,12 +35,13 @@ ALONE = ("--gpus", "1", "--strategy", "single", "--batch-size", "4,8")
 PAIR = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8")
 FAULTS = {
     8: ("raise", Outcome.CRASHED, "rank 1: ValueError: as it was told"),
-    16: ("hang", Outcome.HUNG, "no rank said anything for "),
+    16: ("hang", Outcome.HUNG, r"no rank said anything for ([6-9]\d|\d{3,}) s"),
     32: ("kill rank", Outcome.CRASHED, "rank 1 was killed by SIGKILL"),
     # No rank's program can do that: the cell is run again.
     64: ("kill torchrun", Outcome.MISSING_RANKS, "a node's torchrun was killed by SIGKILL"),
 }
-"""The fault of rank 1 and the end of the run, by batch size."""
+"""The fault of rank 1, and the outcome and a pattern of the reason of the run, by batch size. A rank that
+hangs is silent for the 60 s of `--hang-after`, or longer on a busy machine."""
 MANY = ("--gpus", "2", "--strategy", "ddp", "--batch-size", "4,8,16,32,64", "--hang-after", "60s")
 """Longer than ranks take to start while all the other jobs run."""
 Bench = Any
@@ -214,7 +215,7 @@ def test_each_fault_of_a_program_has_its_outcome(again: dict[str, Scene], batch:
         (run.outcome, str(run.reason)) for run in faulty.lost() if cells.get(run.cell_id) == batch
     ]
     assert found is outcome, reason
-    assert words in reason
+    assert re.search(words, reason), reason
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ class Stopwatch:
         columns, warmed_s, before_s, blocks = StepColumns(), 0.0, math.inf, 0
         steady, timed = False, self._device.asynchronous and policy.warmup_max_steps > 0
         least_s, most_s = gpu_warm_up_s(self._control.largest([idle_s])[0] if timed else idle_s)
-        # One block cannot be steady, however long it is.
+        # At least two blocks, however long they are: no step time of one block can be called steady.
         while not steady and (
             min(warmed_s - most_s, blocks - 2) < 0
             if timed

@@ -5,9 +5,9 @@ collective in C++. The numbers are read before the first step of a block and aft
 step takes longer. The bytes come from torch's flight recorder, which keeps the latest operations; it also has
 the sends and receives, which NCCL does not number.
 
-A right run is never found: groups whose backends give no numbers are unknown, and a group counts only if in
-every block it has an operation for each period. An exchange comes in every period, but a rank may open a
-group late, or agree with others rarely.
+Groups whose backends give no numbers are unknown, and a group counts only if in every block it has an
+operation for each period, or in the last block a message. An exchange comes in every period, but a rank may
+open a group late, or agree with others rarely.
 """
 
 from __future__ import annotations
