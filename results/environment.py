@@ -22,7 +22,7 @@ class CodeVersion(msgspec.Struct, frozen=True, kw_only=True):
     user_dirty: bool | None = None
     extensions: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Code of other packages that is used: `PACKAGE VERSION HASH` by `strategy gossip`; unset if none is.
-    Of an engine of a strategy `PACKAGE VERSION`."""
+    Of an engine of one of bench's own strategies `PACKAGE VERSION`."""
 
     @property
     def measured_commit(self) -> str | None:

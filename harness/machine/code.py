@@ -162,7 +162,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def packages_of(cells: Collection[Cell]) -> dict[str, str]:
     """`PACKAGE VERSION HASH` by `strategy gossip`: each name in these cells that another package adds; of the
-    engine of a strategy `PACKAGE VERSION`.
+    engine of one of bench's own strategies `PACKAGE VERSION`.
 
     None of it is imported. Raises ExtensionError for an entry point whose module is not there.
     """
@@ -185,7 +185,8 @@ def packages_of(cells: Collection[Cell]) -> dict[str, str]:
     named = {split(cell.strategy)[0] for cell in cells}
     for facts in STRATEGIES.all_facts:
         if facts.engine is not None and facts.name in named:
-            found[f"{STRATEGIES.kind} {facts.name}"] = facts.engine.code
+            # The hash of an extension covers the release that it states, and is known before its import.
+            found.setdefault(f"{STRATEGIES.kind} {facts.name}", facts.engine.code)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_packages()
     (tmp_path / "elsewhere.py").write_text("raise RuntimeError('not to be imported')\n")
     yield tmp_path / "elsewhere.py"
+    if "elsewhere" in STRATEGIES:
+        STRATEGIES.forget("elsewhere")
+    sys.modules.pop("elsewhere", None)
     forget_packages()
 
 
@@ -48,6 +52,30 @@ def test_a_cell_has_the_code_that_it_uses_and_no_other(module: Path) -> None:
     assert packages_of([OTHER]) == {"strategy elsewhere": code}
     assert packages_of([PLAIN]) == {}
     assert with_packages(CODE, [PLAIN]) == CODE
+
+
+ENGINE = """
+from results.engine import Engine
+from strategies.facts import StrategyFacts
+
+class Facts(StrategyFacts):
+    name, help, model = "elsewhere", "trains by an engine", "elsewhere:Model"
+    engine = Engine(package="pytest", module="pytest", release="0", install="pip install pytest")
+
+    def terms(self, cell, parts):
+        return iter(())
+"""
+
+
+def test_the_code_of_an_extension_with_an_engine_is_the_same_before_and_after_its_import(
+    module: Path,
+) -> None:
+    module.write_text(ENGINE)
+    cell = a_cell(strategy="elsewhere")
+    planned = packages_of([cell])
+    assert planned["strategy elsewhere"].startswith("a-package 2.1 ")
+    assert STRATEGIES.facts("elsewhere").engine is not None
+    assert packages_of([cell]) == planned
 
 
 def test_what_was_edited_after_the_plan_is_not_run(module: Path) -> None:
