@@ -51,10 +51,17 @@ class Registry(Catalog, Generic[F]):
     """A catalog with the facts of each name."""
 
     def __init__(
-        self, kind: str, known: Iterable[type[F]], *, base: type[F] | None = None, group: str | None = None
+        self,
+        kind: str,
+        known: Iterable[type[F]],
+        *,
+        base: type[F] | None = None,
+        group: str | None = None,
+        packaged: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`group`: the entry points by which other packages add classes derived from `base`."""
-        super().__init__(kind, [], group=group)
+        """`group`: the entry points by which other packages add classes derived from `base`. `packaged` as of
+        `Catalog`."""
+        super().__init__(kind, [], group=group, packaged=packaged)
         self._base = base or CatalogFacts
         self._facts: dict[str, type[F]] = {}
         for facts in known:

@@ -139,10 +139,19 @@ class Spec:
 class Catalog:
     """The entries of one kind ("strategy", "workload"), and the parser of their specs."""
 
-    def __init__(self, kind: str, entries: list[Entry], *, group: str | None = None) -> None:
-        """`group`: the entry points by which other packages add to it; None: they cannot add any."""
+    def __init__(
+        self,
+        kind: str,
+        entries: list[Entry],
+        *,
+        group: str | None = None,
+        packaged: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`group`: the entry points by which other packages add to it; None: they cannot add any. `packaged`:
+        names that known packages add, each with the command that installs its package."""
         self.kind = kind
         self.group = group
+        self._packaged = packaged
         self._offered: Mapping[str, Extension] | None = None
         self.entries: dict[str, Entry] = {}
         for entry in entries:
@@ -168,6 +177,15 @@ class Catalog:
         if self._offered is None:
             self._offered = extensions(self.group, self.entries) if self.group else {}
         return self._offered
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Names of known packages that are not installed, each with a predicate that names the command."""
+        return {
+            name: f"is in a package that is not installed; install it: {command}"
+            for name, command in self._packaged.items()
+            if name not in self.offered and name not in self.entries
+        }
 
     def admit(self, extension: Extension) -> None:
         """Import and register what another package adds. Raises ExtensionError if it is not of this kind."""
@@ -244,8 +262,11 @@ class Catalog:
         return entry.positional.default
 
     def _unknown(self, name: str) -> str:
+        if name in self.absent:
+            return f"{self.kind} {name!r} {self.absent[name]}"
         names = sorted({*self.entries, *self.offered})
-        return f"there is no {self.kind} {name!r}{nearest(name, names)}; there are: {', '.join(names)}"
+        near = nearest(name, (*names, *self.absent))
+        return f"there is no {self.kind} {name!r}{near}; there are: {', '.join(names)}"
 
 
 def split(text: str) -> tuple[str, str | None, dict[str, str]]:

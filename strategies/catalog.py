@@ -11,7 +11,6 @@ from strategies.ddp.facts import Ddp
 from strategies.deepspeed.facts import DeepSpeed
 from strategies.facts import StrategyFacts
 from strategies.fsdp.facts import Fsdp, Hsdp, Manual
-from strategies.horovod.facts import Horovod
 from strategies.local_sgd.facts import LocalSgd
 from strategies.optimizers import OPTIMIZERS
 from strategies.pipeline.facts import Pipeline
@@ -38,11 +37,11 @@ STRATEGIES: Registry[StrategyFacts] = Registry(
         Pipeline,
         TensorParallel,
         DeepSpeed,
-        Horovod,
         Auto,
     ),
     base=StrategyFacts,
     group="bench.strategies",
+    packaged={"horovod": "pip install ./docs/examples/horovod"},
 )
 
 

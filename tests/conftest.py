@@ -137,7 +137,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {names[item] for item in items if item.get_closest_marker("slow") is not None}
 
     def place(item: pytest.Item) -> tuple[int, int, Path, bool]:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        folder = item.path.relative_to(Path(__file__).parents[1]).parts[1]
         return (
             FIRST.index(names[item]) if names[item] in FIRST else len(FIRST) + (names[item] not in slow),
             {"gpu": 0, "slurm": 1, "harness": 2, "worker": 3, "strategies": 4}.get(folder, 5),

@@ -65,18 +65,19 @@ def _rows_of(kind: str) -> list[tuple[str, str, str]]:
         return [(name, "", f"is of {each.package}") for name, each in extensions("bench.sections").items()]
     catalog = _CATALOGS[kind]
     broken = [(name, "", str(error)) for name, error in catalog.admit_all().items()]
+    absent = [(name, "", why) for name, why in catalog.absent.items()]
     rows = [row for entry in catalog for row in _rows(entry, _origin(catalog, entry.name))]
-    return rows + broken
+    return rows + broken + absent
 
 
 def _origin(catalog: Catalog, name: str) -> str:
-    """Return which package a name is of, or why the engine that it needs cannot be used here."""
-    if (extension := catalog.offered.get(name)) is not None:
-        return f" (of {extension.package} {extension.version})"
+    """Return which package a name is of, and why the engine that it needs cannot be used here."""
+    extension = catalog.offered.get(name)
+    of = "" if extension is None else f" (of {extension.package} {extension.version})"
     kinds = catalog.all_facts if isinstance(catalog, Registry) else ()
     engines = (getattr(facts, "engine", None) for facts in kinds if facts.name == name)
     missing = next((engine.missing for engine in engines if engine is not None), None)
-    return f" ({missing})" if missing else ""
+    return f"{of} ({missing})" if missing else of
 
 
 def _rows(entry: Entry, origin: str) -> list[tuple[str, str, str]]:

@@ -27,6 +27,7 @@ from harness.plan.study_file import OPTIONS, StudyFile
 from results.errors import SYNONYMS, bench_call
 from results.plan import Pattern
 from results.store import Study
+from strategies.catalog import STRATEGIES
 
 
 @pytest.fixture(autouse=True)
@@ -270,6 +271,18 @@ def test_an_interrupted_command_ends_as_shells_have_it(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Study, "plan_paths", interrupted)
     assert run(["status", "study"]) == 128 + signal.SIGINT
+
+
+def test_a_strategy_of_a_package_that_is_not_installed_is_refused_with_the_command_that_installs_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(STRATEGIES, "_offered", {})
+    said = "is in a package that is not installed; install it: pip install ./docs/examples/horovod"
+    code, error = _error(capsys, "matrix", "--gpus", "2", "--strategy", "ddp,horovod", "--dry-run")
+    assert (code, error) == (2, f"error: strategy 'horovod' {said}\n")
+    assert run(["list", "--json", "strategies"]) == 0
+    listed = json.loads(capsys.readouterr().out)["strategies"]
+    assert listed[-1] == {"name": "horovod", "default": "", "meaning": said}
 
 
 def test_a_folder_that_is_no_study_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -121,6 +121,14 @@ def test_a_strategy_a_compressor_and_a_model_are_proven_and_pooled_by_their_sour
     page = (installed.parent / "study" / "report.html").read_text()
     assert 'id="days"' in page
     assert "Runs by day" in page
+    # Without the package its cells are read and reported.
+    elsewhere = installed.rename(installed.with_name("elsewhere"))
+    assert "code of strategy gossip bench-examples 1.0 " in bench(installed, "status", "study", code=1)
+    assert "gossip is not projected" in bench(installed, "project", "study", "--to", "4")
+    (installed.parent / "study" / "cells.csv").unlink()
+    bench(installed, "report", "study")
+    assert ",gossip," in (installed.parent / "study" / "cells.csv").read_text()
+    elsewhere.rename(installed)
     # Other source: what used a name of the package is left to do, and nothing else.
     file = installed / "threshold_compressor.py"
     file.write_text(file.read_text() + "# edited\n")

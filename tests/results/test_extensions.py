@@ -69,6 +69,21 @@ def test_a_name_is_listed_and_not_imported(package) -> None:
     assert "elsewhere" not in sys.modules
 
 
+def test_a_name_of_a_known_package_is_refused_with_its_installation_until_it_is_there(package) -> None:
+    def known() -> Registry[CatalogFacts]:
+        return Registry("strategy", [Builtin], group=GROUP, packaged={"fast": "pip install elsewhere"})
+
+    predicate = "is in a package that is not installed; install it: pip install elsewhere"
+    assert known().absent == {"fast": predicate}
+    with pytest.raises(SpecError, match=f"^strategy 'fast' {predicate}$"):
+        known().parse("fast:speed=3")
+    with pytest.raises(SpecError, match=r"did you mean 'fast'\?\); there are: [^']*plain"):
+        known().parse("fest")
+    package("elsewhere", {"fast": "elsewhere:Fast"})
+    assert known().absent == {}
+    assert known().parse("fast").name == "fast"
+
+
 def test_a_name_that_is_asked_for_is_imported_and_parsed(package) -> None:
     package("elsewhere", {"fast": "elsewhere:Fast"})
     known = registry()

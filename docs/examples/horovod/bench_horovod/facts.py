@@ -39,9 +39,9 @@ class Horovod(StrategyFacts):
         package="horovod",
         module="horovod.torch",
         release="0.28.1",
-        install="bash docs/engines/horovod.sh",
+        install="bash docs/examples/horovod/build.sh",
     )
-    model = "strategies.horovod.model:HorovodModel"
+    model = "bench_horovod.model:HorovodModel"
     fixed_exchange = "Horovod averages gradients by its own collectives; its compression is an option of it"
 
     @property

@@ -19,10 +19,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from bench_horovod.facts import Horovod
 from results.errors import UsageError
 from strategies.advice import WHOLE
 from strategies.collectives.link import Link
-from strategies.horovod.facts import Horovod
 from strategies.training.layouts import require_dense
 from strategies.training.parallel import OwnTransport, ParallelModel, Setting
 from strategies.training.replicas import Buffers, take_from_first

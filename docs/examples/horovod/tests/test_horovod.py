@@ -1,6 +1,6 @@
 """Horovod's optimizer over real ranks: trained as by a serial loop, proven, and resumed.
 
-They run where Horovod is: `.venv-horovod/bin/python -m pytest tests/engines/test_horovod.py`.
+They run where Horovod and this package are: `.venv-horovod/bin/python -m pytest docs/examples/horovod/tests`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ import data_parallel as replicas
 import pytest
 import resuming
 import torch
+from bench_horovod import model as seam
+from bench_horovod.facts import Horovod
 from packages import module_at
 from planting import GPT, GRADIENT, REPLICAS, UPDATE, Fields, Planted, Runs, wrapped
 
 from results.cell import StepPolicy
-from strategies.horovod import model as seam
-from strategies.horovod.facts import Horovod
+from strategies.catalog import STRATEGIES
 from strategies.trainer import Trainer
 
 missing = Horovod.engine.missing if Horovod.engine.python is None else "Horovod is in another interpreter"
+if Horovod.name not in STRATEGIES.offered:
+    missing = "the package bench-horovod is not installed"
 POLICY = StepPolicy(block_steps=2, warmup_max_steps=2, min_blocks=2, max_blocks=2, quads=2)
 pytestmark = [
     pytest.mark.skipif(missing is not None, reason=str(missing)),
     pytest.mark.xdist_group("horovod"),
 ]
-worker = module_at(Path(__file__).parents[1] / "worker" / "conftest.py")
+WORKER = Path(__file__).parents[4] / "tests" / "worker"
+worker = module_at(WORKER / "conftest.py")
 SGD, ADAMW = "sgd:lr=0.1:momentum=0.9", "adamw:lr=0.01:weight_decay=0.1"
 
 
@@ -142,9 +146,8 @@ def proved_alone(rank: int, folder: str) -> Fields:
 
 
 def test_a_group_of_one_rank_is_caught(ranks) -> None:
-    folder = str(Path(__file__).parents[1] / "worker")
     # A process connects its ranks once.
-    for found in ranks(2, proved_alone, folder, fresh=True):
+    for found in ranks(2, proved_alone, str(WORKER), fresh=True):
         assert not found["passed"]
         assert re.search(f"{GRADIENT}|{REPLICAS}", found["detail"]), found["detail"]
 

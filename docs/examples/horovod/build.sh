@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build Horovod 0.28.1 for CPU ranks, with the torch of bench's interpreter, into an interpreter beside it:
 #
-#   bash docs/engines/horovod.sh [FOLDER]       (default: .venv-horovod)
+#   bash docs/examples/horovod/build.sh [FOLDER]       (default: .venv-horovod)
 #
 # PYTHON names bench's interpreter (default: .venv/bin/python). g++, CMake 3 and about 4 minutes on 2 cores are needed.
 set -euo pipefail

@@ -1,1 +1,0 @@
-"""`horovod`: Horovod's averaging of gradients."""
