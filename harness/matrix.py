@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,12 +38,12 @@ from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_here
+from harness.reporting.reading import Reading
 from harness.reporting.report import write_report
 from harness.reporting.studies import (
     CostFlags,
     place_words,
     read_assumptions,
-    read_network,
     warn_of_lost_plans,
 )
 from harness.terminal.console import Console, QuietConsole
@@ -53,32 +53,26 @@ from reports.text import count
 from results.cell import BASELINE_STRATEGY
 from results.environment import CodeVersion
 from results.errors import MachineError, UsageError, bench_call
+from results.features import MEASURED, kind_named
 from results.files import study_lock
 from results.job import RETRIES, SILENCE_S, RunOptions
-from results.plan import Plan, PlanKind, Request
+from results.plan import Order, Plan, Request
 from results.run import RunResult
 from results.store import BATCH_RUNS, Study, utc_now
-from results.train_order import TrainOrder
 from workloads.catalog import WORKLOADS, facts
 
 RUNS = Path("runs")
-_WORK = ("request", "cells", "series", "skips", "training", "network")
+_WORK = ("request", "cells", "series", "skips", "order")
 """Fields of a plan that define its work."""
-_KINDS: Mapping[PlanKind, str] = {
-    "measured": "measured",
-    "trained": "trained",
-    "network": "places to measure the network",
-}
-"""The words for the cells of each kind of plan."""
 
 
 class Matrix:
     """One `bench matrix` call."""
 
-    order: TrainOrder | None = None
-    """How the cells are trained; None if they are measured."""
-    kind: PlanKind = "measured"
-    """The kind of the plans that it makes."""
+    order: Order | None = None
+    """What is done with the cells; None: their steps are measured."""
+    short_order: Order | None = None
+    """What is done with a cell to find out whether its batch fits; None: a few of its steps are measured."""
 
     def __init__(
         self, options: StudyFile, *, study_file: Path | None, arguments: tuple[str, ...] = ()
@@ -293,7 +287,7 @@ class Matrix:
                     curves,
                     execute,
                     request=request,
-                    trains=self.order is not None,
+                    order=self.short_order,
                     console=self._console,
                 )
                 if isinstance(batches, int):
@@ -333,7 +327,7 @@ class Matrix:
                 limit=limit,
                 baseline=self._plans_baselines(earlier),
             )
-            made.append(msgspec.structs.replace(plan, command=self._arguments, training=self.order))
+            made.append(msgspec.structs.replace(plan, command=self._arguments, order=self.order))
         return made
 
     def _plans_baselines(self, earlier: Sequence[Plan]) -> bool:
@@ -379,11 +373,12 @@ class Matrix:
 
     def _require_one_kind(self, study: Study) -> None:
         """Raise UsageError if the kind of the study's plans differs from the kind of this call."""
-        kinds = {plan.kind for plan in study.plans()} - {self.kind}
-        if kinds:
+        mine = MEASURED if self.order is None else kind_named(self.order.kind)
+        others = [plan.kind for plan in study.plans() if plan.kind != mine]
+        if others:
             raise UsageError(
-                f"the cells in {study.root} are {_KINDS[kinds.pop()]}, and a study cannot also have cells "
-                f"that are {_KINDS[self.kind]}: give another folder with --name or --out"
+                f"the cells in {study.root} are {others[0].cells}, and a study cannot also have cells "
+                f"that are {mine.cells}: give another folder with --name or --out"
             )
 
     def _count_own_models(self) -> None:
@@ -423,7 +418,7 @@ class Matrix:
             offer = next((offer for each in launchers() if (offer := each.offer()) is not None), None)
             limit = Machine.here().limit(self._request.device, offer)
         link = link_obstacle() if self._request.has_links else None
-        limit = replace(limit, link=link, trains=self.order is not None)
+        limit = replace(limit, link=link, trains=self.short_order is not None)
         if AUTO in {strategy for one in self._requests for strategy in one.every_strategy}:
             limit = replace(limit, measured=Measured.of_study(study, study.results()))
         return limit if self._options.keep_unfit else replace(limit, gpus=self._gpus())
@@ -475,9 +470,8 @@ class Matrix:
             analyse(study.name, study.told_plans(), results, assumptions, study.review()),
             placed=place_words(study),
             steps=study.steps,
-            network=read_network(study, self._console),
-            tuning=study.tuning(),
         )
+        figures = Reading(study=study, figures=figures, console=self._console).with_added()
         if report:
             write_report(study, figures, self._console)
         results = study.review().counted(results)

@@ -30,6 +30,8 @@ GROUPS = MappingProxyType(
         "bench.workloads": "workload",
         "bench.launchers": "launcher",
         "bench.sections": "section",
+        "bench.commands": "command",
+        "bench.kinds": "kind",
     }
 )
 """Groups of entry points, each with the noun for one member."""

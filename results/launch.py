@@ -14,10 +14,8 @@ import msgspec
 from results.cell import Backend, Device
 from results.environment import CodeVersion
 from results.job import SILENCE_S, OnFailedProof
-from results.network import NetworkOrder
 from results.outcome import Evidence, Outcome
-from results.plan import Placement
-from results.train_order import TrainOrder
+from results.plan import Order, Placement
 from results.value_types import require_times
 
 
@@ -77,14 +75,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Variables of every scheduler in whose jobs its ranks may run: a rank records its job."""
     forks: bool = False
     """Whether each slot is run by a separate process, which is forked from the rank and ends with the run."""
-    training: TrainOrder | None = None
-    """How its cells are trained; None: they are measured."""
+    order: Order | None = None
+    """What is done with its cells; None: their steps are measured."""
     env: tuple[str, ...] = ()
     """Environment variables of its cells (`Cell.env`)."""
     python: str | None = None
     """The interpreter of its cells' engine; None: bench's own."""
-    network: NetworkOrder | None = None
-    """The order to measure the network instead of its cells; None: its cells are measured or trained."""
     proof: OnFailedProof = "strict"
     """Whether a run whose proof fails ends (`strict`), or measures on as one that is not proven."""
 

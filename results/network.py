@@ -34,14 +34,6 @@ def busbw_factor(collective: Collective, ranks: int) -> float:
     return (2 if collective == "all-reduce" else 1) * (ranks - 1) / ranks
 
 
-class NetworkOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The order of a launch to measure collectives instead of steps."""
-
-    collectives: tuple[Collective, ...] = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
-    largest_bytes: int | None = None
-    """The largest array; None: what time and memory allow."""
-
-
 class NetworkTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The times of one rank in one collective of one size over one group that it is in."""
 

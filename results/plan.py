@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -20,9 +20,8 @@ from results.cell import (
     label,
 )
 from results.errors import UsageError
-from results.network import NetworkOrder
+from results.features import MEASURED, Kind, kind_named
 from results.notation import NO_LINK
-from results.train_order import TrainOrder
 
 Scaling = Literal["weak", "strong"]
 Rule = Literal[
@@ -236,7 +235,12 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return self.nodes * self.gpus_per_node
 
 
-PlanKind = Literal["measured", "trained", "network"]
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks do with cells that are not measured."""
+
+    kind: str
+    """The name of the `results.features.Kind`, which knows the values."""
+    values: dict[str, Any] = {}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,15 +260,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     known."""
     unpredicted: dict[str, str] = {}
     """Why the memory of a workload's cells is not predicted; empty in plans from before reasons were kept."""
-    training: TrainOrder | None = None
-    """How its cells are trained; None: they are measured."""
-    network: NetworkOrder | None = None
-    """The order to measure the network instead of its cells; None: its cells are measured or trained."""
+    order: Order | None = None
+    """What is done with its cells; None: their steps are measured."""
 
     @property
-    def kind(self) -> PlanKind:
-        """Whether its cells are measured, trained, or places to measure the network; a study has one kind."""
-        return "trained" if self.training else "network" if self.network else "measured"
+    def kind(self) -> Kind:
+        """The kind of the study that it is a plan of. Raises UsageError if this installation lacks it."""
+        return MEASURED if self.order is None else kind_named(self.order.kind)
 
     def __post_init__(self) -> None:
         known = {cell.id for cell in self.cells}

@@ -49,8 +49,7 @@ def rebuilt_plan(study: str, cells: Sequence[Cell], launches: Sequence[Launch]) 
         cells=tuple(cells),
         series=series,
         skips=(),
-        training=mine[-1].training if mine else None,
-        network=mine[-1].network if mine else None,
+        order=mine[-1].order if mine else None,
     )
 
 

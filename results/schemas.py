@@ -18,6 +18,15 @@ from results.schema import Json, Schema
 from results.tuning import Tuning
 
 
+def _one_order(old: Json) -> Json:
+    """Unite the orders of both kinds that there were; a plan or launch had one of them at most."""
+    found = [(kind, old.get(name)) for name, kind in (("training", "trained"), ("network", "network"))]
+    order = next(({"kind": kind, "values": values} for kind, values in found if values is not None), None)
+    return {name: value for name, value in old.items() if name not in ("training", "network")} | {
+        "order": order
+    }
+
+
 def _losses_of_warmup(old: Json) -> Json:
     return {**old, "warmup_loss": old.get("warmup", {}).get("loss", [])}
 
@@ -57,10 +66,11 @@ def _losses_of_warmup(old: Json) -> Json:
 #   launch -, job -  unreleased  proof: whether a run whose proof fails measures on
 #   rank-record -, run-result -  unreleased  copies_ns, of quads and of the result
 #   rank-record 5  unreleased  warmup_loss, instead of all columns of the warm-up's steps
+#   plan 4, launch 5  unreleased  order, instead of training and network
 #   paired-call -  unreleased  changes, fail_above, across, looks, others_above; files of a side
-PLAN = Schema("plan", 3, Plan)
+PLAN = Schema("plan", 4, Plan, upgrades={3: _one_order})
 CELL = Schema("cell", 3, Cell)
-LAUNCH = Schema("launch", 4, Launch)
+LAUNCH = Schema("launch", 5, Launch, upgrades={4: _one_order})
 ATTEMPT = Schema("attempt", 2, Attempt, measured=True)
 RANK_RECORD = Schema("rank-record", 5, RankRecord, upgrades={4: _losses_of_warmup}, measured=True)
 RUN_RESULT = Schema("run-result", 4, RunResult, measured=True)

@@ -48,7 +48,6 @@ from results.record import RankRecord, StepColumns
 from results.review import Review, ReviewEntry
 from results.run import RunResult
 from results.schema import Schema
-from results.training_log import TrainingLog
 from results.tuning import TRIALS, TUNING_FILE, Tuning
 
 T = TypeVar("T")
@@ -294,10 +293,6 @@ class Study:
 
     def training_log_path(self, cell_id: str) -> Path:
         return self.training_folder(cell_id) / "log.jsonl"
-
-    def training_log(self, cell_id: str) -> TrainingLog:
-        """The rows so far; the log of a cell that was never trained is empty."""
-        return TrainingLog.read(self.training_log_path(cell_id))
 
     # Rank records
 

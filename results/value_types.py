@@ -33,6 +33,11 @@ def require_times(*texts: str | None) -> None:
             raise ValueError(f"the time {text!r} has no zone, such as the Z of 2026-01-31T12:00:00Z")
 
 
+def seconds_between(earlier: str, later: str) -> float:
+    """Seconds between two ISO 8601 times."""
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+
+
 def takes(hint: Any) -> str:
     """The values of a type in words, such as `a whole number, at least 1 and at most 8`."""
     written = [note.words for note in notes(hint) if isinstance(note, Written)]

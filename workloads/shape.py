@@ -22,6 +22,8 @@ from results.parts import ModelParts, Unknown
 from results.spec import Option, Spec
 from workloads.datasets.facts import fit_tokens
 
+METRICS = ("val_loss", "val_accuracy", "loss")
+"""Metrics of every workload, whose names a workload's own `metrics` must not take."""
 WorkUnit = Literal["images", "tokens", "samples"]
 
 

@@ -19,9 +19,9 @@ from torch.utils.data import IterableDataset
 
 from results.errors import UsageError
 from results.layout import ModelLayout
-from results.train_order import METRICS
 from workloads.batch import Batch
 from workloads.batch import samples_of as first_dimension
+from workloads.shape import METRICS
 
 Pair = tuple[Tensor, Tensor]
 """Inputs and targets of samples; the first dimension of both is the sample."""

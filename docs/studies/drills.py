@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from reports.analysis.trained import Recovery, recoveries
+from harness.features.train.log import Started, Steps, TrainingLog
+from harness.features.train.trained import Recovery, recoveries
 from results.store import Study, utc_now
-from results.training_log import Started, Steps, TrainingLog
 
 TIMES = 5
 KINDS = {

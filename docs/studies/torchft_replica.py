@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torchft import Manager, Optimizer, ProcessGroupGloo
 
+from harness.features.train.log import Started, Steps, TrainingLogWriter
+from harness.features.train.order import TrainOrder
 from results.store import utc_now
-from results.train_order import TrainOrder
-from results.training_log import Started, Steps, TrainingLogWriter
 from strategies.optimizers import build_optimizer
 from workloads.build import build_workload
 from workloads.catalog import MEMBERS

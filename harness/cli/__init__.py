@@ -9,26 +9,18 @@ from importlib import import_module
 
 import click
 
+from results import features
 from results.errors import BenchError, UsageError, nearest
 from results.extensions import blamed
 from results.foreign_text import escape_unprintable, shortened, visible
+from results.registry import load
 from results.version import VERSION
 
-COMMANDS = {
+_OWN = {
     "matrix": "Plan a matrix of training jobs, run what is left of it, and write the report.",
-    "train": "Train cells to completion, through crashes and restarts.",
-    "tune": "Find the fastest setting that fits, by measuring, and say what it gains.",
-    "network": "Measure collectives over groups of ranks: the network table of a machine or cluster.",
     "check": "Check a workload before a study plans with it: a step, a proof, every strategy.",
     "report": "Write the report of a study again, or of several side by side.",
-    "project": "Project a study to sizes that were not measured, or say what to measure first.",
-    "review": "Exclude runs of a study with a reason, add notes, and approve it.",
-    "site": "Write an index of many studies, with their pages, as a static folder.",
     "export": "Write a study as Markdown, CSV, JSON or Parquet.",
-    "compare": "Compare a study, a run or a baseline with another.",
-    "baseline": "Keep accepted figures as baselines, to compare later studies with them.",
-    "history": "Keep nights of a study, and find the night on which a figure changed.",
-    "prune": "Remove old studies that no baseline and no night was made from.",
     "collect": "Derive the results of a study anew from its rank records.",
     "status": "Show the state of a study: its cells and its jobs.",
     "cancel": "Cancel the pending and running jobs of a study.",
@@ -39,16 +31,16 @@ COMMANDS = {
     "doctor": "Check whether this machine can run studies, and how well.",
 }
 _HOMES = {
-    "train": "matrix",
     "export": "report",
-    "prune": "study",
     "collect": "study",
     "status": "study",
     "cancel": "study",
     "show": "logs",
     "schema": "list",
 }
-"""Modules of commands that share one; the module of any other command has its name."""
+"""Modules of commands that share one; the module of any other command of the core has its name."""
+COMMANDS = features.placed(_OWN, {name: (one.help, one.after) for name, one in features.commands().items()})
+"""The commands of bench by name, each with its line in the help; other packages add more."""
 _GENERAL = {
     "-q": "quiet",
     "--quiet": "quiet",
@@ -65,11 +57,25 @@ NOBODY_READS = 141
 
 
 def command_of(name: str) -> click.Command:
-    """Import the command of this name."""
-    command: click.Command = getattr(
-        import_module(f"harness.cli.{_HOMES.get(name, name)}"), f"{name}_command"
-    )
-    return command
+    """Import the command of this name. Raises ExtensionError for one of another package that is wrong."""
+    of_features = features.commands()
+    if name in of_features:
+        found: object = load(of_features[name].place)
+    elif name in _OWN:
+        found = getattr(import_module(f"harness.cli.{_HOMES.get(name, name)}"), f"{name}_command")
+    else:
+        extension = features.added_commands(COMMANDS)[name]
+        found = extension.load()
+        if not isinstance(found, click.Command):
+            raise extension.wrong(found, "a click command")
+    assert isinstance(found, click.Command)
+    return found
+
+
+def every_command() -> dict[str, str]:
+    """The commands of bench and of other packages, each with its line in the help."""
+    added = features.added_commands(COMMANDS)
+    return COMMANDS | {name: f"Is of the package {one.package}." for name, one in added.items()}
 
 
 class _Commands(click.Group):
@@ -77,23 +83,24 @@ class _Commands(click.Group):
 
     def list_commands(self, context: click.Context) -> list[str]:
         # The builtin `list` is hidden here once the command of that name has been imported.
-        return [*COMMANDS]
+        return [*every_command()]
 
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = arguments[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            known = ", ".join(COMMANDS)
-            raise UsageError(f"there is no command {name!r}{nearest(name, COMMANDS)}; there are: {known}")
+        if name not in COMMANDS and not name.startswith("-") and name not in (known := every_command()):
+            raise UsageError(
+                f"there is no command {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+            )
         return super().resolve_command(context, arguments)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        return command_of(name) if name in COMMANDS else None
+        return command_of(name) if name in COMMANDS or name in every_command() else None
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([*COMMANDS.items()])
+            formatter.write_dl([*every_command().items()])
 
 
 @click.command(cls=_Commands, name="bench", context_settings={"help_option_names": ["-h", "--help"]})

@@ -143,16 +143,15 @@ def report_command(
     forms = figure_forms(figures) if figures is not None else ()
     console = Console()
     nights = Path(history or "history")
-    given = nights if history is not None or any(nights.glob("*/*.json")) else None
+    given = {"history": str(nights)} if history is not None or any(nights.glob("*/*.json")) else {}
+    given |= {} if network is None else {"network": network}
     if watch:
         console.note(
             f"{output or Path(studies[0], 'report.html')} follows the study until it ends, or Ctrl-C"
         )
     states = running_cells(Study.existing(Path(studies[0])), console) if watch else [()]
     for running in states:
-        read = read_figures(
-            studies, CostFlags(**others), console, redact=redact, history=given, network=network
-        )
+        read = read_figures(studies, CostFlags(**others), console, redact=redact, given=given)
         read = [replace(one, running=running) for one in compared_over(read, over)]
         if running:
             write_report(Study(Path(studies[0])), read[0], console, path=Path(output) if output else None)

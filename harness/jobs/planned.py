@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from harness.launch.conduct import conduct_of
 from harness.plan.estimate import Earlier, estimate
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.surroundings import Hardware
@@ -78,19 +79,19 @@ def planned_jobs(
         for share in shares:
             key = (launch.placement, share.cells[0].id if per_cell else "")
             groups.setdefault(key, []).append(share)
-    baseline = baseline_of(plan.cells) if plan.kind == "measured" else None
+    baseline = baseline_of(plan.cells) if plan.order is None else None
+    conduct = conduct_of(plan)
     jobs = []
     for key in sorted(groups):
         own = {cell.id for launch in groups[key] for cell in launch.cells}
         extra = [] if baseline is None or baseline.id in own else [baseline_launch(baseline)]
-        seconds = estimate([*extra, *groups[key]], earlier=earlier, hardware=hardware).seconds
-        if plan.network is not None:
-            seconds = sum(cell.steps.budget_s for launch in groups[key] for cell in launch.cells)
+        every = [*extra, *groups[key]]
+        costs = estimate(every, earlier=earlier, hardware=hardware)
         jobs.append(
             PlannedJob(
                 launches=tuple(groups[key]),
                 baseline=baseline if extra else None,
-                estimate_s=seconds,
+                estimate_s=sum(conduct.seconds(every, costs.launches)),
             )
         )
     return jobs

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.jobs.job_status import JobStatus
+from harness.launch.conduct import conduct_of
 from harness.launch.follow import LaunchState
 from harness.launch.tally import Conditions, Tally, tally
-from harness.launch.training import trained_cells
 from results.launch import rank_log_path
 from results.outcome import Outcome
 from results.plan import Plan
@@ -49,8 +49,8 @@ def progress(
     in_hand, running = _in_hand(study, jobs, busy=busy)
     tallies: dict[str, Tally] = {}
     for plan in plans:
-        trained = trained_cells(study, plan)
-        so_far = tally(results, plan, conditions, rerun_failed=False, trained=trained)
+        done = conduct_of(plan).done(study)
+        so_far = tally(results, plan, conditions, rerun_failed=False, done=done)
         tallies |= {cell.id: so_far for cell in plan.cells}
     rows = []
     for cell, so_far in tallies.items():

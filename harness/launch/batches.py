@@ -11,11 +11,10 @@ from harness.plan.fitting import Curve, place_of
 from harness.terminal.console import Console
 from results.cell import Cell, point
 from results.outcome import Outcome
-from results.plan import FittingBatch, Plan, Request
+from results.plan import FittingBatch, Order, Plan, Request
 from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.store import Study, utc_now
-from results.train_order import TrainOrder
 
 Execute = Callable[[Study, Plan], int | None]
 """Runs what is left of a plan of a study. Returns an exit code if the command is to end with it."""
@@ -27,12 +26,12 @@ def find_batches(
     execute: Execute,
     *,
     request: Request,
-    trains: bool,
+    order: Order | None,
     console: Console,
 ) -> list[FittingBatch] | int:
     """Return the batch of each curve, found by runs of the cells that `Curve.search` names, in `study`.
 
-    With `trains` they train a few steps, with a validation and a checkpoint. Returns an exit code if the
+    They follow `order`; None: a few steps of them are measured. Returns an exit code if the
     runs did not end; a later call continues from there.
     """
     before: list[Cell] = []
@@ -47,7 +46,7 @@ def find_batches(
         if wanted != before:
             tried = ", ".join(f"{cell.workload} {point(cell)}" for cell in wanted)
             console.note(f"batch size auto tries {tried}")
-            ended = execute(study, _kept_plan(study, wanted, request, trains=trains))
+            ended = execute(study, _kept_plan(study, wanted, request, order))
         if ended is not None:
             console.note("batch sizes are not found yet; the same command continues from here")
             return ended
@@ -78,19 +77,18 @@ def _taken(study: Study, run: RunResult) -> int | str:
     return max(memory.taken_bytes for memory in memories if memory is not None)
 
 
-def _kept_plan(study: Study, cells: Sequence[Cell], request: Request, *, trains: bool) -> Plan:
+def _kept_plan(study: Study, cells: Sequence[Cell], request: Request, order: Order | None) -> Plan:
     """Add a plan of one run of each cell to the study, or return the one that an interrupted call added."""
     for plan in study.plans():
         if list(plan.cells) == cells:
             return plan
     plan = rebuilt_plan(study.name, cells, ())
     place = {name: getattr(request, name) for name in ("source_folder", "gpus_per_node", "node_size")}
-    short = TrainOrder(steps=4, checkpoint_every=2, validate_every=2, keep=1, restarts=0)
     plan = msgspec.structs.replace(
         plan,
         created_at=utc_now(),
         request=msgspec.structs.replace(plan.request, **place),
-        training=short if trains else None,
+        order=order,
     )
     study.add_plan(plan)
     return plan

@@ -9,22 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
-
+from harness.launch.conduct import Progress, conduct_of
 from harness.launch.ending import log_end, machine_fault, no_rendezvous, scheduler_said
 from harness.launch.machine import Machine
-from harness.launch.pace import Deadline, Pace, TrainingPace
+from harness.launch.pace import Deadline
 from harness.launch.preflight import require_devices, require_room, warnings
 from harness.launch.starter import LogWords, Starter
 from harness.launch.supervise import POLL_S, Supervisor, Watch
 from harness.launch.tally import Conditions, Tally, study_tally
-from harness.launch.training import (
-    FailedLaunch,
-    nodes_left,
-    pause_s,
-    step_reached,
-    why_not_again,
-)
 from harness.plan.estimate import estimate
 from harness.plan.launchers import job_variables
 from harness.plan.lighter import lighter
@@ -36,7 +28,7 @@ from results.environment import CodeVersion
 from results.errors import MachineError
 from results.job import RunOptions
 from results.launch import Attempt, Launch, Slot
-from results.outcome import Ending, Evidence, Outcome
+from results.outcome import Evidence, Outcome
 from results.plan import Plan
 from results.run import NOT_PROVEN, RunResult
 from results.store import Study, new_id
@@ -90,8 +82,7 @@ class Campaign:
         """Launches in a row, up to now, in which no cell began."""
         self._unanswered = 0
         """Launches in a row, up to now, that the scheduler did not answer."""
-        self._failures: dict[str, list[FailedLaunch]] = {}
-        """The launches that failed while they trained, by cell."""
+        self._conduct = conduct_of(plan)
 
     def run(self, context: CampaignContext) -> None:
         """Run all launches that are left.
@@ -131,28 +122,21 @@ class Campaign:
 
     def _pace(
         self, line: ProgressLine, launches: Sequence[PlannedLaunch], tally: Tally, machine: Machine
-    ) -> Pace | TrainingPace:
+    ) -> Progress:
         names = {cell.id: f"{cell.workload}, {point(cell)}" for cell in self._plan.cells}
-        if self._plan.training is not None:
-            left = {cell.id: names[cell.id] for launch in launches for cell in launch.cells}
-            return TrainingPace(line, self._study, left, deadline=self._deadline)
-        runs = [len(launch.cells) for launch in launches]
         hardware = replace(machine.hardware, measured=tally.measured)
         seconds = estimate(launches, earlier=tally.earlier, hardware=hardware).launches
-        if self._plan.network is not None:
-            names = dict.fromkeys(names, "network")
-            seconds = tuple(sum(cell.steps.budget_s for cell in launch.cells) for launch in launches)
-        return Pace(line, seconds, runs, deadline=self._deadline, names=names)
+        return self._conduct.progress(
+            line, self._study, launches, seconds=seconds, names=names, deadline=self._deadline
+        )
 
-    def _run_launch(
-        self, planned: PlannedLaunch, maker: LaunchMaker, tally: Tally, pace: Pace | TrainingPace
-    ) -> None:
+    def _run_launch(self, planned: PlannedLaunch, maker: LaunchMaker, tally: Tally, pace: Progress) -> None:
         pending = [cell for cell in planned.cells if cell.id not in tally.closed]
         pace.done(len(planned.cells) - len(pending))
         retries = self._options.retries
         while pending and not self._deadline.is_over:
             require_room(self._study.root)
-            launch = maker.launch(self._on_nodes_left(planned), pending, tally)
+            launch = maker.launch(self._conduct.adapted(planned, self._console), pending, tally)
             watch = Watch(report=pace.report, deadline=self._deadline, lock=maker.context.lock)
             self._console.detail(f"{self._study.launch_folder(launch.launch_id)} is started")
             attempt, state = Supervisor(
@@ -171,42 +155,22 @@ class Campaign:
             # If no cell of the launch began, the first slot gets the outcome.
             ended = state.started or [launch.slots[0].run_id]
             results = self._take(launch, attempt, ended, tally)
-            if self._trains_again(results, tally):
+            if self._continues(results, tally):
                 continue
             rest = pending[len(ended) :]
             pending = [cell for cell in rest if cell.id not in tally.closed]
             pace.done(len(ended) + len(rest) - len(pending))
         pace.launch_over()
 
-    def _on_nodes_left(self, planned: PlannedLaunch) -> PlannedLaunch:
-        """The launch without the nodes that this call has lost, if its training is elastic."""
-        order = self._plan.training
-        if order is None or order.elastic is None:
-            return planned
-        placement = planned.placement
-        nodes = nodes_left(order.elastic, placement.nodes, self._failures.get(planned.cells[0].id, ()))
-        if nodes < placement.nodes:
-            self._console.note(f"{planned.cells[0].id} continues on {nodes} of {placement.nodes} nodes")
-        return replace(planned, placement=msgspec.structs.replace(placement, nodes=nodes))
-
-    def _trains_again(self, results: Sequence[RunResult], tally: Tally) -> bool:
-        """Pause if another launch continues the training of one that failed. Returns whether one does."""
-        order, result = self._plan.training, results[0]
-        if order is None or result.outcome is Outcome.OK or self._deadline.is_over:
+    def _continues(self, results: Sequence[RunResult], tally: Tally) -> bool:
+        """Pause if another launch continues the cell of one that failed. Returns whether one does."""
+        result = results[0]
+        if result.outcome is Outcome.OK or self._deadline.is_over:
             return False
-        failures = self._failures.setdefault(result.cell_id, [])
-        step = step_reached(self._study, result.cell_id, result.run_id)
-        failures.append(FailedLaunch(step, Ending(result.outcome, result.reason or "")))
-        why_not = why_not_again(failures, order.restarts)
-        if why_not is not None:
-            self._console.warn(f"{result.cell_id} is not trained on: {why_not}")
+        seconds = self._conduct.continues_s(self._study, result, self._console)
+        if seconds is None:
             return False
         tally.closed.pop(result.cell_id, None)
-        seconds = pause_s(len(failures))
-        self._console.note(
-            f"{result.cell_id} continues from its last checkpoint in {seconds:.0f} s: "
-            f"restart {len(failures)} of {order.restarts}"
-        )
         self._pause(seconds)
         return True
 
@@ -348,6 +312,5 @@ class LaunchMaker:
             tensorboard=self.options.tensorboard,
             proof=self.options.proof,
             job_variables=job_variables(),
-            training=self.plan.training,
-            network=self.plan.network,
+            order=self.plan.order,
         )

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from harness.launch.conduct import conduct_of
 from harness.launch.machine import Machine
-from harness.launch.training import trained_cells
 from harness.machine.device import nccl_settings, other_settings
 from harness.machine.torch_devices import torch_version
 from harness.plan.estimate import Earlier
@@ -128,6 +128,8 @@ class Tally:
     """The time that the runs of a cell took."""
     measured: Measured = field(default_factory=Measured)
     """Measurements by which steps of other cells are predicted."""
+    by_conduct: bool = False
+    """Whether the conduct of the plan knows which cells are done, under whatever conditions."""
 
     def __post_init__(self) -> None:
         self._virtual = self.plan.virtual_cells
@@ -140,8 +142,7 @@ class Tally:
             progress=Progress(ok_runs=self.ok_runs, closed=frozenset(self.closed)),
             seed=self.plan.request.seed,
             gpus_per_node=self.plan.request.gpus_per_node,
-            # A launch that trains has one cell, which the launch after it continues.
-            isolation="cell" if self.plan.training else isolation,
+            isolation="cell" if conduct_of(self.plan).one_cell else isolation,
         )
 
     def allows(self, result: RunResult) -> bool:
@@ -150,8 +151,7 @@ class Tally:
 
     def changes(self, result: RunResult) -> str:
         """The conditions in which a run that does not count differs; empty if it counts."""
-        if self.plan.training is not None:
-            # A cell is trained when its log says so, under whatever conditions.
+        if self.by_conduct:
             return ""
         return "; ".join(self.conditions.changes(result, virtual=result.cell_id in self._virtual))
 
@@ -190,17 +190,17 @@ def tally(
     *,
     rerun_failed: bool,
     prune: bool = True,
-    trained: Set[str] | None = None,
+    done: Set[str] | None = None,
 ) -> Tally:
     """Tally the study's runs so far for the next ones of `plan`.
 
     A cell whose last run failed by its own fault stays closed unless `rerun_failed`; what was interrupted,
-    or failed under other code, is open again. If the plan trains, `trained` are the cells that are done, and
-    all others are open.
+    or failed under other code, is open again. If the conduct of the plan knows the cells that are `done`, all
+    others are open.
     """
     so_far = Tally(plan=plan, conditions=conditions.after(results), prune=prune)
-    if trained is not None:
-        so_far.ok_runs = dict.fromkeys(trained, plan.request.repeats)
+    if done is not None:
+        so_far.ok_runs, so_far.by_conduct = dict.fromkeys(done, plan.request.repeats), True
         return so_far
     last: dict[str, Outcome] = {}
     for result in results:
@@ -230,7 +230,7 @@ def study_tally(
         conditions,
         rerun_failed=options.rerun_failed,
         prune=options.prune,
-        trained=trained_cells(study, plan),
+        done=conduct_of(plan).done(study),
     )
     so_far.measured = Measured.of_study(study, filter(so_far.allows, results))
     return so_far

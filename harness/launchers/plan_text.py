@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from harness.launch.conduct import conduct_of
 from harness.launch.machine import Machine
 from harness.plan.auto import AUTO, Choice, ChoiceRow, StrategyCandidate, candidate_rows
 from harness.plan.estimate import Estimate
@@ -26,7 +27,6 @@ from results.notation import NO_LINK, link_text
 from results.outcome import Evidence
 from results.plan import Plan, Request, Skip
 from results.store import Study
-from results.train_order import TrainOrder, larger_is_better
 
 _LAUNCH_ID = "LAUNCH_ID"
 """Stands in printed commands for a name that is only given when a launch starts."""
@@ -46,9 +46,9 @@ CHOICE_NUMERIC = tuple(
 def plan_summary(study: Study, plan: Plan, launches: Sequence[PlannedLaunch], costs: Estimate) -> list[str]:
     """Lines that state the study, its size, the launches that are left, and their cost."""
     lines = plan_header(study, plan, launches)
-    if plan.training is not None:
-        return [*lines, training_line(plan.training)]
-    if launches and plan.network is None:
+    if plan.order is not None:
+        return [*lines, *conduct_of(plan).summary()]
+    if launches:
         launch = "launch" if len(launches) == 1 else "launches"
         lines.append(
             f"about {duration(costs.seconds * 1e9)} in {len(launches)} {launch}, "
@@ -56,25 +56,6 @@ def plan_summary(study: Study, plan: Plan, launches: Sequence[PlannedLaunch], co
         )
         lines += [f"  {note}" for note in costs.notes]
     return lines
-
-
-def training_line(order: TrainOrder) -> str:
-    """Describe the training of each cell: its length, its checkpoints, and when it ends early."""
-    length = count(order.epochs, "epoch") if order.epochs is not None else count(order.steps or 0, "step")
-    told = [
-        f"trains {length}",
-        f"a checkpoint every {order.checkpoint_every} steps, the last {order.keep} stay",
-    ]
-    if order.best:
-        better = "larger" if larger_is_better(order.best) else "smaller"
-        told.append(f"and the best by {order.best} ({better} is better)")
-    told += [f"ends at {order.target}"] if order.target else []
-    told += (
-        [f"ends after {order.patience} validations without a better {order.watched}"]
-        if order.patience
-        else []
-    )
-    return "; ".join(told)
 
 
 def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> list[str]:
@@ -87,14 +68,8 @@ def plan_header(study: Study, plan: Plan, launches: Sequence[PlannedLaunch]) -> 
     settings = [_all_of(plan, "dataset") + " data", *told_settings([plan])]
     if seeds not in ([], [0]):
         settings.append(f"seed={','.join(map(str, seeds))}")
-    if plan.network is not None:
-        return [
-            f"study {plan.study} in {study.root}",
-            f"{', '.join(plan.network.collectives)} over groups of up to "
-            f"{devices(max(request.gpus), request.device)}, {request.backend}, for "
-            f"{duration(request.steps.budget_s * 1e9)} or six samples of each; {left} of "
-            f"{count(total, 'run')} to do",
-        ]
+    if (own := conduct_of(plan).header(study, left)) is not None:
+        return own
     lines = [
         f"study {plan.study} in {study.root}",
         f"{_axes(request)} on {devices(2, request.device).replace('2', sizes, 1)}, "
@@ -194,7 +169,7 @@ def plan_tables(
             console.result(text)
     console.result(f"\nlaunches ({_LAUNCH_ID} is named when a launch starts)")
     for launch, seconds in zip(launches, costs.launches, strict=True):
-        takes = "" if plan.kind != "measured" else f", about {duration(seconds * 1e9)}"
+        takes = "" if plan.order is not None else f", about {duration(seconds * 1e9)}"
         place = f"{count(launch.placement.nodes, 'node')} x {launch.placement.gpus_per_node}"
         if launch.link_mbit_per_s is not None:
             place += f" over {link_text(launch.link_mbit_per_s)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from results import features
 from results.errors import UsageError
 from results.extensions import Extension, extensions
 from results.launch import JobVariables
@@ -39,14 +40,15 @@ def register(name: str, home: str, help: str, *, job_variables: JobVariables | N
 
 
 register("local", "harness.launchers.local:LocalLauncher", "runs here")
-register(
-    "slurm",
-    "harness.launchers.slurm.launcher:SlurmLauncher",
-    "submits jobs to Slurm",
-    job_variables=JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT"),
-)
-register("kubernetes", "harness.launchers.kubernetes.launcher:KubernetesLauncher", "writes manifests of jobs")
-register("manual", "harness.launchers.manual:ManualLauncher", "prints the command for each host")
+for _name, _one in features.launchers().items():
+    register(
+        _name,
+        _one.place,
+        _one.help,
+        job_variables=None
+        if _one.scheduler is None
+        else JobVariables(scheduler=_one.scheduler, job=_one.job_variable, restarts=_one.restarts_variable),
+    )
 
 
 def launcher_entries() -> dict[str, LauncherEntry]:

@@ -19,6 +19,7 @@ from reports.analysis.verdict.verdict import verdict
 from reports.text import count
 from results import files
 from results.errors import UsageError
+from results.features import MEASURED
 from results.store import Study
 
 FIGURE_FORMS = ("svg", "pdf", "png")
@@ -36,7 +37,7 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
     written = _write([figures], target, f"{path.stem}." if path else "", in_study=path is None)
     if figures.running:
         return target
-    if figures.cells or not (figures.training or figures.only_network or figures.only_searched):
+    if figures.cells or figures.kind == MEASURED:
         print_headline(figures, console)
         print_verdict(figures, console)
     if figures.compare_over is not None:

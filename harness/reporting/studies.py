@@ -8,7 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -17,6 +17,7 @@ from typing import cast
 
 from harness.plan.options import read_duration_s
 from harness.plan.study_file import STUDY_FILE
+from harness.reporting.reading import Reading
 from harness.terminal.console import Console
 from reports.analysis.assumptions import KNEE, Assumptions, Goal, GoalKind, site_price
 from reports.analysis.effect import SMALLEST_EFFECT
@@ -24,23 +25,17 @@ from reports.analysis.outcomes import outcome_words
 from reports.analysis.over import comparing_over
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
-from reports.analysis.trained import TrainedCell
 from reports.redaction import Told, redactor
 from reports.text import count
-from results.baseline import Baseline
 from results.catalogue.prices import Price, checked_usd, read_prices
 from results.errors import SchemaError, StoreError, UsageError, bench_call
-from results.history import read_nights
+from results.features import MEASURED, kind_of_file
 from results.job_store import JobStore
 from results.network import NETWORK_FILE, NetworkTable
-from results.outcome import Outcome
-from results.projection import Projection
 from results.review import Review
 from results.run import RunResult
 from results.schemas import NETWORK
 from results.store import Study, study_names
-from results.training_log import TrainingLog
-from results.tuning import Tuning
 from workloads.datasets.facts import DATASETS
 
 
@@ -153,21 +148,14 @@ def read_figures(
     console: Console,
     *,
     redact: bool = False,
-    history: Path | None = None,
-    network: str | None = None,
+    given: Mapping[str, str] | None = None,
 ) -> list[StudyFigures]:
-    """The figures of the studies at `paths`, each under a distinct name, with the nights of `history`, and
-    with the network table `network` (None: the one in a study's folder).
+    """The figures of the studies at `paths`, each under a distinct name, with what features read of them and
+    of the files that the call has `given`, by option.
 
     Writes only derived files, and only where the study may be written. Raises UsageError for a study without
-    a plan, such as a tune whose job has not begun. Nights name commits and settings that a redaction of the
-    studies does not know, so `redact` leaves them out.
+    a plan, such as a tune whose job has not begun.
     """
-    nights: dict[str, list[Baseline]] = {}
-    if history is not None and not redact:
-        nights, damaged = read_nights(history)
-        for sentence in damaged:
-            console.warn(sentence)
     studies = [Study.existing(Path(path)) for path in paths]
     for study in studies:
         warn_of_lost_plans(study, console)
@@ -182,7 +170,7 @@ def read_figures(
         for study, name in zip(studies, names, strict=True)
     ]
     for one in read:
-        if not one.told.plans and (redact or one.study.tuning() is None):
+        if not one.told.plans and (redact or kind_of_file(one.study.root) == MEASURED):
             status = bench_call("status", one.study.root)
             raise UsageError(f"{one.study.root} has nothing to report yet: {status} shows how far it is")
     if redact:
@@ -192,54 +180,15 @@ def read_figures(
         for one in read
     ]
     return [
-        replace(
-            figure,
-            nights=nights,
-            steps=one.study.steps,
-            network=read_network(one.study, console, network),
-            placed=() if redact else place_words(one.study),
-            training=_trained(one.study, figure, console, redact=redact),
-            projection=None if redact else _projection(one.study, console),
-            tuning=None if redact else _tuning(one.study, console),
-        )
+        Reading(
+            study=one.study,
+            figures=replace(figure, steps=one.study.steps, placed=() if redact else place_words(one.study)),
+            console=console,
+            redact=redact,
+            given=given or {},
+        ).with_added()
         for one, figure in zip(read, figures, strict=True)
     ]
-
-
-def _training_logs(study: Study, cell_ids: Iterable[str], console: Console) -> dict[str, TrainingLog]:
-    """The logs of the cells that were trained, with a warning for each that is damaged."""
-    logs = {}
-    for cell_id in cell_ids:
-        try:
-            logs[cell_id] = log = study.training_log(cell_id)
-        except StoreError as error:
-            console.warn(f"the report has no training of {cell_id}: {error}")
-            continue
-        if log.damaged is not None:
-            console.warn(log.damaged)
-    return {cell_id: log for cell_id, log in logs.items() if log.rows}
-
-
-def _trained(
-    study: Study, figures: StudyFigures, console: Console, *, redact: bool
-) -> dict[str, TrainedCell]:
-    """The training runs of the study. A redaction does not know the words by which a launch ended, or of
-    a checkpoint that could not be written."""
-    found = _training_logs(study, figures.pools, console)
-    attempts = study.attempts() if found and not redact else {}
-    if redact:
-        found = {cell_id: log.without_words() for cell_id, log in found.items()}
-    lost = (run for pool in figures.pools.values() for run in pool.lost)
-    diverged = {run.run_id for run in lost if run.outcome is Outcome.DIVERGED}
-    return {
-        cell_id: TrainedCell(
-            cell=figures.pools[cell_id].cell,
-            log=log,
-            attempts=attempts,
-            diverged=bool(log.launches) and log.launches[-1].run_id in diverged,
-        )
-        for cell_id, log in found.items()
-    }
 
 
 def read_network(study: Study, console: Console, given: str | None = None) -> NetworkTable | None:
@@ -255,23 +204,6 @@ def read_network(study: Study, console: Console, given: str | None = None) -> Ne
     except (SchemaError, StoreError) as error:
         console.warn(f"no network table: {error}")
     return None
-
-
-def _projection(study: Study, console: Console) -> Projection | None:
-    """The study's projection. A redaction leaves it out: it has commands with folders."""
-    try:
-        return study.projection()
-    except SchemaError as error:
-        console.warn(f"the report has no projection: {error}")
-        return None
-
-
-def _tuning(study: Study, console: Console) -> Tuning | None:
-    try:
-        return study.tuning()
-    except StoreError as error:
-        console.warn(f"the report has no tuning: {error}")
-        return None
 
 
 def place_words(study: Study) -> tuple[str, ...]:

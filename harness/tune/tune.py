@@ -41,8 +41,8 @@ from results.plan import Plan, Request
 from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.store import Study, utc_now
-from results.training_log import seconds_between
 from results.tuning import TRIALS, TUNING_FILE, TunedTrial, Tuning, TuningAnswer
+from results.value_types import seconds_between
 
 FINAL_SHARE = 0.4
 """Share of `--max-time` that is kept for the final."""

@@ -19,7 +19,6 @@ from torch.distributed.rendezvous import rendezvous
 from harness.machine.code import checkout, code_hash, require_planned_packages
 from harness.machine.device import ONLY_NVIDIA, gpu_faults, gpu_warnings, visible_gpus
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
-from harness.worker.measure.network import measure_network
 from harness.worker.rank.context import RankContext, Run, device_uuid, nccl_version
 from harness.worker.rank.control import Control
 from harness.worker.rank.log import RankLog, Watchdog, bound_output, mark_run, output_files
@@ -35,10 +34,11 @@ from harness.worker.rank.process import (
 )
 from harness.worker.rank.rank import Rank
 from harness.worker.run import measure_cell
-from harness.worker.train.loop import train_cell
 from results.errors import MachineError
+from results.features import kind_named
 from results.launch import Launch, Slot, flight_path, nccl_log_path, rank_log_path
 from results.outcome import Evidence, Outcome
+from results.registry import load
 from results.schemas import LAUNCH
 from results.store import Study
 from strategies.devices import StreamedDevice, device_of
@@ -199,10 +199,8 @@ def _run_slot(study: Study, around: RankContext, slot: Slot) -> tuple[Outcome, b
     study.start_run(slot.cell_id, slot.run_id)
     run, launch = Run(around, slot, study.cell(slot.cell_id)), around.launch
     work: Callable[[Run], None] = measure_cell
-    if launch.training is not None:
-        work = partial(train_cell, order=launch.training)
-    elif launch.network is not None:
-        work = partial(measure_network, order=launch.network)
+    if launch.order is not None:
+        work = partial(load(kind_named(launch.order.kind).work), values=launch.order.values)
     record = run.execute(work)
     study.add_rank_record(record)
     around.log.event("recorded", run=slot.run_id, outcome=record.outcome, reason=record.reason)

@@ -73,7 +73,7 @@ def next_run(study: StudyFigures) -> NextRun | None:
     None if every planned cell has a figure and no size is open. Also None for a study of trainings or of the
     network: the call that ordered them continues them.
     """
-    if any(plan.kind != "measured" for plan in study.plans):
+    if any(plan.order is not None for plan in study.plans):
         return None
     choice = _choice(study)
     return _hole(study, choice) or _without_figure(study) or _left_open(study, choice)

@@ -59,10 +59,10 @@ def failures(plans: Iterable[Plan], pools: Collection[Pool]) -> list[Failure]:
     runs = [run for pool in pools for run in (*pool.runs, *pool.lost)]
     plans = list(plans)
     inferred = pruned(plans, runs)
-    of_network = {cell.id for plan in plans if plan.kind == "network" for cell in plan.cells}
+    stepless = {cell.id for plan in plans if not plan.kind.has_steps for cell in plan.cells}
     found = []
     for pool in pools:
-        if pool.runs or (pool.cell.id in of_network and any(run.outcome is Outcome.OK for run in pool.lost)):
+        if pool.runs or (pool.cell.id in stepless and any(run.outcome is Outcome.OK for run in pool.lost)):
             continue
         outcome: str = NOT_RUN
         reason = "the study ended before it; run the same command again to continue"

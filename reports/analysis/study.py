@@ -6,9 +6,11 @@ one device. `summary` describes the study in a line of counts.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
+from typing import Any
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.figures import CellFigures, cell_figures
@@ -23,18 +25,15 @@ from reports.analysis.outcomes import (
 from reports.analysis.pooling import LeftOut, Pool, pool
 from reports.analysis.scaling import Curve, curves
 from reports.analysis.series import SeriesSetting, merged_series, setting_labels, standing_skips
-from reports.analysis.trained import TrainedCell
 from reports.text import count, devices_word, moment
-from results.baseline import Baseline
 from results.errors import bench_call
-from results.network import NetworkTable
+from results.features import MEASURED, Kind
 from results.outcome import Outcome
 from results.plan import Plan, Scaling
-from results.projection import Projection, digest
+from results.projection import digest
 from results.record import StepColumns
 from results.review import EXCLUDED, Review
 from results.run import RunResult
-from results.tuning import Tuning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +131,11 @@ class StudyFigures:
     """Ids of cells that have results, are in no plan and are not a baseline of allocations."""
     assumptions: Assumptions
     """The assumptions that the caller gave."""
-    nights: Mapping[str, Sequence[Baseline]] = field(default_factory=dict)
-    """The nights of a history, by machine, in the order of time."""
-    training: Mapping[str, TrainedCell] = field(default_factory=dict)
-    """The cells that were trained, by id, in the order of the plans."""
-    network: NetworkTable | None = None
-    """The network table in its folder, or the one that the reader gave; None: no table is known."""
+    kind: Kind = MEASURED
+    complete: frozenset[str] = frozenset()
+    """Ids of the cells that need no run, whatever their runs."""
+    added: Mapping[str, Any] = field(default_factory=lambda: defaultdict(lambda: None))
+    """What features have read for their sections, by name; None: there is nothing."""
     placed: tuple[str, ...] = ()
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
     steps: Callable[[RunResult], Mapping[int, StepColumns]] = lambda run: {}
@@ -150,20 +148,6 @@ class StudyFigures:
     review: Review = field(default_factory=Review)
     approval: str = ""
     """The last approval by a reviewer, and what has changed since, in words; empty without one."""
-    projection: Projection | None = None
-    """Its larger sizes, as they were last projected."""
-    tuning: Tuning | None = None
-    """The search that it is the final of; None for an ordinary study."""
-
-    @property
-    def only_network(self) -> bool:
-        """Whether it measured the network instead of steps."""
-        return any(plan.kind == "network" for plan in self.plans)
-
-    @property
-    def only_searched(self) -> bool:
-        """Whether it is a tune that has not measured its final."""
-        return self.tuning is not None and not self.plans
 
     @property
     def devices_word(self) -> str:
@@ -261,6 +245,7 @@ def analyse(
         assumptions=assumptions or Assumptions(),
         review=review,
         approval=review.approval(results)[0],
+        kind=plans[-1].kind if plans else MEASURED,
     )
 
 

@@ -14,41 +14,32 @@ from reports.page.sections.communication import communication_section
 from reports.page.sections.correctness import correctness_section
 from reports.page.sections.cost import cost_section
 from reports.page.sections.environment import environment_section
-from reports.page.sections.history import history_section
 from reports.page.sections.memory import memory_section
-from reports.page.sections.network import network_section
 from reports.page.sections.outcomes import outcomes_section, running_section
 from reports.page.sections.over import over_section
-from reports.page.sections.projection import projection_section
 from reports.page.sections.ranks import ranks_section
-from reports.page.sections.review import review_section
 from reports.page.sections.scaling import curves_section
 from reports.page.sections.summary import summary_section
 from reports.page.sections.table import table_section
-from reports.page.sections.training import accuracy_section, training_section
-from reports.page.sections.tuning import tuning_section
+from results import features
 from results.errors import ExtensionError
 from results.extensions import extensions
+from results.registry import load
 
 Maker = Callable[[StudyFigures], Section | None]
 SECTIONS: Mapping[str, Maker] = MappingProxyType(
     {
         "running": running_section,
         "summary": summary_section,
-        "tuning": tuning_section,
         "over": over_section,
         "best": best_section,
         "curves": curves_section,
-        "projection": projection_section,
         "anatomy": anatomy_section,
         "communication": communication_section,
-        "network": network_section,
         "memory": memory_section,
         "cost": cost_section,
         "outcomes": outcomes_section,
-        "review": review_section,
         "ranks": ranks_section,
-        "history": history_section,
         "correctness": correctness_section,
         "environment": environment_section,
     }
@@ -58,17 +49,12 @@ and then all definitions."""
 APPENDIX: Mapping[str, Maker] = MappingProxyType({"table": table_section})
 """The sections after the definitions."""
 GROUP = "bench.sections"
-_EVERY = {**SECTIONS, "training": training_section, "accuracy": accuracy_section}
-_OF_TRAINED = ("running", "training", "accuracy", "outcomes", "review", "environment")
-TRAINED: Mapping[str, Maker] = MappingProxyType({name: _EVERY[name] for name in _OF_TRAINED})
-"""The sections of a study that was trained and not measured."""
-_OF_NETWORK = ("running", "network", "outcomes", "review")
-NETWORK: Mapping[str, Maker] = MappingProxyType({name: _EVERY[name] for name in _OF_NETWORK})
-"""The sections of a study that measured the network instead of steps."""
-SEARCHED: Mapping[str, Maker] = MappingProxyType({name: _EVERY[name] for name in ("running", "tuning")})
-"""The sections of a tune that has not measured its final."""
-TAKEN = frozenset({*SECTIONS, *TRAINED, *APPENDIX, "method"})
-"""Anchors of the page's own sections, and of the definitions."""
+
+
+def all_sections() -> Mapping[str, Maker]:
+    """Every section of bench, by anchor: the core's, and those of features at their places."""
+    own = features.sections()
+    return {**SECTIONS, **{name: load(one.place) for name, one in own.items()}, **APPENDIX}
 
 
 def contents(study: StudyFigures) -> tuple[Section, ...]:
@@ -78,7 +64,7 @@ def contents(study: StudyFigures) -> tuple[Section, ...]:
     Raises ExtensionError if two have one name.
     """
     made = [*_made(_sections(study), study)]
-    for name, extension in extensions(GROUP, TAKEN).items():
+    for name, extension in extensions(GROUP, {*all_sections(), "method"}).items():
         try:
             make = extension.load()
             section = make(study) if callable(make) else make
@@ -96,15 +82,16 @@ def contents(study: StudyFigures) -> tuple[Section, ...]:
 
 def appendix(study: StudyFigures) -> tuple[Section, ...]:
     """Make the sections after the definitions."""
-    return _made(APPENDIX, study) if _sections(study) is SECTIONS else ()
+    return () if study.kind.sections else _made(APPENDIX, study)
 
 
 def _sections(study: StudyFigures) -> Mapping[str, Maker]:
-    if study.only_network:
-        return NETWORK
-    if study.only_searched:
-        return SEARCHED
-    return TRAINED if study.training and not study.cells else SECTIONS
+    """The sections of a page in their order, without those of other packages and the appendix."""
+    every = all_sections()
+    if study.kind.sections:
+        return {name: every[name] for name in study.kind.sections if name in every}
+    added = {name: (every[name], one.after) for name, one in features.sections().items() if one.after}
+    return features.placed(SECTIONS, added)
 
 
 def _made(makers: Mapping[str, Maker], study: StudyFigures) -> tuple[Section, ...]:

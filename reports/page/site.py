@@ -152,8 +152,7 @@ def answer_of(study: StudyFigures) -> str:
 
 def _missing(study: StudyFigures) -> str:
     """The cells without a figure, by outcome: `2 out of memory, 1 not run`."""
-    trained = {cell_id for cell_id, one in study.training.items() if one.log.ended is not None}
-    failures = [one for one in study.failures if one.cell.id not in trained]
+    failures = [one for one in study.failures if one.cell.id not in study.complete]
     outcomes = Counter(outcome_words(one.outcome) for one in failures)
     return ", ".join(f"{number:,} {outcome}" for outcome, number in outcomes.most_common()) or NOTHING
 

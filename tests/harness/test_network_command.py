@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from builders import plan_of
 
-from harness.commands.network import Network, collectives_of
+from harness.features.network.call import Network, collectives_of
 from harness.machine.code import checkout
 from harness.plan.study_file import StudyFile
 from results import schemas

@@ -12,30 +12,9 @@ from builders import a_cell
 from torch.optim import Optimizer, lr_scheduler
 
 from harness.cli import run
-from harness.commands.train import Train
-from harness.gate.prune import Origins, candidates
-from harness.launch.follow import LaunchState
-from harness.launch.pace import Deadline, TrainingPace, left_s, standing
-from harness.launch.training import FailedLaunch, lost_checkpoints, nodes_left, pause_s, why_not_again
-from harness.matrix import Matrix
-from harness.plan.study_file import StudyFile
-from harness.terminal.console import Standing
-from harness.worker.train.loop import Rate
-from harness.worker.train.rules import (
-    cell_on,
-    is_best,
-    out_of_patience,
-    rate_at,
-    rate_scale,
-    row_steps,
-    total_steps,
-)
-from results.checkpoint import Checkpoint, LaidOut
-from results.errors import UsageError
-from results.outcome import Ending, Outcome
-from results.store import Study
-from results.train_order import TrainOrder
-from results.training_log import (
+from harness.features.train.call import Train
+from harness.features.train.conduct import FailedLaunch, lost_checkpoints, nodes_left, pause_s, why_not_again
+from harness.features.train.log import (
     Ended,
     Row,
     SavedCheckpoint,
@@ -45,6 +24,27 @@ from results.training_log import (
     TrainingLogWriter,
     Validated,
 )
+from harness.features.train.order import TrainOrder
+from harness.features.train.worker.loop import Rate
+from harness.features.train.worker.rules import (
+    cell_on,
+    is_best,
+    out_of_patience,
+    rate_at,
+    rate_scale,
+    row_steps,
+    total_steps,
+)
+from harness.gate.prune import Origins, candidates
+from harness.launch.follow import LaunchState
+from harness.launch.pace import Deadline, TrainingPace, left_s, standing
+from harness.matrix import Matrix
+from harness.plan.study_file import StudyFile
+from harness.terminal.console import Standing
+from results.checkpoint import Checkpoint, LaidOut
+from results.errors import UsageError
+from results.outcome import Ending, Outcome
+from results.store import Study
 from strategies.saving.run_folder import RunFolder, sum_of
 
 Make = Callable[[Optimizer, int], lr_scheduler.LRScheduler]

@@ -16,10 +16,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from harness.features.train.log import SavedCheckpoint, Started, TrainingLog
 from results.outcome import Outcome
 from results.record import RankRecord
 from results.store import Study
-from results.training_log import SavedCheckpoint, Started, TrainingLog
 from workloads.build import build_workload
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ import pytest
 
 import reports
 from harness.cli import run
+from harness.features.train.order import TrainOrder
 from reports.analysis.next_run import next_run
 from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import NOTHING, verdict
 from results.outcome import Outcome
-from results.train_order import TrainOrder
 
 NO_FIGURE = "no cell has a figure"
 LONG = 190

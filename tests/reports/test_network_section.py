@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from builders import NETWORK_HERE, a_network
 
+from harness.features.network.section import network_section, stranger, summary_table
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.page.contents import contents
 from reports.page.section import Drawings, Paragraph, Table
-from reports.page.sections.network import network_section, stranger, summary_table
 from results import schemas
 from results.errors import StoreError
 from results.network import NETWORK_FILE, NetworkFacts, NetworkOrder, NetworkTable

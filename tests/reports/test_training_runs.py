@@ -11,16 +11,7 @@ import pytest
 from builders import a_cell
 from launching import a_launch, an_attempt
 
-from harness.reporting.studies import CostFlags, read_figures
-from harness.terminal.console import Console
-from reports.analysis.trained import Recovery, Spread, TrainedCell, races, reach, recoveries, spread
-from reports.page.render import render_figures
-from reports.page.section import Table
-from reports.page.sections.training import accuracy_section, training_section
-from results.launch import Attempt, Slot
-from results.outcome import Outcome
-from results.train_order import TrainOrder
-from results.training_log import (
+from harness.features.train.log import (
     Ended,
     Row,
     SavedCheckpoint,
@@ -30,6 +21,15 @@ from results.training_log import (
     TrainingLogWriter,
     Validated,
 )
+from harness.features.train.order import TrainOrder
+from harness.features.train.section import accuracy_section, training_section
+from harness.features.train.trained import Recovery, Spread, TrainedCell, races, reach, recoveries, spread
+from harness.reporting.studies import CostFlags, read_figures
+from harness.terminal.console import Console
+from reports.page.render import render_figures
+from reports.page.section import Table
+from results.launch import Attempt, Slot
+from results.outcome import Outcome
 
 
 def at(seconds: float) -> str:

@@ -16,10 +16,10 @@ from results.checkpoint import Checkpoint, FileSum, LaidOut
 from results.environment import CodeVersion, Environment, Program
 from results.job import Job, JobEnd, RunOptions, Submission
 from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
-from results.network import Measurement, NetworkFacts, NetworkOrder, NetworkTable, NetworkTimes
+from results.network import Measurement, NetworkFacts, NetworkTable, NetworkTimes
 from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedBlock, PairedCall, PairedCell, PairedSide
-from results.plan import FittingBatch, Pattern, Placement, Plan, Request, Series, Skip
+from results.plan import FittingBatch, Order, Pattern, Placement, Plan, Request, Series, Skip
 from results.projection import Lift, ProjectedSeries, ProjectedSize, Projection, Refusal, Span
 from results.record import (
     Buckets,
@@ -40,7 +40,6 @@ from results.review import ReviewEntry
 from results.run import Communication, OperationSummary, RankColumns, RunResult, StepBudget
 from results.schema import Schema
 from results.statistics import Metric
-from results.train_order import TrainOrder
 from results.tuning import Contribution, TunedSetting, TunedTrial, Tuning, TuningAnswer
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -110,21 +109,24 @@ CELL_3 = msgspec.structs.replace(
     memory_limit_mb=4096,
     env=("NCCL_ALGO=Ring",),
 )
-ORDER = TrainOrder(
-    epochs=3,
-    checkpoint_every=50,
-    keep=2,
-    best="val_accuracy",
-    patience=4,
-    target="val_accuracy>=0.97",
-    validate_every=25,
-    schedule="cosine",
-    warmup_steps=10,
-    restarts=5,
-    elastic=(1, 2),
-    batch_rule="rate",
+ORDER = Order(
+    kind="trained",
+    values={
+        "epochs": 3,
+        "steps": None,
+        "checkpoint_every": 50,
+        "keep": 2,
+        "best": "val_accuracy",
+        "patience": 4,
+        "target": "val_accuracy>=0.97",
+        "validate_every": 25,
+        "schedule": "cosine",
+        "warmup_steps": 10,
+        "restarts": 5,
+        "elastic": [1, 2],
+        "batch_rule": "rate",
+    },
 )
-NETWORK_ORDER = NetworkOrder(collectives=("all-reduce", "send"), largest_bytes=1048576)
 PLAN = Plan(
     study="demo",
     created_at="2026-01-02T03:04:05.000Z",
@@ -219,8 +221,7 @@ PLAN_3 = msgspec.structs.replace(
     command=("matrix", "--gpus", "1,2"),
     predicted_bytes={CELL_3.id: 10_000_000},
     unpredicted={"py:mine:build": "planning does not run a user's own code"},
-    training=ORDER,
-    network=NETWORK_ORDER,
+    order=ORDER,
 )
 LAUNCH = Launch(
     launch_id="20260102T030405Z-00000a",
@@ -244,8 +245,7 @@ LAUNCH_4 = msgspec.structs.replace(
     tensorboard=True,
     job_variables=(JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT"),),
     forks=True,
-    training=ORDER,
-    network=NETWORK_ORDER,
+    order=ORDER,
     env=("NCCL_ALGO=Ring",),
     python="/engines/bin/python",
     proof="report",
@@ -752,6 +752,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
     "plan-2": (schemas.PLAN, PLAN_2),
     "plan-3": (schemas.PLAN, PLAN_3),
+    "plan-4": (schemas.PLAN, PLAN_3),
     "cell-1": (schemas.CELL, CELL),
     "cell-2": (schemas.CELL, CELL_2),
     "cell-3": (schemas.CELL, CELL_3),
@@ -759,6 +760,7 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "launch-2": (schemas.LAUNCH, LAUNCH_2),
     "launch-3": (schemas.LAUNCH, LAUNCH_3),
     "launch-4": (schemas.LAUNCH, LAUNCH_4),
+    "launch-5": (schemas.LAUNCH, LAUNCH_4),
     "attempt-1": (schemas.ATTEMPT, ATTEMPT),
     "attempt-2": (schemas.ATTEMPT, ATTEMPT_2),
     "rank-record-1": (schemas.RANK_RECORD, RANK_RECORD),

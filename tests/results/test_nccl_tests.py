@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.features.network.nccl_tests import read_nccl_tests
 from results.errors import StoreError, UsageError
-from results.nccl_tests import read_nccl_tests
 from results.network import NetworkTable
 
 HEAD = """\

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from builders import a_cell
 
-from results.derivation.network import network_table
+from harness.features.network.derivation import network_table
 from results.errors import SchemaError
 from results.network import NetworkTimes, measured_groups
 from results.outcome import Evidence

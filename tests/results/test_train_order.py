@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.features.train.order import Target, TrainOrder, read_target
 from results.errors import UsageError
-from results.train_order import Target, TrainOrder, read_target
 
 
 @pytest.mark.parametrize(

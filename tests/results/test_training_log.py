@@ -6,10 +6,7 @@ import os
 
 import pytest
 
-from results import files
-from results.errors import StoreError
-from results.train_order import TrainOrder
-from results.training_log import (
+from harness.features.train.log import (
     Best,
     Ended,
     Row,
@@ -20,6 +17,9 @@ from results.training_log import (
     TrainingLogWriter,
     Validated,
 )
+from harness.features.train.order import TrainOrder
+from results import files
+from results.errors import StoreError
 
 ORDER = TrainOrder(steps=30)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from results.training_log import Started
+from harness.features.train.log import Started
 
 MODEL = Path(__file__).parents[1] / "harness" / "trainable.py"
 CALL = (

@@ -8,8 +8,8 @@ from typing import Any
 from builders import a_cell
 from rank_builders import Ranks, a_context
 
+from harness.features.network.worker.measure import _Rounds, measure_network
 from harness.worker.measure import network as measure
-from harness.worker.measure.network import _Rounds, measure_network
 from results.cell import StepPolicy
 from results.network import COLLECTIVES, NetworkOrder, NetworkTimes
 from results.plan import Placement

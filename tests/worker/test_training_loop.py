@@ -18,18 +18,18 @@ import msgspec
 import pytest
 from rank_builders import Ranks, a_context
 
+from harness.features.train.log import Ended, SavedCheckpoint, TrainingLog
+from harness.features.train.order import TrainOrder
+from harness.features.train.worker.loop import train_cell
 from harness.worker.rank import log as rank_log
 from harness.worker.rank.context import Run
 from harness.worker.rank.log import RankLog, Watchdog
 from harness.worker.train import loop as training_loop
-from harness.worker.train.loop import train_cell
 from results.cell import Cell
 from results.launch import Slot
 from results.outcome import Outcome
 from results.record import RankRecord
 from results.store import Study
-from results.train_order import TrainOrder
-from results.training_log import Ended, SavedCheckpoint, TrainingLog
 from strategies.saving.run_folder import RunFolder
 
 Train = Callable[..., list[tuple[Outcome, str | None]]]

@@ -168,7 +168,7 @@ class KubernetesCall(JobCall):
             self._console.note(line)
         require_within_budget(documents, self._options.max_gpu_hours)
         if documents:
-            if plan.kind == "measured":
+            if plan.order is None:
                 study.add_cell(baseline_of(plan.cells))
             self._console.table(COST_HEADS, cost_rows(documents), numeric=COST_NUMERIC)
         return self._hand_over(study, found, documents)

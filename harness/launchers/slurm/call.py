@@ -171,7 +171,7 @@ class SlurmCall(JobCall):
                 f"--feed depend needs room for three jobs, and the site takes {limit} (submit_limit): "
                 f"--feed wait waits for room here. Nothing was submitted"
             )
-        if plan.kind == "measured":
+        if plan.order is None:
             study.add_cell(baseline_of(plan.cells))
         submitter = Submitter(study, client, self._site, self._console)
         done = submitter.submit(documents, feed=self._feed)

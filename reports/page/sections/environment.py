@@ -15,6 +15,7 @@ from reports.table import TextTable, table, words
 from reports.text import NOTHING, count, listed, moment, size
 from results.cell import Cell
 from results.environment import Environment
+from results.features import MEASURED
 from results.run import RunResult
 from results.version import VERSION
 
@@ -135,8 +136,8 @@ def environment_table(study: StudyFigures) -> TextTable:
 def _environments(study: StudyFigures) -> list[list[RunResult]]:
     """The counted runs, or the runs that trained, grouped by machine and software over all placements."""
     groups: dict[str, list[RunResult]] = {}
-    trained = [study.pools[cell_id] for cell_id in study.training if cell_id in study.pools]
-    for run in study.runs or [run for pool in trained for run in (*pool.runs, *pool.lost)]:
+    others = () if study.kind == MEASURED else study.pools.values()
+    for run in study.runs or [run for pool in others for run in (*pool.runs, *pool.lost)]:
         if run.environment is not None:
             groups.setdefault(repr(sorted(machine_facts(run.environment).items())), []).append(run)
     return list(groups.values())

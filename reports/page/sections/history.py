@@ -47,7 +47,7 @@ def history_section(study: StudyFigures) -> Section | None:
                 )
                 for night in found
             ]
-            for machine, found in study.nights.items()
+            for machine, found in (study.added["nights"] or {}).items()
         }
     )
 

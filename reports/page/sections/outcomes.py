@@ -46,7 +46,7 @@ def running_section(study: StudyFigures) -> Section | None:
 
 def outcomes_section(study: StudyFigures) -> Section:
     groups = [*_without_figure(study), *_skipped(study)]
-    every = "" if study.training else "every planned cell has a figure, and "
+    every = "" if study.complete else "every planned cell has a figure, and "
     found: Block = Paragraph(f"Nothing is missing: {every}no run failed.", "plain")
     if groups:
         columns: list[Column[_Group]] = [
@@ -70,14 +70,13 @@ def _without_figure(study: StudyFigures) -> Iterator[_Group]:
 
     A run that trained its cell to the end has no step time, but it is not a failure.
     """
-    ended = {cell_id for cell_id, one in study.training.items() if one.log.ended is not None}
     several = len({pool.cell.workload for pool in study.pools.values()}) > 1
     groups: dict[tuple[str, str], list[str]] = {}
     for what, reason, cell in (
         *((outcome_words(one.outcome), one.reason, one.cell) for one in study.failures),
         *((f"a run: {outcome_words(one.run.outcome)}", reason_of(one.run), one.cell) for one in study.lost),
     ):
-        if cell.id not in ended:
+        if cell.id not in study.complete:
             workload = f"{cell.workload}, " if several else ""
             groups.setdefault((what, reason), []).append(f"{workload}{label(cell)} on {cell.gpus:,}")
     for (what, reason), names in groups.items():

@@ -65,7 +65,7 @@ class Refused:
 
 def projection_section(study: StudyFigures) -> Section | None:
     """Make the section; None for a study that was not projected."""
-    found = study.projection
+    found = study.added["projection"]
     if found is None:
         return None
     blocks: list[Block] = []

@@ -27,9 +27,10 @@ _INVISIBLE = "0 9999"
 
 def tuning_section(study: StudyFigures) -> Section | None:
     """Make the section; None for a study that no tune has made."""
-    if study.tuning is None:
+    tuning: Tuning | None = study.added["tuning"]
+    if tuning is None:
         return None
-    blocks = tuple(_blocks(study.tuning))
+    blocks = tuple(_blocks(tuning))
     return Section(anchor="tuning", title="Tuning", blocks=blocks, definitions=(DEFINITION,))
 
 

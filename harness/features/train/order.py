@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from results.errors import UsageError
+from results.plan import Order
+from workloads.shape import METRICS
 
 MetricName = str
 """One of `METRICS`, or of the workload's own `metrics`."""
-METRICS = ("val_loss", "val_accuracy", "loss")
 Schedule = Literal["none", "cosine"]
 BatchRule = Literal["global", "rate"]
 
@@ -121,6 +122,16 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"--elastic {least}:{most}: write MIN:MAX nodes with 1 <= MIN <= MAX, such as 1:2"
             )
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> TrainOrder:
+        """Read the values of a stored order."""
+        return msgspec.convert(values, cls)
+
+    @property
+    def stored(self) -> Order:
+        """The order as plans and launches store it."""
+        return Order(kind="trained", values=msgspec.to_builtins(self))
 
     @property
     def goal(self) -> Target | None:

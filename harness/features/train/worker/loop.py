@@ -12,35 +12,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from typing import Any
 
 import msgspec
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from harness.worker.cell.memory import MemoryUse, reset_peaks
-from harness.worker.cell.sampler import batch_print
-from harness.worker.cell.setup import CellSetup, keep_first, seed_step
-from harness.worker.measure.scalars import Scalars
-from harness.worker.proof.causes import named_causes
-from harness.worker.proof.fingerprints import shared_batches
-from harness.worker.rank.context import Run
-from harness.worker.rank.failure import DivergedError
-from harness.worker.rank.log import HEARTBEAT_S
-from harness.worker.train.rules import (
-    cell_on,
-    is_best,
-    out_of_patience,
-    rate_at,
-    rate_scale,
-    row_steps,
-    total_steps,
-)
-from results.cell import Cell
-from results.errors import StoreError, UsageError
-from results.store import utc_now
-from results.train_order import MetricName, TrainOrder, larger_is_better
-from results.training_log import (
+from harness.features.train.log import (
     Best,
     Ended,
     EndReason,
@@ -52,6 +31,28 @@ from results.training_log import (
     TrainingLogWriter,
     Validated,
 )
+from harness.features.train.order import MetricName, TrainOrder, larger_is_better
+from harness.features.train.worker.rules import (
+    cell_on,
+    is_best,
+    out_of_patience,
+    rate_at,
+    rate_scale,
+    row_steps,
+    total_steps,
+)
+from harness.worker.cell.memory import MemoryUse, reset_peaks
+from harness.worker.cell.sampler import batch_print
+from harness.worker.cell.setup import CellSetup, keep_first, seed_step
+from harness.worker.measure.scalars import Scalars
+from harness.worker.proof.causes import named_causes
+from harness.worker.proof.fingerprints import shared_batches
+from harness.worker.rank.context import Run
+from harness.worker.rank.failure import DivergedError
+from harness.worker.rank.log import HEARTBEAT_S
+from results.cell import Cell
+from results.errors import StoreError, UsageError
+from results.store import utc_now
 from strategies.evaluation import evaluate
 from strategies.saving.checkpoints import Saving
 from strategies.saving.run_folder import RunFolder
@@ -123,9 +124,9 @@ class Rate:
             group["lr"] = rate
 
 
-def train_cell(run: Run, order: TrainOrder) -> None:
-    """Train the cell of `run` as ordered; collective. The run's record states the last step."""
-    around = run.around
+def train_cell(run: Run, values: Mapping[str, Any]) -> None:
+    """Train the cell of `run` by a stored order; collective. The run's record states the last step."""
+    around, order = run.around, TrainOrder.of(values)
     run.found["trained_steps"] = 0
     around.log.event("build")
     around.exchange.reset()

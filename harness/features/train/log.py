@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from itertools import dropwhile, pairwise
 from pathlib import Path
@@ -18,11 +17,12 @@ from typing import Literal
 
 import msgspec
 
+from harness.features.train.order import MetricName, TrainOrder, larger_is_better
 from results import files
 from results.errors import StoreError
 from results.files import FULL, Content, DamagedError
-from results.train_order import MetricName, TrainOrder, larger_is_better
-from results.value_types import require_times
+from results.store import Study
+from results.value_types import require_times, seconds_between
 
 EndReason = Literal["epochs", "steps", "target", "patience"]
 
@@ -268,9 +268,9 @@ class TrainingLog:
         return None if found is None else Best(*found)
 
 
-def seconds_between(earlier: str, later: str) -> float:
-    """Seconds between two times of a log."""
-    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+def training_log(study: Study, cell_id: str) -> TrainingLog:
+    """The rows of a cell so far; the log of a cell that was never trained is empty."""
+    return TrainingLog.read(study.training_log_path(cell_id))
 
 
 class TrainingLogWriter:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from harness.features.network.derivation import network_table
+from harness.features.network.nccl_tests import read_nccl_tests
+from harness.features.network.order import NetworkOrder
+from harness.features.network.section import summary_table
 from harness.launch.machine import Machine
 from harness.launchers.launcher import JobLauncher
 from harness.launchers.registry import launcher
@@ -17,13 +21,10 @@ from harness.plan.study_file import StudyFile, merge
 from harness.reporting.report import write_report
 from harness.reporting.studies import CostFlags, place_words, read_figures
 from harness.terminal.console import Console
-from reports.page.sections.network import summary_table
 from results import files
 from results.cell import REFERENCE_STRATEGY, Cell
-from results.derivation.network import network_table
 from results.errors import UsageError, bench_call
-from results.nccl_tests import read_nccl_tests
-from results.network import COLLECTIVES, NETWORK_FILE, Collective, NetworkFacts, NetworkOrder, NetworkTable
+from results.network import COLLECTIVES, NETWORK_FILE, Collective, NetworkFacts, NetworkTable
 from results.outcome import Outcome
 from results.parts import Unknown
 from results.plan import Plan
@@ -42,8 +43,6 @@ STARTUP_S = 900.0
 class Network(Matrix):
     """One `bench network` call that measures."""
 
-    kind = "network"
-
     def __init__(
         self,
         options: StudyFile,
@@ -53,7 +52,7 @@ class Network(Matrix):
         arguments: tuple[str, ...] = (),
     ) -> None:
         """`beside` is a study whose folder gets the table as well."""
-        self._network, self._beside = network, beside
+        self.order, self._beside = network.stored, beside
         super().__init__(_completed(options), study_file=None, arguments=arguments)
 
     def _folder_name(self) -> str:
@@ -64,9 +63,6 @@ class Network(Matrix):
         words += [f"x{size}" for size in (request.gpus_per_node, request.node_size) if size is not None]
         words += [f"{link}" for link in request.links if link != "none"]
         return "-".join(words)
-
-    def _plans(self, study: Study) -> list[Plan]:
-        return [msgspec.structs.replace(plan, network=self._network) for plan in super()._plans(study)]
 
     def run(self, *, report: bool) -> int:
         """Run what is left; a call whose launches others have run writes their table."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from reports import fields
-from reports.analysis.study import StudyFigures
-from reports.analysis.trained import (
+from harness.features.train.trained import (
     Race,
     Recovery,
     Spread,
@@ -17,6 +15,8 @@ from reports.analysis.trained import (
     races,
     told_not_finite,
 )
+from reports import fields
+from reports.analysis.study import StudyFigures
 from reports.fields import Field
 from reports.page.chart import drawn
 from reports.page.description import Chart, Line, Rule, thinned
@@ -25,7 +25,7 @@ from reports.page.section import Block, Definition, Drawing, Drawings, Heading, 
 from reports.table import TextTable, figures, table, words
 from reports.text import NOTHING, count, duration, percent, rate
 from results.cell import exchange_label
-from results.train_order import METRICS
+from workloads.shape import METRICS
 
 _DRAWN = 8
 """The number of runs in one drawing; the tables have all."""
@@ -33,9 +33,15 @@ Named = tuple[str, TrainedCell]
 Values = Callable[[TrainedCell], Sequence[tuple[float, float]]]
 
 
+def trained_of(study: StudyFigures) -> Sequence[TrainedCell]:
+    """The cells that were trained, in the order of the plans."""
+    found: Mapping[str, TrainedCell] = study.added["training"] or {}
+    return tuple(found.values())
+
+
 def training_section(study: StudyFigures) -> Section | None:
     """Make the section; None if no cell was trained."""
-    trained = [one for one in study.training.values() if one.log.rows]
+    trained = [one for one in trained_of(study) if one.log.rows]
     # The exchange and the seed are enough as a name if they distinguish the runs.
     short = [f"{exchange_label(one.cell)}, seed {one.cell.seed}" for one in trained]
     names = short if len(set(short)) == len(short) else [cell_label(study, one.cell) for one in trained]
@@ -239,7 +245,7 @@ def _failures(one: TrainedCell) -> str:
 
 def accuracy_section(study: StudyFigures) -> Section | None:
     """Make the section on time to the target; None if no work was trained to a target by several runs."""
-    found = races(study.training.values())
+    found = races(trained_of(study))
     if not found:
         return None
     return Section(

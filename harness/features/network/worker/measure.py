@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
 
+from harness.features.network.order import NetworkOrder
 from harness.worker.rank.context import Run
 from harness.worker.rank.network import read_transports
-from results.network import Collective, NetworkOrder, NetworkTimes, measured_groups
+from results.network import Collective, NetworkTimes, measured_groups
 from strategies.collectives.link import Link
 from strategies.devices import device_of
 
@@ -48,9 +50,9 @@ class _Case:
     in_a_row: int = 1
 
 
-def measure_network(run: Run, order: NetworkOrder) -> None:
+def measure_network(run: Run, values: Mapping[str, Any]) -> None:
     """Measure every group of the launch, and add this rank's times to the run's record; collective."""
-    around = run.around
+    around, order = run.around, NetworkOrder.of(values)
     run.begin("build")
     around.exchange.reset()
     run.begin("measure")

@@ -73,7 +73,7 @@ def review_command(
 
 
 def _show(figures: StudyFigures, console: Console) -> None:
-    from reports.page.sections.review import entry_table, run_names
+    from harness.features.review.section import entry_table, run_names
     from reports.text import duration
 
     names, rows = run_names(figures), []
@@ -94,7 +94,7 @@ def _show(figures: StudyFigures, console: Console) -> None:
 
 def _run_ids(figures: StudyFigures, asked: Sequence[str]) -> tuple[str, ...]:
     """The ids of runs that a user names by id or name. Raises UsageError for an unknown run."""
-    from reports.page.sections.review import run_names
+    from harness.features.review.section import run_names
     from results.errors import UsageError, nearest
 
     names = run_names(figures)

@@ -45,9 +45,9 @@ def network_command(
     written into the study's folder, where its report shows it. The measurement has a folder runs/NAME. The
     same command again continues after an interruption, and writes the table of jobs that have ended.
     """
-    from harness.commands.network import Network, collectives_of, options_of, read_outputs
+    from harness.features.network.call import Network, collectives_of, options_of, read_outputs
+    from harness.features.network.order import NetworkOrder
     from harness.plan.study_file import StudyFile
-    from results.network import NetworkOrder
     from results.store import Study
 
     dry_run, report = flags.pop("dry_run"), not flags.pop("no_report")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from harness.features.train.order import BatchRule, MetricName, TrainOrder, larger_is_better
 from results.cell import Cell
 from results.errors import UsageError
-from results.train_order import BatchRule, MetricName, TrainOrder, larger_is_better
 
 ROW_S = 1.0
 ROW_STEPS = 10

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from harness.features.train.log import Ended, Started, Steps, TrainingLog
+from harness.features.train.order import Target
 from reports.text import count
 from results.cell import BASELINE_STRATEGY, DEFAULT_COLLECTIVE, UNCOMPRESSED, Cell, exchange_label
 from results.launch import Attempt
-from results.train_order import Target
-from results.training_log import Ended, Started, Steps, TrainingLog, seconds_between
+from results.value_types import seconds_between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

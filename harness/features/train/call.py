@@ -6,7 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from harness.launch.training import lost_checkpoints, trained_cells
+from harness.features.train.conduct import TrainConduct, lost_checkpoints
+from harness.features.train.log import SavedCheckpoint, TrainingLog, training_log
+from harness.features.train.order import TrainOrder
+from harness.features.train.trained import told_not_finite
+from harness.features.train.worker.rules import cell_on
 from harness.launchers.launcher import JobLauncher
 from harness.launchers.registry import launcher, launchers
 from harness.matrix import Matrix
@@ -17,16 +21,12 @@ from harness.plan.study_file import OPTIONS, StudyFile
 from harness.plan.unfit import unsplittable
 from harness.reporting.report import write_report
 from harness.reporting.studies import CostFlags, read_figures
-from harness.worker.train.rules import cell_on
-from reports.analysis.trained import told_not_finite
 from reports.text import count
 from results.errors import UsageError, bench_call
 from results.plan import Plan, Request, placement_of
 from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.store import Study
-from results.train_order import TrainOrder
-from results.training_log import SavedCheckpoint, TrainingLog
 from strategies.refusal import untrainable
 from workloads.catalog import WORKLOADS, facts
 from workloads.datasets.facts import DATASETS
@@ -41,7 +41,7 @@ OF_THE_CALL = (
 class Train(Matrix):
     """One `bench train` call."""
 
-    kind = "trained"
+    short_order = TrainOrder(steps=4, checkpoint_every=2, validate_every=2, keep=1, restarts=0).stored
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Train(Matrix):
     ) -> None:
         """Train the matrix of `options`, or the cell whose folder is `cell`."""
         _require_launcher(order, options)
-        self.order = order
+        self._training, self.order = order, order.stored
         self._one = None if cell is None else _plan_of(cell)
         given = [
             option.flag
@@ -90,7 +90,7 @@ class Train(Matrix):
                 study=self._name or study.name,
                 request=self._request,
                 command=self._arguments,
-                training=self.order,
+                order=self.order,
             )
             plans = [plan]
         for plan in plans:
@@ -99,31 +99,30 @@ class Train(Matrix):
 
     def _check(self) -> None:
         super()._check()
-        assert self.order is not None
         texts = {text for request in self._requests for text in workloads_of(request)}
         if all(facts(WORKLOADS.parse(text)).builder.startswith("workloads.") for text in texts):
             # bench's workloads have no own metrics. Other workloads are built only on ranks, which check the
             # metrics.
-            self.order.require_metrics(())
+            self._training.require_metrics(())
         for dataset in dict.fromkeys(request.dataset for request in self._requests):
             if DATASETS.facts(dataset).takes is not None:
                 continue
-            if self.order.epochs is not None:
+            if self._training.epochs is not None:
                 raise UsageError(
-                    f"--epochs {self.order.epochs}: {dataset} data have no epochs; give --steps, or real "
+                    f"--epochs {self._training.epochs}: {dataset} data have no epochs; give --steps, or real "
                     f"data (--dataset)"
                 )
-            if self.order.validates:
+            if self._training.validates:
                 raise UsageError(
                     f"{dataset} data have no held-out samples, which the metrics val_loss and val_accuracy "
                     f"need: use real data (--dataset digits), or the metric loss"
                 )
 
     def _finish(self, study: Study, plan: Plan, results: list[RunResult], *, report: bool) -> int:
-        done = trained_cells(study, plan) or frozenset()
+        done = TrainConduct(plan).done(study)
         lost = [words for cell in plan.cells if (words := lost_checkpoints(study, cell.id)) is not None]
         for cell in plan.cells:
-            log = study.training_log(cell.id)
+            log = training_log(study, cell.id)
             for line in told_run(study, cell.id, log):
                 self._console.result(line)
         if report:
@@ -160,8 +159,9 @@ def _require_launcher(order: TrainOrder, options: StudyFile) -> None:
 
 def _require_elastic(plan: Plan) -> None:
     """Raise UsageError for cells that cannot be trained on every number of nodes that may be left."""
-    order = plan.training
-    if order is None or order.elastic is None:
+    assert plan.order is not None
+    order = TrainOrder.of(plan.order.values)
+    if order.elastic is None:
         return
     least, most = order.elastic
     for cell in plan.cells:

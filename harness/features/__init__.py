@@ -1,0 +1,13 @@
+"""The table of features: each line names a folder here that can be deleted with its line and its tests."""
+
+FEATURES = (
+    "train",
+    "tune",
+    "network",
+    "project",
+    "review",
+    "gate",
+    "slurm",
+    "kubernetes",
+    "manual",
+)

@@ -1,0 +1,9 @@
+"""`--launcher manual`: print the command for each host."""
+
+from results.features import Feature, LauncherPlace
+
+FEATURE = Feature(
+    launchers={
+        "manual": LauncherPlace("harness.launchers.manual:ManualLauncher", "prints the command for each host")
+    },
+)

@@ -1,0 +1,27 @@
+"""`bench network`: measure collectives over groups of ranks, and show them in a study's page."""
+
+from results.features import Command, Feature, Kind, PageSection
+
+FEATURE = Feature(
+    commands={
+        "network": Command(
+            "harness.features.network.command:network_command",
+            "Measure collectives over groups of ranks: the network table of a machine or cluster.",
+            after="matrix",
+        )
+    },
+    kinds=(
+        Kind(
+            name="network",
+            cells="places to measure the network",
+            work="harness.features.network.worker.measure:measure_network",
+            conduct="harness.features.network.order:NetworkConduct",
+            sections=("running", "network", "outcomes", "review"),
+            has_steps=False,
+        ),
+    ),
+    sections={
+        "network": PageSection("harness.features.network.section:network_section", after="communication")
+    },
+    figures={"network": "harness.features.network.reading:read_table"},
+)

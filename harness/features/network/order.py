@@ -1,0 +1,58 @@
+"""The order of `bench network`, and how a campaign carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from harness.launch.conduct import Conduct
+from harness.plan.schedule import PlannedLaunch
+from reports.text import count, devices, duration
+from results.network import Collective
+from results.plan import Order
+from results.store import Study
+
+
+class NetworkOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """The order of a launch to measure collectives instead of steps."""
+
+    collectives: tuple[Collective, ...] = ("all-reduce", "all-gather", "reduce-scatter", "broadcast")
+    largest_bytes: int | None = None
+    """The largest array; None: what time and memory allow."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> NetworkOrder:
+        """Read the values of a stored order."""
+        return msgspec.convert(values, cls)
+
+    @property
+    def stored(self) -> Order:
+        """The order as plans and launches store it."""
+        return Order(kind="network", values=msgspec.to_builtins(self))
+
+
+class NetworkConduct(Conduct):
+    """Measures the network once a run, for the budget of its cell."""
+
+    def header(self, study: Study, left: int) -> list[str]:
+        """The lines that state the study, of which `left` runs are left."""
+        assert self.plan.order is not None
+        request, order = self.plan.request, NetworkOrder.of(self.plan.order.values)
+        total = len(self.plan.cells) * request.repeats
+        return [
+            f"study {self.plan.study} in {study.root}",
+            f"{', '.join(order.collectives)} over groups of up to "
+            f"{devices(max(request.gpus), request.device)}, {request.backend}, for "
+            f"{duration(request.steps.budget_s * 1e9)} or six samples of each; {left} of "
+            f"{count(total, 'run')} to do",
+        ]
+
+    def seconds(self, launches: Sequence[PlannedLaunch], estimated: Sequence[float]) -> Sequence[float]:
+        """The budgets of the cells of each launch."""
+        return [sum(cell.steps.budget_s for cell in launch.cells) for launch in launches]
+
+    def names(self, names: Mapping[str, str]) -> Mapping[str, str]:
+        """The displayed names of the cells, by id."""
+        return dict.fromkeys(names, "network")

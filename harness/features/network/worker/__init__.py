@@ -1,0 +1,1 @@
+"""Measure collectives within each rank."""

@@ -1,0 +1,178 @@
+"""What features add to the core. The core asks here by name, and imports a place when it uses it.
+
+A feature is a folder of `harness/features/`, which is named in the table there and whose package declares a
+`Feature`. Other packages add commands, kinds, sections and launchers by entry points. A place is
+`module:name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from results.errors import UsageError
+from results.extensions import Extension, extensions
+from results.registry import load
+
+T = TypeVar("T")
+TABLE = "harness.features"
+COMMANDS, KINDS = "bench.commands", "bench.kinds"
+"""Groups of entry points: click commands, and values of `Kind`."""
+Hook = Literal["measure_noise", "status"]
+"""Functions of features that the core calls where they are there; `hook` says how.
+
+- `measure_noise(budget, baselines) -> exit code`: `bench doctor --noise`.
+- `status(folder) -> sentence or None`: what a folder without a study holds.
+"""
+
+
+class Command(NamedTuple):
+    """A command of `bench`."""
+
+    place: str
+    """Its click command."""
+    help: str
+    """Its line in `bench --help`."""
+    after: str
+    """The command of the core that it follows there."""
+
+
+class PageSection(NamedTuple):
+    """A section of a study's page."""
+
+    place: str
+    """A function from `StudyFigures` to a `Section`, or to None if it has no content."""
+    after: str
+    """The section of the core that it follows; empty: it is only on pages of kinds that name it."""
+
+
+class LauncherPlace(NamedTuple):
+    """A launcher."""
+
+    place: str
+    """Its class, derived from `harness.launchers.launcher.Launcher`."""
+    help: str
+    """Words that follow its name in --help, such as `submits jobs`."""
+    scheduler: str | None = None
+    """The scheduler of its jobs, and the variables in which that names a job and counts its restarts; None
+    without a scheduler or recorded job numbers."""
+    job_variable: str = ""
+    restarts_variable: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of study. The plans of a study have one kind; those without an order measure steps."""
+
+    name: str
+    """Its name in the orders of plans and launches."""
+    cells: str
+    """Words for its cells, such as `trained`."""
+    work: str = ""
+    """The place of what a rank does with a run: a function of a `Run` and the `values` of the order."""
+    conduct: str = "harness.launch.conduct:Conduct"
+    """The place of a class derived from `harness.launch.conduct.Conduct`."""
+    sections: tuple[str, ...] = ()
+    """Anchors of the sections of its page, in their order; empty: those of a measured study."""
+    has_steps: bool = True
+    """Whether a good run needs step times; otherwise a cell with a good run is complete without figures."""
+    file: str = ""
+    """The file in a study's folder by which a study without plans is known to be of this kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """What one feature adds, by name."""
+
+    commands: Mapping[str, Command] = field(default_factory=dict)
+    kinds: tuple[Kind, ...] = ()
+    sections: Mapping[str, PageSection] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
+    """Places of functions from a `harness.reporting.reading.Reading` to what a section of the feature shows;
+    `StudyFigures.added` has the results by name."""
+    launchers: Mapping[str, LauncherPlace] = field(default_factory=dict)
+    hooks: Mapping[Hook, str] = field(default_factory=dict)
+
+
+MEASURED = Kind(name="measured", cells="measured")
+"""The kind of plans without an order."""
+
+
+@cache
+def features() -> Mapping[str, Feature]:
+    """The features of this installation, by name, in the order of the table."""
+    names: Iterable[str] = import_module(TABLE).FEATURES
+    return {name: import_module(f"{TABLE}.{name}").FEATURE for name in names}
+
+
+def commands() -> dict[str, Command]:
+    """The commands of features, by name."""
+    return {name: one for each in features().values() for name, one in each.commands.items()}
+
+
+def added_commands(taken: Collection[str]) -> Mapping[str, Extension]:
+    """The commands of other packages. Raises ExtensionError if one has a name of `taken`."""
+    return extensions(COMMANDS, taken)
+
+
+def sections() -> dict[str, PageSection]:
+    """The sections of features, by anchor."""
+    return {name: one for each in features().values() for name, one in each.sections.items()}
+
+
+def kind_named(name: str) -> Kind:
+    """The kind of this name. Raises UsageError if neither a feature nor a package has it."""
+    for kind in own_kinds():
+        if kind.name == name:
+            return kind
+    added = extensions(KINDS, {kind.name for kind in own_kinds()})
+    if name not in added:
+        raise UsageError(
+            f"the study is {name!r}, a kind that this installation lacks: install the package that adds it"
+        )
+    found = added[name].load()
+    if not (isinstance(found, Kind) and found.name == name):
+        raise added[name].wrong(found, f"a results.features.Kind whose name is {name!r}")
+    return found
+
+
+def kind_of_file(root: Path) -> Kind:
+    """The kind of a study without plans, by the files in its folder."""
+    found = (kind for kind in own_kinds() if kind.file and (root / kind.file).exists())
+    return next(found, MEASURED)
+
+
+def own_kinds() -> tuple[Kind, ...]:
+    """The kinds of bench itself."""
+    return (MEASURED, *(kind for each in features().values() for kind in each.kinds))
+
+
+def figures() -> dict[str, Callable[..., Any]]:
+    """The functions of features that read what their sections show, by name."""
+    return {name: load(place) for each in features().values() for name, place in each.figures.items()}
+
+
+def launchers() -> dict[str, LauncherPlace]:
+    """The launchers of features, by name."""
+    return {name: one for each in features().values() for name, one in each.launchers.items()}
+
+
+def hook(name: Hook) -> Callable[..., Any] | None:
+    """The function that a feature declares for this hook; None if no feature does."""
+    places = [each.hooks[name] for each in features().values() if name in each.hooks]
+    return load(places[0]) if places else None
+
+
+def placed(own: Mapping[str, T], added: Mapping[str, tuple[T, str]]) -> dict[str, T]:
+    """Put each added value behind the name that it follows; if that is not there, at the end."""
+    order: dict[str, T] = {}
+    left = dict(added)
+    for name, value in own.items():
+        order[name] = value
+        for behind in [one for one, (_, after) in left.items() if after == name]:
+            order[behind] = left.pop(behind)[0]
+    return order | {name: value for name, (value, _) in left.items()}
