@@ -6,7 +6,6 @@ one device. `summary` describes the study in a line of counts.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -134,8 +133,8 @@ class StudyFigures:
     kind: Kind = MEASURED
     complete: frozenset[str] = frozenset()
     """Ids of the cells that need no run, whatever their runs."""
-    added: Mapping[str, Any] = field(default_factory=lambda: defaultdict(lambda: None))
-    """What features have read for their sections, by name; None: there is nothing."""
+    added: Mapping[str, Any] = field(default_factory=dict)
+    """What features have read for their sections, by name."""
     placed: tuple[str, ...] = ()
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
     steps: Callable[[RunResult], Mapping[int, StepColumns]] = lambda run: {}

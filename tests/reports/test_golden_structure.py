@@ -1,8 +1,8 @@
-"""The page's outline against a golden file: sections, headings, blocks, heads of tables, drawings.
+"""The page's outline against golden files: sections, headings, blocks, heads of tables, drawings.
 
-After a change that is meant, write it anew and read the difference:
+After a change that is meant, write them anew and read the difference:
 
-    GOLDEN=write pytest tests/reports/test_golden_structure.py && git diff tests/reports/golden
+    GOLDEN=write pytest tests/reports/test_golden_structure.py && git diff tests
 """
 
 from __future__ import annotations
@@ -11,45 +11,18 @@ import os
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import patch
 
-from builders import a_network
+import pytest
+from feature_figures import FEATURES, figures_of_features
 
+from reports.page import render
+from reports.page.contents import contents
 from reports.page.render import render_figures
-from reports.projection.project import projected_series
-from reports.projection.refusals import Outside
-from results.outcome import Outcome
-from results.projection import Projection
-from results.review import Review, ReviewEntry
-from results.statistics import Metric
-from results.tuning import Contribution, TunedSetting, TunedTrial, Tuning, TuningAnswer
 
 GOLDEN = Path(__file__).parent / "golden" / "structure.txt"
 TEXTS = ("h1", "h2", "h3", "th", "dt", "summary", "caption")
 SHOWN = (*TEXTS, "header", "nav", "main", "section", "table", "figure", "details", "ul", "dl", "script")
-
-TUNING = Tuning(
-    command="bench tune",
-    default="a",
-    settings=tuple(TunedSetting(id=one, choices={"strategy": one}) for one in "ab"),
-    trials=tuple(
-        TunedTrial(setting=one, rung=0, block=1, outcome=Outcome.OK, rate=rate, memory_bytes=2**20)
-        for one, rate in (("a", 10.0), ("b", 20.0))
-    ),
-    answer=TuningAnswer(
-        setting="b",
-        sentence="Fastest that fits: b.",
-        contributions=(
-            Contribution(
-                choice="strategy",
-                value="b",
-                instead="a",
-                ratio=Metric(value=2.0, unit="x", low=None, high=None, samples=1, interval=None),
-            ),
-        ),
-        remarks=("A remark.",),
-        commands=("bench matrix", "bench train"),
-    ),
-)
 
 
 class Outline(HTMLParser):
@@ -84,28 +57,28 @@ class Outline(HTMLParser):
             self._text += data
 
 
-def test_the_outline_is_the_golden_one(small, twenty_nights) -> None:
-    found = small.analysed()
-    note = ReviewEntry(at="2026-01-02T03:04:05Z", author="Ann", what="noted", why="a remark")
-    running = ({"cell": "a", "state": "running", "ok": "0", "planned": "3", "others": ""},)
-    figures = replace(
-        found,
-        nights={"here": twenty_nights(next(iter(found.pools.values())).cell, "a cell")},
-        running=running,
-        network=a_network(),
-        review=Review((note,)),
-        projection=Projection(
-            digest=found.digest,
-            to=16,
-            command="bench project",
-            network=None,
-            what_if=(),
-            series=projected_series(found, 16, Outside()),
-        ),
-        tuning=TUNING,
-    )
-    outline = "\n".join(Outline(render_figures(figures)).lines) + "\n"
+def check(html: str, golden: Path) -> None:
+    outline = "\n".join(Outline(html).lines) + "\n"
     if os.environ.get("GOLDEN") == "write":
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(outline, encoding="utf-8")
-    assert outline == GOLDEN.read_text(encoding="utf-8")
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(outline, encoding="utf-8")
+    assert outline == golden.read_text(encoding="utf-8")
+
+
+def test_the_outline_of_the_cores_sections_is_the_golden_one(small) -> None:
+    running = ({"cell": "a", "state": "running", "ok": "0", "planned": "3", "others": ""},)
+    check(render_figures(replace(small.analysed(), running=running)), GOLDEN)
+
+
+@pytest.mark.parametrize(("feature", "figures"), figures_of_features())
+def test_the_outline_of_a_features_sections_is_the_golden_one(feature, figures, small) -> None:
+    """In its place: with the heading of the section that it follows."""
+    without = {section.anchor for section in contents(small.analysed())}
+    study = figures.shown(small.analysed(), "a word")
+    page = contents(study)
+    added = [at for at, section in enumerate(page) if section.anchor not in without]
+    assert added
+    near = tuple(page[at] for at in sorted({*added, *(at - 1 for at in added)}))
+    with patch.object(render, "contents", lambda _: near), patch.object(render, "appendix", lambda _: ()):
+        html = render_figures(study)
+    check(html, FEATURES / feature / "structure.txt")

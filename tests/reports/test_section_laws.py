@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
-import msgspec
 import pytest
-from builders import NETWORK_HERE, a_network
+from feature_figures import with_features
 from html_page import Page
 from packages import install
 
@@ -20,7 +18,7 @@ from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures
 from reports.page import render as page
-from reports.page.contents import APPENDIX, SECTIONS, TAKEN, Maker
+from reports.page.contents import Maker, all_sections
 from results.extensions import forget_packages
 from results.outcome import Outcome
 
@@ -28,18 +26,16 @@ sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
 from days_section import days_section
 
 ADDED: dict[str, Maker] = {"days": days_section}
-EVERY = {**SECTIONS, **APPENDIX, **ADDED}
+OWN = all_sections()
+EVERY = {**OWN, **ADDED}
 HOSTILE = "<blink>\"'&amp;</blink><script>alert(1)</script>"
 
 each = pytest.mark.parametrize("name", EVERY)
 
 
 @pytest.fixture
-def measured(small, twenty_nights) -> StudyFigures:
-    found = small.analysed(name=HOSTILE)
-    nights = {HOSTILE: twenty_nights(next(iter(found.pools.values())).cell, HOSTILE)}
-    hostile = msgspec.structs.replace(NETWORK_HERE, device_name=HOSTILE, library=HOSTILE, network=HOSTILE)
-    return replace(found, nights=nights, network=a_network(hostile))
+def measured(small) -> StudyFigures:
+    return with_features(small.analysed(name=HOSTILE), HOSTILE)
 
 
 @pytest.fixture
@@ -96,7 +92,7 @@ def test_a_section_has_a_title_and_its_name_as_anchor(name, study) -> None:
         assert section.blocks
         assert all(defined.anchor.startswith("method-") for defined in section.definitions)
     assert re.fullmatch("[a-z][a-z-]*", name)
-    assert (name in TAKEN) is (name not in ADDED)
+    assert (name in OWN) is (name not in ADDED)
 
 
 @each
@@ -120,23 +116,6 @@ def test_a_section_is_valid_html_and_escapes_its_text(name, study) -> None:
 @each
 def test_the_same_study_gives_the_same_section(name, study) -> None:
     assert EVERY[name](study) == EVERY[name](study)
-
-
-def test_nights_of_the_studys_cells_are_drawn_with_their_change(measured) -> None:
-    html = alone("history", measured)
-    shown = unescape(html)
-    assert "worse, +20.0 % from 2026-01-13 on (the night before was 2026-01-12" in shown
-    assert "torch 2.12 to 2.13" in shown
-    assert "worse, +50.0 % from 2026-01-13 on" in shown
-    assert "Peak memory, first and last night of each series" in shown
-    # The loss did not change.
-    assert html.count("<svg") == 2
-    (kept,) = measured.nights.values()
-    others = [
-        msgspec.structs.replace(night, subjects=(msgspec.structs.replace(night.subjects[0], key="other"),))
-        for night in kept
-    ]
-    assert EVERY["history"](replace(measured, nights={"here": others})) is None
 
 
 def test_the_whole_page_has_no_id_twice_and_no_broken_link(study) -> None:

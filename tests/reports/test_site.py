@@ -16,8 +16,6 @@ from harness.cli import run
 from harness.reporting import site
 from reports.analysis.study import StudyFigures
 from reports.page.site import answer_of
-from results.baseline import Baseline
-from results.history import add_night
 
 STEP_ROW = (
     b'\n{"event":"steps","at":"2026-01-01T00:00:00Z","step":1,"epoch":1.0,"samples":8,"loss":1.0,'
@@ -141,17 +139,6 @@ def test_a_redacted_site_has_no_host_and_no_name_of_a_folder(runs: Path, tmp_pat
         assert not [path for path in public.rglob("*.html") if secret in path.read_text(encoding="utf-8")]
         assert not [path for path in public.rglob("*") if secret in path.relative_to(public).as_posix()]
     assert "20.0 % slower" in (public / "index.html").read_text(encoding="utf-8")
-
-
-def test_the_nights_are_a_page_of_their_own(runs: Path, tmp_path: Path, small, twenty_nights) -> None:
-    history = tmp_path / "nights"
-    nights: list[Baseline] = twenty_nights(small.study.cell(small.study.cell_ids()[0]), "ddp on 2")
-    for night in nights:
-        add_night(night, history)
-    public = tmp_path / "public"
-    run(["site", str(runs), "--output", str(public), "--history", str(history)])
-    assert 'href="nights.html"' in (public / "index.html").read_text(encoding="utf-8")
-    assert "20.0 %" in (public / "nights.html").read_text(encoding="utf-8")
 
 
 def test_a_folder_without_studies_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

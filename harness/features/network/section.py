@@ -51,7 +51,7 @@ def groups_of(known: NetworkTable) -> list[Rows]:
 
 def network_section(study: StudyFigures) -> Section | None:
     """Make the section; None if the study has no network table."""
-    known: NetworkTable | None = study.added["network"]
+    known: NetworkTable | None = study.added.get("network")
     if known is None:
         return None
     foreign = stranger(known, study)

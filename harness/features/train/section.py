@@ -35,7 +35,7 @@ Values = Callable[[TrainedCell], Sequence[tuple[float, float]]]
 
 def trained_of(study: StudyFigures) -> Sequence[TrainedCell]:
     """The cells that were trained, in the order of the plans."""
-    found: Mapping[str, TrainedCell] = study.added["training"] or {}
+    found: Mapping[str, TrainedCell] = study.added.get("training") or {}
     return tuple(found.values())
 
 

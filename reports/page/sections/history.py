@@ -47,7 +47,7 @@ def history_section(study: StudyFigures) -> Section | None:
                 )
                 for night in found
             ]
-            for machine, found in (study.added["nights"] or {}).items()
+            for machine, found in (study.added.get("nights") or {}).items()
         }
     )
 

@@ -65,7 +65,7 @@ class Refused:
 
 def projection_section(study: StudyFigures) -> Section | None:
     """Make the section; None for a study that was not projected."""
-    found = study.added["projection"]
+    found = study.added.get("projection")
     if found is None:
         return None
     blocks: list[Block] = []
@@ -140,15 +140,16 @@ def size_table(series: ProjectedSeries) -> TextTable:
     measured = series.of("measured")
     shown = measured if series.of("projected") else measured[-2:]
     rows = [*shown, *series.sizes[len(measured) :]]
+    anchor = DEFINITION.anchor
     columns: list[Column[ProjectedSize]] = [
-        figures("size", lambda size: fields.whole(size.gpus)),
-        words("basis", partial(_basis, series), anchor=DEFINITION.anchor),
-        figures("step time", lambda size: _field(size.step_ns, "ns")),
-        figures("efficiency", lambda size: _field(size.efficiency, "ratio")),
-        figures("throughput", lambda size: _field(size.samples_per_s, "samples/s")),
-        figures("epoch", lambda size: _time(size.epoch_ns)),
-        figures("USD an epoch", lambda size: _field(size.usd_per_epoch, "USD")),
-        figures("memory", lambda size: fields.size(size.memory_bytes)),
+        figures("size", lambda size: fields.whole(size.gpus), anchor=anchor),
+        words("basis", partial(_basis, series), anchor=anchor),
+        figures("step time", lambda size: _field(size.step_ns, "ns"), anchor=anchor),
+        figures("efficiency", lambda size: _field(size.efficiency, "ratio"), anchor=anchor),
+        figures("throughput", lambda size: _field(size.samples_per_s, "samples/s"), anchor=anchor),
+        figures("epoch", lambda size: _time(size.epoch_ns), anchor=anchor),
+        figures("USD an epoch", lambda size: _field(size.usd_per_epoch, "USD"), anchor=anchor),
+        figures("memory", lambda size: fields.size(size.memory_bytes), anchor=anchor),
         words("largest loss", lambda size: size.loss or ""),
     ]
     return table(rows, columns)

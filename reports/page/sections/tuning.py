@@ -27,7 +27,7 @@ _INVISIBLE = "0 9999"
 
 def tuning_section(study: StudyFigures) -> Section | None:
     """Make the section; None for a study that no tune has made."""
-    tuning: Tuning | None = study.added["tuning"]
+    tuning: Tuning | None = study.added.get("tuning")
     if tuning is None:
         return None
     blocks = tuple(_blocks(tuning))
@@ -47,7 +47,9 @@ def _blocks(tuning: Tuning) -> Iterator[Block]:
             words("choice", lambda row: row.choice),
             words("value", lambda row: row.value),
             words("instead of", lambda row: row.instead),
-            figures("times the throughput", lambda row: fields.number(row.ratio.value)),
+            figures(
+                "times the throughput", lambda row: fields.number(row.ratio.value), anchor=DEFINITION.anchor
+            ),
             words("interval", lambda row: metric(row.ratio).note),
         ]
         caption = "What each choice of the answer brings, one at a time, by interleaved trials"
@@ -80,9 +82,9 @@ def _trials(tuning: Tuning, names: Mapping[str, str]) -> Table:
         words("setting", lambda row: names.get(row.setting, row.setting)),
         figures("rung", lambda row: fields.whole(row.rung), anchor=anchor),
         figures("block", lambda row: fields.whole(row.block), anchor=anchor),
-        figures("samples/s", lambda row: fields.number(row.rate)),
-        figures("memory", lambda row: fields.size(row.memory_bytes)),
-        figures("device-time", lambda row: fields.duration(1e9 * row.device_s)),
+        figures("samples/s", lambda row: fields.number(row.rate), anchor=anchor),
+        figures("memory", lambda row: fields.size(row.memory_bytes), anchor=anchor),
+        figures("device-time", lambda row: fields.duration(1e9 * row.device_s), anchor=anchor),
         words("end", lambda row: ": ".join(filter(None, (outcome_words(row.outcome), row.reason)))),
         words("standing of the setting", lambda row: states.get(row.setting, "")),
     ]

@@ -13,12 +13,10 @@ from builders import a_cell, an_environment
 
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures, analyse
-from reports.gate.reduce import subject_key
 from reports.page.columns import cell_rows
 from reports.page.render import render_figures
 from reports.page.sections.table import full_table
 from results import schemas
-from results.baseline import Baseline, Subject
 from results.cell import Cell, Device
 from results.environment import Environment
 from results.outcome import Evidence, Outcome
@@ -401,32 +399,3 @@ def new_study() -> type[PlantedStudy]:
 @pytest.fixture
 def new_environment() -> Callable[..., Environment]:
     return an_environment
-
-
-@pytest.fixture
-def twenty_nights() -> Callable[[Cell, str], list[Baseline]]:
-    return _twenty_nights
-
-
-def _twenty_nights(cell: Cell, label: str) -> list[Baseline]:
-    """A history of a cell: from the thirteenth night on it takes 20 % longer, and 50 % more memory."""
-    return [
-        Baseline(
-            name="nightly",
-            measured_at=f"2026-01-{night + 1:02d}T03:00:00.000Z",
-            commit=f"c{night:02d}{label}",
-            subjects=(
-                Subject(
-                    key=subject_key(cell),
-                    label=label,
-                    facts={"torch": "2.12" if night < 12 else "2.13"},
-                    timed={
-                        "step_time": ((1.0 if night < 12 else 1.2) * (1e7 + 1e4 * (night % 3)),),
-                        "peak_memory": ((1.0 if night < 12 else 1.5) * (2**27 + 2**15 * (night % 3)),),
-                        "loss": (2.0 + 1e-3 * (night % 3),),
-                    },
-                ),
-            ),
-        )
-        for night in range(20)
-    ]
