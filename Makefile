@@ -16,7 +16,7 @@ PYTEST := PERF_BRIEF=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist load
 # Where the environment forbids Python to write bytecode, each process of the tests would compile all it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test coverage quick compat engines planted knee gallery soak resume lint types contracts perf perf-gate gpu \
+.PHONY: demo test coverage quick seam compat engines planted knee gallery soak resume lint types contracts perf perf-gate gpu \
   reference docs format constraints clean
 
 demo: $(VENV)/.installed
@@ -34,6 +34,10 @@ coverage: $(VENV)/.installed-dev
 # The tests alone, without the slow ones.
 quick: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow" -q
+
+# The core's quick tests in copies of the tree that lack one feature each, or those that FEATURE names.
+seam: $(VENV)/.installed-dev
+	PERF_BRIEF=1 $(BIN)/python tests/features/without.py $(FEATURE)
 
 # Every defect of tests/planted/defects.toml, one at a time, against the tests that must catch it.
 planted: $(VENV)/.installed-dev
