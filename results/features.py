@@ -22,10 +22,11 @@ T = TypeVar("T")
 TABLE = "harness.features"
 COMMANDS, KINDS = "bench.commands", "bench.kinds"
 """Groups of entry points: click commands, and values of `Kind`."""
-Hook = Literal["measure_noise", "status"]
+Hook = Literal["measure_noise", "nights", "status"]
 """Functions of features that the core calls where they are there; `hook` says how.
 
 - `measure_noise(budget, baselines) -> exit code`: `bench doctor --noise`.
+- `nights(folder, console) -> Section or None`: the changes between the nights in a folder.
 - `status(folder) -> sentence or None`: what a folder without a study holds.
 """
 

@@ -27,4 +27,5 @@ FEATURE = Feature(
     },
     sections={"history": PageSection("reports.page.sections.history:history_section", after="ranks")},
     figures={"nights": "harness.features.gate.reading:read_history"},
+    hooks={"nights": "harness.features.gate.reading:nights_of"},
 )

@@ -1,4 +1,4 @@
-"""Reads the nights of a history, for the page."""
+"""Reads the nights of a history, for the page of a study and for a page of all nights."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.reporting.reading import Reading
+from harness.terminal.console import Console
+from reports.page.section import Section
+from reports.page.sections.history import nights_section
 from results.baseline import Baseline
 from results.history import read_nights
 
@@ -18,7 +21,16 @@ def read_history(reading: Reading) -> Mapping[str, Sequence[Baseline]]:
     folder = reading.given.get("history")
     if folder is None or reading.redact:
         return {}
-    nights, damaged = read_nights(Path(folder))
+    return _read(Path(folder), reading.console)
+
+
+def nights_of(folder: Path, console: Console) -> Section | None:
+    """The section of all nights in a folder; None if no series has two."""
+    return nights_section(_read(folder, console))
+
+
+def _read(folder: Path, console: Console) -> Mapping[str, Sequence[Baseline]]:
+    nights, damaged = read_nights(folder)
     for sentence in damaged:
-        reading.console.warn(sentence)
+        console.warn(sentence)
     return nights

@@ -10,7 +10,7 @@ FEATURE = Feature(
             after="report",
         ),
         "site": Command(
-            "harness.cli.site:site_command",
+            "harness.features.review.command:site_command",
             "Write an index of many studies, with their pages, as a static folder.",
             after="report",
         ),

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from harness.cli import run
-from harness.reporting import site
+from harness.features.review import site
+from harness.features.review.index import answer_of
 from reports.analysis.study import StudyFigures
-from reports.page.site import answer_of
 
 STEP_ROW = (
     b'\n{"event":"steps","at":"2026-01-01T00:00:00Z","step":1,"epoch":1.0,"samples":8,"loss":1.0,'

@@ -13,16 +13,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
+from harness.features.review.index import NIGHTS, Failed, SiteStudy, answer_of, site_index, tried
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures
-from reports.page.render import render_figures
-from reports.page.site import NIGHTS, Failed, SiteStudy, answer_of, site_index, site_nights, tried
+from reports.page.render import render_figures, render_sections
 from results import files
 from results.errors import UsageError
-from results.history import read_nights
+from results.features import hook
 from results.store import Study
-from results.tuning import TUNING_FILE
 from results.version import VERSION
 
 T = TypeVar("T")
@@ -109,10 +108,9 @@ def _each(
 
 
 def _nights(history: Path, console: Console) -> str | None:
-    found, damaged = read_nights(history)
-    for sentence in damaged:
-        console.warn(sentence)
-    return site_nights(found)
+    section_of = hook("nights")
+    section = None if section_of is None else section_of(history, console)
+    return None if section is None else render_sections("Nights", [section])
 
 
 def _remove_others(target: Path, pages: Set[str]) -> None:
@@ -143,16 +141,12 @@ def _studies(folder: Path) -> Iterator[Path]:
 
 
 def _is_current(page: Path, root: Path) -> bool:
-    """Whether a page is not older than the plans of its study and the results derived from its runs.
+    """Whether a page is not older than its study: its JSON files, its review, and the results of its runs.
 
     Results are derived only where the study may be written.
     """
     if not page.is_file() or not os.access(root, os.W_OK):
         return False
-    files = (root / name for name in ("projection.json", "review.jsonl", TUNING_FILE))
-    sources = [
-        *Study(root).plan_paths(),
-        *root.glob("cells/*/*/run.json"),
-        *(path for path in files if path.exists()),
-    ]
+    # Reading a study writes its index.jsonl anew.
+    sources = (*root.glob("*.json"), *root.glob("review.jsonl"), *root.glob("cells/*/*/run.json"))
     return page.stat().st_mtime >= max((path.stat().st_mtime for path in sources), default=0.0)

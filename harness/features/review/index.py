@@ -25,10 +25,8 @@ from reports.analysis.verdict.verdict import verdict
 from reports.fields import Field
 from reports.page.render import render_sections
 from reports.page.section import Block, Definition, Paragraph, Section, Table
-from reports.page.sections.history import nights_section
 from reports.table import Column, figures, table, words
 from reports.text import NOTHING, count, listed, percent
-from results.baseline import Baseline
 from results.cell import label
 from results.errors import BenchError
 from results.run import RunResult
@@ -122,12 +120,6 @@ def site_index(studies: Sequence[SiteStudy], unreadable: Mapping[str, str], *, n
     ]
     section = Section(anchor="table", title="Studies", blocks=tuple(blocks), definitions=_DEFINITIONS)
     return render_sections("Studies", [section])
-
-
-def site_nights(nights: Mapping[str, Sequence[Baseline]]) -> str | None:
-    """Render the nights of a history; None if no series has two."""
-    section = nights_section(nights)
-    return None if section is None else render_sections("Nights", [section])
 
 
 def _linked(row: _Row) -> Field:
