@@ -285,17 +285,17 @@ KILLED_SESSION = """
 
 
 def test_a_killed_session_does_no_harm(running_lab: Any) -> None:
-    conftest = Path(__file__).with_name("conftest.py")
+    fixtures = Path(__file__).parents[1] / "laws" / "slurm_fixtures.py"
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED_SESSION), str(conftest)],
+        [sys.executable, "-c", textwrap.dedent(KILLED_SESSION), str(fixtures)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(conftest.parents[2]), *sys.path])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(fixtures.parents[2]), *sys.path])},
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     left = Path(done.stdout.strip())
-    lab = runpy.run_path(str(conftest))
+    lab = runpy.run_path(str(fixtures))
     lab["sweep"]()
     assert not left.exists()
     assert not [
