@@ -148,6 +148,7 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
     assert killed.log.ended.why == "target"
 
 
+@pytest.mark.long
 def test_digits_reach_their_target_through_two_kills(bench_in: Callable[..., Any], tmp_path: Path) -> None:
     # In the 30th step, and in the validation after the 45th: an epoch of 1437 images has 22.5 steps of 64.
     place = Place(tmp_path / "digits", "30 rank", "25 validation")

@@ -212,6 +212,7 @@ def test_a_step_inside_the_harness_against_a_bare_loop(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("workload", "batch"), [("resnet18-32px", 8), ("gpt-nano", 4)])
 def test_scratch_ddp_against_torchs_ddp(
     compare: Callable[..., Quads], tell: Callable[..., None], workload: str, batch: int
@@ -221,6 +222,7 @@ def test_scratch_ddp_against_torchs_ddp(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "ours", "theirs", "steps"),
     [

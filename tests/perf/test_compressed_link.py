@@ -67,6 +67,7 @@ def _ratios(seconds: list[float], dense: list[float]) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_over_1_gbit_per_s(benchmark: BenchmarkFixture, amount: Callable[..., int]) -> None:
     obstacle = link_obstacle()
     if obstacle is not None:
@@ -87,6 +88,7 @@ def test_over_1_gbit_per_s(benchmark: BenchmarkFixture, amount: Callable[..., in
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_over_loopback(benchmark: BenchmarkFixture, amount: Callable[..., int]) -> None:
     found = benchmark.pedantic(over_loopback, (amount(ROUNDS, brief=1),), rounds=1)
     for compression, side in found.items():

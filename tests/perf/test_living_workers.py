@@ -36,6 +36,7 @@ def _startup_s(folder: Path) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_cells_with_living_workers_and_with_a_launch_each(
     benchmark: BenchmarkFixture, amount: Callable[..., int], tmp_path: Path
 ) -> None:

@@ -634,6 +634,7 @@ def trained(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("turn", range(ROUNDS))
 def test_a_study_on_slurm_outlives_any_fault(
     turn: int,
@@ -658,8 +659,7 @@ def group(memory_group: Callable[[int], list[str]]) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-# With the test on Slurm, whose cells it trains: `expected` is made once.
-@pytest.mark.xdist_group("slurm")
+@pytest.mark.long
 @pytest.mark.parametrize("turn", range(ROUNDS))
 def test_a_study_on_this_machine_outlives_any_fault(
     turn: int,
@@ -676,8 +676,8 @@ def test_a_study_on_this_machine_outlives_any_fault(
 
 
 @pytest.mark.slow
-# In the long form alone: tests/harness/test_link_launches.py has faults of its own.
-@pytest.mark.parametrize("turn", range(ROUNDS if LEDGER else 0))
+@pytest.mark.long
+@pytest.mark.parametrize("turn", range(ROUNDS))
 def test_a_study_over_a_link_outlives_any_fault(
     turn: int,
     bench_in: Callable[..., Bench],

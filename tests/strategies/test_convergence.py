@@ -27,6 +27,7 @@ def accuracies(rank: int, compressions: list[str]) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_compressor_reaches_nearly_what_dense_training_does_and_signs_without_feedback_do_not(
     ranks,
 ) -> None:

@@ -364,8 +364,11 @@ COUNTED_NOT_MIB = (-12, 10)
 """Memory that is not counted: -10.4 (`fsdp:reshard=false`) to 5.7 MiB (`pipeline:1f1b`) were measured."""
 COMPARED = [
     ("single", 1),
-    *((strategy, 2) for strategy in ("ddp", "zero1", "fsdp", "fsdp:reshard=false", "scratch-fsdp")),
-    *((strategy, 2) for strategy in ("scratch-fsdp:stage=1", "scratch-fsdp:stage=2", "tp", "pipeline:1f1b")),
+    *((strategy, 2) for strategy in ("ddp", "zero1", "fsdp", "scratch-fsdp", "tp", "pipeline:1f1b")),
+    *(
+        pytest.param(strategy, 2, marks=pytest.mark.long)
+        for strategy in ("fsdp:reshard=false", "scratch-fsdp:stage=1", "scratch-fsdp:stage=2")
+    ),
 ]
 
 

@@ -111,11 +111,13 @@ def test_every_strategy_compressor_and_setting_goes_on(ranks, tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_any_two_settings_go_on_together(ranks, tmp_path) -> None:
     assert ranks(2, resuming.broken, pairs(), tmp_path) == [[], []]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_on_three_ranks_sums_are_in_the_order_of_the_buckets(ranks, tmp_path) -> None:
     cases = [case for case in CASES if case[0] in (DDP, SCRATCH) and "schedule" not in case[1]]
     cases += [("hsdp", {"node_size": 1}), ("scratch-fsdp", {}), ("fsdp", {})]

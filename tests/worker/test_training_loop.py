@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from harness.worker.train import loop as training_loop
 from rank_builders import Ranks, a_context
 
 from harness.features.train.log import Ended, SavedCheckpoint, TrainingLog
@@ -24,7 +25,6 @@ from harness.features.train.worker.loop import train_cell
 from harness.worker.rank import log as rank_log
 from harness.worker.rank.context import Run
 from harness.worker.rank.log import RankLog, Watchdog
-from harness.worker.train import loop as training_loop
 from results.cell import Cell
 from results.launch import Slot
 from results.outcome import Outcome

@@ -48,6 +48,7 @@ def test_gpt_nano_learns_the_text(ask) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_resnet18_32px_learns_the_digits_at_its_defaults(ask) -> None:
     torch.manual_seed(0)
     request = ask("resnet18-32px", "digits", micro_batch=8)
