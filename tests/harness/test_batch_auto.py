@@ -69,7 +69,7 @@ def test_runs_that_are_not_made_end_the_search_until_the_next_call(tmp_path: Pat
         return None
 
     for _ in range(2):
-        found = find_batches(study, curves, execute, request=request, trains=False, console=Console())
+        found = find_batches(study, curves, execute, request=request, order=None, console=Console())
         assert found == 1
     assert len(asked) == 2
     assert len(study.plans()) == len(set(asked)) == 1

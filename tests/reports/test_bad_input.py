@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import time
 
-import msgspec
 import pytest
 
 import reports
 from harness.cli import run
-from harness.features.train.order import TrainOrder
 from reports.analysis.next_run import next_run
 from reports.analysis.study import analyse
 from reports.analysis.verdict.verdict import NOTHING, verdict
@@ -100,14 +98,6 @@ def test_a_half_written_run_is_proposed_again(planted, new_timing) -> None:
     half_written(planted, new_timing)
     found = next_run(analyse("planted", planted.study.told_plans(), planted.study.results()))
     assert (found.kind, found.strategy, found.gpus) == ("failed", "ddp", (2,))
-
-
-def test_a_training_that_never_began_is_not_told_to_be_measured(planted, new_timing) -> None:
-    half_written(planted, new_timing)
-    plans = [
-        msgspec.structs.replace(plan, training=TrainOrder(steps=9)) for plan in planted.study.told_plans()
-    ]
-    assert next_run(analyse("planted", plans, planted.study.results())) is None
 
 
 def test_a_study_without_a_planned_cell_has_no_next_run(planted, new_timing) -> None:

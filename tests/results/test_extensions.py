@@ -289,8 +289,8 @@ def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_asks_for_no_package(twenty) -> None:
-    assert bench(twenty, "--help").stderr.split() == ["0", "0", "0"]
+def test_help_asks_once_for_packages_and_imports_none(twenty) -> None:
+    assert bench(twenty, "--help").stderr.split() == ["0", "1", "0"]
 
 
 def test_the_help_of_matrix_names_launchers_and_imports_none(twenty) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness.features.train.log import Started
 
-MODEL = Path(__file__).parents[1] / "harness" / "trainable.py"
+MODEL = Path(__file__).parents[1] / "features" / "train" / "trainable.py"
 CALL = (
     *("train", "--workload", "py:trainable:build", "--dataset", "own", "--strategy", "ddp", "--gpus", "2"),
     *("--gpus-per-node", "1", "--batch-size", "4", "--steps", "24", "--checkpoint-every", "5"),

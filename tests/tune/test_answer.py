@@ -226,7 +226,7 @@ def test_the_page_has_the_answer_and_every_trial_with_its_end(space: Space) -> N
     )
     figures = large_study(sizes=(2, 4))
     assert 'id="tuning"' not in render_figures(figures)
-    page = render_figures(replace(figures, tuning=tuning))
+    page = render_figures(replace(figures, added={"tuning": tuning}))
     for told in (
         "do not differ from it significantly",
         "the kernel killed rank 1",
@@ -235,5 +235,5 @@ def test_the_page_has_the_answer_and_every_trial_with_its_end(space: Space) -> N
     ):
         assert told in page
     assert "no answer yet" in render_figures(
-        replace(figures, tuning=msgspec.structs.replace(tuning, answer=None))
+        replace(figures, added={"tuning": msgspec.structs.replace(tuning, answer=None)})
     )

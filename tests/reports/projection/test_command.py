@@ -219,7 +219,7 @@ def test_a_damaged_projection_costs_the_report_only_its_section(study, capsys) -
 def test_a_redacted_report_has_no_projection(study) -> None:
     project(study)
     [figures] = read_figures([str(study)], CostFlags(), Console(), redact=True)
-    assert figures.projection is None
+    assert figures.added["projection"] is None
 
 
 def test_a_size_must_fit_the_room_that_a_plan_leaves(study) -> None:
@@ -288,7 +288,7 @@ def test_a_generated_study_of_32_gpus_is_drawn_to_256_by_a_network_table(monkeyp
     assert found.law == REPLAY
     assert [size.gpus for size in found.of("projected")] == [64, 128, 256]
     made = Projection(digest=study.digest, to=256, command="c", network="t", what_if=(), series=(found,))
-    assert 'class="ahead"' in render_figures(replace(study, projection=made))
+    assert 'class="ahead"' in render_figures(replace(study, added={"projection": made}))
     # Constant efficiency refuses the same study: its steps grow by more than 10 % at the node boundary.
     [without] = projected_series(study, 256, Outside())
     assert {size.refusal.kind for size in without.of("refused")} == {"irregular"}

@@ -26,6 +26,8 @@ from harness.features.train.section import accuracy_section, training_section
 from harness.features.train.trained import Recovery, Spread, TrainedCell, races, reach, recoveries, spread
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
+from reports.analysis.next_run import next_run
+from reports.analysis.study import analyse
 from reports.page.render import render_figures
 from reports.page.section import Table
 from results.launch import Attempt, Slot
@@ -234,7 +236,7 @@ def test_throughput_is_in_the_unit_of_the_workload(planted) -> None:
     # 16 samples in 2 s, each of 32 tokens.
     begun = msgspec.structs.replace(started(0, "only"), unit="tokens", units_per_sample=32)
     one = TrainedCell(cell=a_cell(), log=TrainingLog((begun, steps(2, 2, seconds=2.0))))
-    section = training_section(replace(planted.analysed([]), training={"0": one}))
+    section = training_section(replace(planted.analysed([]), added={"training": {"0": one}}))
     overview = next(block for block in section.blocks if isinstance(block, Table))
     assert "256 tokens/s" in overview.data.texts[0]
 
@@ -244,7 +246,9 @@ def test_a_median_over_seeds_is_said_where_there_are_several(planted, seeds, wor
     planted.plan()
     ways = [trained(seed, 0.95, compression=name) for name in ("none", "int8") for seed in seeds]
     study = planted.analysed([])
-    section = accuracy_section(replace(study, training={str(n): way for n, way in enumerate(ways)}))
+    section = accuracy_section(
+        replace(study, added={"training": {str(n): way for n, way in enumerate(ways)}})
+    )
     [table] = [block for block in section.blocks if isinstance(block, Table)]
     assert words in table.caption
 
@@ -265,7 +269,7 @@ def plant(study: Any, folder: Path) -> None:
             bad = not_finite(59, 60)
             for row in (*KILLED[:6], norm, middle[0], bad, KILLED[7], failed, *middle[1:], KILLED[8]):
                 writer.write(row)
-    study.plan(repeats=1)
+    study.plan(repeats=1, order=TrainOrder(steps=100, target="val_accuracy>=0.9").stored)
     for one in ATTEMPTS.values():
         slot = Slot(cell_id=study.study.cell_ids()[0], run_id=f"run-{one.launch_id}", repeat=1)
         study.study.add_launch(a_launch(launch_id=one.launch_id, slots=(slot,)))
@@ -307,7 +311,7 @@ def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_
     """One of three seeds reached the target, and two diverged after step 10; one of these was resumed."""
     fields = {"workload": "mlp", "dataset": "digits"}
     cells = [planted.series("weak", "ddp", [2], batch=32, seed=seed, **fields)[0] for seed in range(3)]
-    planted.plan(repeats=1)
+    planted.plan(repeats=1, order=TrainOrder(steps=10).stored)
     for cell, diverged in zip(cells, (False, True, True), strict=True):
         outcome = Outcome.DIVERGED if diverged else Outcome.OK
         run_id = planted.run(cell, new_timing(step_ms=1.0, outcome=outcome))
@@ -320,9 +324,16 @@ def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_
         if cell is cells[2]:
             writer.write(started(60, "second", resumed=10))
     (figures,) = read_figures([str(planted.study.root)], CostFlags(), Console())
-    (race,) = races(figures.training.values())
+    (race,) = races(figures.added["training"].values())
     (way,) = race.ways
     assert [[run.seed for run in runs] for runs in (way.never, way.unfinished)] == [[1], [2]]
     section = training_section(figures)
     overview = next(block for block in section.blocks if isinstance(block, Table))
     assert [row[-1] for row in overview.data.texts] == ["the target", "diverged", "has not ended"]
+
+
+def test_a_training_that_never_began_is_not_to_be_measured(planted) -> None:
+    planted.series("weak", "single", [1], batch=8)
+    planted.plan(order=TrainOrder(steps=9).stored)
+    study = planted.study
+    assert next_run(analyse("planted", study.told_plans(), study.results())) is None

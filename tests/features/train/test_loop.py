@@ -19,8 +19,9 @@ import pytest
 from harness.worker.train import loop as training_loop
 from rank_builders import Ranks, a_context
 
-from harness.features.train.log import Ended, SavedCheckpoint, TrainingLog
+from harness.features.train.log import Ended, SavedCheckpoint, TrainingLog, training_log
 from harness.features.train.order import TrainOrder
+from harness.features.train.worker import loop as training_loop
 from harness.features.train.worker.loop import train_cell
 from harness.worker.rank import log as rank_log
 from harness.worker.rank.context import Run
@@ -57,10 +58,10 @@ def record_of(rank: int, folder: str, order: TrainOrder, model: str, fault: str 
             stack.enter_context(patch.object(rank_log, "HEARTBEAT_S", 0.0))
         if fault == "slow":
             stack.enter_context(patch.object(training_loop, "HEARTBEAT_S", 0.01))
-        launch = {"source_folder": str(Path(__file__).parent), "training": order}
+        launch = {"source_folder": str(Path(__file__).parent), "order": order.stored}
         around = stack.enter_context(a_context(rank, folder, launch))
         run = Run(around, Slot(cell_id="cell", run_id="r", repeat=1), cell)
-        return run.execute(partial(train_cell, order=order))
+        return run.execute(partial(train_cell, values=order.stored.values))
 
 
 def _with(fault: Callable[[int, Path], None], log: Path) -> Callable[..., Path]:
@@ -102,7 +103,7 @@ def trains(ranks: Ranks, tmp_path: Path) -> Train:
 
 
 def log_of(folder: Path) -> TrainingLog:
-    return Study(folder).training_log("cell")
+    return training_log(Study(folder), "cell")
 
 
 ORDER = TrainOrder(steps=6, checkpoint_every=3)

@@ -8,10 +8,11 @@ from typing import Any
 from builders import a_cell
 from rank_builders import Ranks, a_context
 
+from harness.features.network.order import NetworkOrder
+from harness.features.network.worker import measure
 from harness.features.network.worker.measure import _Rounds, measure_network
-from harness.worker.measure import network as measure
 from results.cell import StepPolicy
-from results.network import COLLECTIVES, NetworkOrder, NetworkTimes
+from results.network import COLLECTIVES, NetworkTimes
 from results.plan import Placement
 
 KIB = 1024
@@ -29,7 +30,7 @@ def measured(rank: int, folder: str, placement: tuple[int, int], largest: int) -
     launch = {"placement": Placement(nodes=nodes, gpus_per_node=per_node)}
     with a_context(rank, folder, launch) as context:
         run = a_run(context)
-        measure_network(run, NetworkOrder(collectives=COLLECTIVES, largest_bytes=largest))
+        measure_network(run, NetworkOrder(collectives=COLLECTIVES, largest_bytes=largest).stored.values)
         return run.found["network"]
 
 

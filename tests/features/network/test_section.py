@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from builders import NETWORK_HERE, a_network
 
+from harness.features.network.order import NetworkOrder
 from harness.features.network.section import network_section, stranger, summary_table
 from harness.reporting.studies import CostFlags, read_figures
 from harness.terminal.console import Console
@@ -16,11 +17,11 @@ from reports.page.contents import contents
 from reports.page.section import Drawings, Paragraph, Table
 from results import schemas
 from results.errors import StoreError
-from results.network import NETWORK_FILE, NetworkFacts, NetworkOrder, NetworkTable
+from results.network import NETWORK_FILE, NetworkFacts, NetworkTable
 
 
 def test_each_collective_has_a_drawing_with_a_line_a_group_and_each_size_a_row(small) -> None:
-    section = network_section(replace(small.analysed(), network=a_network()))
+    section = network_section(replace(small.analysed(), added={"network": a_network()}))
     assert section is not None
     (drawings,) = [block for block in section.blocks if isinstance(block, Drawings)]
     assert len(drawings.drawings) == 2
@@ -33,7 +34,7 @@ def test_each_collective_has_a_drawing_with_a_line_a_group_and_each_size_a_row(s
 
 def test_a_drawing_of_many_groups_keeps_the_smallest_and_the_largest(small) -> None:
     many = a_network(groups=[(ranks, 1) for ranks in range(2, 25)])
-    section = network_section(replace(small.analysed(), network=many))
+    section = network_section(replace(small.analysed(), added={"network": many}))
     assert section is not None
     (drawings,) = [block for block in section.blocks if isinstance(block, Drawings)]
     assert drawings.drawings[0].svg.count('class="series"') == 8
@@ -43,7 +44,7 @@ def test_a_drawing_of_many_groups_keeps_the_smallest_and_the_largest(small) -> N
 
 def test_two_nodes_and_gloo_carry_their_remarks(small) -> None:
     def plain(known: NetworkTable) -> list[str]:
-        section = network_section(replace(small.analysed(), network=known))
+        section = network_section(replace(small.analysed(), added={"network": known}))
         assert section is not None
         return [one.text for one in section.blocks if isinstance(one, Paragraph) and one.look == "plain"]
 
@@ -62,7 +63,7 @@ def test_a_table_of_another_network_is_named(small) -> None:
     ):
         foreign = stranger(a_network(other), study)
         assert foreign is not None
-        section = network_section(replace(study, network=a_network(other)))
+        section = network_section(replace(study, added={"network": a_network(other)}))
         assert section is not None
         assert any(isinstance(one, Paragraph) and foreign in one.text for one in section.blocks)
 
@@ -80,8 +81,9 @@ def test_a_table_in_the_folder_or_given_is_read_and_a_damaged_one_is_left_out(
     root = small.study.root
 
     def read(given: Path | None = None) -> NetworkTable | None:
-        (found,) = read_figures([str(root)], CostFlags(), Console(), network=given and str(given))
-        return found.network
+        named = {} if given is None else {"network": str(given)}
+        (found,) = read_figures([str(root)], CostFlags(), Console(), given=named)
+        return found.added["network"]
 
     assert read() is None
     (root / NETWORK_FILE).write_bytes(schemas.NETWORK.encode(a_network()))
@@ -99,8 +101,8 @@ def test_a_table_in_the_folder_or_given_is_read_and_a_damaged_one_is_left_out(
 
 def test_a_study_of_the_network_has_no_sections_about_steps(planted) -> None:
     planted.series("weak", "ddp", [2], batch=1)
-    planted.plan(network=NetworkOrder())
-    study = replace(planted.analysed([], name="net"), network=a_network())
+    planted.plan(order=NetworkOrder().stored)
+    study = replace(planted.analysed([], name="net"), added={"network": a_network()})
     assert [section.anchor for section in contents(study)] == ["network", "outcomes"]
     running = replace(
         study, running=({"cell": "a", "state": "running", "ok": "0", "planned": "1", "others": ""},)

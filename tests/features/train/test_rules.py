@@ -25,6 +25,7 @@ from harness.features.train.log import (
     Validated,
 )
 from harness.features.train.order import TrainOrder
+from harness.features.train.progress import TrainingPace, left_s, standing
 from harness.features.train.worker.loop import Rate
 from harness.features.train.worker.rules import (
     cell_on,
@@ -37,7 +38,7 @@ from harness.features.train.worker.rules import (
 )
 from harness.gate.prune import Origins, candidates
 from harness.launch.follow import LaunchState
-from harness.launch.pace import Deadline, TrainingPace, left_s, standing
+from harness.launch.pace import Deadline
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Standing
@@ -402,5 +403,5 @@ def test_a_study_measures_or_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     train = Train(StudyFile(oversubscribe=True), order, cell=folder)
     (made,) = train._plans(Study(train._root))
     assert made.cells == plan.cells
-    assert (made.training, made.request.repeats) == (order, 1)
+    assert (made.order, made.request.repeats) == (order.stored, 1)
     assert train._root == Path("runs") / f"train-{plan.cells[0].id}"

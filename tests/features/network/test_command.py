@@ -15,11 +15,12 @@ import pytest
 from builders import plan_of
 
 from harness.features.network.call import Network, collectives_of
+from harness.features.network.order import NetworkOrder
 from harness.machine.code import checkout
 from harness.plan.study_file import StudyFile
 from results import schemas
 from results.errors import UsageError
-from results.network import COLLECTIVES, NETWORK_FILE, NetworkOrder
+from results.network import COLLECTIVES, NETWORK_FILE
 from results.outcome import Evidence
 from results.store import Study
 
