@@ -11,8 +11,8 @@ import pytest
 
 from harness import matrix
 from harness.cli import run
+from harness.features.manual.launcher import ManualLauncher
 from harness.launchers.launcher import MatrixCall
-from harness.launchers.manual import ManualLauncher
 from harness.plan.schedule import PlannedLaunch, schedule
 from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from launching import Shell
 
+from harness.features.slurm.allocation import SlurmStarter
 from harness.launch import campaign, supervise
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import LocalStarter
-from harness.launchers.slurm.allocation import SlurmStarter
 from harness.machine.code import checkout, code_version
 from harness.matrix import Matrix
 from harness.plan.study_file import STUDY_FILE, StudyFile, merge

@@ -18,11 +18,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness import matrix
 from harness.cli import run
+from harness.features.manual.launcher import ManualLauncher
+from harness.features.slurm.call import run_document
 from harness.jobs.documents import JobMaker
 from harness.jobs.planned import planned_jobs
 from harness.launchers.launcher import MatrixCall
-from harness.launchers.manual import ManualLauncher
-from harness.launchers.slurm.call import run_document
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, STUDY_FILE, StudyFile
 from harness.plan.surroundings import Hardware

@@ -16,6 +16,11 @@ import pytest
 from builders import a_request
 from launching import CODE, a_job, a_job_end, a_launch
 
+from harness.features.kubernetes.pods import PodEnvironment
+from harness.features.kubernetes.profile import KubernetesProfile
+from harness.features.slurm import launcher as job_status
+from harness.features.slurm.allocation import Allocation
+from harness.features.slurm.call import run_document
 from harness.jobs.closing import close_launches, close_lost_launches
 from harness.jobs.documents import Document, JobMaker, cost_lines, cost_rows, gpu_hours, require_within_budget
 from harness.jobs.job_status import Cancelled, JobStatus, end_of_job, held_by_jobs, kept_status
@@ -23,12 +28,7 @@ from harness.jobs.planned import baseline_of, planned_jobs
 from harness.jobs.progress import progress
 from harness.jobs.start import JobStart, obstacle, stranger_to
 from harness.launch.tally import Conditions
-from harness.launchers.kubernetes.pods import PodEnvironment
-from harness.launchers.kubernetes.profile import KubernetesProfile
 from harness.launchers.registry import forget, kept_job_statuses
-from harness.launchers.slurm import launcher as job_status
-from harness.launchers.slurm.allocation import Allocation
-from harness.launchers.slurm.call import run_document
 from harness.machine.code import checkout, code_hash
 from harness.plan.estimate import estimate
 from harness.plan.expand import expand

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from launching import Shell, a_launch, until
 
+from harness.features.slurm.allocation import SlurmStarter
 from harness.launch import supervise
 from harness.launch.ending import who_left, write_left
 from harness.launch.follow import LaunchState, Pulse
@@ -21,7 +22,6 @@ from harness.launch.guarded import Guarded
 from harness.launch.pace import Deadline
 from harness.launch.starter import LocalStarter, Starter
 from harness.launch.supervise import Interrupted, Supervisor, Watch
-from harness.launchers.slurm.allocation import SlurmStarter
 from results.launch import Launch, Slot, rank_log_path
 from results.outcome import Ending, Outcome
 from results.plan import Placement

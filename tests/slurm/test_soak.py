@@ -98,7 +98,7 @@ PROCESSES = {
     "torchrun": ("torch.distributed.run", signal.SIGKILL),
     "guardian": ("guardian.py", signal.SIGKILL),
     "nodes": ("harness.launch.nodes", signal.SIGKILL),
-    "agent": ("harness.launchers.slurm.agent", signal.SIGKILL),
+    "agent": ("harness.features.slurm.agent", signal.SIGKILL),
     "srun": ("srun", signal.SIGKILL),
     "program": ("harness.launchers.program", signal.SIGKILL),
 }

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from launching import a_launch
 
-from harness.launchers.slurm import allocation as slurm_starter
-from harness.launchers.slurm.allocation import Allocation, SlurmStarter
+from harness.features.slurm import allocation as slurm_starter
+from harness.features.slurm.allocation import Allocation, SlurmStarter
 from results.outcome import Outcome
 from slurm.site import Container, SiteProfile
 
@@ -33,7 +33,7 @@ def test_each_launch_meets_at_a_port_of_its_own_on_the_first_node(tmp_path: Path
     assert first[0] == "srun"
     # 20000 + 17 x 16, and one more for each launch.
     assert (first[-1], second[-1]) == ("10.0.0.1:20272", "10.0.0.1:20273")
-    assert first[-4:-1] == ("-m", "harness.launchers.slurm.agent", str(path))
+    assert first[-4:-1] == ("-m", "harness.features.slurm.agent", str(path))
     # 4 CPUs for each of 8 ranks.
     assert {"--nodes=2", "--ntasks=2", "--cpus-per-task=32", "--kill-on-bad-exit=1"} <= set(first)
 

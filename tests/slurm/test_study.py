@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.launchers.slurm import call as slurm_call
+from harness.features.slurm import call as slurm_call
 from results.files import study_lock
 from results.job_store import JobStore
 from results.outcome import Outcome

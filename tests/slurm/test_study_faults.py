@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from harness.features.slurm import call as slurm_call
 from harness.jobs.start import END_S
 from harness.launch.ending import killed_on_a_node
 from harness.launch.starter import LogWords
-from harness.launchers.slurm import call as slurm_call
 from harness.machine.code import PACKAGES, checkout
 from results.job_store import JobStore
 from results.outcome import Outcome

@@ -5,7 +5,7 @@ from results.features import Feature, LauncherPlace
 FEATURE = Feature(
     launchers={
         "kubernetes": LauncherPlace(
-            "harness.launchers.kubernetes.launcher:KubernetesLauncher", "writes manifests of jobs"
+            "harness.features.kubernetes.launcher:KubernetesLauncher", "writes manifests of jobs"
         )
     },
 )

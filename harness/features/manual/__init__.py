@@ -4,6 +4,8 @@ from results.features import Feature, LauncherPlace
 
 FEATURE = Feature(
     launchers={
-        "manual": LauncherPlace("harness.launchers.manual:ManualLauncher", "prints the command for each host")
+        "manual": LauncherPlace(
+            "harness.features.manual.launcher:ManualLauncher", "prints the command for each host"
+        )
     },
 )

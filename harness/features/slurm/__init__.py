@@ -5,7 +5,7 @@ from results.features import Feature, LauncherPlace
 FEATURE = Feature(
     launchers={
         "slurm": LauncherPlace(
-            "harness.launchers.slurm.launcher:SlurmLauncher",
+            "harness.features.slurm.launcher:SlurmLauncher",
             "submits jobs to Slurm",
             scheduler="slurm",
             job_variable="SLURM_JOB_ID",

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from launching import a_job
 
-from harness.launchers.kubernetes.profile import KubernetesProfile
+from harness.features.kubernetes.profile import KubernetesProfile
 from results.job import Job, RunOptions
 from results.plan import Placement
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launchers.kubernetes.launcher import KubectlError, apply
+from harness.features.kubernetes.launcher import KubectlError, apply
 
 MANIFEST = "kind: Job\nname: \u00e4\n"
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 from launching import a_job_end, a_launch, an_attempt, until
 
+from harness.features.kubernetes import pods
+from harness.features.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
 from harness.launch import guarded
 from harness.launch.ending import who_left
-from harness.launchers.kubernetes import pods
-from harness.launchers.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
 from results.job import Job, JobEnd
 from results.job_store import JobStore
 from results.launch import Launch

@@ -14,8 +14,8 @@ from approval import approved
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.launchers.kubernetes.manifest import manifest, pod_address, unexpanded, yaml_text
-from harness.launchers.kubernetes.profile import PROFILE_FILE, ExtraVolume, KubernetesProfile, Toleration
+from harness.features.kubernetes.manifest import manifest, pod_address, unexpanded, yaml_text
+from harness.features.kubernetes.profile import PROFILE_FILE, ExtraVolume, KubernetesProfile, Toleration
 from results.errors import UsageError
 from results.job import Job, RunOptions
 from results.plan import Placement

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.launchers.kubernetes.profile import (
+from harness.features.kubernetes.profile import (
     check_key,
     check_label,
     check_subdomain,

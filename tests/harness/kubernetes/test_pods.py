@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.launchers.kubernetes.pods import STOPPED, Meeting
+from harness.features.kubernetes.pods import STOPPED, Meeting
 from harness.machine.code import code_version
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
@@ -37,7 +37,7 @@ import msgspec
 from harness.machine.code import checkout
 from harness.terminal.console import Console
 from harness.launch.campaign import Campaign, CampaignContext
-from harness.launchers.kubernetes.pods import Meeting, PodStarter, follow
+from harness.features.kubernetes.pods import Meeting, PodStarter, follow
 from harness.launch.supervise import Interrupted
 from results.job import JobEnd
 from results.job_store import JobStore

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from approval import approved
 
-from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, Toleration
+from harness.features.kubernetes.profile import PROFILE_FILE, KubernetesProfile, Toleration
 from results.errors import UsageError
 from results.plan import Placement
 from results.site import SitePrice, TimeLimits

@@ -16,8 +16,8 @@ import yaml
 from launching import a_launch, until
 
 from harness.cli import run
-from harness.launchers.kubernetes import pods
-from harness.launchers.kubernetes.launcher import KubernetesLauncher
+from harness.features.kubernetes import pods
+from harness.features.kubernetes.launcher import KubernetesLauncher
 from results.files import LOCK
 from results.job import Job
 from results.job_store import JobStore
@@ -35,7 +35,7 @@ CALL = (
 # This machine has no cluster's DNS: a pod, and the call in it, find the first pod at this address.
 HERE = """
 import sys
-from harness.launchers.kubernetes import pods
+from harness.features.kubernetes import pods
 pods.pod_address = lambda profile, job: "127.0.0.1"
 """
 POD = f"""{HERE}

@@ -14,6 +14,17 @@ from pathlib import Path
 
 import msgspec
 
+from harness.features.kubernetes.manifest import MANIFEST, manifest
+from harness.features.kubernetes.pods import (
+    JOB_VARIABLE,
+    CallStart,
+    PodEnvironment,
+    follow,
+    is_over,
+    meeting_of,
+    pod_number,
+)
+from harness.features.kubernetes.profile import PROFILE_FILE, KubernetesProfile, object_name
 from harness.jobs.closing import open_launches
 from harness.jobs.documents import (
     COST_HEADS,
@@ -36,17 +47,6 @@ from harness.jobs.planned import PlannedJob, baseline_of
 from harness.jobs.start import JobStart
 from harness.launchers.campaign_call import JobCampaignCall
 from harness.launchers.job_call import JobCall
-from harness.launchers.kubernetes.manifest import MANIFEST, manifest
-from harness.launchers.kubernetes.pods import (
-    JOB_VARIABLE,
-    CallStart,
-    PodEnvironment,
-    follow,
-    is_over,
-    meeting_of,
-    pod_number,
-)
-from harness.launchers.kubernetes.profile import PROFILE_FILE, KubernetesProfile, object_name
 from harness.launchers.launcher import JobLauncher, LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
 from harness.launchers.registry import job_statuses

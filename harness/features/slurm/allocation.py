@@ -120,7 +120,7 @@ class SlurmStarter(Starter):
         port = rendezvous_port(self._allocation.slurm_id, self._launches)
         self._launches += 1
         agent = (
-            *(python(self._site), "-m", "harness.launchers.slurm.agent"),
+            *(python(self._site), "-m", "harness.features.slurm.agent"),
             *(str(path), f"{self._allocation.address}:{port}"),
         )
         return agent_command(self._site, launch.placement, agent, path.parent / LOG)

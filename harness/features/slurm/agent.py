@@ -1,4 +1,4 @@
-"""`python -m harness.launchers.slurm.agent LAUNCH.json HOST:PORT`: one node's share of a launch, under srun.
+"""`python -m harness.features.slurm.agent LAUNCH.json HOST:PORT`: one node's share of a launch, under srun.
 
 Starts this node's torchrun and stays until it has ended. The nodes meet at HOST:PORT, an address of the
 first one. After a failure the agent waits a moment before it ends: srun ends the other nodes as soon as one

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from harness.launchers.kubernetes.profile import (
+from harness.features.kubernetes.profile import (
     OWN_LABELS,
     QUEUE_LABEL,
     KubernetesProfile,

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.features.slurm.allocation import SlurmEnvironment
+from harness.features.slurm.call import SlurmCall
 from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, kept_status, own_word
 from harness.jobs.start import JobStart
 from harness.launchers.launcher import JobLauncher, MatrixCall
-from harness.launchers.slurm.allocation import SlurmEnvironment
-from harness.launchers.slurm.call import SlurmCall
 from results.job import Job, Submission
 from results.job_store import JobStore
 from results.outcome import Ending, Outcome

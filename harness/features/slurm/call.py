@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from harness.features.slurm.allocation import Allocation, SlurmEnvironment, python
 from harness.jobs.documents import (
     COST_HEADS,
     COST_NUMERIC,
@@ -29,7 +30,6 @@ from harness.launchers.job_call import JobCall
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
 from harness.launchers.registry import job_statuses
-from harness.launchers.slurm.allocation import Allocation, SlurmEnvironment, python
 from harness.machine.code import checkout
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.features.kubernetes.manifest import pod_address
+from harness.features.kubernetes.profile import PORTS, PROFILE_FILE
 from harness.jobs.closing import LOST, close_launches
 from harness.jobs.start import JobEnvironment, JobStart, obstacle
 from harness.launch.command import node_command, worker_environment
@@ -26,8 +28,6 @@ from harness.launch.guarded import Guarded
 from harness.launch.starter import Starter
 from harness.launch.supervise import handled
 from harness.launchers.campaign_call import INTERRUPTED
-from harness.launchers.kubernetes.manifest import pod_address
-from harness.launchers.kubernetes.profile import PORTS, PROFILE_FILE
 from harness.machine.code import checkout
 from harness.machine.processes import exit_words
 from results.errors import MachineError, NewerSchemaError, StoreError

@@ -1,1 +1,0 @@
-"""Jobs of a study on Kubernetes."""
