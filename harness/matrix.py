@@ -38,14 +38,9 @@ from harness.plan.points import workloads_of
 from harness.plan.request import make_requests
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.plan.surroundings import MIB, Devices, Limit, Measured, Surroundings, devices_here
-from harness.reporting.reading import Reading
+from harness.reporting.assumptions import CostFlags, read_assumptions
+from harness.reporting.reading import Reading, place_words, warn_of_lost_plans
 from harness.reporting.report import write_report
-from harness.reporting.studies import (
-    CostFlags,
-    place_words,
-    read_assumptions,
-    warn_of_lost_plans,
-)
 from harness.terminal.console import Console, QuietConsole
 from harness.worker.turns import VARIABLE
 from reports.analysis.study import analyse

@@ -33,7 +33,7 @@ def project_command(
     projection, and says when the study has changed since.
     """
     from harness.commands.project import project
-    from harness.reporting.studies import CostFlags
+    from harness.reporting.assumptions import CostFlags
     from harness.terminal.console import Console
 
     project(study, to, CostFlags(**prices), Console(), network=network, what_if=what_if)

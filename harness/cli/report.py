@@ -44,7 +44,7 @@ _OPTIONS = (
 
 
 def cost_options(function: Function) -> Function:
-    """Decorate a command with the flags of `harness.reporting.studies.CostFlags` (None: not given)."""
+    """Decorate a command with the flags of `harness.reporting.assumptions.CostFlags` (None: not given)."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -123,8 +123,11 @@ def report_command(
     from dataclasses import replace
 
     from harness.cli.study import running_cells
-    from harness.reporting.report import figure_forms, write_figures, write_joint_report, write_report
-    from harness.reporting.studies import CostFlags, compared_over, read_figures
+    from harness.reporting.assumptions import CostFlags
+    from harness.reporting.drawings import figure_forms, write_figures
+    from harness.reporting.joint import write_joint_report
+    from harness.reporting.report import write_report
+    from harness.reporting.studies import compared_over, read_figures
     from harness.terminal.console import Console
     from results.errors import UsageError
     from results.files import is_stream
@@ -190,7 +193,8 @@ def export_command(
 
     Markdown, JSON and LaTeX, and one --table of CSV, go to stdout where no --output is given.
     """
-    from harness.reporting.studies import CostFlags, compared_over, read_figures
+    from harness.reporting.assumptions import CostFlags
+    from harness.reporting.studies import compared_over, read_figures
     from harness.terminal.console import Console
     from results import files
 
@@ -230,12 +234,13 @@ def _exported(
     studies: Sequence[StudyFigures], form: Any, table: str | None, output: str | None
 ) -> Iterator[tuple[str | None, bytes]]:
     """Each file of an export with its path; without a path it goes to stdout."""
-    from reports.page import export
+    from reports.page.export import export_text
+    from reports.page.tables import export_table
 
     if form not in ("csv", "parquet"):
-        yield output, export.export_text(studies, form).encode()
+        yield output, export_text(studies, form).encode()
     elif table is not None or output is None:
-        yield output, export.export_table(studies, table or TABLES[0], form)
+        yield output, export_table(studies, table or TABLES[0], form)
     else:
         for name in TABLES:
-            yield str(Path(output) / f"{name}.{form}"), export.export_table(studies, name, form)
+            yield str(Path(output) / f"{name}.{form}"), export_table(studies, name, form)

@@ -21,7 +21,7 @@ from harness.launchers.registry import cancel, job_statuses, kept_job_statuses
 from harness.launchers.registry import forget as forget_jobs
 from harness.machine.code import planned_code
 from harness.plan.options import read_duration_s
-from harness.reporting.studies import warn_of_lost_plans
+from harness.reporting.reading import warn_of_lost_plans
 from harness.terminal.console import Console
 from reports.text import count, size
 from results.errors import BenchError, SchedulerError, UsageError, bench_call

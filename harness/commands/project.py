@@ -12,8 +12,9 @@ import msgspec
 from harness.commands.replays import Replayer, measured_gbps, other_network
 from harness.plan.predict import predicted_bytes
 from harness.plan.surroundings import Devices, Surroundings
+from harness.reporting.assumptions import CostFlags
 from harness.reporting.report import command_lines
-from harness.reporting.studies import CostFlags, read_figures, read_network
+from harness.reporting.studies import read_figures, read_network
 from harness.terminal.console import Console
 from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures

@@ -5,24 +5,20 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.terminal.console import Console
 from harness.terminal.narrow import narrow_lines
 from harness.terminal.table_text import GAP, column_widths, total_width
 from reports.analysis.headline import headline, headline_table
 from reports.analysis.outcomes import failures_text
-from reports.analysis.side_by_side import side_by_side
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.brief import Clause, brief
 from reports.analysis.verdict.verdict import verdict
 from reports.text import count
 from results import files
-from results.errors import UsageError
 from results.features import MEASURED
 from results.store import Study
 
-FIGURE_FORMS = ("svg", "pdf", "png")
 VERDICT_LINES = 6
 """Maximum number of lines on a terminal of the verdict on one workload."""
 
@@ -34,7 +30,11 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
     report.html, cells.csv, runs.csv. Elsewhere: `path`, and the tables named after it.
     """
     target = path or study.root / "report.html"
-    written = _write([figures], target, f"{path.stem}." if path else "", in_study=path is None)
+    # Drawing takes a second to import, and only reports draw.
+    from reports.page.render import render_figures
+
+    html = render_figures(figures)
+    written = write_page(html, [figures], target, f"{path.stem}." if path else "", in_study=path is None)
     if figures.running:
         return target
     if figures.cells or figures.kind == MEASURED:
@@ -47,74 +47,26 @@ def write_report(study: Study, figures: StudyFigures, console: Console, *, path:
         table = over_table(figures)
         console.table(table.titles, table.texts, numeric=table.numeric)
         console.result()
-    _tell(written, console)
+    name_files(written, console)
     return target
 
 
-def write_joint_report(studies: Sequence[StudyFigures], console: Console, *, path: Path) -> None:
-    """Write one page for several studies at `path`, and their tables next to it.
-
-    Prints the headline of each study, and the findings of their comparison.
-    """
-    written = _write(studies, path, f"{path.stem}.")
-    for study in studies:
-        console.result(f"{study.name}:")
-        print_headline(study, console)
-        console.result()
-    shared = side_by_side(studies)
-    for finding in (*shared.findings, *(f"Not compared: {text}." for text in shared.unlike)):
-        for line in textwrap.wrap(finding, console.width, break_on_hyphens=False):
-            console.result(line)
-    _tell(written, console)
-
-
-def figure_forms(text: str) -> tuple[str, ...]:
-    """The forms of files that `--figures` names. Raises UsageError for others, and for none."""
-    forms = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    unknown = [form for form in forms if form not in FIGURE_FORMS]
-    if unknown or not forms:
-        raise UsageError(f"--figures is some of {', '.join(FIGURE_FORMS)}, joined by commas, not {text!r}")
-    return forms
-
-
-def write_figures(
-    studies: Sequence[StudyFigures], console: Console, *, page: Path, forms: Sequence[Any], style: Any
-) -> Path:
-    """Write the drawings as files: into the folder `figures` next to a study's own page, or for another page
-    into `PAGE.figures`. Each of several studies has its own folder in it."""
-    from reports.page.paper import figure_files, shared_figure_files
-
-    folder = page.with_name("figures" if page.name == "report.html" else f"{page.stem}.figures")
-    number = 0
-    for study in studies:
-        target = folder / study.name.replace("/", "-") if len(studies) > 1 else folder
-        for one in figure_files(study, forms, style):
-            files.replace(target / one.name, one.data, in_study=True)
-            number += 1
-    if len(studies) > 1:
-        for one in shared_figure_files(studies, forms, style):
-            files.replace(folder / one.name, one.data, in_study=True)
-            number += 1
-    console.result(f"figures: {count(number, 'file')} in {folder}")
-    return folder
-
-
-def _write(
-    studies: Sequence[StudyFigures], page: Path, prefix: str, *, in_study: bool = False
+def write_page(
+    html: str, studies: Sequence[StudyFigures], page: Path, prefix: str, *, in_study: bool = False
 ) -> tuple[Path, ...]:
-    # Drawing takes a second to import, and only reports draw.
-    from reports.page.export import export_table
-    from reports.page.render import render_studies
+    """Write a page of studies, and its tables in the same folder. Returns all paths, the page first."""
+    from reports.page.tables import export_table
 
     names = () if not in_study and files.is_stream(page) else ("cells", "runs")
     tables = {name: page.with_name(f"{prefix}{name}.csv") for name in names}
-    files.replace(page, render_studies(studies).encode(), in_study=in_study)
+    files.replace(page, html.encode(), in_study=in_study)
     for name, path in tables.items():
         files.replace(path, export_table(studies, name, "csv"), in_study=in_study)
     return page, *tables.values()
 
 
-def _tell(written: Sequence[Path], console: Console) -> None:
+def name_files(written: Sequence[Path], console: Console) -> None:
+    """Print the paths of a page and its tables."""
     page, *tables = written
     console.result(f"report: {page}")
     if tables:

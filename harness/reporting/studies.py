@@ -1,33 +1,25 @@
-"""Reads and analyses the studies that a command names, for reports and exports.
-
-What a report assumes (prices, times) comes from flags, a price file and the profile of the site.
-"""
+"""Reads and analyses the studies that a command names, for reports and exports."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
-from typing import cast
 
-from harness.plan.options import read_duration_s
-from harness.plan.study_file import STUDY_FILE
-from harness.reporting.reading import Reading
+from harness.reporting.assumptions import CostFlags, read_assumptions
+from harness.reporting.reading import Reading, place_words, warn_of_lost_plans
 from harness.terminal.console import Console
-from reports.analysis.assumptions import KNEE, Assumptions, Goal, GoalKind, site_price
-from reports.analysis.effect import SMALLEST_EFFECT
+from reports.analysis.assumptions import Assumptions
 from reports.analysis.outcomes import outcome_words
 from reports.analysis.over import comparing_over
 from reports.analysis.pooling import pool
 from reports.analysis.study import StudyFigures, analyse
 from reports.redaction import Told, redactor
 from reports.text import count
-from results.catalogue.prices import Price, checked_usd, read_prices
 from results.errors import SchemaError, StoreError, UsageError, bench_call
 from results.features import MEASURED, kind_of_file
 from results.job_store import JobStore
@@ -36,52 +28,6 @@ from results.review import Review
 from results.run import RunResult
 from results.schemas import NETWORK
 from results.store import Study, study_names
-from workloads.datasets.facts import DATASETS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostFlags:
-    """The flags as they were given."""
-
-    price: float | None = None
-    prices: str | None = None
-    epoch_samples: str | None = None
-    within: str | None = None
-    goal: str | None = None
-    smallest_effect: str | None = None
-    unproven: bool | None = None
-
-
-GOALS = "knee, throughput, cost, time:24h or efficiency:80%"
-
-
-def read_assumptions(
-    study: Study, flags: CostFlags, console: Console, epochs: Mapping[str, int] | None = None
-) -> Assumptions:
-    """Read the assumptions from flags and the study's jobs. Raises UsageError that names flag and rule."""
-    told = flags.smallest_effect
-    smallest = SMALLEST_EFFECT if told is None else _share(told, "--smallest-effect", "2% or 0.02")
-    site = None
-    try:
-        site = site_price(JobStore(study.root).jobs())
-    except SchemaError as error:
-        console.warn(f"no price of the site, since a job cannot be read: {error}")
-    within_s = None if flags.within is None else _seconds(flags.within, "--within")
-    return Assumptions(
-        price=None
-        if flags.price is None
-        else Price(usd_per_gpu_hour=checked_usd(flags.price, "--price"), source="given by --price"),
-        prices=read_prices(Path(flags.prices)) if flags.prices is not None else {},
-        site=site,
-        workload_samples=epochs or {},
-        dataset_samples={
-            facts.name: facts.samples for facts in DATASETS.all_facts if facts.samples is not None
-        },
-        within_s=within_s,
-        goal=replace(KNEE if flags.goal is None else read_goal(flags.goal), smallest=smallest),
-        smallest_effect=smallest,
-        unproven=bool(flags.unproven),
-    )
 
 
 def _epochs(studies: Sequence[Study], text: str, console: Console) -> dict[str, int]:
@@ -101,38 +47,6 @@ def _epochs(studies: Sequence[Study], text: str, console: Console) -> dict[str, 
         console.warn(f"--epoch-samples {text} is of no single workload: give --epoch-samples {each}")
         return {}
     return {workload or workloads[0]: number for workload, number in found.items() if workloads}
-
-
-def _seconds(text: str, flag: str) -> float:
-    """Read the time of an epoch, which needs a unit: it takes hours, and a bare number would be seconds."""
-    seconds = read_duration_s(text, flag, readings="hm")
-    if not seconds:
-        raise UsageError(f"{flag} must be > 0, not {text!r}")
-    return seconds
-
-
-def read_goal(text: str) -> Goal:
-    """Read the value of `--goal`. Raises UsageError for any other text."""
-    kind, colon, limit = text.strip().partition(":")
-    if not colon and kind in ("knee", "throughput", "cost"):
-        return Goal(kind=cast("GoalKind", kind))
-    if kind == "time" and limit:
-        return Goal(kind="time", limit=_seconds(limit, "--goal time:"))
-    if kind == "efficiency" and limit:
-        return Goal(kind="efficiency", limit=_share(limit, "--goal efficiency:", "80% or 0.8"))
-    raise UsageError(f"--goal is {GOALS}, not {text!r}")
-
-
-def _share(text: str, flag: str, like: str) -> float:
-    """A fraction of 1, of `80%` or `0.8`."""
-    number, percent, _ = text.strip().partition("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise UsageError(f"{flag} takes more than 0 and at most 100 %, like {like}, not {text!r}")
-    return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,56 +118,6 @@ def read_network(study: Study, console: Console, given: str | None = None) -> Ne
     except (SchemaError, StoreError) as error:
         console.warn(f"no network table: {error}")
     return None
-
-
-def place_words(study: Study) -> tuple[str, ...]:
-    """The options of a call that continues the study: its folder, and those that say where its jobs run.
-
-    These are from the call that made the newest plan, and from its study file where that is still there.
-    """
-    words: list[str] = []
-    for plan in study.told_plans()[-1:]:
-        given = dict(_study_file_options(plan.command))
-        for word, value in zip_longest(plan.command, plan.command[1:]):
-            flag, equals, joined = word.partition("=")
-            given |= {flag: joined if equals else value} if flag in WHERE else {}
-        words = [text for flag in WHERE if given.get(flag) for text in (flag, str(given[flag]))]
-    if "--launcher" not in words:
-        with suppress(SchemaError):
-            words += [
-                text for job in JobStore(study.root).jobs()[-1:] for text in ("--launcher", job.launcher)
-            ]
-    return ("--out", str(study.root), *words)
-
-
-WHERE = ("--launcher", "--site", "--partition", "--account", "--qos", "--cpus-per-gpu")
-"""Options that say where a launch runs."""
-
-
-def _study_file_options(command: Sequence[str]) -> Iterator[tuple[str, object]]:
-    """The options of `WHERE` in the study file of a call."""
-    for word in command:
-        if word.endswith((".yaml", ".yml")) and Path(word).is_file():
-            with suppress(UsageError):
-                options = STUDY_FILE.read(Path(word))
-                yield from ((flag, getattr(options, flag[2:].replace("-", "_"))) for flag in WHERE)
-
-
-def warn_of_lost_plans(study: Study, console: Console) -> None:
-    """Warn of lost plans and cells of a study, and say how to restore them."""
-    unplanned = study.unplanned_cells()
-    if unplanned:
-        damaged = "; ".join(study.damaged_plans()) or "a plan is missing"
-        console.warn(
-            f"{count(len(unplanned), 'cell')} of {study.root} are in no plan that can be read ({damaged}): "
-            f"they are read from their own files, and the same bench matrix command plans them again"
-        )
-    lost = study.lost_cells()
-    if lost:
-        console.warn(
-            f"{', '.join(lost)} in {study.root / 'cells'} have runs but no cell.json that can be read, and "
-            f"are in no plan: repeat the bench matrix command that planned them to restore them"
-        )
 
 
 def warn_of_lost_runs(study: Study, results: Sequence[RunResult], console: Console) -> None:

@@ -9,18 +9,15 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
-from reports.analysis.side_by_side import side_by_side
-from reports.analysis.study import StudyFigures, summary
+from reports.analysis.study import StudyFigures
 from reports.page.contents import appendix, contents
 from reports.page.method import definitions, hints
 from reports.page.section import Section
-from reports.page.sections.comparison import comparison_section
 from results import files
 from results.foreign_text import visible
 
@@ -40,18 +37,6 @@ _TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StudyPart:
-    """One study of a page of several."""
-
-    anchor: str
-    """A prefix that is unique on the page, for all ids of the part."""
-    name: str
-    summary: str
-    sections: tuple[Section, ...]
-    """The sections; the first screen is open, and the others are folded."""
 
 
 def _segments(text: str) -> list[str]:
@@ -87,29 +72,15 @@ def render_figures(study: StudyFigures) -> str:
     """The report of an analysed study."""
     sections, last = contents(study), appendix(study)
     shown = {"title": study.name, "sections": sections, "appendix": last}
-    return _page("report.html.j2", [study], (*sections, *last), **shown)
-
-
-def render_studies(studies: Sequence[StudyFigures]) -> str:
-    """One page of one study, or of several: their comparison, and then each under its name."""
-    if len(studies) == 1:
-        return render_figures(studies[0])
-    comparison = comparison_section(side_by_side(studies))
-    parts = [
-        StudyPart(f"study-{number}", study.name, summary(study), (*contents(study), *appendix(study)))
-        for number, study in enumerate(studies, start=1)
-    ]
-    sections = [comparison, *(section for part in parts for section in part.sections)]
-    title = ", ".join(study.name for study in studies)
-    return _page("studies.html.j2", studies, sections, title=title, comparison=comparison, parts=parts)
+    return full_page("report.html.j2", [study], (*sections, *last), **shown)
 
 
 def render_sections(title: str, sections: Sequence[Section]) -> str:
     """One page of sections that are of no single study."""
-    return _page("report.html.j2", [], sections, title=title, sections=sections, appendix=())
+    return full_page("report.html.j2", [], sections, title=title, sections=sections, appendix=())
 
 
-def _page(
+def full_page(
     template: str, studies: Sequence[StudyFigures], defining: Sequence[Section], **shown: object
 ) -> str:
     """The document: what is `shown`, with the definitions of its sections, and the script."""

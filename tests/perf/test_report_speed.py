@@ -30,7 +30,7 @@ study = Study(Path(sys.argv[1]))
 results = study.collect()
 collected = time.monotonic()
 from reports.analysis.study import analyse
-from reports.page.export import export_table
+from reports.page.tables import export_table
 from reports.page.render import render_figures
 figures = analyse(study.name, study.plans(), results)
 texts = [render_figures(figures), *(export_table([figures], name, "csv") for name in ("cells", "runs"))]

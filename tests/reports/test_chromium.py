@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 from generated_study import Trouble, large_study
 
-from reports.page.render import render_figures, render_studies
+from reports.page.joint import render_studies
+from reports.page.render import render_figures
 from results import files
 from results.outcome import Evidence
 

@@ -16,7 +16,8 @@ from launching import a_job
 
 import reports
 from harness.cli import run
-from harness.reporting.studies import CostFlags, read_figures
+from harness.reporting.assumptions import CostFlags
+from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
 from reports.analysis.assumptions import Assumptions, Quote, quote, site_price, study_day
 from reports.analysis.cost import (

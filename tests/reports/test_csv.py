@@ -12,7 +12,7 @@ import pytest
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.study import StudyFigures
 from reports.page.columns import CELLS, PRESETS, SHOWN, cell_columns
-from reports.page.export import TABLES, csv_text, frame_of
+from reports.page.tables import TABLES, csv_text, frame_of
 from results.catalogue.prices import Price
 from results.outcome import Outcome
 from results.run import Communication, RankColumns, StepBudget

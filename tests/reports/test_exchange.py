@@ -9,8 +9,8 @@ import pytest
 
 from harness.cli import run
 from reports.analysis.exchange import ALONE, FEW_RUNS, NO_DENSE, ExchangePart, ExchangeRow, exchange_parts
-from reports.page.export import csv_text, frame_of
 from reports.page.sections.communication import exchange_sentences
+from reports.page.tables import csv_text, frame_of
 from results.outcome import Evidence
 from results.statistics import Metric
 

@@ -14,9 +14,10 @@ from reports.analysis.headline import headline
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from reports.fields import Field
-from reports.page import export
-from reports.page.export import TABLES, export_table, export_text, frame_of
+from reports.page import tables
+from reports.page.export import export_text
 from reports.page.markup import github_table, plain
+from reports.page.tables import TABLES, export_table, frame_of
 from reports.table import Column, TextTable
 from results.errors import MachineError
 from results.outcome import Outcome
@@ -62,7 +63,7 @@ def test_a_parquet_file_read_back_is_the_frame(studies, name) -> None:
 
 
 def test_without_pyarrow_parquet_says_how_to_install_it(studies, monkeypatch) -> None:
-    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="pip install 'pyarrow>=15'"):
         export_table(studies, "cells", "parquet")
     assert export_table(studies, "cells", "csv").startswith(b"study,cell_id,")

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.cli import run
 from reports.analysis.study import analyse
-from reports.page.export import TABLES, export_table
+from reports.page.tables import TABLES, export_table
 
 FROZEN = Path(__file__).parents[1] / "frozen/exports.json"
 

@@ -7,9 +7,9 @@ import pytest
 
 from reports.analysis.memory import CellMemory, cell_memories
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.export import frame_of
 from reports.page.section import Paragraph, Table
 from reports.page.sections.memory import memory_section
+from reports.page.tables import frame_of
 from reports.text import NOTHING
 from results.outcome import Outcome
 

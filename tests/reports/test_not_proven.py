@@ -15,8 +15,9 @@ from reports.analysis.size_to_buy import NONE_PROVEN, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
 from reports.gate.reduce import reduce_study
-from reports.page.export import export_table, export_text
+from reports.page.export import export_text
 from reports.page.render import render_figures
+from reports.page.tables import export_table
 from results.record import Proof
 
 WRONG = Proof(method="serial-simulation", passed=False, detail="gradient of w differs by 0.5")

@@ -11,10 +11,10 @@ from harness.jobs.progress import progress
 from harness.launch.tally import Conditions
 from reports.analysis.outcomes import pruned
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.export import csv_text, frame_of
 from reports.page.section import Table
 from reports.page.sections.correctness import correctness_section
 from reports.page.sections.outcomes import outcomes_section
+from reports.page.tables import csv_text, frame_of
 from results.cell import Cell, pruning_reason
 from results.outcome import Outcome
 

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from reports.analysis.study import StudyFigures, analyse
-from reports.page.export import TABLES, TableForm, TextForm, export_table, export_text, frame_of
-from reports.page.render import render_figures, render_studies
+from reports.page.export import TextForm, export_text
+from reports.page.render import render_figures
+from reports.page.tables import TABLES, TableForm, export_table, frame_of
 from reports.redaction import Redactor, Told, redactor
 from results.outcome import Outcome
 from results.record import Proof
@@ -186,7 +187,7 @@ def test_words_of_a_call_and_of_a_model_that_failed_are_left_out(telling) -> Non
 
 
 def test_the_same_study_is_redacted_to_the_same_bytes(telling) -> None:
-    assert render_studies([redacted(telling)]) == render_studies([redacted(telling)])
+    assert render_figures(redacted(telling)) == render_figures(redacted(telling))
 
 
 def of(**known: list[str]) -> Redactor:

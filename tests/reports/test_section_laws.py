@@ -14,7 +14,8 @@ from feature_figures import with_features
 from html_page import Page
 from packages import install
 
-from harness.reporting.studies import CostFlags, read_figures
+from harness.reporting.assumptions import CostFlags
+from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures
 from reports.page import render as page

@@ -8,7 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from harness.reporting.studies import place_words, read_goal
+from harness.reporting.assumptions import read_goal
+from harness.reporting.reading import place_words
 from reports.analysis.assumptions import Assumptions, Goal
 from reports.analysis.next_run import next_run
 from reports.analysis.size_to_buy import CPU, NONE_PROVEN, ONE_LEFT, ONE_SIZE, SizeToBuy, sizes_to_buy

@@ -18,8 +18,10 @@ from harness.matrix import Matrix
 from harness.plan.launchers import DEFAULT
 from harness.plan.options import read_duration_s, read_gpus, read_names
 from harness.plan.study_file import StudyFile, merge
+from harness.reporting.assumptions import CostFlags
+from harness.reporting.reading import place_words
 from harness.reporting.report import write_report
-from harness.reporting.studies import CostFlags, place_words, read_figures
+from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
 from results import files
 from results.cell import REFERENCE_STRATEGY, Cell

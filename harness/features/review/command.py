@@ -35,7 +35,8 @@ def review_command(
     approval lapses when a run or an exclusion is added.
     """
     from harness.gate.baselines import require_idle
-    from harness.reporting.studies import CostFlags, read_figures, read_results
+    from harness.reporting.assumptions import CostFlags
+    from harness.reporting.studies import read_figures, read_results
     from harness.terminal.console import Console
     from results.errors import UsageError
     from results.review import ReviewEntry

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.features.review.index import NIGHTS, Failed, SiteStudy, answer_of, site_index, tried
-from harness.reporting.studies import CostFlags, read_figures
+from harness.reporting.assumptions import CostFlags
+from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures
 from reports.page.render import render_figures, render_sections

@@ -19,8 +19,9 @@ from harness.plan.naming import plain_name
 from harness.plan.points import workloads_of
 from harness.plan.study_file import OPTIONS, StudyFile
 from harness.plan.unfit import unsplittable
+from harness.reporting.assumptions import CostFlags
 from harness.reporting.report import write_report
-from harness.reporting.studies import CostFlags, read_figures
+from harness.reporting.studies import read_figures
 from reports.text import count
 from results.errors import UsageError, bench_call
 from results.plan import Plan, Request, placement_of

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from reports.analysis.study import StudyFigures
 from reports.page.columns import PRESETS, CellRow, cell_columns, cell_rows
-from reports.page.export import export_table
 from reports.page.looks import ROW
 from reports.page.section import Downloads, Paragraph, Section, Table
 from reports.page.sections import anatomy, correctness, cost, memory
 from reports.page.sections import communication as network
+from reports.page.tables import export_table
 from reports.table import Column, table
 
 _ABOUT = Paragraph(

@@ -11,7 +11,8 @@ from builders import NETWORK_HERE, a_network
 
 from harness.features.network.order import NetworkOrder
 from harness.features.network.section import network_section, stranger, summary_table
-from harness.reporting.studies import CostFlags, read_figures
+from harness.reporting.assumptions import CostFlags
+from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
 from reports.page.contents import contents
 from reports.page.section import Drawings, Paragraph, Table

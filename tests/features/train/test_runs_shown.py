@@ -24,7 +24,8 @@ from harness.features.train.log import (
 from harness.features.train.order import TrainOrder
 from harness.features.train.section import accuracy_section, training_section
 from harness.features.train.trained import Recovery, Spread, TrainedCell, races, reach, recoveries, spread
-from harness.reporting.studies import CostFlags, read_figures
+from harness.reporting.assumptions import CostFlags
+from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
 from reports.analysis.next_run import next_run
 from reports.analysis.study import analyse

@@ -14,7 +14,8 @@ from harness.cli import run
 from harness.commands.project import outside_of
 from harness.commands.replays import Replayer, other_network
 from harness.plan.surroundings import Measured
-from harness.reporting.studies import CostFlags, read_figures
+from harness.reporting.assumptions import CostFlags
+from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
 from reports.page.render import render_figures
 from reports.page.sections.projection import remarks, size_table

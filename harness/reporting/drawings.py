@@ -1,0 +1,45 @@
+"""Writing the drawings of a report as files, for `bench report --figures`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.terminal.console import Console
+from reports.analysis.study import StudyFigures
+from reports.page.paper import figure_files, shared_figure_files
+from reports.text import count
+from results import files
+from results.errors import UsageError
+
+FIGURE_FORMS = ("svg", "pdf", "png")
+
+
+def figure_forms(text: str) -> tuple[str, ...]:
+    """The forms of files that `--figures` names. Raises UsageError for others, and for none."""
+    forms = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    unknown = [form for form in forms if form not in FIGURE_FORMS]
+    if unknown or not forms:
+        raise UsageError(f"--figures is some of {', '.join(FIGURE_FORMS)}, joined by commas, not {text!r}")
+    return forms
+
+
+def write_figures(
+    studies: Sequence[StudyFigures], console: Console, *, page: Path, forms: Sequence[Any], style: Any
+) -> Path:
+    """Write the drawings as files: into the folder `figures` next to a study's own page, or for another page
+    into `PAGE.figures`. Each of several studies has its own folder in it."""
+    folder = page.with_name("figures" if page.name == "report.html" else f"{page.stem}.figures")
+    number = 0
+    for study in studies:
+        target = folder / study.name.replace("/", "-") if len(studies) > 1 else folder
+        for one in figure_files(study, forms, style):
+            files.replace(target / one.name, one.data, in_study=True)
+            number += 1
+    if len(studies) > 1:
+        for one in shared_figure_files(studies, forms, style):
+            files.replace(folder / one.name, one.data, in_study=True)
+            number += 1
+    console.result(f"figures: {count(number, 'file')} in {folder}")
+    return folder
