@@ -7,18 +7,19 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from harness.jobs.job_status import STATUS_HEADS, STATUS_NUMERIC, JobStatus, status_rows
+from harness.jobs.documents import place
+from harness.jobs.job_status import JobStatus
 from harness.jobs.progress import CellProgress, progress
 from harness.launch.tally import Conditions
-from harness.launchers.registry import cancel, job_statuses, kept_job_statuses
-from harness.launchers.registry import forget as forget_jobs
+from harness.launchers.jobs import cancel, job_statuses, kept_job_statuses
+from harness.launchers.jobs import forget as forget_jobs
 from harness.machine.code import planned_code
 from harness.plan.options import read_duration_s
 from harness.reporting.reading import warn_of_lost_plans
@@ -32,6 +33,8 @@ from results.store import Study
 from results.tuning import TRIALS
 
 WATCH_S = 10.0
+STATUS_HEADS = ("job", "id", "nodes x GPUs", "state", "cells", "words")
+STATUS_NUMERIC = (False, True, False, False, True, False)
 CELL_HEADS = ("cell", "state", "ok", "planned", "others")
 """Fields of `CellProgress` that are the heads of the table and the keys of the JSON."""
 
@@ -75,6 +78,21 @@ def status_command(study: str, *, watch: bool, as_json: bool) -> int:
             break
         console.result()
     return int(any(cell.ok < cell.planned for cell in cells))
+
+
+def status_rows(statuses: Sequence[JobStatus]) -> list[list[str]]:
+    """The rows of a table under STATUS_HEADS, one for each job."""
+    return [
+        [
+            status.job.job_id,
+            "" if status.submission is None else status.submission.scheduler_id,
+            place(status.job.placement) if status.job.purpose == "run" else "",
+            status.state,
+            str(len(status.job.cells)) if status.job.purpose == "run" else "",
+            status.words,
+        ]
+        for status in statuses
+    ]
 
 
 def _studies_in(folder: Path) -> list[Study]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from harness.launchers.registry import job_statuses
+from harness.launchers.jobs import job_statuses
 from harness.machine.processes import temporary_folder
 from harness.plan.naming import fresh_studies
 from results.errors import NightBusyError, StudyBusyError

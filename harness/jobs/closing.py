@@ -1,14 +1,24 @@
-"""Attempts of launches whose supervisor is gone, written by the process that finds this out."""
+"""Ends of jobs, and attempts of launches whose supervisor is gone, written by the process that finds out."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
+from harness.jobs.job_status import JobStatus
 from harness.launch.ending import rank_exits, unless_disk_full
 from results import files
 from results.errors import StoreError
+from results.job import Job, JobEnd, Submission
+from results.job_store import JobStore
 from results.launch import Attempt, Launch
 from results.outcome import Ending, Outcome
 from results.store import Study, utc_now
 
+FORGOTTEN = Ending(
+    Outcome.UNKNOWN,
+    "the scheduler no longer knows the job, and the job did not record its end",
+)
 LOST = Ending(
     Outcome.NODE_FAILED,
     "its job has ended, and the end of the launch was not recorded: probably the job's program was killed, "
@@ -77,3 +87,68 @@ def open_launches(study: Study, job_id: str | None) -> list[Launch]:
         if not study.has_attempt(launch.launch_id):
             files.refresh(study.launch_folder(launch.launch_id))
     return [launch for launch in own if not study.has_attempt(launch.launch_id)]
+
+
+def kept_status(store: JobStore, job: Job) -> JobStatus:
+    """The status of a job by its records."""
+    return JobStatus(job=job, submission=store.submission(job.job_id), ended=store.ended(job.job_id))
+
+
+def own_word(study: Study, job: Job, restarts: int | None) -> Ending | None:
+    """The ending of the last start of a job by the job's own record; None if it left no record.
+
+    `restarts` is the number of times that the scheduler has requeued it; None if the scheduler does not
+    count them.
+    """
+    store = JobStore(study.root)
+    files.refresh(store.folder(job.job_id))
+    starts = store.starts(job.job_id)
+    if not starts:
+        return None
+    last = starts[-1]
+    # Where the scheduler does not count starts, an open launch belongs to a later start.
+    is_last = not open_launches(study, job.job_id) if restarts is None else last.start == restarts
+    return Ending(last.outcome, last.reason or "") if is_last else None
+
+
+def close(
+    study: Study,
+    status: JobStatus,
+    stopped: Ending,
+    *,
+    runs: Ending | None = None,
+    scheduler: str | None = None,
+) -> JobStatus:
+    """Record the end of a job and of the launches that it left open, if the study may be written.
+
+    `runs` is how the runs of these launches ended (None: as the job did), `scheduler` what its scheduler says
+    of the end, for their attempts.
+    """
+    end = end_of_job(status.job, status.submission, stopped)
+    if os.access(study.root, os.W_OK):
+        close_launches(study, status.job.job_id, runs or stopped, scheduler=scheduler)
+        store = JobStore(study.root)
+        try:
+            store.add_end(end)
+        except StoreError:
+            # Another process found out at the same time; what was written first stays.
+            kept = store.ended(end.job_id)
+            if kept is None:
+                raise
+            end = kept
+    return replace(status, ended=end, is_running=False)
+
+
+def end_of_job(job: Job, submission: Submission | None, ending: Ending) -> JobEnd:
+    """The record that ends a job for good, written by the process that notices the end."""
+    return JobEnd(
+        job_id=job.job_id,
+        scheduler_id=None if submission is None else submission.scheduler_id,
+        start=None,
+        told_by="scheduler",
+        nodes=(),
+        started_at=None,
+        ended_at=utc_now(),
+        outcome=ending.outcome,
+        reason=ending.reason,
+    )

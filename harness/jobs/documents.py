@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from harness.jobs.job_status import place
 from harness.jobs.planned import PlannedJob
 from harness.plan.naming import plain_name
 from reports.text import count, duration
@@ -207,3 +206,7 @@ def cost_lines(documents: Sequence[Document], price: SitePrice | None, *, gpus: 
             f"continues after it"
         )
     return lines
+
+
+def place(placement: Placement) -> str:
+    return f"{placement.nodes} x {placement.gpus_per_node}"

@@ -18,9 +18,9 @@ from harness.launch.machine import Machine
 from harness.launch.starter import Starter
 from harness.launch.supervise import Interrupted
 from harness.launch.tally import Conditions, study_tally
+from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_summary, plan_tables
-from harness.launchers.registry import job_statuses
 from harness.machine.code import checkout
 from harness.plan.estimate import estimate
 from reports.text import count

@@ -11,8 +11,8 @@ from harness.jobs.documents import Document, JobMaker, cost_lines, require_withi
 from harness.jobs.job_status import held_by_jobs
 from harness.jobs.planned import PlannedJob, planned_jobs
 from harness.launch.tally import Conditions, study_tally
+from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import LauncherCall, MatrixCall
-from harness.launchers.registry import job_statuses
 from harness.plan.schedule import PlannedLaunch
 from harness.plan.surroundings import Hardware
 from reports.text import duration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from harness.launchers.registry import job_launcher
+from harness.launchers.jobs import job_launcher
 from results.errors import BenchError
 from results.foreign_text import escape_unprintable
 from results.job_store import JobStore

@@ -21,14 +21,14 @@ from harness.features.kubernetes.profile import KubernetesProfile
 from harness.features.slurm import launcher as job_status
 from harness.features.slurm.allocation import Allocation
 from harness.features.slurm.call import run_document
-from harness.jobs.closing import close_launches, close_lost_launches
+from harness.jobs.closing import close_launches, close_lost_launches, end_of_job, kept_status
 from harness.jobs.documents import Document, JobMaker, cost_lines, cost_rows, gpu_hours, require_within_budget
-from harness.jobs.job_status import Cancelled, JobStatus, end_of_job, held_by_jobs, kept_status
+from harness.jobs.job_status import Cancelled, JobStatus, held_by_jobs
 from harness.jobs.planned import baseline_of, planned_jobs
 from harness.jobs.progress import progress
 from harness.jobs.start import JobStart, obstacle, stranger_to
 from harness.launch.tally import Conditions
-from harness.launchers.registry import forget, kept_job_statuses
+from harness.launchers.jobs import forget, kept_job_statuses
 from harness.machine.code import checkout, code_hash
 from harness.plan.estimate import estimate
 from harness.plan.expand import expand

@@ -25,7 +25,7 @@ from harness.features.kubernetes.pods import (
     pod_number,
 )
 from harness.features.kubernetes.profile import PROFILE_FILE, KubernetesProfile, object_name
-from harness.jobs.closing import open_launches
+from harness.jobs.closing import FORGOTTEN, close, kept_status, open_launches, own_word
 from harness.jobs.documents import (
     COST_HEADS,
     COST_NUMERIC,
@@ -34,22 +34,14 @@ from harness.jobs.documents import (
     cost_rows,
     require_within_budget,
 )
-from harness.jobs.job_status import (
-    FORGOTTEN,
-    Cancelled,
-    JobStatus,
-    close,
-    held_by_jobs,
-    kept_status,
-    own_word,
-)
+from harness.jobs.job_status import Cancelled, JobStatus, held_by_jobs
 from harness.jobs.planned import PlannedJob, baseline_of
 from harness.jobs.start import JobStart
 from harness.launchers.campaign_call import JobCampaignCall
 from harness.launchers.job_call import JobCall
+from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import JobLauncher, LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
-from harness.launchers.registry import job_statuses
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.features.slurm.allocation import Allocation, SlurmEnvironment, python
+from harness.jobs.closing import end_of_job
 from harness.jobs.documents import (
     COST_HEADS,
     COST_NUMERIC,
@@ -23,13 +24,13 @@ from harness.jobs.documents import (
     cost_rows,
     require_within_budget,
 )
-from harness.jobs.job_status import JobStatus, end_of_job, held_by_jobs
+from harness.jobs.job_status import JobStatus, held_by_jobs
 from harness.jobs.planned import PlannedJob, baseline_of
 from harness.launchers.campaign_call import JobCampaignCall
 from harness.launchers.job_call import JobCall
+from harness.launchers.jobs import job_statuses
 from harness.launchers.launcher import LauncherCall, MatrixCall, WorkerHosts
 from harness.launchers.plan_text import plan_header
-from harness.launchers.registry import job_statuses
 from harness.machine.code import checkout
 from harness.plan.options import read_job_time_s
 from harness.plan.study_file import StudyFile

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from harness.features.slurm.allocation import SlurmEnvironment
 from harness.features.slurm.call import SlurmCall
-from harness.jobs.job_status import FORGOTTEN, Cancelled, JobStatus, close, kept_status, own_word
+from harness.jobs.closing import FORGOTTEN, close, kept_status, own_word
+from harness.jobs.job_status import Cancelled, JobStatus
 from harness.jobs.start import JobStart
 from harness.launchers.launcher import JobLauncher, MatrixCall
 from results.job import Job, Submission

@@ -11,7 +11,7 @@ import yaml
 from launching import a_job_end
 
 from harness.cli import run
-from harness.launchers.registry import job_statuses
+from harness.launchers.jobs import job_statuses
 from harness.machine.code import checkout, code_hash
 from results.job_store import JobStore
 from results.outcome import Outcome
