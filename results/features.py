@@ -79,6 +79,8 @@ class Kind:
     """The place of a class derived from `harness.launch.conduct.Conduct`."""
     sections: tuple[str, ...] = ()
     """Anchors of the sections of its page, in their order; empty: those of a measured study."""
+    shows: str = ""
+    """The name of figures without which its page is the page of a measured study; empty: it needs none."""
     has_steps: bool = True
     """Whether a good run needs step times; otherwise a cell with a good run is complete without figures."""
     file: str = ""

@@ -17,8 +17,8 @@ from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures
 from reports.text import count
 from results.errors import SchemaError, UsageError
+from results.features import MEASURED, kind_of_file
 from results.features import figures as readers
-from results.features import kind_of_file
 from results.job_store import JobStore
 from results.store import Study
 
@@ -39,12 +39,13 @@ class Reading:
     def with_added(self) -> StudyFigures:
         """The figures with those of all features, and with the cells that their conducts call done."""
         done = (conduct_of(plan).done(self.study) for plan in self.figures.plans)
+        added = {name: read(self) for name, read in readers().items()}
         kind = self.figures.kind if self.figures.plans else kind_of_file(self.study.root)
         return replace(
             self.figures,
-            kind=kind,
+            kind=kind if added.get(kind.shows, True) else MEASURED,
             complete=frozenset().union(*filter(None, done)),
-            added={name: read(self) for name, read in readers().items()},
+            added=added,
         )
 
 

@@ -131,6 +131,7 @@ class StudyFigures:
     assumptions: Assumptions
     """The assumptions that the caller gave."""
     kind: Kind = MEASURED
+    """The kind whose sections its page has."""
     complete: frozenset[str] = frozenset()
     """Ids of the cells that need no run, whatever their runs."""
     added: Mapping[str, Any] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from results.statistics import (
     Metric,
     differences,
+    median_of,
     over_runs,
     ratio_of_runs,
     slow_steps,
@@ -242,3 +243,14 @@ def test_another_unit_changes_the_figures_by_its_factor(values, power) -> None:
             assert scaled.low == pytest.approx(plain.low * factor, rel=1e-9)
             assert scaled.high == pytest.approx(plain.high * factor, rel=1e-9)
         assert (scaled.samples, scaled.interval) == (plain.samples, plain.interval)
+
+
+@pytest.mark.parametrize(
+    ("count", "below"),
+    # Ranks of the ends of the 95 % interval of a median (Conover, Practical Nonparametric Statistics): with
+    # n = 6 the extremes, with 10 the second and ninth value, with 20 the sixth and fifteenth.
+    [(5, 0), (6, 0), (8, 0), (9, 1), (10, 1), (20, 5), (30, 9)],
+)
+def test_the_interval_of_a_median_is_by_order_statistics(count, below) -> None:
+    median, low, high = median_of([float(value) for value in range(count, 0, -1)])
+    assert (median, low, high) == ((count + 1) / 2, below + 1, count - below)

@@ -17,6 +17,7 @@ FEATURE = Feature(
             work="harness.features.train.worker.loop:train_cell",
             conduct="harness.features.train.conduct:TrainConduct",
             sections=("running", "training", "accuracy", "outcomes", "review", "environment"),
+            shows="training",
         ),
     ),
     sections={

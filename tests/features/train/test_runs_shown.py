@@ -25,14 +25,16 @@ from harness.features.train.order import TrainOrder
 from harness.features.train.section import accuracy_section, training_section
 from harness.features.train.trained import Recovery, Spread, TrainedCell, races, reach, recoveries, spread
 from harness.reporting.assumptions import CostFlags
+from harness.reporting.report import write_report
 from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
 from reports.analysis.next_run import next_run
-from reports.analysis.study import analyse
 from reports.page.render import render_figures
 from reports.page.section import Table
 from results.launch import Attempt, Slot
 from results.outcome import Outcome
+
+ORDER = TrainOrder(steps=100, target="val_accuracy>=0.9").stored
 
 
 def at(seconds: float) -> str:
@@ -247,9 +249,8 @@ def test_a_median_over_seeds_is_said_where_there_are_several(planted, seeds, wor
     planted.plan()
     ways = [trained(seed, 0.95, compression=name) for name in ("none", "int8") for seed in seeds]
     study = planted.analysed([])
-    section = accuracy_section(
-        replace(study, added={"training": {str(n): way for n, way in enumerate(ways)}})
-    )
+    added = {"training": {str(n): way for n, way in enumerate(ways)}}
+    section = accuracy_section(replace(study, added=added))
     [table] = [block for block in section.blocks if isinstance(block, Table)]
     assert words in table.caption
 
@@ -270,7 +271,7 @@ def plant(study: Any, folder: Path) -> None:
             bad = not_finite(59, 60)
             for row in (*KILLED[:6], norm, middle[0], bad, KILLED[7], failed, *middle[1:], KILLED[8]):
                 writer.write(row)
-    study.plan(repeats=1, order=TrainOrder(steps=100, target="val_accuracy>=0.9").stored)
+    study.plan(repeats=1, order=ORDER)
     for one in ATTEMPTS.values():
         slot = Slot(cell_id=study.study.cell_ids()[0], run_id=f"run-{one.launch_id}", repeat=1)
         study.study.add_launch(a_launch(launch_id=one.launch_id, slots=(slot,)))
@@ -312,7 +313,7 @@ def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_
     """One of three seeds reached the target, and two diverged after step 10; one of these was resumed."""
     fields = {"workload": "mlp", "dataset": "digits"}
     cells = [planted.series("weak", "ddp", [2], batch=32, seed=seed, **fields)[0] for seed in range(3)]
-    planted.plan(repeats=1, order=TrainOrder(steps=10).stored)
+    planted.plan(repeats=1, order=ORDER)
     for cell, diverged in zip(cells, (False, True, True), strict=True):
         outcome = Outcome.DIVERGED if diverged else Outcome.OK
         run_id = planted.run(cell, new_timing(step_ms=1.0, outcome=outcome))
@@ -333,8 +334,16 @@ def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_
     assert [row[-1] for row in overview.data.texts] == ["the target", "diverged", "has not ended"]
 
 
-def test_a_training_that_never_began_is_not_to_be_measured(planted) -> None:
-    planted.series("weak", "single", [1], batch=8)
-    planted.plan(order=TrainOrder(steps=9).stored)
-    study = planted.study
-    assert next_run(analyse("planted", study.told_plans(), study.results())) is None
+def test_the_page_of_a_training_that_never_began_says_why(planted, new_timing, capsys) -> None:
+    (cell,) = planted.series("weak", "ddp", [2], batch=8)
+    planted.plan(repeats=1, order=ORDER)
+    planted.run(cell, new_timing(step_ms=1.0, outcome=Outcome.CRASHED, reason="it fell over"))
+    assert next_run(planted.analysed()) is None
+    (figures,) = read_figures([str(planted.study.root)], CostFlags(), Console())
+    write_report(planted.study, figures, Console())
+    said = capsys.readouterr().out
+    assert "without a figure: 1 of 1 cell: 1 crashed" in said
+    assert f"--cell {cell.id}" in said
+    page = (planted.study.root / "report.html").read_text()
+    assert "Nothing succeeded" in page
+    assert "it fell over" in page

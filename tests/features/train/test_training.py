@@ -16,7 +16,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from harness.features.train.log import SavedCheckpoint, Started, TrainingLog
+from harness.features.train.log import SavedCheckpoint, Started, TrainingLog, training_log
 from results.outcome import Outcome
 from results.record import RankRecord
 from results.store import Study
@@ -65,7 +65,7 @@ class Place:
 
     @property
     def log(self) -> TrainingLog:
-        return self.study.training_log(self.cell)
+        return training_log(self.study, self.cell)
 
     def last_records(self) -> list[RankRecord]:
         study = self.study

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.features.train.log import Started
+from harness.features.train.log import Started, training_log
 
-MODEL = Path(__file__).parents[1] / "features" / "train" / "trainable.py"
+MODEL = Path(__file__).with_name("trainable.py")
 CALL = (
     *("train", "--workload", "py:trainable:build", "--dataset", "own", "--strategy", "ddp", "--gpus", "2"),
     *("--gpus-per-node", "1", "--batch-size", "4", "--steps", "24", "--checkpoint-every", "5"),
@@ -19,7 +20,10 @@ CALL = (
 
 
 @pytest.mark.slow
-def test_a_requeued_job_goes_on_from_its_last_checkpoint(lab: Any, bench: Any) -> None:
+def test_a_requeued_job_goes_on_from_its_last_checkpoint(
+    lab: Any, bench_in: Callable[..., Any], tmp_path: Path
+) -> None:
+    bench = bench_in(tmp_path, lab)
     shutil.copy(MODEL, bench.folder)
     # A process that has done its tenth step waits as long as this is there.
     slow = bench.folder / "slow"
@@ -34,7 +38,7 @@ def test_a_requeued_job_goes_on_from_its_last_checkpoint(lab: Any, bench: Any) -
     bench.settle()
     study = bench.study()
     (cell,) = study.cell_ids()
-    log = study.training_log(cell)
+    log = training_log(study, cell)
     started = [row for row in log.rows if isinstance(row, Started)]
     assert [row.resumed_step for row in started] == [None, 10]
     assert log.ended is not None
