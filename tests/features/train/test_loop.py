@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from harness.worker.train import loop as training_loop
 from rank_builders import Ranks, a_context
 
 from harness.features.train.log import Ended, SavedCheckpoint, TrainingLog, training_log

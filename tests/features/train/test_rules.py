@@ -36,7 +36,6 @@ from harness.features.train.worker.rules import (
     row_steps,
     total_steps,
 )
-from harness.gate.prune import Origins, candidates
 from harness.launch.follow import LaunchState
 from harness.launch.pace import Deadline
 from harness.matrix import Matrix
@@ -370,21 +369,6 @@ def test_elastic_training_is_refused_where_a_size_on_the_way_is_impossible(
     train = Train(options, TrainOrder(steps=9, elastic=(2, 4)))
     with pytest.raises(UsageError, match=told):
         train._plans(Study(train._root))
-
-
-def test_a_study_with_checkpoints_is_never_removed(tmp_path: Path) -> None:
-    nothing = Origins(runs=frozenset(), studies=frozenset())
-    options = StudyFile(
-        workload="mlp", gpus="2", strategy="ddp", oversubscribe=True, out=str(tmp_path / "one")
-    )
-    train = Train(options, TrainOrder(steps=9))
-    study = Study(train._root)
-    (plan,) = train._kept_plans(study)
-    (found,) = candidates(tmp_path, keep_s=-60, named=nothing)
-    assert found.kept is None
-    (study.checkpoints_folder(plan.cells[0].id) / "step-000000009").mkdir(parents=True)
-    (found,) = candidates(tmp_path, keep_s=-60, named=nothing)
-    assert "it has checkpoints of training" in str(found.kept)
 
 
 def test_a_study_measures_or_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from launching import a_launch, an_attempt
 
 from harness.cli import run
 from harness.gate import nights
-from harness.gate.prune import named_studies, remove
+from harness.gate.prune import Origins, candidates, named_studies, remove
 from harness.plan.naming import fresh_study
 from harness.plan.study_file import StudyFile
 from results import schemas
@@ -639,6 +639,18 @@ def test_a_link_to_a_study_elsewhere_is_left_alone(study, tmp_path) -> None:
     assert run(["prune", "--keep", "0s", "--yes"]) == 0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["link"]
     assert Study(tmp_path / "elsewhere/big").plan_paths()
+
+
+def test_a_study_with_checkpoints_is_never_removed(new_study, tmp_path) -> None:
+    made = new_study(tmp_path / "one")
+    (cell,) = made.points("ddp", {2: [10.0]})
+    made.plan()
+    nothing = Origins(runs=frozenset(), studies=frozenset())
+    (found,) = candidates(tmp_path, keep_s=-60, named=nothing)
+    assert found.kept is None
+    (made.study.checkpoints_folder(cell.id) / "step-000000009").mkdir(parents=True)
+    (found,) = candidates(tmp_path, keep_s=-60, named=nothing)
+    assert "it has checkpoints of training" in str(found.kept)
 
 
 def test_named_studies_stay_from_whatever_folder_prune_is_called(
