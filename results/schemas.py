@@ -10,7 +10,6 @@ from results.launch import Attempt, Launch
 from results.network import NetworkTable
 from results.paired import Pair, PairedCall
 from results.plan import Plan
-from results.projection import Projection
 from results.record import RankRecord
 from results.review import ReviewEntry
 from results.run import RunResult
@@ -89,6 +88,5 @@ CHECKPOINT = Schema("checkpoint", 1, Checkpoint)
 NETWORK = Schema(
     "network", 1, NetworkTable, advice="measure it again by bench network, or leave --network out"
 )
-PROJECTION = Schema("projection", 1, Projection, advice="write it again by bench project")
 TUNING = Schema("tuning", 1, Tuning, advice="delete it: the same bench tune command derives it from its runs")
 REVIEW = Schema("review", 1, ReviewEntry, advice="the other lines count; bench review adds it again")

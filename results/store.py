@@ -42,7 +42,6 @@ from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Outcome
 from results.plan import Plan
-from results.projection import Projection
 from results.rebuild import rebuilt_plan
 from results.record import RankRecord, StepColumns
 from results.review import Review, ReviewEntry
@@ -470,14 +469,6 @@ class Study:
         if keep:
             files.replace(path, schemas.RUN_RESULT.encode(result), in_study=True)
         return result
-
-    @property
-    def projection_path(self) -> Path:
-        return self.root / "projection.json"
-
-    def projection(self) -> Projection | None:
-        """The study's projection to larger sizes; None without one. Raises SchemaError if it is damaged."""
-        return schemas.PROJECTION.read(self.projection_path) if self.projection_path.exists() else None
 
     def tuning(self) -> Tuning | None:
         """The tune that the study is the final of; None without one. Raises SchemaError if it is damaged."""

@@ -32,16 +32,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.features.project import laws
+from harness.features.project.recorded import Stragglers
+from harness.features.project.series import Replayed, scaled
 from harness.launch.virtual_network import VirtualSwitch
 from harness.machine.kernel import enter_network
-from reports.projection import laws
-from reports.projection.series import Replayed, scaled
 from results.cell import Cell
 from results.network import Measurement, NetworkFacts, NetworkTable
 from results.outcome import Evidence
 from results.parts import ModelParts, Part, Saved, Weight
 from strategies.catalog import STRATEGIES, group_layout
-from strategies.closed_form.recorded import Stragglers
 from strategies.closed_form.replay import AT_ONCE, Operation, Work, operations_of, replay
 from strategies.closed_form.terms import Collective, Piece, Term
 

@@ -22,8 +22,8 @@ from statistics import fmean, median
 
 import click
 
-from reports.projection.bands import FILE, SCHEMA, Family, Residual, Residuals, band, shipped
-from reports.projection.laws import CONSTANT, LAWS, Chosen, Steps, chosen_law, refused
+from harness.features.project.bands import FILE, SCHEMA, Family, Residual, Residuals, band, shipped
+from harness.features.project.laws import CONSTANT, LAWS, Chosen, Steps, chosen_law, refused
 from results import files
 
 PER_NODE = 8

@@ -98,8 +98,8 @@ def predicted_times(
 ) -> StepTimes:
     """Replay a step of a cell that sends `terms`; its groups lie on the nodes of `around`.
 
-    `delays_s` is a sample of how much longer the slowest rank computes than the mean rank
-    (`strategies.closed_form.recorded.Stragglers`); without it all ranks are alike.
+    `delays_s` is a sample of how much longer than the mean rank the slowest rank
+    computes; without it all ranks are alike.
     """
     work, is_measured = step_work(cell, parts, around)
     groups = group_layout(cell.strategy, cell.gpus, cell.node_size)

@@ -29,7 +29,6 @@ from results.errors import bench_call
 from results.features import MEASURED, Kind
 from results.outcome import Outcome
 from results.plan import Plan, Scaling
-from results.projection import digest
 from results.record import StepColumns
 from results.review import EXCLUDED, Review
 from results.run import RunResult
@@ -153,11 +152,6 @@ class StudyFigures:
     def devices_word(self) -> str:
         """The unit of a size in this study: `GPUs` or `ranks (CPU)`."""
         return devices_word({pool.cell.device for pool in self.pools.values()} or {"cuda"})
-
-    @property
-    def digest(self) -> str:
-        """A hash of the runs that count and of failures, by which its projection is known to be of them."""
-        return digest(run for pool in self.pools.values() for run in (*pool.runs, *pool.lost))
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

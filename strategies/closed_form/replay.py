@@ -123,8 +123,8 @@ def replay(
 ) -> ReplayedStep:
     """Replay a step of the mean rank, and of slowest ranks.
 
-    `delays_s` is a sample of the time that the slowest rank of a step computes longer than the mean rank
-    (`strategies.closed_form.recorded`). All ranks wait for the slowest rank in its operations, so that its
+    `delays_s` is a sample of the time that the slowest rank of a step computes longer than the mean rank.
+    All ranks wait for the slowest rank in its operations, so that its
     step is the step of all; its delay is spread over its computation. Without delays all ranks are alike.
     """
     times = [each.count * seconds(each) for each in operations]

@@ -13,10 +13,10 @@ from generated_study import GPU, large_study
 from packages import module_at
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from harness.commands.project import outside_of
+from harness.features.project.call import outside_of
+from harness.features.project.project import projected_series
+from harness.features.project.refusals import Outside
 from reports.analysis.study import StudyFigures, analyse
-from reports.projection.project import projected_series
-from reports.projection.refusals import Outside
 from results.store import Study
 
 STUDIES, SIZES, TO = 20, (2, 4, 8, 16, 32), 256

@@ -17,12 +17,12 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from harness.features.project.bands import band
+from harness.features.project.laws import Steps
+from harness.features.project.series import REPLAY, Replayed, scaled
 from reports.analysis.holes import reach
 from reports.analysis.knee import PAYS_FROM, SURE_FROM, Knee, Size, knee_of
 from reports.analysis.pooling import undisturbed
-from reports.projection.bands import band
-from reports.projection.laws import Steps
-from reports.projection.series import REPLAY, Replayed, scaled
 
 GPUS = [2**doubling for doubling in range(8)]
 BINS = (0.0, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.01)

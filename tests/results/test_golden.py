@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
+from golden_laws import GoldenLaws
 
-import results.schema
 from results import schemas
 from results.baseline import Acceptance, Baseline, MetricNoise, Subject, Thresholds
 from results.cell import Cell, StepPolicy
@@ -20,7 +19,6 @@ from results.network import Measurement, NetworkFacts, NetworkTable, NetworkTime
 from results.outcome import Evidence, Outcome
 from results.paired import Pair, PairedBlock, PairedCall, PairedCell, PairedSide
 from results.plan import FittingBatch, Order, Pattern, Placement, Plan, Request, Series, Skip
-from results.projection import Lift, ProjectedSeries, ProjectedSize, Projection, Refusal, Span
 from results.record import (
     Buckets,
     KernelTimes,
@@ -705,49 +703,6 @@ TUNING = Tuning(
         taken=2,
     ),
 )
-PROJECTION = Projection(
-    digest="00aa",
-    to=64,
-    command="bench project runs/s --to 64",
-    network="network.json of 2026-01-02",
-    what_if=("inter_node_gbps=800",),
-    series=(
-        ProjectedSeries(
-            workload="gpt-nano",
-            label="ddp",
-            kind="weak",
-            batch=8,
-            setting="",
-            law="constant efficiency",
-            skill=0.5,
-            against="single on 1",
-            sizes=(
-                ProjectedSize(
-                    gpus=32,
-                    basis="projected",
-                    step_ns=Span(value=2.0, low=1.0, high=3.0),
-                    efficiency=Span(value=0.9),
-                    samples_per_s=Span(value=5.0),
-                    epoch_ns=Span(value=6.0),
-                    usd_per_epoch=Span(value=7.0),
-                    memory_bytes=8,
-                    loss="exposed transfer",
-                ),
-                ProjectedSize(
-                    gpus=64,
-                    basis="refused",
-                    refusal=Refusal(
-                        kind="too far",
-                        reason="more than 8 times",
-                        lift=Lift(command="bench matrix", what="16 as well", gpu_hours=0.5, usd=1.5),
-                    ),
-                ),
-            ),
-            advice="16 GPUs measured; 32 projected, verify by",
-            verify="bench matrix --gpus 32",
-        ),
-    ),
-)
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
     "plan-2": (schemas.PLAN, PLAN_2),
@@ -792,41 +747,14 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "checkpoint-1": (schemas.CHECKPOINT, CHECKPOINT),
     "network-1": (schemas.NETWORK, NETWORK),
     "review-1": (schemas.REVIEW, REVIEW),
-    "projection-1": (schemas.PROJECTION, PROJECTION),
     "tuning-1": (schemas.TUNING, TUNING),
 }
-NEWEST = [stem for stem, (schema, _) in EXPECTED.items() if stem == f"{schema.name}-{schema.version}"]
 
 
-def _file(stem: str) -> Path:
-    return GOLDEN / f"{stem}.json"
+class TestGolden(GoldenLaws):
+    golden = Path(__file__).with_name("golden")
+    expected = EXPECTED
 
-
-def test_each_version_of_each_schema_has_its_golden_file() -> None:
-    every = [value for value in vars(schemas).values() if isinstance(value, Schema)]
-    stems = {f"{schema.name}-{version}" for schema in every for version in range(1, schema.version + 1)}
-    assert {path.stem for path in GOLDEN.iterdir()} == stems
-    assert set(EXPECTED) == stems
-    assert len(NEWEST) == len(every)
-
-
-@pytest.mark.parametrize("stem", EXPECTED)
-def test_a_file_of_any_version_reads_to_the_expected_object(stem) -> None:
-    schema, expected = EXPECTED[stem]
-    assert schema.read(_file(stem)) == expected
-
-
-@pytest.mark.parametrize("stem", NEWEST)
-def test_the_newest_version_is_written_byte_for_byte(stem, monkeypatch) -> None:
-    schema, expected = EXPECTED[stem]
-    golden = _file(stem).read_bytes()
-    monkeypatch.setattr(results.schema, "WRITER", msgspec.json.decode(golden)["writer"])
-    assert schema.encode(expected) == golden
-    assert schema.encode(schema.read(_file(stem))) == golden
-
-
-@pytest.mark.parametrize("stem", NEWEST)
-def test_a_golden_file_has_every_field(stem) -> None:
-    _, expected = EXPECTED[stem]
-    written = set(msgspec.json.decode(_file(stem).read_bytes()))
-    assert written == {*expected.__struct_fields__, "schema", "schema_version", "writer"}
+    def test_every_schema_of_the_core_has_golden_files(self) -> None:
+        every = {value.name for value in vars(schemas).values() if isinstance(value, Schema)}
+        assert {schema.name for schema, _ in EXPECTED.values()} == every

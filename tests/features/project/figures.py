@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.features.project.project import projected_series
+from harness.features.project.records import Projection, digest
+from harness.features.project.refusals import Outside
 from reports.analysis.study import StudyFigures
-from reports.projection.project import projected_series
-from reports.projection.refusals import Outside
-from results.projection import Projection
 
 
 def shown(study: StudyFigures, words: str) -> StudyFigures:
     projection = Projection(
-        digest=study.digest,
+        digest=digest(study),
         to=16,
         command=words,
         network=None,

@@ -9,11 +9,11 @@ from statistics import fmean
 
 import msgspec
 
+from harness.features.project.bands import shipped
+from harness.features.project.laws import Steps, chosen_law
 from reports.analysis.figures import CellFigures
 from reports.analysis.knee import cells_of
 from reports.analysis.scaling import Curve
-from reports.projection.bands import shipped
-from reports.projection.laws import Steps, chosen_law
 from reports.text import percent, whole_percent
 from results.cell import Cell
 from results.statistics import Metric

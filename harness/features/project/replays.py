@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from harness.features.project import series
+from harness.features.project.laws import FARTHEST
+from harness.features.project.recorded import Stragglers, recorded_buckets
+from harness.features.project.series import Replayed, Replays
 from harness.plan.predict import predicted_times
 from harness.plan.surroundings import Devices, Measured, Surroundings
 from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures
-from reports.projection import series
-from reports.projection.laws import FARTHEST
-from reports.projection.series import Replayed, Replays
 from reports.text import listed, percent
 from results.errors import BenchError, SchemaError, UsageError, nearest
 from results.network import Measurement, NetworkFacts, NetworkTable
@@ -24,7 +25,6 @@ from results.parts import Unknown
 from results.record import RankRecord
 from results.store import Study
 from strategies.catalog import STRATEGIES
-from strategies.closed_form.recorded import Stragglers, recorded_buckets
 from strategies.closed_form.terms import Term
 from strategies.predictions import traffic
 from workloads.catalog import WORKLOADS, facts

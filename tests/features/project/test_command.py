@@ -11,22 +11,23 @@ from builders import a_cell, an_environment, parts_of
 from generated_study import GPU, large_study
 
 from harness.cli import run
-from harness.commands.project import outside_of
-from harness.commands.replays import Replayer, other_network
+from harness.features.project.call import outside_of
+from harness.features.project.project import projected_series
+from harness.features.project.reading import read
+from harness.features.project.records import ProjectedSeries, Projection, digest
+from harness.features.project.refusals import Outside
+from harness.features.project.replays import Replayer, other_network
+from harness.features.project.section import remarks, size_table
+from harness.features.project.series import REPLAY
 from harness.plan.surroundings import Measured
 from harness.reporting.assumptions import CostFlags
 from harness.reporting.studies import read_figures
 from harness.terminal.console import Console
 from reports.page.render import render_figures
-from reports.page.sections.projection import remarks, size_table
-from reports.projection.project import projected_series
-from reports.projection.refusals import Outside
-from reports.projection.series import REPLAY
 from results import schemas
 from results.errors import UsageError
 from results.network import Measurement, NetworkFacts, NetworkTable
 from results.outcome import Evidence
-from results.projection import ProjectedSeries, Projection
 from results.store import Study
 from strategies.closed_form.terms import wire_factor
 from strategies.predictions import traffic
@@ -73,7 +74,7 @@ def study(planted, new_timing) -> Path:
 
 def project(study: Path, *words: str, to: int = 16) -> Projection:
     assert run(["project", str(study), "--to", str(to), *words]) == 0
-    found = Study(study).projection()
+    found = read(Study(study))
     assert found is not None
     return found
 
@@ -288,7 +289,7 @@ def test_a_generated_study_of_32_gpus_is_drawn_to_256_by_a_network_table(monkeyp
         assert step_of(other_end, 64) == step_of(found, 64)
     assert found.law == REPLAY
     assert [size.gpus for size in found.of("projected")] == [64, 128, 256]
-    made = Projection(digest=study.digest, to=256, command="c", network="t", what_if=(), series=(found,))
+    made = Projection(digest=digest(study), to=256, command="c", network="t", what_if=(), series=(found,))
     assert 'class="ahead"' in render_figures(replace(study, added={"projection": made}))
     # Constant efficiency refuses the same study: its steps grow by more than 10 % at the node boundary.
     [without] = projected_series(study, 256, Outside())

@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
-from reports.projection.bands import Family, Residual, Residuals, band, covered, shipped
-from reports.projection.laws import CONSTANT, LAWS, Steps, chosen_law, refused
+from harness.features.project.bands import Family, Residual, Residuals, band, covered, shipped
+from harness.features.project.laws import CONSTANT, LAWS, Steps, chosen_law, refused
 
 
 def steps(ns: dict[int, float], *, slope: float = 0.0, noise: float = 0.0) -> Steps:

@@ -6,6 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from harness.features.project.bands import FARTHEST_VALIDATED, coverage_text
+from harness.features.project.records import (
+    ProjectedSeries,
+    ProjectedSize,
+    Projection,
+    Refusal,
+    Span,
+    ahead,
+    digest,
+)
+from harness.features.project.series import REPLAY
 from reports import fields
 from reports.analysis.study import StudyFigures
 from reports.fields import NONE, Field
@@ -23,11 +34,8 @@ from reports.page.section import (
     Section,
     Table,
 )
-from reports.projection.bands import FARTHEST_VALIDATED, coverage_text
-from reports.projection.series import REPLAY
 from reports.table import Column, TextTable, figures, table, words
 from reports.text import duration, listed, order, percent
-from results.projection import ProjectedSeries, ProjectedSize, Projection, Refusal, Span, ahead
 from results.statistics import Metric
 
 DEFINITION = Definition(
@@ -69,7 +77,7 @@ def projection_section(study: StudyFigures) -> Section | None:
     if found is None:
         return None
     blocks: list[Block] = []
-    if found.digest != study.digest:
+    if found.digest != digest(study):
         stale = "This projection is stale: the study has changed since it was made. Make it again:"
         blocks.append(Command(stale, found.command))
     for series in found.series:

@@ -10,9 +10,9 @@ from builders import a_cell, an_environment
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.features.project.recorded import Stragglers, recorded_buckets
 from results.outcome import Evidence, Outcome
 from results.record import Operations, RankRecord, Recorded, StepColumns
-from strategies.closed_form.recorded import Stragglers, recorded_buckets
 from strategies.closed_form.replay import Work, replay
 from strategies.closed_form.terms import Piece
 

@@ -7,16 +7,16 @@ import random
 import msgspec
 import pytest
 
-from reports.page.sections.projection import size_table
-from reports.projection.bands import band
-from reports.projection.laws import CONSTANT, LAWS
-from reports.projection.project import projected_series
-from reports.projection.refusals import Outside
-from reports.projection.series import REPLAY, Replayed
+from harness.features.project.bands import band
+from harness.features.project.laws import CONSTANT, LAWS
+from harness.features.project.project import projected_series
+from harness.features.project.records import ProjectedSeries, ProjectedSize
+from harness.features.project.refusals import Outside
+from harness.features.project.section import size_table
+from harness.features.project.series import REPLAY, Replayed
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.outcome import Evidence, Outcome
-from results.projection import ProjectedSeries, ProjectedSize
 from results.run import StepBudget
 from results.statistics import Metric
 

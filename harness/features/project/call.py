@@ -9,7 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from harness.commands.replays import Replayer, measured_gbps, other_network
+from harness.features.project.project import projected_series
+from harness.features.project.records import PROJECTION, Projection, digest, projection_path
+from harness.features.project.refusals import Outside
+from harness.features.project.replays import Replayer, measured_gbps, other_network
 from harness.plan.predict import predicted_bytes
 from harness.plan.surroundings import Devices, Surroundings
 from harness.reporting.assumptions import CostFlags
@@ -18,14 +21,11 @@ from harness.reporting.studies import read_figures, read_network
 from harness.terminal.console import Console
 from reports.analysis.figures import CellFigures
 from reports.analysis.study import StudyFigures
-from reports.projection.project import projected_series
-from reports.projection.refusals import Outside
 from reports.text import count, listed
-from results import files, schemas
+from results import files
 from results.cell import Cell
 from results.errors import BenchError, UsageError, bench_call
 from results.network import NETWORK_FILE, NetworkTable
-from results.projection import Projection
 from results.store import Study
 from strategies.catalog import STRATEGIES
 
@@ -67,16 +67,16 @@ def project(
         *(word for one in what_if for word in ("--what-if", one)),
     ]
     found = Projection(
-        digest=figures.digest,
+        digest=digest(figures),
         to=to,
         command=bench_call("project", path, "--to", to, *words, *(word for pair in given for word in pair)),
         network=told,
         what_if=tuple(what_if),
         series=projected_series(figures, to, outside_of(study, figures, table, other)),
     )
-    files.replace(study.projection_path, schemas.PROJECTION.encode(found), in_study=True)
+    files.replace(projection_path(study), PROJECTION.encode(found), in_study=True)
     show(found, console)
-    console.result(f"projection: {study.projection_path} ({bench_call('report', path)} draws it)")
+    console.result(f"projection: {projection_path(study)} ({bench_call('report', path)} draws it)")
     return found
 
 
@@ -121,8 +121,8 @@ def outside_of(
 
 def show(found: Projection, console: Console) -> None:
     """Print the table, the refusals with what lifts them, and how far each series pays."""
+    from harness.features.project import section as section
     from reports.page.section import Table
-    from reports.page.sections import projection as section
 
     for series in found.series:
         console.result(f"{section.named(series)}:")

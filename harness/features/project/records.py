@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from reports.analysis.study import StudyFigures
 from results.plan import Scaling
-from results.run import RunResult
+from results.schema import Schema
+from results.store import Study
 
 Basis = Literal["measured", "projected", "refused"]
 
@@ -121,7 +124,17 @@ def ahead(sizes: Iterable[ProjectedSize]) -> Iterator[ProjectedSize]:
     return takewhile(lambda size: size.basis == "projected", targets)
 
 
-def digest(runs: Iterable[RunResult]) -> str:
-    """A hash of runs, by which a projection is known to be older than its study."""
-    told = sorted((run.run_id, run.outcome, run.step_ns.value if run.step_ns else None) for run in runs)
-    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:16]
+def digest(study: StudyFigures) -> str:
+    """A hash of the runs that count and of failures: a projection of another hash is older than its study."""
+    runs = (run for pool in study.pools.values() for run in (*pool.runs, *pool.lost))
+    facts = sorted((run.run_id, run.outcome, run.step_ns.value if run.step_ns else None) for run in runs)
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
+
+
+def projection_path(study: Study) -> Path:
+    """The file of a study's projection."""
+    return study.root / "projection.json"
+
+
+PROJECTION = Schema("projection", 1, Projection, advice="write it again by bench project")
+"""Version 1 is unreleased."""

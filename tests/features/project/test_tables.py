@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from packages import module_at
 
-from reports.projection.laws import CONSTANT
+from harness.features.project.laws import CONSTANT
 
 HEADS = ("source", "url_or_repo_path", "model", "hardware", "gpus", "strategy", "batch_per_gpu", "seq_len")
 

@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from harness.features.project.laws import FARTHEST, refused
+from harness.features.project.records import Lift, Refusal
+from harness.features.project.series import Answer, Measured, Replays
 from reports.analysis.figures import CellFigures
 from reports.analysis.next_run import gpu_hours, matrix_call
 from reports.analysis.scaling import unlike_conditions
 from reports.analysis.series import SeriesKey
 from reports.analysis.study import StudyFigures
-from reports.projection.laws import FARTHEST, refused
-from reports.projection.series import Answer, Measured, Replays
 from reports.text import count, device_word, percent, size
 from results.cell import BASELINE_STRATEGY, REFERENCE_STRATEGY, Cell
 from results.outcome import Evidence, Outcome
-from results.projection import Lift, Refusal
 from results.run import NOT_PROVEN
 
 NETWORK_HOURS = 1 / 20

@@ -32,7 +32,7 @@ def project_command(
     other size is refused, with the cheapest measurement that lifts the refusal. bench report draws the
     projection, and says when the study has changed since.
     """
-    from harness.commands.project import project
+    from harness.features.project.call import project
     from harness.reporting.assumptions import CostFlags
     from harness.terminal.console import Console
 

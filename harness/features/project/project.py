@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from harness.features.project.bands import band
+from harness.features.project.records import ProjectedSeries, ProjectedSize, Span, ahead
+from harness.features.project.refusals import Asked, Outside, peak_memory, refusal
+from harness.features.project.series import Measured, Replayed, answer, measured
 from reports.analysis.budget import budget, lost
 from reports.analysis.cost import HOUR_NS, CellCost, cell_costs
 from reports.analysis.figures import CellFigures
@@ -19,14 +23,10 @@ from reports.analysis.next_run import highest_price, matrix_call
 from reports.analysis.scaling import Curve
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.sentences import PART_WORDS
-from reports.projection.bands import band
-from reports.projection.refusals import Asked, Outside, peak_memory, refusal
-from reports.projection.series import Measured, Replayed, answer, measured
 from reports.text import devices, percent
 from results.cell import BASELINE_STRATEGY
 from results.errors import UsageError
 from results.outcome import Evidence
-from results.projection import ProjectedSeries, ProjectedSize, Span, ahead
 from results.statistics import Metric
 
 

@@ -1,1 +1,0 @@
-"""Projections of a study's curves to sizes that were not measured, with bands and refusals."""
