@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(Path(__file__).parents[1]).parts[1]
         return (
             FIRST.index(names[item]) if names[item] in FIRST else len(FIRST) + (names[item] not in slow),
-            {"gpu": 0, "slurm": 1, "harness": 2, "worker": 3, "strategies": 4}.get(folder, 5),
+            {"gpu": 0, "slurm": 1, "features": 2, "harness": 2, "worker": 3, "strategies": 4}.get(folder, 5),
             item.path,
             item.get_closest_marker("slow") is None,
         )

@@ -288,6 +288,7 @@ def test_a_model_that_was_edited_after_planning_fails_its_run_by_name(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_cell_gives_the_same_figures_in_every_repeat_before_and_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -547,6 +547,7 @@ def test_torch_for_rocm_is_refused_on_the_rank_and_before(monkeypatch: pytest.Mo
         _device(a_launch(device="cuda"), Rank(rank=0, local_rank=0, node_rank=0, gpus=1, local_gpus=1))
 
 
+@pytest.mark.slow
 def test_torch_answers_in_a_process_of_its_own() -> None:
     found = ask_torch()
     assert found.torch.startswith("2.")

@@ -115,6 +115,7 @@ class TestSsh(CampaignLaws):
         super().test_the_same_command_goes_on_where_it_stopped()
         assert sorted((self.folder / "hosts").read_text().split()) == ["127.0.0.1", "localhost"]
 
+    @pytest.mark.slow
     def test_more_workers_than_hosts_are_refused(self) -> None:
         for done in (self.call(gpus="4"), self.call(gpus="4", dry_run=True)):
             assert done.code == 2

@@ -118,7 +118,7 @@ def _networks() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_nothing_outlives_the_program_that_keeps_the_nodes(
     started: subprocess.Popen[str], bench: Bench, number: signal.Signals
 ) -> None:

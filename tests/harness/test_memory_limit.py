@@ -14,7 +14,7 @@ from results.run import RunResult
 from results.store import Study
 
 # Minutes where the ranks share few cores.
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MODELS = """
 import torch

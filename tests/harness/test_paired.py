@@ -334,6 +334,7 @@ def loss(outputs, targets):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_side_that_leaves_out_what_cannot_fit_either_comes_to_no_other_order(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,8 @@ KillWait=20
 CompleteWait=0
 InactiveLimit=0
 MessageTimeout=30
+# srun says only after that time, or 60 s, that it waits for a step to be created.
+SlurmctldTimeout=60
 SlurmdTimeout=20
 # A node that was set down stays down: an answer that was under way when it ended would bring it back.
 ReturnToService=1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+from collections.abc import Callable
 
 import pytest
 from builders import a_request
@@ -36,15 +37,19 @@ def planned(request: Request) -> Plan:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_expand_10_000_cells(benchmark: BenchmarkFixture, strategy: str) -> None:
-    plan = benchmark.pedantic(planned, args=(request_of(10_000, strategy),), rounds=3)
+def test_expand_10_000_cells(benchmark: BenchmarkFixture, amount: Callable[..., int], strategy: str) -> None:
+    rounds = amount(3, brief=1)
+    plan = benchmark.pedantic(planned, args=(request_of(10_000, strategy),), rounds=rounds)
     assert len(plan.cells) == 10_000
     assert len({cell.id for cell in plan.cells}) == 10_000
 
 
-def test_schedule_three_repeats_of_10_000_cells(benchmark: BenchmarkFixture) -> None:
+def test_schedule_three_repeats_of_10_000_cells(
+    benchmark: BenchmarkFixture, amount: Callable[..., int]
+) -> None:
     cells = planned(request_of(10_000)).cells
-    launches = benchmark.pedantic(schedule, args=(cells,), kwargs={"repeats": 3}, rounds=3)
+    rounds = amount(3, brief=1)
+    launches = benchmark.pedantic(schedule, args=(cells,), kwargs={"repeats": 3}, rounds=rounds)
     assert sum(len(launch.cells) for launch in launches) == 30_000
 
 

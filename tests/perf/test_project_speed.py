@@ -54,11 +54,16 @@ def outside(study: StudyFigures, tables: ModuleType, folder: Path, network: str)
 
 @pytest.mark.parametrize("network", CALLS_PER_CELL)
 def test_project_1000_cells(
-    benchmark: BenchmarkFixture, studies: Studies, tables: ModuleType, tmp_path: Path, network: str
+    benchmark: BenchmarkFixture,
+    amount: Callable[..., int],
+    studies: Studies,
+    tables: ModuleType,
+    tmp_path: Path,
+    network: str,
 ) -> None:
     study = studies(STUDIES)
     by = outside(study, tables, tmp_path, network)
-    found = benchmark.pedantic(projected_series, args=(study, TO, by), rounds=3)
+    found = benchmark.pedantic(projected_series, args=(study, TO, by), rounds=amount(3, brief=1))
     assert len(study.cells) >= 1000
     assert all(len(series.sizes) == 9 for series in found)
 

@@ -68,6 +68,7 @@ def large(generator: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> St
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_collecting_and_reporting_a_large_study(large: Study, benchmark: BenchmarkFixture) -> None:
     def report() -> dict[str, float]:
         done = subprocess.run(

@@ -112,6 +112,7 @@ def test_a_disturbed_run_is_left_out_where_two_others_are_left(planted) -> None:
     assert one.text.endswith("; 1 disturbed run left out")
 
 
+@pytest.mark.slow
 def test_a_slow_run_does_not_walk_past_the_first_growth_that_does_not_pay(found) -> None:
     """Efficiencies 94 % at 64, 66 % at 128, 56 % at 512; one of six runs at 64 takes 15 % longer."""
     true = {1: 10.0, 64: 10.6, 128: 15.1, 256: 16.5, 512: 17.8}

@@ -47,14 +47,14 @@ def test_a_list_of_too_many_hosts_is_refused_at_once() -> None:
         expand_hosts("r[1-60000]n[1-60000]")
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(st.lists(NAMES, min_size=1, max_size=12))
 def test_what_scontrol_compresses_is_read(running_lab: Any, hosts: list[str]) -> None:
     text = running_lab.command("scontrol", "show", "hostlist", ",".join(hosts)).strip()
     assert expand_hosts(text) == tuple(hosts)
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(
     st.lists(
         st.from_regex(r"[a-z]{1,2}\[0?[1-4](-[5-9])?,[0-9]{1,3}\]", fullmatch=True), min_size=1, max_size=4

@@ -33,7 +33,7 @@ from workloads.gpt.model import token_loss
 FIRST = ["tied, clipped, accumulated", "BatchNorm, checkpointed", "one parameter a block"]
 SECOND = ["tied, checkpointed, AdamW", "BatchNorm, accumulated", "frozen, clipped"]
 SCHEDULES = [
-    (2, "gpipe", [*SECOND, "found, accumulated"]),
+    pytest.param(2, "gpipe", [*SECOND, "found, accumulated"], marks=pytest.mark.slow),
     (2, "1f1b", [*FIRST, *SECOND]),
     (2, "interleaved", [*FIRST, *SECOND]),
     (4, "1f1b", FIRST),

@@ -153,7 +153,7 @@ def test_one_rank_trains_as_if_it_were_alone(ranks, model, settings) -> None:
     replicas.assert_as_serial(ranks(1, replicas.train, model, settings), model, settings)
 
 
-SPLIT: list[tuple[int, str, str, Settings]] = [
+SPLIT: list[Any] = [
     (2, "zero1", "gpt", {"optimizer": ADAMW, "accumulation": 2, "clip_norm": 0.1}),
     (3, "zero1", "frozen", {"accumulation": 2, "clip_norm": 0.1}),
     (2, "tp", "gpt", {}),
@@ -169,11 +169,13 @@ SPLIT: list[tuple[int, str, str, Settings]] = [
     (2, "tp", "frozen", {"clip_norm": 0.1}),
     (2, "hsdp", "gpt", {}),
     (4, "hsdp", "grouped", {"node_size": 2, "optimizer": ADAMW, "accumulation": 2, "clip_norm": 0.1}),
-    (4, "hsdp:offload=cpu:reshard=false", "gpt", {"node_size": 2}),
+    pytest.param(4, "hsdp:offload=cpu:reshard=false", "gpt", {"node_size": 2}, marks=pytest.mark.slow),
     (4, "fsdp:tp=2", "grouped", {"accumulation": 2, "clip_norm": 0.1}),
     (4, "fsdp:tp=2", "llama", {"optimizer": ADAMW, "activation_checkpointing": True}),
-    (4, "fsdp:tp=2", "frozen", {"clip_norm": 0.1}),
-    (8, "hsdp:tp=2", "gpt", {"node_size": 4, "optimizer": ADAMW, "clip_norm": 0.1}),
+    pytest.param(4, "fsdp:tp=2", "frozen", {"clip_norm": 0.1}, marks=pytest.mark.slow),
+    pytest.param(
+        8, "hsdp:tp=2", "gpt", {"node_size": 4, "optimizer": ADAMW, "clip_norm": 0.1}, marks=pytest.mark.slow
+    ),
     (2, "manual:reshard.checkpoint+keep", "gpt", {"optimizer": ADAMW}),
     (3, "manual:keep.offload+reshard.checkpoint.offload", "gpt", {"accumulation": 2}),
     (4, "manual:reshard.checkpoint+keep:tp=2", "gpt", {"clip_norm": 0.1}),
@@ -352,7 +354,7 @@ def test_a_shard_that_overflows_makes_all_ranks_leave_the_step_out(ranks, size, 
         *((2, {"strategy": FSDP.format(stage)}) for stage in (1, 2, 3)),
         (4, {"strategy": "hsdp", "node_size": 2}),
         (2, {"strategy": "tp"}),
-        (4, {"strategy": "fsdp:tp=2"}),
+        pytest.param(4, {"strategy": "fsdp:tp=2"}, marks=pytest.mark.slow),
         (2, {"strategy": "manual:reshard.checkpoint+keep"}),
     ],
 )
@@ -382,7 +384,7 @@ def _shapes(tensor: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         (4, {"strategy": "tp"}, 1, 4),
         (2, {"strategy": "fsdp"}, 2, 1),
         (4, {"strategy": "hsdp", "node_size": 2}, 2, 1),
-        (8, {"strategy": "hsdp:tp=2", "node_size": 4}, 2, 2),
+        pytest.param(8, {"strategy": "hsdp:tp=2", "node_size": 4}, 2, 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_keeps_its_shard_of_its_part(ranks, size, settings, shards, tensor) -> None:

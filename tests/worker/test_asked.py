@@ -64,7 +64,13 @@ MLP: Fields = GPT | {"workload": "mlp", "optimizer": "adamw:lr=0.001"}
     [
         (2, MLP | {"strategy": "ddp:bucket_mb=0.01"}, _plain_ddp, "operations of a step, and its steps sent"),
         (2, MLP | {"strategy": "zero1"}, _plain_ddp, "operations of a step, and its steps sent"),
-        (2, MLP | {"strategy": "zero1", "precision": "bf16"}, _plain_ddp, "bytes of optimizer state"),
+        pytest.param(
+            2,
+            MLP | {"strategy": "zero1", "precision": "bf16"},
+            _plain_ddp,
+            "bytes of optimizer state",
+            marks=pytest.mark.slow,
+        ),
         (2, WIDE | {"seed": 3}, _parameters_of_seed_0, "seed 3 gives other initial parameters: 0.weight"),
         (
             2,
@@ -73,7 +79,13 @@ MLP: Fields = GPT | {"workload": "mlp", "optimizer": "adamw:lr=0.001"}
             "seed 3 gives other initial parameters",
         ),
         (2, GPT | {"strategy": "pipeline:1f1b"}, _gpipe_in_its_place, "up to 2 microbatches in flight"),
-        (2, GPT | {"strategy": "pipeline:gpipe"}, _one_f_one_b_in_its_place, "and its steps had 2"),
+        pytest.param(
+            2,
+            GPT | {"strategy": "pipeline:gpipe"},
+            _one_f_one_b_in_its_place,
+            "and its steps had 2",
+            marks=pytest.mark.slow,
+        ),
         (2, GPT | {"activation_checkpointing": True}, _all_activations_kept, "computed no activation again"),
         (1, GPT | {"activation_checkpointing": "selective"}, _all_activations_kept, "no activation again"),
         (2, WIDE | {"collective": "ring"}, _the_default_collective, "ring sends messages between two ranks"),
@@ -95,9 +107,15 @@ def test_what_is_silently_not_done_ends_the_run(
         (2, GPT | {"seed": 3, "strategy": "scratch-fsdp", "activation_checkpointing": True}),
         (2, GPT | {"workload": "py:proof_models:attending", "activation_checkpointing": True}),
         (2, GPT | {"strategy": "pipeline:1f1b", "accumulation": 2}),
-        (2, GPT | {"strategy": "pipeline:gpipe", "activation_checkpointing": "selective"}),
-        (3, GPT | {"strategy": "pipeline:1f1b"}),
-        (2, GPT | {"workload": "gpt-nano", "strategy": "pipeline:interleaved"}),
+        pytest.param(
+            2,
+            GPT | {"strategy": "pipeline:gpipe", "activation_checkpointing": "selective"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(3, GPT | {"strategy": "pipeline:1f1b"}, marks=pytest.mark.slow),
+        pytest.param(
+            2, GPT | {"workload": "gpt-nano", "strategy": "pipeline:interleaved"}, marks=pytest.mark.slow
+        ),
         (2, WIDE | {"collective": "ring", "compression": "topk:0.1"}),
         (2, WIDE | {"collective": "tree"}),
         (2, MLP | {"strategy": "zero1"}),

@@ -47,14 +47,22 @@ TOPK: Fields = WIDE | {"strategy": "scratch-ddp:bucket_mb=0.01", "compression": 
     ("size", "fields"),
     [
         (1, GPT | {"workload": "py:proof_models:gpt_of_samples", "dataset": "text", "accumulation": 2}),
-        (1, GPT | {"workload": "py:proof_models:last_token", "micro_batch": 3, "precision": "bf16"}),
-        (1, GPT | {"workload": "py:proof_models:gpt_by_a_step", "dataset": "text"}),
+        pytest.param(
+            1,
+            GPT | {"workload": "py:proof_models:last_token", "micro_batch": 3, "precision": "bf16"},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            1, GPT | {"workload": "py:proof_models:gpt_by_a_step", "dataset": "text"}, marks=pytest.mark.slow
+        ),
         (1, GPT | {"workload": "py:proof_models:masked_gpt", "dataset": "own"}),
         (2, MLP | {"dataset": "digits", "clip_norm": 0.1}),
-        (3, NORMED | {"strategy": "scratch-ddp", "accumulation": 2}),
+        pytest.param(3, NORMED | {"strategy": "scratch-ddp", "accumulation": 2}, marks=pytest.mark.slow),
         (2, NORMED | {"strategy": "local-sgd:4"}),
-        (2, NORMED | {"strategy": "local-sgd:15", "compression": "topk:0.1"}),
-        (2, GPT | {"strategy": "zero1"}),
+        pytest.param(
+            2, NORMED | {"strategy": "local-sgd:15", "compression": "topk:0.1"}, marks=pytest.mark.slow
+        ),
+        pytest.param(2, GPT | {"strategy": "zero1"}, marks=pytest.mark.slow),
         (2, GPT | {"strategy": "fsdp"}),
         (2, TOPK),
         (2, WIDE | {"compression": "int8"}),
@@ -280,6 +288,7 @@ def _one_step_before_the_place(rank: int, size: int) -> Iterator[None]:
     yield from _one_step_at(5)
 
 
+@pytest.mark.slow
 def test_a_defect_of_every_tenth_step_is_met_by_ten_steps_and_by_one_with_probability_a_tenth(
     whole_runs: Runs,
 ) -> None:

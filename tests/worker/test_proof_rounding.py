@@ -17,10 +17,10 @@ PIPELINE: Fields = CELL | {"strategy": "pipeline:1f1b:microbatches=2"}
     [
         (2, CELL | {"strategy": "tp", "clip_norm": 0.1}),
         (2, CELL | {"strategy": "tp", "precision": "bf16"}),
-        (4, CELL | {"strategy": "fsdp:tp=2"}),
+        pytest.param(4, CELL | {"strategy": "fsdp:tp=2"}, marks=pytest.mark.slow),
         (2, PIPELINE | {"accumulation": 2, "clip_norm": 0.1}),
         (2, PIPELINE | {"precision": "bf16"}),
-        (2, PIPELINE | {"precision": "fp16", "clip_norm": 0.1}),
+        pytest.param(2, PIPELINE | {"precision": "fp16", "clip_norm": 0.1}, marks=pytest.mark.slow),
         (2, CELL | {"strategy": "ddp", "precision": "bf16"}),
     ],
 )
@@ -36,10 +36,16 @@ def test_what_is_compared_within_a_tolerance_may_be_summed_in_another_order(
     [
         (2, CELL | {"strategy": "fsdp", "clip_norm": 0.1}),
         (3, CELL | {"strategy": "ddp"}),
-        (3, CELL | {"strategy": "scratch-fsdp:stage=3", "accumulation": 2, "clip_norm": 0.1}),
+        pytest.param(
+            3,
+            CELL | {"strategy": "scratch-fsdp:stage=3", "accumulation": 2, "clip_norm": 0.1},
+            marks=pytest.mark.slow,
+        ),
         (3, CELL | {"strategy": "scratch-ddp", "compression": "fp16"}),
-        (3, CELL | {"strategy": "scratch-ddp", "compression": "powersgd:2"}),
-        (3, CELL | {"strategy": "local-sgd:2"}),
+        pytest.param(
+            3, CELL | {"strategy": "scratch-ddp", "compression": "powersgd:2"}, marks=pytest.mark.slow
+        ),
+        pytest.param(3, CELL | {"strategy": "local-sgd:2"}, marks=pytest.mark.slow),
     ],
 )
 def test_bits_are_compared_of_two_computations_on_one_cpu_whichever_it_is(

@@ -185,6 +185,7 @@ def started() -> Iterator[Pods]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_pods_tune_to_the_answer_and_go_on_when_the_first_one_is_replaced(
     started: Pods, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,6 +104,7 @@ def test_each_planted_edit_still_matches_the_source() -> None:
         assert (Path(__file__).parents[3] / file).read_text().count(place) == 1, file
 
 
+@pytest.mark.slow
 def test_the_odds_of_generated_histories_are_calibrated() -> None:
     """docs/gate.md has 1,600 studies."""
     random, said = np.random.default_rng(7), []
