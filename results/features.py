@@ -81,6 +81,8 @@ class Kind:
     """Anchors of the sections of its page, in their order; empty: those of a measured study."""
     shows: str = ""
     """The name of figures without which its page is the page of a measured study; empty: it needs none."""
+    phases: Mapping[str, str] = field(default_factory=dict)
+    """Words for what a rank does from an event of its log on, by event, beyond those of a measurement."""
     has_steps: bool = True
     """Whether a good run needs step times; otherwise a cell with a good run is complete without figures."""
     file: str = ""
@@ -152,6 +154,11 @@ def kind_of_file(root: Path) -> Kind:
 def own_kinds() -> tuple[Kind, ...]:
     """The kinds of bench itself."""
     return (MEASURED, *(kind for each in features().values() for kind in each.kinds))
+
+
+def phases() -> dict[str, str]:
+    """The phases of the kinds of bench, by the event that begins each."""
+    return {event: words for kind in own_kinds() for event, words in kind.phases.items()}
 
 
 def figures() -> dict[str, Callable[..., Any]]:

@@ -7,7 +7,7 @@
       cells/<cell-id>/cell.json      the worker's exact input
       cells/<cell-id>/<run-id>/      rank-00000.json ... (raw)   run.json (derived)
                                      trace-00000.json.gz of the ranks that were to keep one
-      cells/<cell-id>/training/      of `bench train`: log.jsonl, checkpoints/step-.../
+      cells/<cell-id>/training/      what a kind of study keeps: the log and checkpoints of `bench train`
       launches/<launch-id>/          launch.json, attempt.json, a log per rank, torchrun's own output
                                      tensorboard/rank-00000/<cell-id>/ if it was asked for
       batch/                         a study: the short runs of `--batch-size auto`
@@ -54,8 +54,8 @@ BATCH_RUNS = "batch"
 """The folder of the study of the short runs that find a batch, which may be older than the study's plan."""
 OUTCOMES = "outcomes.jsonl"
 """The file of the results without figures that `bench status` has derived."""
-TRAINING = "training"
-"""The folder of a cell's training, among the folders of its runs."""
+KEPT = "training"
+"""The folder of what the kind of a study keeps of a cell, among the folders of the cell's runs."""
 _RANK_NAME = re.compile(r"rank-[0-9]{5}\.json")
 
 
@@ -247,7 +247,11 @@ class Study:
 
     def run_ids(self, cell_id: str) -> list[str]:
         folders = (path.name for path in self.cell_folder(cell_id).iterdir() if path.is_dir())
-        return sorted(name for name in folders if name != TRAINING)
+        return sorted(name for name in folders if name != KEPT)
+
+    def kept_folder(self, cell_id: str) -> Path:
+        """The folder of what the study's kind keeps of a cell, over all launches."""
+        return self.cell_folder(cell_id) / KEPT
 
     # Review
 
@@ -276,22 +280,6 @@ class Study:
 
     def add_to_review(self, entries: Sequence[ReviewEntry]) -> None:
         files.append(self.review_path, b"".join(map(schemas.REVIEW.encode, entries)))
-
-    # Training
-
-    def training_folder(self, cell_id: str) -> Path:
-        """The folder in which `bench train` keeps files of a cell, of all its launches."""
-        return self.cell_folder(cell_id) / TRAINING
-
-    def checkpoints_folder(self, cell_id: str) -> Path:
-        return self.training_folder(cell_id) / "checkpoints"
-
-    def weights_path(self, cell_id: str) -> Path:
-        """The complete model at the end of a training, which torch.load reads."""
-        return self.training_folder(cell_id) / "weights.pt"
-
-    def training_log_path(self, cell_id: str) -> Path:
-        return self.training_folder(cell_id) / "log.jsonl"
 
     # Rank records
 

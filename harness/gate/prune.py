@@ -16,7 +16,7 @@ from results.files import is_busy, study_lock
 from results.history import night_paths
 from results.job_store import JobStore
 from results.paired import CALL
-from results.store import Study
+from results.store import KEPT, Study
 
 DAY_S = 86_400.0
 
@@ -127,9 +127,14 @@ def _reasons(
         yield "a baseline or a night was made from it"
     if age_s < keep_s:
         yield f"written {age_s / DAY_S:.1f} days ago"
-    checkpoints = (study.checkpoints_folder(cell) for study in studies for cell in study.cell_ids())
-    if any(any(folder.glob("step-*")) for folder in checkpoints):
-        yield "it has checkpoints of training, which no measurement gives again: remove the folder yourself"
+    kept = [
+        folder
+        for study in studies
+        for cell in study.cell_ids()
+        for folder in study.kept_folder(cell).glob("*/")
+    ]
+    for name in sorted({folder.name for folder in kept if any(folder.iterdir())}):
+        yield f"it has {name} of {KEPT}, which no measurement gives again: remove the folder yourself"
     for study in studies:
         store = JobStore(study.root)
         if any(store.ended(job.job_id) is None for job in store.jobs()):

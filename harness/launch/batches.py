@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from harness.launch.conduct import conduct_of
 from harness.plan.fitting import Curve, place_of
 from harness.terminal.console import Console
 from results.cell import Cell, point
@@ -43,17 +43,16 @@ def find_batches(
             return [one for one in found if isinstance(one, FittingBatch)]
         # Runs that were to say something new, and were not made, are not asked for again.
         ended: int | None = 1
+        plan = _kept_plan(study, wanted, request, order)
         if wanted != before:
             tried = ", ".join(f"{cell.workload} {point(cell)}" for cell in wanted)
             console.note(f"batch size auto tries {tried}")
-            ended = execute(study, _kept_plan(study, wanted, request, order))
+            ended = execute(study, plan)
         if ended is not None:
             console.note("batch sizes are not found yet; the same command continues from here")
             return ended
         for cell in wanted:
-            # Only what the run took is of use.
-            shutil.rmtree(study.checkpoints_folder(cell.id), ignore_errors=True)
-            study.weights_path(cell.id).unlink(missing_ok=True)
+            conduct_of(plan).forget(study, cell.id)
         before = wanted
 
 

@@ -49,6 +49,9 @@ class Conduct:
         """Ids of the cells that need no run. None: the runs of each cell are counted."""
         return None
 
+    def forget(self, study: Study, cell_id: str) -> None:
+        """Remove what runs of a cell have left of which only the memory that they took is of use."""
+
     def seconds(self, launches: Sequence[PlannedLaunch], estimated: Sequence[float]) -> Sequence[float]:
         """The seconds of each launch, of which `estimated` is the estimate for a measurement of steps."""
         return estimated

@@ -16,6 +16,7 @@ import msgspec
 
 from reports.text import duration, listed
 from results import files
+from results.features import phases
 from results.files import Content
 from results.launch import EVENT, flight_paths, rank_log_path, rank_log_paths, torchrun_folder
 from results.plan import Placement
@@ -30,13 +31,9 @@ _PHASES = {
     "exposed": "on and off",
     "recording": "recording",
     "late proof": "late proof",
-    "resume": "looking for a checkpoint",
-    "train": "training",
-    "export": "writing the model",
-    "trained": "ending",
     "recorded": "ending",
 }
-"""The phase that each event of `run`, `training_loop` and `crew` of `harness.worker` begins."""
+"""The phase that each event of `run` and `crew` of `harness.worker` begins; those of kinds are declared."""
 
 
 QUIET_S = 20.0
@@ -109,7 +106,7 @@ class LaunchState:
             self.cell_id = str(event.get("cell"))
             self.phase = "building"
         else:
-            self.phase = _PHASES.get(str(name), self.phase)
+            self.phase = (_PHASES | phases()).get(str(name), self.phase)
 
 
 class Pulse:

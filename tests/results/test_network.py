@@ -8,7 +8,7 @@ from builders import a_cell, an_environment
 
 from results.errors import SchemaError, UsageError
 from results.files import Content
-from results.network import Measurement, NetworkFacts, NetworkTable, busbw_factor, measured_groups
+from results.network import Measurement, NetworkFacts, NetworkTable, busbw_factor
 from results.outcome import Evidence
 from results.schemas import NETWORK
 
@@ -137,17 +137,3 @@ def test_a_table_without_a_row_is_refused() -> None:
 def test_one_size_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         table(row(), row(seconds=2e-3))
-
-
-def test_groups_are_dense_inside_a_node_and_doubling_across() -> None:
-    assert measured_groups(1, 1) == []
-    assert [(len(ranks), nodes) for ranks, nodes in measured_groups(1, 4)] == [(2, 1), (3, 1), (4, 1)]
-    found = measured_groups(6, 2)
-    assert found[0] == ((0, 1), 1)
-    # One rank of each node, then all ranks.
-    assert found[1:3] == [((0, 2), 2), ((0, 2, 4), 3)]
-    assert [(len(ranks), nodes) for ranks, nodes in found[1:]] == [
-        *((2, 2), (3, 3), (4, 4), (6, 6)),
-        *((4, 2), (6, 3), (8, 4), (12, 6)),
-    ]
-    assert [len(ranks) for ranks, nodes in measured_groups(1, 24)] == [*range(2, 9), 16, 24]

@@ -33,6 +33,25 @@ class NetworkOrder(msgspec.Struct, frozen=True, kw_only=True):
         return Order(kind="network", values=msgspec.to_builtins(self))
 
 
+def measured_groups(nodes: int, per_node: int) -> list[tuple[tuple[int, ...], int]]:
+    """The groups of ranks that are measured on `nodes` of `per_node` ranks each, and the nodes of each.
+
+    Inside a node these are all sizes up to 8, then powers of two: the time of 3 ranks does not follow from
+    the times of 2 and 4. Across nodes they are 2, 3, then powers of two and all of them, with one rank and
+    with all ranks of each.
+    """
+    inside = [(tuple(range(size)), 1) for size in _sizes(per_node, dense=8)]
+    counts = _sizes(nodes, dense=3)
+    alone = [(tuple(range(0, on * per_node, per_node)), on) for on in counts]
+    full = [(tuple(range(on * per_node)), on) for on in counts if per_node > 1]
+    return [*inside, *alone, *full]
+
+
+def _sizes(most: int, *, dense: int) -> list[int]:
+    powers = {1 << bit for bit in range(1, most.bit_length())}
+    return sorted({*range(2, min(most, dense) + 1), *powers, most} - {0, 1})
+
+
 class NetworkConduct(Conduct):
     """Measures the network once a run, for the budget of its cell."""
 

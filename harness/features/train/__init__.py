@@ -18,6 +18,12 @@ FEATURE = Feature(
             conduct="harness.features.train.conduct:TrainConduct",
             sections=("running", "training", "accuracy", "outcomes", "review", "environment"),
             shows="training",
+            phases={
+                "resume": "looking for a checkpoint",
+                "train": "training",
+                "export": "writing the model",
+                "trained": "ending",
+            },
         ),
     ),
     sections={

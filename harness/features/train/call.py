@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from harness.features.train.conduct import TrainConduct, lost_checkpoints
+from harness.features.train.files import checkpoints_folder, weights_path
 from harness.features.train.log import SavedCheckpoint, TrainingLog, training_log
 from harness.features.train.order import TrainOrder
 from harness.features.train.trained import told_not_finite
@@ -204,8 +205,8 @@ def told_run(study: Study, cell_id: str, log: TrainingLog) -> list[str]:
     failed = [row for row in log.rows if isinstance(row, SavedCheckpoint) and row.failed is not None]
     if failed:
         lines.append(f"  {len(failed)} checkpoints were not written, the last one: {failed[-1].failed}")
-    lines.append(f"  checkpoints: {study.checkpoints_folder(cell_id)}")
-    if log.ended is not None and (weights := study.weights_path(cell_id)).exists():
+    lines.append(f"  checkpoints: {checkpoints_folder(study, cell_id)}")
+    if log.ended is not None and (weights := weights_path(study, cell_id)).exists():
         lines.append(f"  weights of the end: {weights}")
     return lines
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from harness.features.train.files import checkpoints_folder, remove_models
 from harness.features.train.log import training_log
 from harness.features.train.order import TrainOrder, larger_is_better
 from harness.features.train.progress import TrainingPace
@@ -35,7 +36,7 @@ def lost_checkpoints(study: Study, cell_id: str) -> str | None:
 
     A checkpoint counts as complete here if its files have their sizes; a rank reads all of them.
     """
-    log, folder = training_log(study, cell_id), study.checkpoints_folder(cell_id)
+    log, folder = training_log(study, cell_id), checkpoints_folder(study, cell_id)
     begun = log.ended is not None or any(folder.glob("step-*"))
     if not (begun and log.step):
         return None
@@ -44,7 +45,7 @@ def lost_checkpoints(study: Study, cell_id: str) -> str | None:
             sizes = {name: file.bytes for name, file in kept.manifest.files.items()}
             if all((kept.path / name).stat().st_size == size for name, size in sizes.items()):
                 return None
-    anew = shlex.quote(str(study.training_log_path(cell_id).parent))
+    anew = shlex.quote(str(study.kept_folder(cell_id)))
     return (
         f"{folder} has no complete checkpoint of {log.step:,} steps: put a copy back, or train from the "
         f"start by the same command after: rm -r {anew}"
@@ -125,6 +126,10 @@ class TrainConduct(Conduct):
         return frozenset(
             cell.id for cell in self.plan.cells if training_log(study, cell.id).done(self._order)
         )
+
+    def forget(self, study: Study, cell_id: str) -> None:
+        """Remove the checkpoints and the weights of a cell that was trained to see what memory it takes."""
+        remove_models(study, cell_id)
 
     def progress(
         self,

@@ -17,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+from harness.features.train.files import log_path
 from harness.features.train.order import MetricName, TrainOrder, larger_is_better
 from results import files
 from results.errors import StoreError
@@ -270,7 +271,7 @@ class TrainingLog:
 
 def training_log(study: Study, cell_id: str) -> TrainingLog:
     """The rows of a cell so far; the log of a cell that was never trained is empty."""
-    return TrainingLog.read(study.training_log_path(cell_id))
+    return TrainingLog.read(log_path(study, cell_id))
 
 
 class TrainingLogWriter:

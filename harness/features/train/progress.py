@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from harness.features.train.files import log_path
 from harness.features.train.log import (
     SavedCheckpoint,
     Started,
@@ -56,7 +57,7 @@ class TrainingPace:
         if state.cell_id:
             if self._clock() >= self._look_at:
                 self._look_at = self._clock() + LOOK_S
-                tail = LogTail(self._study.training_log_path(state.cell_id))
+                tail = LogTail(log_path(self._study, state.cell_id))
                 log = self._recent.setdefault(state.cell_id, _Recent(tail)).read()
                 self._shown = standing(log, state.started[-1]), left_s(log, state.started[-1])
             shown, left = self._shown

@@ -8,7 +8,7 @@ from typing import Any
 from builders import a_cell
 from rank_builders import Ranks, a_context
 
-from harness.features.network.order import NetworkOrder
+from harness.features.network.order import NetworkOrder, measured_groups
 from harness.features.network.worker import measure
 from harness.features.network.worker.measure import _Rounds, measure_network
 from results.cell import StepPolicy
@@ -90,3 +90,17 @@ def impatient(rank: int, folder: str) -> list[NetworkTimes]:
         return measured(rank, folder, (1, 2), 1024 * KIB)
     finally:
         measure.LONGEST_NS = before
+
+
+def test_groups_are_dense_inside_a_node_and_doubling_across() -> None:
+    assert measured_groups(1, 1) == []
+    assert [(len(ranks), nodes) for ranks, nodes in measured_groups(1, 4)] == [(2, 1), (3, 1), (4, 1)]
+    found = measured_groups(6, 2)
+    assert found[0] == ((0, 1), 1)
+    # One rank of each node, then all ranks.
+    assert found[1:3] == [((0, 2), 2), ((0, 2, 4), 3)]
+    assert [(len(ranks), nodes) for ranks, nodes in found[1:]] == [
+        *((2, 2), (3, 3), (4, 4), (6, 6)),
+        *((4, 2), (6, 3), (8, 4), (12, 6)),
+    ]
+    assert [len(ranks) for ranks, nodes in measured_groups(1, 24)] == [*range(2, 9), 16, 24]

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from rank_builders import Ranks, a_context
 
+from harness.features.train.files import log_path
 from harness.features.train.log import Ended, SavedCheckpoint, TrainingLog, training_log
 from harness.features.train.order import TrainOrder
 from harness.features.train.worker import loop as training_loop
@@ -158,7 +159,7 @@ def test_a_loss_of_validation_that_is_not_finite_is_never_the_best(trains: Train
 def test_a_target_of_the_loss_holds_where_a_kill_came_before_the_end(trains: Train, tmp_path: Path) -> None:
     order = TrainOrder(steps=6, checkpoint_every=1, target="loss<=1e9")
     trains(order)
-    path = Study(tmp_path).training_log_path("cell")
+    path = log_path(Study(tmp_path), "cell")
     *lines, end = path.read_bytes().splitlines(keepends=True)
     assert msgspec.json.decode(end, type=Ended).why == "target"
     path.write_bytes(b"".join(lines))

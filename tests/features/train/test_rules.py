@@ -14,6 +14,7 @@ from torch.optim import Optimizer, lr_scheduler
 from harness.cli import run
 from harness.features.train.call import Train
 from harness.features.train.conduct import FailedLaunch, lost_checkpoints, nodes_left, pause_s, why_not_again
+from harness.features.train.files import checkpoints_folder, log_path
 from harness.features.train.log import (
     Ended,
     Row,
@@ -194,7 +195,7 @@ def test_the_live_line_reads_what_was_appended(tmp_path: Path) -> None:
             shown.append(standing.doing)
 
     study = Study(tmp_path)
-    path = study.training_log_path("cell")
+    path = log_path(study, "cell")
     writer = TrainingLogWriter(path)
     clock = iter(range(0, 200, 10))
     deadline = Deadline(None, "over")
@@ -274,8 +275,8 @@ def test_a_schedule_that_goes_by_a_metric_is_refused_and_so_is_an_unknown_metric
 
 def test_an_ended_training_without_a_whole_checkpoint_is_lost(tmp_path: Path) -> None:
     study = Study(tmp_path)
-    writer = TrainingLogWriter(study.training_log_path("cell"))
-    run = RunFolder(study.checkpoints_folder("cell"))
+    writer = TrainingLogWriter(log_path(study, "cell"))
+    run = RunFolder(checkpoints_folder(study, "cell"))
     for row in (_begin("r"), *_rows()):
         writer.write(row)
     # Nothing was written before the launch ended: the next one begins anew.

@@ -11,6 +11,7 @@ import pytest
 from builders import a_cell
 from launching import a_launch, an_attempt
 
+from harness.features.train.files import log_path
 from harness.features.train.log import (
     Ended,
     Row,
@@ -261,7 +262,7 @@ def plant(study: Any, folder: Path) -> None:
         for seed in (0, 1):
             fields = {"workload": "mlp", "dataset": "digits", "compression": compression, "seed": seed}
             (cell,) = study.series("weak", "ddp", [2], batch=32, **fields)
-            writer = TrainingLogWriter(study.study.training_log_path(cell.id))
+            writer = TrainingLogWriter(log_path(study.study, cell.id))
             late = compression != "none" and seed == 1
             middle = [validated(49, 21, 0.5), *([] if late else [validated(60.5, 100, 0.93)])]
             failed = SavedCheckpoint(
@@ -317,7 +318,7 @@ def test_a_run_that_diverged_is_over_unless_a_later_launch_goes_on(planted, new_
     for cell, diverged in zip(cells, (False, True, True), strict=True):
         outcome = Outcome.DIVERGED if diverged else Outcome.OK
         run_id = planted.run(cell, new_timing(step_ms=1.0, outcome=outcome))
-        writer = TrainingLogWriter(planted.study.training_log_path(cell.id))
+        writer = TrainingLogWriter(log_path(planted.study, cell.id))
         writer.write(msgspec.structs.replace(started(0, "first"), run_id=run_id))
         writer.write(steps(1, 10))
         writer.write(validated(2, 10, 0.5 if diverged else 0.93))

@@ -16,6 +16,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from harness.features.train.files import checkpoints_folder, weights_path
 from harness.features.train.log import SavedCheckpoint, Started, TrainingLog, training_log
 from results.outcome import Outcome
 from results.record import RankRecord
@@ -73,7 +74,7 @@ class Place:
         return study.rank_records(self.cell, last)
 
     def checkpoints(self) -> set[str]:
-        return {path.name for path in self.study.checkpoints_folder(self.cell).iterdir()}
+        return {path.name for path in checkpoints_folder(self.study, self.cell).iterdir()}
 
 
 def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_run(
@@ -118,7 +119,7 @@ def test_training_through_two_kills_comes_to_the_parameters_of_an_undisturbed_ru
         record.parameters_hash for record in calm.last_records()
     ]
     # What is written at the end is the model of the bare module, and the same of both.
-    weights = [torch.load(place.study.weights_path(place.cell)) for place in (calm, killed)]
+    weights = [torch.load(weights_path(place.study, place.cell)) for place in (calm, killed)]
     bare = build_workload("py:trainable:build", source_folder=calm.folder).module
     before = {name: value.clone() for name, value in bare.state_dict().items()}
     bare.load_state_dict(weights[0])
@@ -180,7 +181,7 @@ def test_what_cannot_be_trained_is_refused_with_the_fix_and_nothing_is_lost(tmp_
     place = Place(tmp_path / "nan", "12 nan")
     code, said = place.train("--steps", "24", "--checkpoint-every", "5")
     assert code == 1, said
-    kept = place.study.checkpoints_folder(place.cell)
+    kept = checkpoints_folder(place.study, place.cell)
     assert f"the last good checkpoint is {kept / 'step-000000010'}: lower the rate" in said
     assert "is not trained on: it would diverge again from the same checkpoint" in said
     assert len(place.log.launches) == 1
@@ -192,7 +193,7 @@ def test_what_cannot_be_trained_is_refused_with_the_fix_and_nothing_is_lost(tmp_
     code, said = other.train("--steps", "24", "--restarts", "0", workload="wide")
     assert code == 1, said
     assert "as it was told" in said
-    shutil.copytree(kept, other.study.checkpoints_folder(other.cell))
+    shutil.copytree(kept, checkpoints_folder(other.study, other.cell))
     code, said = other.train("--steps", "24", "--restarts", "0", workload="wide")
     assert code == 1, said
     assert "belongs to another model: this one has 0.weight [32, 2]" in said

@@ -648,7 +648,7 @@ def test_a_study_with_checkpoints_is_never_removed(new_study, tmp_path) -> None:
     nothing = Origins(runs=frozenset(), studies=frozenset())
     (found,) = candidates(tmp_path, keep_s=-60, named=nothing)
     assert found.kept is None
-    (made.study.checkpoints_folder(cell.id) / "step-000000009").mkdir(parents=True)
+    (made.study.kept_folder(cell.id) / "checkpoints" / "step-000000009").mkdir(parents=True)
     (found,) = candidates(tmp_path, keep_s=-60, named=nothing)
     assert "it has checkpoints of training" in str(found.kept)
 

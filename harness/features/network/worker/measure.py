@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import torch
 
-from harness.features.network.order import NetworkOrder
+from harness.features.network.order import NetworkOrder, measured_groups
 from harness.worker.rank.context import Run
 from harness.worker.rank.network import read_transports
-from results.network import Collective, NetworkTimes, measured_groups
+from results.network import Collective, NetworkTimes
 from strategies.collectives.link import Link
 from strategies.devices import device_of
 

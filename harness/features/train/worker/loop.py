@@ -19,6 +19,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from harness.features.train.files import checkpoints_folder, log_path, weights_path
 from harness.features.train.log import (
     Best,
     Ended,
@@ -169,7 +170,7 @@ class TrainingLoop:
         self._held_out = found if forward_alone else None
         first = self._around.rank.rank == 0
         self._records = _Records(run, order, self._trainer, scalars) if first else None
-        self._checkpoints = self._around.study.checkpoints_folder(run.slot.cell_id)
+        self._checkpoints = checkpoints_folder(self._around.study, run.slot.cell_id)
         self._total = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=self._around.device)
         self._row_began = self._next_row = 0
@@ -394,7 +395,7 @@ class TrainingLoop:
                 f"written: {failed}; the same command resumes from the one before"
             )
         self._around.log.event("export")
-        self._trainer.export(self._around.study.weights_path(self._run.cell.id))
+        self._trainer.export(weights_path(self._around.study, self._run.cell.id))
         if self._records is not None:
             self._records.end(why, self._trainer.steps)
         self._around.log.event("trained", why=why, step=self._trainer.steps)
@@ -425,7 +426,7 @@ class _Records:
 
     def start(self, workload: Workload, replicas: int, resumed_step: int | None, total: int) -> None:
         around, slot = self._run.around, self._run.slot
-        path = around.study.training_log_path(slot.cell_id)
+        path = log_path(around.study, slot.cell_id)
         self._rows = list(TrainingLog.read(path).rows)
         self._writer = TrainingLogWriter(path)
         self.add(
