@@ -56,10 +56,10 @@ gallery: $(VENV)/.installed-dev
 ROUNDS ?= 100
 SEED ?= 1
 soak: $(VENV)/.installed-dev
-	$(PYTEST) -q -m long --ignore tests/slurm/test_soak.py
+	$(PYTEST) -q -m long --ignore tests/features/slurm/test_soak.py
 	OMP_NUM_THREADS=1 SOAK_LEDGER=soak-$(SEED).jsonl SOAK_ROUNDS=$(ROUNDS) SOAK_SEED=$(SEED) \
-	  $(BIN)/pytest -q tests/slurm/test_soak.py -m long; \
-	$(BIN)/python tests/slurm/soak_table.py soak-$(SEED).jsonl
+	  $(BIN)/pytest -q tests/features/slurm/test_soak.py -m long; \
+	$(BIN)/python tests/features/slurm/soak_table.py soak-$(SEED).jsonl
 
 # Training runs killed at random moments and resumed, for SECONDS_OF_KILLS; the same command goes on with the next ones.
 SECONDS_OF_KILLS ?= 600

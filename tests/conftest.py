@@ -121,6 +121,8 @@ def pytest_configure() -> None:
 
 FIRST = ["slurm faults", "slurm", "small study"]
 """The longest groups, and one that many tests wait for."""
+FOLDERS = ["gpu", "slurm", "harness", "features", "worker", "strategies"]
+"""Folders of long groups, the longest first."""
 
 
 # First, because xdist reads the marks in the same hook.
@@ -139,10 +141,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {names[item] for item in items if item.get_closest_marker("slow") is not None}
 
     def place(item: pytest.Item) -> tuple[int, int, Path, bool]:
-        folder = item.path.relative_to(Path(__file__).parents[1]).parts[1]
+        folders = item.path.relative_to(Path(__file__).parent).parts[:2]
         return (
             FIRST.index(names[item]) if names[item] in FIRST else len(FIRST) + (names[item] not in slow),
-            {"gpu": 0, "slurm": 1, "features": 2, "harness": 2, "worker": 3, "strategies": 4}.get(folder, 5),
+            min(FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS) for folder in folders),
             item.path,
             item.get_closest_marker("slow") is None,
         )

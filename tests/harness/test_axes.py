@@ -11,15 +11,10 @@ import pytest
 
 from harness import matrix
 from harness.cli import run
-from harness.features.manual.launcher import ManualLauncher
-from harness.launchers.launcher import MatrixCall
 from harness.plan.schedule import PlannedLaunch, schedule
-from harness.plan.study_file import StudyFile
 from harness.terminal.console import Console
 from results.environment import CodeVersion
-from results.job import RunOptions
 from results.outcome import Evidence
-from results.store import Study
 
 CODE = CodeVersion(code_hash="c0de")
 MATRIX = ("matrix", "--workload", "mlp", "--device", "cpu", "--batch-size", "8", "--oversubscribe")
@@ -53,15 +48,6 @@ def test_a_launch_says_what_its_figures_will_be(
 ) -> None:
     launch = builders.launch_of(plan_of(**options), cores=cores)
     assert (launch.evidence, launch.pin, launch.link_mbit_per_s) == (evidence, pin, link)
-
-
-def test_a_launch_by_hand_with_virtual_nodes_is_emulated_too(tmp_path: Path) -> None:
-    study = Study(tmp_path / "study")
-    plan = plan_of(gpus=4, gpus_per_node=2, node_size=1, repeats=1)
-    study.add_plan(plan)
-    call = MatrixCall(options=StudyFile(), run_options=RunOptions(), console=Console())
-    ManualLauncher().accept(call).run(study, plan, CODE, lock=-1)
-    assert [launch.evidence for launch in study.launches()] == [Evidence.EMULATED]
 
 
 def shown(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
@@ -115,13 +101,6 @@ def test_a_machine_is_asked_for_links_where_somebody_wants_one(
     text = shown(capsys, "--gpus", "2", "--strategy", "ddp", "--link", "none,1gbit")
     assert "skipped 1 x: no veth here" in text
     assert "1 cell x 3 repeats" in text
-
-
-def test_a_link_and_hosts_by_hand_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["matrix", "--gpus", "2", "--link", "1gbit", "--launcher", "manual"]) == 2
-    assert capsys.readouterr().err == (
-        "error: --link makes nodes with separate networks on this host: leave --launcher manual out\n"
-    )
 
 
 def test_the_list_has_the_collectives(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,16 +48,6 @@ def test_a_dry_run_says_what_is_predicted_and_writes_nothing(
     assert not (tmp_path / "study").exists()
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "manual"])
-def test_launchers_that_do_not_run_here_refuse_it(
-    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert bench_here(["matrix", "--gpus", "2", "--batch-size", "auto", "--launcher", launcher,
-                       "--device", "cpu", "--memory-limit-mb", "64"]) == 2  # fmt: skip
-    assert f"--launcher {launcher} leaves launches to others" in " ".join(capsys.readouterr().err.split())
-
-
 def test_runs_that_are_not_made_end_the_search_until_the_next_call(tmp_path: Path) -> None:
     options = {"workload": "gpt-nano", "gpus": 2, "device": "cpu", "strategy": "ddp"}
     request = request_of(**options, batch_size="auto", memory_limit_mb=400)

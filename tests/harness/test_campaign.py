@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import Shell
+from launching import SLURM_WORDS, Shell
 
-from harness.features.slurm.allocation import SlurmStarter
 from harness.launch import campaign, supervise
 from harness.launch.campaign import Campaign, CampaignContext
 from harness.launch.starter import LocalStarter
@@ -171,7 +170,7 @@ def test_a_launch_that_the_scheduler_did_not_answer_is_tried_again_until_it_does
 ) -> None:
     """The fifth launch is answered, and shows that torch is not there."""
     monkeypatch.setattr(campaign, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(Shell, "log_words", SlurmStarter.log_words)
+    monkeypatch.setattr(Shell, "log_words", SLURM_WORDS)
     last = "ModuleNotFoundError: No module named 'torch'"
     script = f"""
     if test $(ls {tmp_path}/s/launches | wc -l) -lt 5; then echo "{AWAY}"; else echo "{last}"; fi
@@ -199,7 +198,7 @@ def test_a_launch_that_the_scheduler_does_not_start_is_no_hang_and_is_tried_agai
         return "sleep", "600"
 
     monkeypatch.setattr(Shell, "command", command)
-    monkeypatch.setattr(Shell, "log_words", SlurmStarter.log_words)
+    monkeypatch.setattr(Shell, "log_words", SLURM_WORDS)
     with pytest.raises(MachineError, match="a third launch"):
         _run(tmp_path, "", RunOptions(retries=2, silence_s=1.0))
     first, second = Study(tmp_path / "s").results()

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.cli import run
 from harness.launch.check import check, check_request, count_own_parts
 from results.errors import MachineError
 from results.parts import Unknown
@@ -47,10 +46,6 @@ def step():
 def only_data():
     samples = [(randn(4), randn(1)) for _ in range(16)]
     return Workload(module=nn.Linear(4, 1), loss=nn.functional.mse_loss, data=samples)
-
-
-def killed():
-    return Workload(module=nn.Linear(4, 1), step=lambda model, batch: os.kill(os.getpid(), 9), data=[0] * 8)
 """
 
 
@@ -99,19 +94,6 @@ def test_a_dry_run_checks_the_samples_that_the_call_would_train_on(bench: Bench,
     assert "does not train" in dry.stderr
     assert "--dataset own" in dry.stderr
     assert bench(*call, "--batch-size", "4", "--dataset", "own").returncode == 0
-
-
-@pytest.mark.slow
-def test_a_check_that_is_cut_off_is_a_failure_and_where_gpus_are_planned_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "typo.py").write_text(TYPO)
-    (tmp_path / "site.yaml").write_text("gpus_per_node: 8")
-    call = ["matrix", "--workload", "py:typo:killed", "--dataset", "own", "--gpus", "1", "--device", "cuda"]
-    assert run([*call, "--launcher", "slurm", "--site", "site.yaml", "--dry-run"]) == 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "py:typo:killed was not checked: on this CPU it fails (its check was killed by SIGKILL" in said
 
 
 PARTS = """

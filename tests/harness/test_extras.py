@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from functools import partial
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from harness import matrix
 from harness.cli import run
-from harness.features.manual.launcher import ManualLauncher
-from harness.features.slurm.call import run_document
 from harness.jobs.documents import JobMaker
 from harness.jobs.planned import planned_jobs
-from harness.launchers.launcher import MatrixCall
 from harness.plan.schedule import schedule
 from harness.plan.study_file import BY_NAME, STUDY_FILE, StudyFile
 from harness.plan.surroundings import Hardware
@@ -31,8 +27,9 @@ from harness.worker.rank.context import allocation
 from results.environment import CodeVersion
 from results.errors import UsageError
 from results.job import RunOptions
+from results.launch import JobVariables
+from results.site import TimeLimits
 from results.store import Study
-from slurm.site import SiteProfile
 
 CODE = CodeVersion(code_hash="c0de")
 BOTH = RunOptions(trace=(0, 3), tensorboard=True)
@@ -87,7 +84,8 @@ def test_a_rank_that_cannot_be_is_refused(value: str, words: str) -> None:
 def test_a_rank_of_any_launch_records_the_job_that_it_runs_in(
     variables: dict[str, str], recorded: str | None
 ) -> None:
-    assert allocation(builders.launch_of(plan_of(), BOTH).job_variables, variables) == recorded
+    names = JobVariables(scheduler="slurm", job="SLURM_JOB_ID", restarts="SLURM_RESTART_COUNT")
+    assert allocation([names], variables) == recorded
 
 
 def test_a_job_carries_them_to_its_launches(tmp_path: Path) -> None:
@@ -95,20 +93,8 @@ def test_a_job_carries_them_to_its_launches(tmp_path: Path) -> None:
     jobs = planned_jobs(
         plan, schedule(plan.cells, repeats=1), per_cell=False, earlier={}, hardware=Hardware()
     )
-    site = SiteProfile(gpus_per_node=8)
-    maker = JobMaker(Study(tmp_path / "s"), plan, "slurm", BOTH, CODE)
-    document = run_document(site, maker, jobs[0])
-    assert document.job.options == BOTH
-
-
-def test_a_launch_by_hand_is_not_printed_again_for_a_call_that_keeps_something_else(tmp_path: Path) -> None:
-    study, plan = Study(tmp_path / "study"), plan_of()
-    study.add_plan(plan)
-    for options in (RunOptions(), RunOptions(), BOTH, BOTH):
-        call = MatrixCall(options=StudyFile(), run_options=options, console=Console())
-        ManualLauncher().accept(call).run(study, plan, CODE, lock=-1)
-    found = [(launch.trace, launch.tensorboard) for launch in study.launches()]
-    assert sorted(found) == [((), False), ((0, 3), True)]
+    maker = JobMaker(Study(tmp_path / "s"), plan, "elsewhere", BOTH, CODE)
+    assert maker.run(jobs[0], TimeLimits(), billed_gpus=None, site={}).options == BOTH
 
 
 # What a call is told
@@ -120,14 +106,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Console, "width", 300)
 
 
-@pytest.fixture
-def no_tensorboard(own_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = util.find_spec
-    monkeypatch.setattr(
-        util, "find_spec", lambda name, *more: None if name == "tensorboard" else real(name, *more)
-    )
-
-
 def test_a_rank_that_no_cell_has_is_noted(own_folder: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["matrix", *MLP, "--gpus", "2,4", "--oversubscribe", "--dry-run", "--trace", "1,2"]) == 0
     words = capsys.readouterr().err
@@ -135,20 +113,13 @@ def test_a_rank_that_no_cell_has_is_noted(own_folder: None, capsys: pytest.Captu
     assert "--trace 1" not in words
 
 
-@pytest.mark.parametrize("launcher", ["local", "manual", "slurm"])
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
 def test_without_the_package_the_call_is_refused_with_the_command_that_installs_it(
-    launcher: str, more: tuple[str, ...], no_tensorboard: None, capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...], no_tensorboard: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["matrix", *MLP, "--gpus", "2", "--launcher", launcher, "--tensorboard", *more]) == 1
+    assert run(["matrix", *MLP, "--gpus", "2", "--tensorboard", *more]) == 1
     assert "install it with: pip install tensorboard" in capsys.readouterr().err
     assert not Path("study").exists()
-
-
-def test_ranks_with_a_python_of_their_own_are_not_judged_by_this_one(no_tensorboard: None) -> None:
-    Path("site.yaml").write_text("python: /opt/venv/bin/python3\ngpu_request: none\n")
-    call = ["matrix", *MLP, "--gpus", "2", "--launcher", "slurm", "--site", "site.yaml"]
-    assert run([*call, "--tensorboard", "--dry-run"]) == 0
 
 
 # A real run

@@ -1,4 +1,4 @@
-"""The laws of all launchers for those that need no cluster. Slurm's are in tests/slurm."""
+"""The laws of all launchers for `local` and for the example. Those of features are in tests/features."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_laws import PATIENCE_S, CampaignLaws, Done, JobLaws, LauncherLaws
+from launcher_laws import PATIENCE_S, CampaignLaws, Done, a_port
 from packages import first_on_the_path, install
 
 from harness.matrix import Matrix
@@ -36,34 +36,6 @@ class TestLocal(CampaignLaws):
 
     def options(self) -> dict[str, object]:
         return {"oversubscribe": True}
-
-
-class TestManual(LauncherLaws):
-    name = "manual"
-    gpus = "2"
-
-    def finish(self) -> None:
-        """Type the printed line on both hosts."""
-        lines = [line for line in self.call().out.splitlines() if "torch.distributed.run" in line]
-        typed = [
-            line.replace("NODE_RANK", str(rank)).replace("HOST:PORT", f"127.0.0.1:{_port()}")
-            for line in lines
-            for rank in (0, 1)
-        ]
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "GLOO_SOCKET_IFNAME": "lo"}
-        hosts = [subprocess.Popen(["sh", "-c", f"exec env {line}"], env=environment) for line in typed]
-        assert [host.wait(PATIENCE_S) for host in hosts] == [0] * 2
-
-    def test_times_are_those_of_the_gpu_of_the_profile(self) -> None:
-        (self.folder / "hosts.yaml").write_text("gpu_model: H100-SXM5-80GB\ngpus_per_node: 1\n")
-        done = self.call(dry_run=True, device="auto", site="hosts.yaml", gpus_per_node=None)
-        assert (done.code, done.errors) == (0, "")
-        assert "ddp on 2 GPUs" in done.out
-        assert "2 nodes x 1" in done.out
-        assert "follow from their FLOPs" in done.out
-        (self.folder / "hosts.yaml").write_text("gpu_model: no-such\n")
-        assert self.call(dry_run=True, site="hosts.yaml").code == 2
 
 
 class TestSsh(CampaignLaws):
@@ -95,7 +67,7 @@ class TestSsh(CampaignLaws):
     def options(self) -> dict[str, object]:
         (self.folder / "hosts.yaml").write_text(
             f"hosts: [127.0.0.1, localhost]\ncpus_per_node: 2\npython: {sys.executable}\n"
-            f"environment: {{GLOO_SOCKET_IFNAME: lo}}\nport: {_port()}\n"
+            f"environment: {{GLOO_SOCKET_IFNAME: lo}}\nport: {a_port()}\n"
         )
         return {"site": "hosts.yaml"}
 
@@ -130,37 +102,11 @@ class TestSsh(CampaignLaws):
         assert "no route to host" in done.errors
 
 
-class TestKubernetes(JobLaws):
-    name = "kubernetes"
-    gpus = "1"
-
-    def options(self) -> dict[str, object]:
-        (self.folder / "site.yaml").write_text(
-            f"image: bench:1\nvolume_claim: results\nmount_path: {self.folder}\ngpu_resource: none\n"
-        )
-        return {"site": "site.yaml"}
-
-    def finish(self) -> None:
-        """Run the programs of the pods, one for each job of one node."""
-        for folder in sorted(self.study.root.glob("jobs/*")):
-            subprocess.run(
-                [sys.executable, "-m", "harness.launchers.program", str(folder)],
-                env={**os.environ, "JOB_COMPLETION_INDEX": "0"},
-                check=True,
-                timeout=PATIENCE_S,
-            )
-
-
-def _port() -> int:
-    """Different from the one of another process of tests."""
-    return 25_000 + os.getpid() % 4000
-
-
 def test_every_launcher_is_held_to_the_laws() -> None:
-    here = {case.name for case in (TestLocal, TestManual, TestKubernetes)}
-    there = (Path(__file__).parents[1] / "slurm" / "test_launcher_laws.py").read_text()
-    held = here | set(re.findall(r'^    name = "(\w+)"$', there, re.MULTILINE))
-    assert held == {launcher.name for launcher in own_launchers()}
+    files = (Path(__file__).parents[1] / "features").glob("*/test_launcher_laws.py")
+    there = "\n".join(file.read_text() for file in files)
+    held = set(re.findall(r'^    name = "(\w+)"$', there, re.MULTILINE))
+    assert held | {TestLocal.name} == {launcher.name for launcher in own_launchers()}
 
 
 def test_an_unknown_launcher_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from launching import Shell, a_launch, until
+from launching import SLURM_WORDS, Shell, a_launch, until
 
-from harness.features.slurm.allocation import SlurmStarter
 from harness.launch import supervise
 from harness.launch.ending import who_left, write_left
 from harness.launch.follow import LaunchState, Pulse
@@ -191,7 +190,7 @@ def test_ranks_are_silent_from_the_moment_that_the_scheduler_starts_them(
     launch = msgspec.structs.replace(a_launch(), silence_s=10.0)
     agent, later = tmp_path / "launches" / launch.launch_id / "agent-0.log", tmp_path / "later"
     monkeypatch.setattr(supervise, "LOOK_S", 0.0)
-    monkeypatch.setattr(Shell, "log_words", SlurmStarter.log_words)
+    monkeypatch.setattr(Shell, "log_words", SLURM_WORDS)
     # It is started at 9 s, and 15 s are over soon after that.
     clock = partial(Pulse, clock=lambda: 15.0 if later.exists() else 9.0 if agent.exists() else 0.0)
     monkeypatch.setattr(supervise, "Pulse", clock)
@@ -203,7 +202,7 @@ def test_ranks_are_silent_from_the_moment_that_the_scheduler_starts_them(
 class Impatient(Shell):
     """A launch for which srun waits, on a cluster whose steps have a second to be created."""
 
-    log_words = SlurmStarter.log_words
+    log_words = SLURM_WORDS
     most_delay_s = 1.0
 
 
@@ -228,7 +227,7 @@ def test_a_launch_whose_image_is_fetched_has_the_time_of_a_silent_one(says: str,
 class NodeFailed(Shell):
     """srun says that a node has failed and ends; Slurm may say a moment later why it ends the job."""
 
-    log_words = SlurmStarter.log_words
+    log_words = SLURM_WORDS
 
     def __init__(self, begins: str, notice: Ending | None = None) -> None:
         super().__init__("echo RendezvousTimeoutError; echo 'srun: error: Node failure on n2'; exit 1")
@@ -284,7 +283,7 @@ def test_ranks_that_are_silent_because_their_node_failed_did_not_hang(
 class Refused(Shell):
     """A scheduler that has ended the job starts no launch, and says only a moment later why."""
 
-    log_words = SlurmStarter.log_words
+    log_words = SLURM_WORDS
 
     def __init__(self, *notices: Ending | None) -> None:
         over = "Unable to create step for job 8: Job/step already completing or completed"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import util
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,13 @@ def links() -> None:
         by_hand = subprocess.run(["sh", "-c", LINK_BY_HAND], stderr=subprocess.DEVNULL)
         assert by_hand.returncode != 0, f"a link can be made by hand, and not by us: {obstacle}"
         pytest.skip(obstacle)
+
+
+@pytest.fixture
+def no_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensorboard is installed, and the test has a folder for its own files."""
+    monkeypatch.chdir(tmp_path)
+    real = util.find_spec
+    monkeypatch.setattr(
+        util, "find_spec", lambda name, *more: None if name == "tensorboard" else real(name, *more)
+    )

@@ -284,3 +284,8 @@ class JobLaws(LauncherLaws):
         [job] = store.jobs()
         ended = store.ended(job.job_id)
         assert (ended.outcome, ended.reason) == (Outcome.CANCELLED, "given up by the user")
+
+
+def a_port() -> int:
+    """Different from the one of another process of tests."""
+    return 25_000 + os.getpid() % 4000

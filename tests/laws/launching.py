@@ -9,13 +9,16 @@ from typing import Any
 
 import msgspec
 
-from harness.launch.starter import LocalStarter
+from harness.launch.starter import LocalStarter, LogWords
 from results.environment import CodeVersion
-from results.job import Job, JobEnd, RunOptions
+from results.job import Job, JobEnd, RunOptions, Submission
+from results.job_store import JobStore
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Evidence, Outcome
 from results.plan import Placement, Plan, Request
 from results.run import RunResult
+from results.store import Study
+from slurm import notices
 
 AT = "2026-01-01T00:00:00.000Z"
 CODE = CodeVersion(code_hash="c0de")
@@ -111,6 +114,42 @@ def a_job(job_id: str = _JOB.job_id, **facts: Any) -> Job:
 def a_job_end(outcome: Outcome, **facts: Any) -> JobEnd:
     """The end of a job's first start, as the job itself writes it."""
     return msgspec.structs.replace(_END, outcome=outcome, **facts)
+
+
+def submitted(
+    folder: Path, job: Job, scheduler_id: str | None = "17", *, cluster: str | None = "lab"
+) -> Study:
+    """The study in a folder with a job that a scheduler took; None: nobody knows whether it did."""
+    store = JobStore(folder)
+    store.add(job, document="#!/bin/bash\n", name="script.sh")
+    if scheduler_id is not None:
+        at = "2026-01-01T00:00:00Z"
+        store.add_submission(
+            Submission(job_id=job.job_id, scheduler_id=scheduler_id, submitted_at=at, cluster=cluster)
+        )
+    return Study(folder)
+
+
+def a_launch_of(slots: tuple[Slot, ...]) -> Launch:
+    """A launch of that job on one device."""
+    return a_launch(gpus_per_node=1, launch_id="l", slots=slots, job_id="0001-1x1")
+
+
+def end_of(job: Job, outcome: Outcome, *, start: int = 0) -> JobEnd:
+    """The end of a start of a submitted job, as the job itself writes it."""
+    return a_job_end(outcome, job_id=job.job_id, scheduler_id="17", start=start, reason="its own word")
+
+
+SLURM_WORDS = LogWords(
+    agent_killed=notices.SRUN_KILLED,
+    node_failed=notices.NODE_FAILED,
+    out_of_memory=notices.OUT_OF_MEMORY_KILLS,
+    scheduler_away=notices.CONTROLLER_AWAY,
+    allocation_over=notices.ALLOCATION_OVER,
+    start_delayed=notices.STEP_PENDING,
+    agent_logs="agent-*.log",
+)
+"""The words of a real scheduler, for launches that print them."""
 
 
 class Shell(LocalStarter):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from approval import approved
 
-from harness.cli import run
 from results.site import TimeLimits
 from slurm.client import Client
 from slurm.cluster import Association, Cluster, NodeGroup, read_sinfo
@@ -291,22 +290,3 @@ def test_nodes_and_partitions_that_are_taken_out(lab: Any) -> None:
     finally:
         lab.command("scontrol", "update", "partitionname=main", "state=up")
         lab.command("scontrol", "update", "nodename=n1,n2", "state=resume")
-
-
-def test_the_command_asks_the_scheduler_too(
-    lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "site.yaml"
-    good = "partition: short\ngpu_type: h100\ngpus_per_node: 8\ncpus_per_gpu: 2\ntime: {maximum: 30m}\n"
-    path.write_text(good)
-    # Jobs of tests before stay in the queue for a while after their end.
-    before = {job.job_id for job in Client().own_jobs()}
-    assert run(["doctor", "--site", str(path)]) == 0
-    assert "would take a job of one node for 30m" in capsys.readouterr().out
-    # What no description tells: only the scheduler knows the features of nodes.
-    path.write_text(f"{good}constraint: infiniband\n")
-    assert run(["doctor", "--site", str(path)]) == 1
-    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong")]
-    assert len(wrong) == 1
-    assert "Invalid feature specification" in wrong[0]
-    assert {job.job_id for job in Client().own_jobs()} <= before

@@ -1,4 +1,4 @@
-"""Print a soak's ledgers (tests/slurm/test_soak.py) as a Markdown table."""
+"""Print a soak's ledgers (tests/features/slurm/test_soak.py) as a Markdown table."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from approval import approved
+from printed_schema import keep_the_schema
 
 from harness.features.kubernetes.profile import PROFILE_FILE, KubernetesProfile, Toleration
 from results.errors import UsageError
@@ -123,3 +124,7 @@ def test_gpus_that_are_asked_for_are_billed(make_profile: Callable[..., Kubernet
     placement = Placement(nodes=2, gpus_per_node=3)
     assert make_profile(gpus_per_node=8).billed_gpus(placement) == 6
     assert make_profile(gpu_resource="none").billed_gpus(placement) == 0
+
+
+def test_the_example_keeps_the_schema_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    keep_the_schema("kubernetes", "sites/kubernetes", capsys)

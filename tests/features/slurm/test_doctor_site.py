@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli import run
 
-RECORDED = Path(__file__).parents[1] / "slurm" / "recorded"
+RECORDED = Path(__file__).parents[2] / "slurm" / "recorded"
 SITE = "partition: main\ngpu_type: h100\ngpus_per_node: 8\ncpus_per_gpu: 2\nsubmit_limit: 3\naccount: test\n"
 PRINT = "while IFS= read -r line; do printf '%s\\n' \"$line\"; done"
 UNREACHABLE = "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)"

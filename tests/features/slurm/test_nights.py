@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-SCRONTAB = Path(__file__).parents[2] / "docs" / "ci" / "scrontab"
+SCRONTAB = Path(__file__).parents[3] / "docs" / "ci" / "scrontab"
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import a_launch
+from launching import SLURM_WORDS, a_launch
 
 from harness.features.slurm import allocation as slurm_starter
 from harness.features.slurm.allocation import Allocation, SlurmStarter
@@ -36,6 +36,10 @@ def test_each_launch_meets_at_a_port_of_its_own_on_the_first_node(tmp_path: Path
     assert first[-4:-1] == ("-m", "harness.features.slurm.agent", str(path))
     # 4 CPUs for each of 8 ranks.
     assert {"--nodes=2", "--ntasks=2", "--cpus-per-task=32", "--kill-on-bad-exit=1"} <= set(first)
+
+
+def test_supervisors_know_its_words(tmp_path: Path) -> None:
+    assert SlurmStarter.log_words == SLURM_WORDS
 
 
 def test_ranks_in_a_container_have_its_python(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
-from launching import a_job_end, a_launch, an_attempt, until
+from launching import a_job_end, a_launch, an_attempt, end_of, submitted, until
 
 from harness.features.kubernetes import pods
-from harness.features.kubernetes.pods import STOPPED, Meeting, PodStarter, follow, is_over
+from harness.features.kubernetes.pods import STOPPED, Meeting, PodEnvironment, PodStarter, follow, is_over
+from harness.features.kubernetes.profile import KubernetesProfile
 from harness.launch import guarded
 from harness.launch.ending import who_left
 from results.job import Job, JobEnd
@@ -271,3 +273,14 @@ def test_ranks_are_bound_where_the_pod_has_cores_of_its_own(
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
     assert PodStarter(MEETING).pins is pins
+
+
+def test_a_pod_is_a_start_more_than_its_job_has_recorded(
+    tmp_path: Path, make_job: Callable[..., Job], make_profile: Callable[..., KubernetesProfile]
+) -> None:
+    job = make_job(site=msgspec.to_builtins(make_profile()))
+    store = JobStore(submitted(tmp_path, job, None).root)
+    assert PodEnvironment(job, store).start == 0
+    for number in range(2):
+        store.add_end(end_of(job, Outcome.PREEMPTED, start=number))
+    assert PodEnvironment(job, store).start == 2
