@@ -432,3 +432,11 @@ def _acquire(descriptor: int, root: Path) -> None:
         ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def require_idle(root: Path) -> None:
+    """Raise StudyBusyError if a bench works on the study at `root`: its later runs would be lacking."""
+    lock = root / LOCK
+    if lock.is_file() and os.access(lock, os.W_OK):
+        with study_lock(root):
+            pass

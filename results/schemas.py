@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from results.baseline import Baseline, Thresholds
 from results.cell import Cell
 from results.checkpoint import Checkpoint
 from results.job import Job, JobEnd, Submission
 from results.launch import Attempt, Launch
 from results.network import NetworkTable
-from results.paired import Pair, PairedCall
 from results.plan import Plan
 from results.record import RankRecord
 from results.review import ReviewEntry
@@ -30,8 +28,8 @@ def _losses_of_warmup(old: Json) -> Json:
     return {**old, "warmup_loss": old.get("warmup", {}).get("loss", [])}
 
 
-# History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of baseline,
-# thresholds, pair, paired-call, checkpoint, network, projection, review and tuning are unreleased.
+# History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of
+# checkpoint, network, review and tuning are unreleased. Features have the schemas of their own files.
 # A line with `-` has optional fields that came without a new number: results/schema.py says when.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
@@ -66,7 +64,6 @@ def _losses_of_warmup(old: Json) -> Json:
 #   rank-record -, run-result -  unreleased  copies_ns, of quads and of the result
 #   rank-record 5  unreleased  warmup_loss, instead of all columns of the warm-up's steps
 #   plan 4, launch 5  unreleased  order, instead of training and network
-#   paired-call -  unreleased  changes, fail_above, across, looks, others_above; files of a side
 PLAN = Schema("plan", 4, Plan, upgrades={3: _one_order})
 CELL = Schema("cell", 3, Cell)
 LAUNCH = Schema("launch", 5, Launch, upgrades={4: _one_order})
@@ -76,14 +73,6 @@ RUN_RESULT = Schema("run-result", 4, RunResult, measured=True)
 JOB = Schema("job", 2, Job)
 SUBMISSION = Schema("submission", 1, Submission)
 JOB_END = Schema("job-end", 1, JobEnd)
-BASELINE = Schema(
-    "baseline", 1, Baseline, advice="restore it (git checkout), or write it again from its study or night"
-)
-THRESHOLDS = Schema(
-    "thresholds", 1, Thresholds, advice="restore it (git checkout), or measure again by bench doctor --noise"
-)
-PAIR = Schema("pair", 1, Pair)
-PAIRED_CALL = Schema("paired-call", 1, PairedCall)
 CHECKPOINT = Schema("checkpoint", 1, Checkpoint)
 NETWORK = Schema(
     "network", 1, NetworkTable, advice="measure it again by bench network, or leave --network out"

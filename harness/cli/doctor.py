@@ -26,6 +26,7 @@ from harness.machine.torch_devices import ask_torch, torch_version
 from harness.terminal.console import Console
 from results.catalogue.gpus import catalogue_name
 from results.errors import MachineError, UsageError
+from results.features import hook
 
 _HEADS = ("what", "found")
 
@@ -56,7 +57,10 @@ def doctor_command(site: str | None, *, noise: bool, budget: str, baselines: Pat
     if noise and as_json:
         raise UsageError("--json is for what doctor finds, and --noise writes a JSON file: leave one out")
     if noise:
-        return _measure_noise(budget, baselines)
+        measure_noise = hook("measure_noise")
+        if measure_noise is None:
+            raise UsageError("--noise needs the feature gate, which this installation lacks")
+        return int(measure_noise(budget, baselines))
     # The profile is checked first: if it has an error, that error is the only output.
     found = None if site is None else _site_checks(Path(site))
     console = Console()
@@ -74,32 +78,6 @@ def doctor_command(site: str | None, *, noise: bool, budget: str, baselines: Pat
         console.result()
         console.table(heads, rows, numeric=[False, False, False])
     return 1 if any(each.level == "wrong" for each in found) else 0
-
-
-def _measure_noise(budget: str, baselines: Path) -> int:
-    # Imported here: a check of the machine needs neither a plan nor launches.
-    from harness.commands.noise import measure_noise
-    from harness.gate.baselines import save_thresholds
-    from harness.plan.options import read_duration_s
-    from reports.gate.noise import GATED, LARGEST, noise_table
-    from reports.text import percent
-
-    console = Console()
-    measured = measure_noise(read_duration_s(budget, "--budget"))
-    if measured is None:
-        console.warn("the interrupted measurement of the noise is not kept: the next one starts from zero")
-        return 130
-    console.result(f"{measured.machine}: {measured.cell}, {measured.seconds:.0f} s")
-    table = noise_table(measured.noise, measured.fail_above)
-    console.table(table.titles, table.texts, numeric=table.numeric)
-    console.result(str(save_thresholds(measured, baselines)))
-    for name in GATED:
-        if name in measured.noise and name not in measured.fail_above:
-            console.warn(
-                f"{name} varies too much here for a margin of at most {percent(LARGEST)}: no margin of this "
-                f"machine is written; measure more runs, on a quieter machine, or in paired mode"
-            )
-    return 0
 
 
 def _site_checks(path: Path) -> Sequence[SiteCheck]:

@@ -33,7 +33,7 @@ def matrix_command(
     where it stopped; with --fresh it measures all again, and ends with exit code 4 while another --fresh
     works on this host.
     """
-    from harness.gate.nights import night
+    from harness.launchers.nights import night
     from harness.matrix import RUNS, Matrix
     from harness.plan.naming import fresh_base, fresh_study
     from harness.plan.study_file import STUDY_FILE, StudyFile, merge

@@ -21,14 +21,13 @@ from harness.launch.tally import Conditions
 from harness.launchers.jobs import cancel, job_statuses, kept_job_statuses
 from harness.launchers.jobs import forget as forget_jobs
 from harness.machine.code import planned_code
-from harness.plan.options import read_duration_s
 from harness.reporting.reading import warn_of_lost_plans
 from harness.terminal.console import Console
-from reports.text import count, size
+from reports.text import count
 from results.errors import BenchError, SchedulerError, UsageError, bench_call
+from results.features import hook
 from results.files import is_busy, study_lock
 from results.job_store import JobStore
-from results.paired import CALL
 from results.store import Study
 from results.tuning import TRIALS
 
@@ -96,13 +95,11 @@ def status_rows(statuses: Sequence[JobStatus]) -> list[list[str]]:
 
 
 def _studies_in(folder: Path) -> list[Study]:
-    """The studies directly in a folder. Raises UsageError if it has paired comparisons instead."""
+    """The studies directly in a folder. Raises UsageError if a feature knows what it has instead."""
     found = [study for path in sorted(folder.glob("[!.]*")) if (study := Study(path)).is_there]
-    if not found and not Study(folder).is_there and (pairs := sorted(folder.glob(f"*/{CALL}"))):
-        raise UsageError(
-            f"{folder} holds paired comparisons and no study: bench compare --again {pairs[-1].parent} says "
-            f"what one found"
-        )
+    status = hook("status")
+    if status is not None and not found and not Study(folder).is_there and (words := status(folder)):
+        raise UsageError(words)
     return found
 
 
@@ -215,61 +212,4 @@ def cancel_command(study: str, *, forget: bool) -> int:
     console.result(f"{count(len(done.told) + len(done.by_hand), 'job')} cancelled{told}")
     for line in done.by_hand:
         console.result(line)
-    return 0
-
-
-@click.command(name="prune")
-@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
-@click.option("--keep", required=True, metavar="TIME", help="studies younger than this stay, such as 30d")
-@click.option("--yes", is_flag=True, help="remove them; without it they are only listed")
-@click.option(
-    "--baselines",
-    type=click.Path(path_type=Path),
-    help="kept baselines; baselines/ here and next to FOLDER if left out",
-)
-@click.option(
-    "--history",
-    type=click.Path(path_type=Path),
-    help="kept nights; history/ here and next to FOLDER if left out",
-)
-def prune_command(folder: Path, *, keep: str, yes: bool, baselines: Path | None, history: Path | None) -> int:
-    """List the studies in FOLDER (runs/) that are older than --keep, and remove them with --yes.
-
-    A study that a baseline or a night was made from stays, and so does one that works, has a live job or has
-    checkpoints of training. A paired comparison (ab-TIME) goes or stays with all of its studies.
-    """
-    # Imported here: no other command of this module needs the gate.
-    from harness.gate.prune import (
-        DAY_S,
-        candidates,
-        finish_removals,
-        kept_folders,
-        named_studies,
-        remove,
-    )
-
-    console = Console()
-    named = named_studies(
-        kept_folders(baselines, "baselines", folder), kept_folders(history, "history", folder)
-    )
-    keep_s = read_duration_s(keep, "--keep", readings="d")
-    if yes:
-        finish_removals(folder)
-    found = candidates(folder, keep_s=keep_s, named=named)
-    rows = []
-    for one in found:
-        if one.kept is None and yes:
-            remove(one.root)
-        fate = f"stays: {one.kept}" if one.kept else "removed" if yes else "would be removed"
-        rows.append((one.root.name, f"{one.age_s / DAY_S:.1f}", size(one.size_bytes), fate))
-    console.table(("study", "days", "size", "what"), rows, numeric=[False, True, True, False])
-    going = [one for one in found if one.kept is None]
-    if not going:
-        console.result(f"no study can be removed: each is younger than {keep.strip()}, or is needed")
-    if going and not yes:
-        freed = size(sum(one.size_bytes for one in going))
-        console.result(
-            f"{len(going)} of {len(found)} studies would go, older than {keep.strip()}, {freed}: add --yes "
-            f"to remove them"
-        )
     return 0

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.gate.nights import night
-from harness.gate.paired.sources import ACCEPTED
+from harness.features.gate.paired.sources import ACCEPTED
+from harness.launchers.nights import night
 from harness.plan.study_file import STUDY_FILE
 
 CI = Path(__file__).parents[2] / "docs" / "ci"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from builders import a_cell
 
-from harness.gate.paired.pair import counterparts, without_counterpart
+from harness.features.gate.paired.pair import counterparts, without_counterpart
 from results.cell import Cell
 from results.errors import UsageError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.features.gate.metrics import EXACT, TIMED
 from harness.plan.launchers import own_launchers
-from reports.gate.metrics import EXACT, TIMED
 from reports.page.contents import SECTIONS
 from results.registry import load
 from strategies.catalog import COLLECTIVES, COMPRESSIONS, OPTIMIZERS, STRATEGIES

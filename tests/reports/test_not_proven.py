@@ -8,13 +8,13 @@ import json
 
 import pytest
 
+from harness.features.gate.reduce import reduce_study
 from reports.analysis.assumptions import Assumptions
 from reports.analysis.headline import headline
 from reports.analysis.outcomes import reason_of
 from reports.analysis.size_to_buy import NONE_PROVEN, sizes_to_buy
 from reports.analysis.study import StudyFigures
 from reports.analysis.verdict.verdict import verdict
-from reports.gate.reduce import reduce_study
 from reports.page.export import export_text
 from reports.page.render import render_figures
 from reports.page.tables import export_table

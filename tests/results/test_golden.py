@@ -9,7 +9,6 @@ import msgspec
 from golden_laws import GoldenLaws
 
 from results import schemas
-from results.baseline import Acceptance, Baseline, MetricNoise, Subject, Thresholds
 from results.cell import Cell, StepPolicy
 from results.checkpoint import Checkpoint, FileSum, LaidOut
 from results.environment import CodeVersion, Environment, Program
@@ -17,7 +16,6 @@ from results.job import Job, JobEnd, RunOptions, Submission
 from results.launch import Attempt, JobVariables, Launch, RankExit, Slot
 from results.network import Measurement, NetworkFacts, NetworkTable, NetworkTimes
 from results.outcome import Evidence, Outcome
-from results.paired import Pair, PairedBlock, PairedCall, PairedCell, PairedSide
 from results.plan import FittingBatch, Order, Pattern, Placement, Plan, Request, Series, Skip
 from results.record import (
     Buckets,
@@ -539,75 +537,6 @@ JOB_END = JobEnd(
     reason="PREEMPTED",
 )
 # One line a version; an older line stays when a newer one comes.
-BASELINE = Baseline(
-    name="main",
-    study="nightly",
-    measured_at="2026-01-02T03:04:05.000Z",
-    commit="abc1234",
-    dirty=False,
-    subjects=(
-        Subject(
-            key="mlp-ddp-g002-b32-0123456789abcdef",
-            label="mlp, ddp, 2 x 32",
-            facts={"torch": "2.13.0"},
-            timed={"step_time": (1.5e6, 1.6e6)},
-            exact={"payload_bytes": (4096,), "parameters_hash": ("feed",)},
-            collectives=("allreduce 0-1 4096 B",),
-            runs=2,
-            run_ids=("20260102T030405Z-0123ab",),
-            disturbed=1,
-            failed="crashed: rank 1",
-        ),
-    ),
-    fail_above={"step_time": 0.03},
-    accepted=(
-        Acceptance(
-            subject="mlp, ddp, 2 x 32",
-            reason="a second buffer",
-            at="2026-01-02T03:04:05.000Z",
-            commit="abc1234",
-            changes={"payload_bytes": "2,048 to 4,096"},
-        ),
-    ),
-)
-THRESHOLDS = Thresholds(
-    machine="NVIDIA H200",
-    measured_at="2026-01-02T03:04:05.000Z",
-    seconds=120.5,
-    cell="mlp, ddp, 2 x 128",
-    noise={"step_time": MetricNoise(runs=12, between=0.01, within=0.001)},
-    fail_above={"step_time": 0.05},
-)
-PAIR = Pair(
-    number=3,
-    first="new",
-    alternation="launches",
-    started_at="2026-01-02T03:04:05.000Z",
-    ended_at="2026-01-02T03:05:05.000Z",
-    cells=(
-        PairedCell(
-            base_cell=CELL.id,
-            base_run="20260102T030405Z-0a1b2c",
-            new_cell=CELL.id,
-            new_run="20260102T030406Z-3d4e5f",
-            blocks=(PairedBlock(side="new", steps=25, ns=250_000_000, foreign=0.05),),
-        ),
-    ),
-    launched_with=2,
-    repeat=2,
-    forked=True,
-)
-PAIRED_CALL = PairedCall(
-    base=PairedSide(revision="main", commit="abc1234", python="/usr/bin/python3", options=("--gpus", "2")),
-    new=PairedSide(
-        revision=".", commit=None, python="/usr/bin/python3", options=(), files="0a1b2c3d4e5f6071"
-    ),
-    changes={"payload_bytes": "the second buffer is new"},
-    fail_above={"peak_memory": 0.1},
-    across=("torch",),
-    looks=2,
-    others_above=0.5,
-)
 NETWORK = NetworkTable(
     source="bench",
     measured_at="2026-01-02T03:04:05.000Z",
@@ -740,10 +669,6 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "job-2": (schemas.JOB, JOB_2),
     "submission-1": (schemas.SUBMISSION, SUBMISSION),
     "job-end-1": (schemas.JOB_END, JOB_END),
-    "baseline-1": (schemas.BASELINE, BASELINE),
-    "thresholds-1": (schemas.THRESHOLDS, THRESHOLDS),
-    "pair-1": (schemas.PAIR, PAIR),
-    "paired-call-1": (schemas.PAIRED_CALL, PAIRED_CALL),
     "checkpoint-1": (schemas.CHECKPOINT, CHECKPOINT),
     "network-1": (schemas.NETWORK, NETWORK),
     "review-1": (schemas.REVIEW, REVIEW),

@@ -2,30 +2,37 @@
 
 from results.features import Command, Feature, PageSection
 
+FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benchmark")
+"""The forms in which `bench compare` writes a comparison for CI."""
+
 FEATURE = Feature(
     commands={
         "compare": Command(
-            "harness.cli.compare:compare_command",
+            "harness.features.gate.command:compare_command",
             "Compare a study, a run or a baseline with another.",
             after="export",
         ),
         "baseline": Command(
-            "harness.cli.baseline:baseline_command",
+            "harness.features.gate.command:baseline_command",
             "Keep accepted figures as baselines, to compare later studies with them.",
             after="export",
         ),
         "history": Command(
-            "harness.cli.history:history_command",
+            "harness.features.gate.command:history_command",
             "Keep nights of a study, and find the night on which a figure changed.",
             after="export",
         ),
         "prune": Command(
-            "harness.cli.study:prune_command",
+            "harness.features.gate.command:prune_command",
             "Remove old studies that no baseline and no night was made from.",
             after="export",
         ),
     },
-    sections={"history": PageSection("reports.page.sections.history:history_section", after="ranks")},
+    sections={"history": PageSection("harness.features.gate.section:history_section", after="ranks")},
     figures={"nights": "harness.features.gate.reading:read_history"},
-    hooks={"nights": "harness.features.gate.reading:nights_of"},
+    hooks={
+        "measure_noise": "harness.features.gate.noise_runs:measure_noise",
+        "nights": "harness.features.gate.reading:nights_of",
+        "status": "harness.features.gate.paired.comparison:status",
+    },
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness.features.gate.records.baseline import Baseline
+from harness.features.gate.records.history import read_nights
+from harness.features.gate.section import nights_section
 from harness.reporting.reading import Reading
 from harness.terminal.console import Console
 from reports.page.section import Section
-from reports.page.sections.history import nights_section
-from results.baseline import Baseline
-from results.history import read_nights
 
 
 def read_history(reading: Reading) -> Mapping[str, Sequence[Baseline]]:

@@ -34,11 +34,11 @@ def review_command(
     to STUDY/review.jsonl. An excluded run is in no figure and does not count as done for bench matrix. An
     approval lapses when a run or an exclusion is added.
     """
-    from harness.gate.baselines import require_idle
     from harness.reporting.assumptions import CostFlags
     from harness.reporting.studies import read_figures, read_results
     from harness.terminal.console import Console
     from results.errors import UsageError
+    from results.files import require_idle
     from results.review import ReviewEntry
     from results.store import Study, utc_now
 
@@ -54,7 +54,7 @@ def review_command(
     for run_id in set(included) - figures.review.excluded.keys():
         raise UsageError(f"{run_id} is not excluded; bench review {study} lists what is")
     if approve:
-        require_idle(study)
+        require_idle(Path(study))
     entry = partial(ReviewEntry, at=utc_now(), author=(texts["author"] or "").strip() or _author())
     entries = [
         *([entry(what="excluded", run_ids=excluded, why=reason)] if excluded else []),

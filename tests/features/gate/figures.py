@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.features.gate.records.baseline import Baseline, Subject
+from harness.features.gate.reduce import subject_key
 from reports.analysis.study import StudyFigures
-from reports.gate.reduce import subject_key
-from results.baseline import Baseline, Subject
 from results.cell import Cell
 
 

@@ -10,9 +10,9 @@ import msgspec
 from feature_figures import figures_of_features
 
 from harness.cli import run
+from harness.features.gate.records.history import add_night
+from harness.features.gate.section import history_section
 from reports.page import render
-from reports.page.sections.history import history_section
-from results.history import add_night
 
 FIGURES = dict(figures_of_features())["gate"]
 

@@ -1,0 +1,175 @@
+"""Old studies and paired comparisons: which of them nothing needs any more, and their removal."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.features.gate.baselines import baseline_paths
+from harness.features.gate.records.baseline import BASELINE
+from harness.features.gate.records.history import night_paths
+from harness.features.gate.records.paired import CALL
+from harness.plan.options import read_duration_s
+from harness.terminal.console import Console
+from reports.text import size
+from results.errors import UsageError
+from results.files import is_busy, study_lock
+from results.job_store import JobStore
+from results.store import KEPT, Study
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origins:
+    """The runs and studies that baselines and nights were made from."""
+
+    runs: frozenset[str]
+    """Ids of runs: a study that has one is named, whatever its folder is called by now."""
+    studies: frozenset[str]
+    """Names of study folders, from files that state no run."""
+
+    def has(self, study: Study) -> bool:
+        runs = {path.name for path in study.root.glob("cells/*/*/")}
+        return study.name in self.studies or not self.runs.isdisjoint(runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneCandidate:
+    """One study of a folder, or one paired comparison with all of its studies."""
+
+    root: Path
+    age_s: float
+    """Seconds since a launch or a plan was last written."""
+    size_bytes: int
+    kept: str | None
+    """Why it stays; None: it may go."""
+
+
+def candidates(folder: Path, *, keep_s: float, named: Origins) -> list[PruneCandidate]:
+    """The studies and comparisons in `folder`, oldest first. Raises UsageError if the folder holds no
+    study."""
+    now, found = time.time(), []
+    for root in sorted(folder.glob("*/")):
+        paired = (root / CALL).is_file()
+        # A link is not followed: its target is elsewhere, and is not removed.
+        if root.name.startswith(".") or root.is_symlink() or not (paired or Study(root).plan_paths()):
+            continue
+        # A paired comparison has the studies of all its pairs.
+        places = [*root.glob("[0-9]*/base"), *root.glob("[0-9]*/new")] if paired else [root]
+        studies = [Study(path) for path in places if Study(path).plan_paths()]
+        written = [root / CALL] if paired else []
+        for study in studies:
+            written += [*study.plan_paths(), *study.root.glob("launches/*")]
+        age_s = now - max(path.stat().st_mtime for path in written)
+        size_bytes = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+        kept = next(_reasons(root, age_s, keep_s, named, studies), None)
+        found.append(PruneCandidate(root=root, age_s=age_s, size_bytes=size_bytes, kept=kept))
+    if not found:
+        raise UsageError(f"{folder} holds no study; name the folder of your studies, such as runs/")
+    return sorted(found, key=lambda one: one.age_s, reverse=True)
+
+
+def named_studies(baselines: Sequence[Path], histories: Sequence[Path]) -> Origins:
+    """The runs and studies that the baselines and nights in these folders were made from.
+
+    Raises SchemaError for a damaged file: what it names could be removed.
+    """
+    paths = [path for folder in baselines for path in baseline_paths(folder)]
+    paths += [path for folder in histories for path in night_paths(folder)]
+    kept = [BASELINE.read(path) for path in paths]
+    runs = {run for one in kept for subject in one.subjects for run in subject.run_ids}
+    silent = [one for one in kept if not any(subject.run_ids for subject in one.subjects)]
+    studies = {one.study for one in silent if one.study is not None}
+    return Origins(runs=frozenset(runs), studies=frozenset(studies))
+
+
+def kept_folders(given: Path | None, name: str, runs: Path) -> list[Path]:
+    """The folders with baselines or nights: the given folder, else folders of this name here and next to
+    `runs`.
+
+    A call from elsewhere thus keeps all studies that are named next to `runs`. Raises UsageError if the given
+    folder does not exist.
+    """
+    if given is None:
+        return list(dict.fromkeys(path.resolve() for path in (Path(name), runs.resolve().parent / name)))
+    if not given.is_dir():
+        raise UsageError(f"--{name} {given} is not a folder: studies that it names could be removed")
+    return [given]
+
+
+def finish_removals(folder: Path) -> None:
+    """Remove what interrupted removals left in `folder`."""
+    for path in folder.glob(".removed-*"):
+        # Another process may remove this folder at the same time.
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove(root: Path) -> None:
+    """Remove a study or a comparison. It is renamed first: the rest of an interrupted removal
+    is not a study.
+
+    Raises StudyBusyError if another process works on it.
+    """
+    with study_lock(root):
+        gone = root.with_name(f".removed-{root.name}")
+        root.rename(gone)
+    # Another process may finish it at the same time.
+    with suppress(FileNotFoundError):
+        shutil.rmtree(gone)
+
+
+def _reasons(
+    root: Path, age_s: float, keep_s: float, named: Origins, studies: Sequence[Study]
+) -> Iterator[str]:
+    if any(named.has(study) for study in studies):
+        yield "a baseline or a night was made from it"
+    if age_s < keep_s:
+        yield f"written {age_s / DAY_S:.1f} days ago"
+    kept = [
+        folder
+        for study in studies
+        for cell in study.cell_ids()
+        for folder in study.kept_folder(cell).glob("*/")
+    ]
+    for name in sorted({folder.name for folder in kept if any(folder.iterdir())}):
+        yield f"it has {name} of {KEPT}, which no measurement gives again: remove the folder yourself"
+    for study in studies:
+        store = JobStore(study.root)
+        if any(store.ended(job.job_id) is None for job in store.jobs()):
+            yield "a job of it has not ended"
+    if any(map(is_busy, (root, *(study.root for study in studies)))):
+        yield "another bench works on it"
+
+
+def prune(folder: Path, keep: str, *, yes: bool, baselines: Path | None, history: Path | None) -> int:
+    """Print what of `folder` may go, and remove it if `yes`; returns the exit code."""
+    console = Console()
+    named = named_studies(
+        kept_folders(baselines, "baselines", folder), kept_folders(history, "history", folder)
+    )
+    keep_s = read_duration_s(keep, "--keep", readings="d")
+    if yes:
+        finish_removals(folder)
+    found = candidates(folder, keep_s=keep_s, named=named)
+    rows = []
+    for one in found:
+        if one.kept is None and yes:
+            remove(one.root)
+        fate = f"stays: {one.kept}" if one.kept else "removed" if yes else "would be removed"
+        rows.append((one.root.name, f"{one.age_s / DAY_S:.1f}", size(one.size_bytes), fate))
+    console.table(("study", "days", "size", "what"), rows, numeric=[False, True, True, False])
+    going = [one for one in found if one.kept is None]
+    if not going:
+        console.result(f"no study can be removed: each is younger than {keep.strip()}, or is needed")
+    if going and not yes:
+        freed = size(sum(one.size_bytes for one in going))
+        console.result(
+            f"{len(going)} of {len(found)} studies would go, older than {keep.strip()}, {freed}: add --yes "
+            f"to remove them"
+        )
+    return 0

@@ -1,1 +1,0 @@
-"""The gate: baselines, nights and paired comparisons, and the removal of old studies."""

@@ -1,1 +1,0 @@
-"""The gate: is a study slower, larger or different from another? Verdicts, and the formats that CI reads."""
