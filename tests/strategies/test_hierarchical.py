@@ -22,7 +22,7 @@ from strategies.exchange.buckets import Bucket, BucketRange
 PIECES = (BucketRange(name="weight", offset=0, shape=torch.Size([2])),)
 NUMELS = [0, 1, 5, 12, 101]
 CASES = [
-    (size, node_size, via)
+    pytest.param(size, node_size, via, marks=pytest.mark.slow if size in (5, 7) else ())
     for size in range(2, 9)
     for node_size in sorted({1, 2, 3, 4, size})
     for via in ("shards", "leaders")

@@ -125,6 +125,7 @@ def test_two_ranks_train_as_a_serial_loop_does_bit_for_bit(ranks, model, setting
     replicas.assert_as_serial(ranks(2, replicas.train, model, settings), model, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("three ranks")
 @pytest.mark.parametrize(("model", "settings"), REPLICAS)
 def test_three_ranks_agree_with_the_serial_loop_within_rounding(ranks, model, settings) -> None:

@@ -206,7 +206,7 @@ MODELS: dict[str, Any] = {
     "llama": (LLAMA, build_llama),
     "untied": (replace(LLAMA, layers=4, tied=False), build_llama),
 }
-COUNTED: list[tuple[int, str, str, dict[str, Any]]] = [
+COUNTED: list[Any] = [
     (2, "ddp", "gpt", {}),
     (2, "scratch-ddp", "gpt", {"accumulation": 2}),
     (2, "zero1", "llama", {}),
@@ -217,12 +217,12 @@ COUNTED: list[tuple[int, str, str, dict[str, Any]]] = [
     (2, "scratch-fsdp:stage=2", "llama", {"accumulation": 2}),
     (2, "tp", "llama", {"accumulation": 2}),
     (2, "pipeline:1f1b", "gpt", {"accumulation": 2}),
-    (2, "pipeline:gpipe", "llama", {}),
-    (4, "fsdp:tp=2", "llama", {"accumulation": 2}),
+    pytest.param(2, "pipeline:gpipe", "llama", {}, marks=pytest.mark.slow),
+    pytest.param(4, "fsdp:tp=2", "llama", {"accumulation": 2}, marks=pytest.mark.slow),
     (4, "hsdp", "llama", {"node_size": 2, "accumulation": 2}),
-    (4, "pipeline:1f1b:dp=2", "gpt", {}),
+    pytest.param(4, "pipeline:1f1b:dp=2", "gpt", {}, marks=pytest.mark.slow),
     # Of a tied model no rank sends both activations each way and the shared gradient.
-    (4, "pipeline:1f1b", "untied", {}),
+    pytest.param(4, "pipeline:1f1b", "untied", {}, marks=pytest.mark.slow),
     (4, "scratch-fsdp", "llama", {}),
     *((2, strategy, "adapted", {}) for strategy in ("ddp", "scratch-ddp", "zero1", "fsdp", "pipeline:gpipe")),
 ]

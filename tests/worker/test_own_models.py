@@ -34,7 +34,13 @@ def test_a_model_from_outside_is_proven(
     assert (found["passed"], found["method"]) == (True, "serial-simulation"), found["detail"]
 
 
-@pytest.mark.parametrize("strategy", ["single", "ddp", "scratch-ddp", "fsdp", "scratch-fsdp", "zero1"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *(pytest.param(strategy, marks=pytest.mark.slow) for strategy in ("single", "scratch-ddp")),
+        *("ddp", "fsdp", "scratch-fsdp", "zero1"),
+    ],
+)
 @pytest.mark.parametrize(
     "model",
     [
