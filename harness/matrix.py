@@ -465,6 +465,7 @@ class Matrix:
             analyse(study.name, study.told_plans(), results, assumptions, study.review()),
             placed=place_words(study),
             steps=study.steps,
+            measured=study.measured,
         )
         figures = Reading(study=study, figures=figures, console=self._console).with_added()
         if report:

@@ -10,7 +10,7 @@ of steps that a proof checks, and its limits, are declared here for ranks and fo
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -325,6 +325,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Updates of a training run so far, over all its launches; None: the run was measured."""
     network: list[NetworkTimes] | None = None
     """Times of collectives, of a run of `bench network`; None: of any other run."""
+    measured: dict[str, Any] | None = None
+    """What a kind of study of another package has measured, by name; None: of any other run."""
     warmup_loss: list[float | None] = []
     """The losses of the steps of the warm-up, as in `StepColumns`. No figure needs their times."""
     warmup_steady: bool | None = None
@@ -357,8 +359,8 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_steps(self) -> bool:
-        """Whether its run measured steps, rather than trained or measured the network."""
-        return self.trained_steps is None and self.network is None
+        """Whether its run measured steps, rather than trained or measured something else."""
+        return self.trained_steps is None and self.network is None and self.measured is None
 
     def __post_init__(self) -> None:
         require_times(self.started_at, self.ended_at)

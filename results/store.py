@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -312,6 +312,12 @@ class Study:
     def steps(self, run: RunResult) -> dict[int, StepColumns]:
         """Read the single steps of a run's ranks, by rank. Raises SchemaError as `rank_records` does."""
         return {record.rank: record.steps for record in self.rank_records(run.cell_id, run.run_id)}
+
+    def measured(self, run: RunResult) -> dict[int, dict[str, Any]]:
+        """Read what the ranks of a run of another package's kind have measured, by rank. Raises SchemaError
+        as `rank_records` does."""
+        records = self.rank_records(run.cell_id, run.run_id)
+        return {record.rank: record.measured for record in records if record.measured is not None}
 
     # Traces and scalars
 

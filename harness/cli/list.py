@@ -16,6 +16,7 @@ from harness.plan.study_file import STUDY_FILE
 from harness.terminal.console import Console
 from results.errors import UsageError
 from results.extensions import GROUPS, extensions, stray_groups
+from results.features import COMMANDS, KINDS
 from results.registry import Registry
 from results.spec import Catalog, Entry, Option
 from results.strict_yaml import FileKind
@@ -24,7 +25,9 @@ _CATALOGS = {
     f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s": catalog for kind, catalog in catalogs().items()
 }
 _HEADS = ("name", "default", "meaning")
-_KINDS = (*_CATALOGS, "launchers", "sections")
+_ADDED = {"sections": "bench.sections", "commands": COMMANDS, "kinds": KINDS}
+"""Groups of entry points whose members need no import to be listed."""
+_KINDS = (*_CATALOGS, "launchers", *_ADDED)
 
 
 @click.command(name="list")
@@ -33,8 +36,8 @@ _KINDS = (*_CATALOGS, "launchers", "sections")
 def list_command(kinds: tuple[str, ...], *, as_json: bool) -> int:
     """List the workloads, data sets, strategies, compressors, collectives and optimizers there are.
 
-    Launchers and the sections that other packages add to the report follow, each with its package. With
-    KIND, such as strategies, only that kind.
+    Launchers follow, and the sections, commands and kinds of study that other packages add, each with its
+    package. With KIND, such as strategies, only that kind.
     """
     console = Console()
     listed = {kind: _rows_of(kind) for kind in kinds or _KINDS}
@@ -61,8 +64,8 @@ def list_command(kinds: tuple[str, ...], *, as_json: bool) -> int:
 def _rows_of(kind: str) -> list[tuple[str, str, str]]:
     if kind == "launchers":
         return [(each.name, "", each.help) for each in launcher_entries().values()]
-    if kind == "sections":
-        return [(name, "", f"is of {each.package}") for name, each in extensions("bench.sections").items()]
+    if kind in _ADDED:
+        return [(name, "", f"is of {each.package}") for name, each in extensions(_ADDED[kind]).items()]
     catalog = _CATALOGS[kind]
     broken = [(name, "", str(error)) for name, error in catalog.admit_all().items()]
     absent = [(name, "", why) for name, why in catalog.absent.items()]

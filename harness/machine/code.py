@@ -22,7 +22,9 @@ from results import files
 from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
-from results.plan import Plan
+from results.extensions import extensions
+from results.features import KINDS
+from results.plan import Order, Plan
 from results.spec import split
 
 PACKAGES = ("results", "workloads", "strategies", "slurm", "reports", "harness")
@@ -160,9 +162,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def packages_of(cells: Collection[Cell]) -> dict[str, str]:
-    """`PACKAGE VERSION HASH` by `strategy gossip`: each name in these cells that another package adds; of the
-    engine of one of bench's own strategies `PACKAGE VERSION`.
+def packages_of(cells: Collection[Cell], *orders: Order | None) -> dict[str, str]:
+    """`PACKAGE VERSION HASH` by `strategy gossip`: each name in these cells, and each kind of these orders,
+    that another package adds; of the engine of one of bench's own strategies `PACKAGE VERSION`.
 
     None of it is imported. Raises ExtensionError for an entry point whose module is not there.
     """
@@ -182,6 +184,9 @@ def packages_of(cells: Collection[Cell]) -> dict[str, str]:
         for name in sorted({split(text)[0] for text in named})
         if name in catalog.offered
     }
+    kinds = extensions(KINDS)
+    for name in sorted({order.kind for order in orders if order is not None} & kinds.keys()):
+        found[f"kind {name}"] = kinds[name].code
     named = {split(cell.strategy)[0] for cell in cells}
     for facts in STRATEGIES.all_facts:
         if facts.engine is not None and facts.name in named:
@@ -190,9 +195,10 @@ def packages_of(cells: Collection[Cell]) -> dict[str, str]:
     return found
 
 
-def with_packages(code: CodeVersion, cells: Collection[Cell]) -> CodeVersion:
-    """Return the version of the code with the versions of the other packages that these cells use."""
-    return msgspec.structs.replace(code, extensions=packages_of(cells) or msgspec.UNSET)
+def with_packages(code: CodeVersion, cells: Collection[Cell], *orders: Order | None) -> CodeVersion:
+    """Return the version of the code with the versions of the other packages that these cells and orders
+    use."""
+    return msgspec.structs.replace(code, extensions=packages_of(cells, *orders) or msgspec.UNSET)
 
 
 def planned_code(plans: Sequence[Plan]) -> CodeVersion:
@@ -203,12 +209,13 @@ def planned_code(plans: Sequence[Plan]) -> CodeVersion:
     """
     folders = (plan.request.source_folder for plan in plans)
     folder = next((Path(folder) for folder in folders if folder is not None), None)
-    return with_packages(code_version(folder), [cell for plan in plans for cell in plan.cells])
+    cells = [cell for plan in plans for cell in plan.cells]
+    return with_packages(code_version(folder), cells, *(plan.order for plan in plans))
 
 
-def require_planned_packages(code: CodeVersion, cells: Collection[Cell]) -> None:
+def require_planned_packages(code: CodeVersion, cells: Collection[Cell], *orders: Order | None) -> None:
     """Raises MachineError if these cells would run other code of other packages than was planned."""
-    for name, found in packages_of(cells).items():
+    for name, found in packages_of(cells, *orders).items():
         planned = code.packages.get(name, "not installed")
         if found != planned:
             raise MachineError(

@@ -96,7 +96,14 @@ def read_figures(
     return [
         Reading(
             study=one.study,
-            figures=replace(figure, steps=one.study.steps, placed=() if redact else place_words(one.study)),
+            figures=replace(figure, steps=one.study.steps)
+            if redact
+            else replace(
+                figure,
+                steps=one.study.steps,
+                measured=one.study.measured,
+                placed=place_words(one.study),
+            ),
             console=console,
             redact=redact,
             given=given or {},

@@ -65,7 +65,7 @@ def work(launch_path: Path, rank: Rank, *, pinned: tuple[int, ...], cores: tuple
             "the code of bench was edited after this launch was planned: run the same command again"
         )
     study = Study(launch_path.parents[2])
-    require_planned_packages(launch.code, [study.cell(slot.cell_id) for slot in launch.slots])
+    require_planned_packages(launch.code, [study.cell(slot.cell_id) for slot in launch.slots], launch.order)
     torch.set_num_threads(launch.threads)
     slots, kept_whole = launch.slots, None
     if launch.forks:

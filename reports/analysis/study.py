@@ -139,6 +139,9 @@ class StudyFigures:
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
     steps: Callable[[RunResult], Mapping[int, StepColumns]] = lambda run: {}
     """Reads the single steps of a run, by rank, from the files of its study; by default it finds no steps."""
+    measured: Callable[[RunResult], Mapping[int, Mapping[str, Any]]] = lambda run: {}
+    """Reads what the ranks of a run of another package's kind have measured, by rank; nothing under a
+    redaction."""
     compare_over: str | None = None
     """The setting over which the reader compares cells, although their work differs."""
     running: tuple[Mapping[str, str], ...] = ()

@@ -262,6 +262,8 @@ def twenty(tmp_path_factory) -> Path:
                     ("launcher", "bench.launchers"),
                     ("section", "bench.sections"),
                     ("workload", "bench.workloads"),
+                    ("command", "bench.commands"),
+                    ("kind", "bench.kinds"),
                 )
             },
         )
@@ -289,8 +291,14 @@ def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_asks_once_for_packages_and_imports_none(twenty) -> None:
-    assert bench(twenty, "--help").stderr.split() == ["0", "1", "0"]
+def test_help_names_the_commands_of_packages_and_imports_none(twenty) -> None:
+    done = bench(twenty, "--help")
+    assert done.stderr.split() == ["0", "1", "0"]
+    assert "command-19 Is of the package dummy-19." in " ".join(done.stdout.split())
+
+
+def test_a_command_of_bench_asks_for_no_package(twenty) -> None:
+    assert bench(twenty, "check", "--help").stderr.split() == ["0", "0", "0"]
 
 
 def test_the_help_of_matrix_names_launchers_and_imports_none(twenty) -> None:
@@ -315,7 +323,8 @@ def test_list_names_the_package_of_each(twenty) -> None:
     assert done.stderr.split() == ["0", "1", "20"]
     said = " ".join(done.stdout.split())
     assert "strategy-7 nothing (of dummy-7 1.0)" in said
-    assert "section-7 is of dummy-7" in said
+    for name in ("section-7", "command-7", "kind-7"):
+        assert f"{name} is of dummy-7" in said
     assert "workload-7 workload 'workload-7' of the package dummy-7 1.0 cannot be imported" in said
 
 

@@ -651,7 +651,10 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "rank-record-2": (schemas.RANK_RECORD, RANK_RECORD_2),
     "rank-record-3": (schemas.RANK_RECORD, RANK_RECORD_3),
     "rank-record-4": (schemas.RANK_RECORD, RANK_RECORD_4),
-    "rank-record-5": (schemas.RANK_RECORD, RANK_RECORD_4),
+    "rank-record-5": (
+        schemas.RANK_RECORD,
+        msgspec.structs.replace(RANK_RECORD_4, measured={"copy_ns": [1.5, 2.0]}),
+    ),
     "run-result-1": (schemas.RUN_RESULT, RUN_RESULT),
     "run-result-2": (schemas.RUN_RESULT, RUN_RESULT_2),
     "run-result-3": (schemas.RUN_RESULT, RUN_RESULT_3),

@@ -107,7 +107,7 @@ class RankContext:
             cpu_model=cpu_model(),
             cores=len(os.sched_getaffinity(started_by().pid)),
             threads=torch.get_num_threads(),
-            code=with_packages(launch.code, [cell]),
+            code=with_packages(launch.code, [cell], launch.order),
             driver=driver_version() if cuda else None,
             cuda=torch.version.cuda if cuda else None,
             nccl=nccl_version() if launch.backend == "nccl" else None,
