@@ -326,7 +326,7 @@ class RankRecord(msgspec.Struct, frozen=True, kw_only=True):
     network: list[NetworkTimes] | None = None
     """Times of collectives, of a run of `bench network`; None: of any other run."""
     measured: dict[str, Any] | None = None
-    """What a kind of study of another package has measured, by name; None: of any other run."""
+    """Values that a kind of study of another package has measured, by name; None: of any other run."""
     warmup_loss: list[float | None] = []
     """The losses of the steps of the warm-up, as in `StepColumns`. No figure needs their times."""
     warmup_steady: bool | None = None

@@ -51,7 +51,7 @@ class Pool:
     """Successful runs of one environment and one kind of evidence, oldest first; may be empty."""
     left_out: tuple[LeftOut, ...]
     lost: tuple[RunResult, ...]
-    """Runs that did not succeed, oldest first."""
+    """Runs that did not succeed, and successful ones without steps, oldest first."""
 
     @property
     def every(self) -> list[RunResult]:

@@ -25,6 +25,7 @@ from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.extensions import forget_packages
+from results.plan import Order
 from strategies.catalog import STRATEGIES
 
 CODE = CodeVersion(code_hash="c0de")
@@ -33,8 +34,9 @@ PLAIN, OTHER = a_cell(), a_cell(strategy="elsewhere:speed=3")
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The module of a package that adds a strategy."""
-    install(tmp_path, "a-package", {"bench.strategies": {"elsewhere": "elsewhere:Facts"}}, version="2.1")
+    """The module of a package that adds a strategy and a kind of study."""
+    points = {"bench.strategies": {"elsewhere": "elsewhere:Facts"}, "bench.kinds": {"far": "elsewhere:FAR"}}
+    install(tmp_path, "a-package", points, version="2.1")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(STRATEGIES, "_offered", None)
     forget_packages()
@@ -52,6 +54,19 @@ def test_a_cell_has_the_code_that_it_uses_and_no_other(module: Path) -> None:
     assert packages_of([OTHER]) == {"strategy elsewhere": code}
     assert packages_of([PLAIN]) == {}
     assert with_packages(CODE, [PLAIN]) == CODE
+
+
+def test_a_plan_and_a_launch_have_the_code_of_the_kind_that_they_order(module: Path) -> None:
+    far = Order(kind="far")
+    (code,) = packages_of([OTHER]).values()
+    assert packages_of([PLAIN], far, None) == {"kind far": code}
+    assert packages_of([PLAIN], Order(kind="network")) == {}
+    planned = with_packages(CODE, [PLAIN], far)
+    require_planned_packages(planned, [PLAIN], far)
+    module.write_text("EDITED = True\n")
+    require_planned_packages(planned, [PLAIN])
+    with pytest.raises(MachineError, match="the package of kind far was changed after this launch"):
+        require_planned_packages(planned, [PLAIN], far)
 
 
 ENGINE = """

@@ -1,0 +1,13 @@
+"""The kind of study: what its ranks do, how a campaign runs it, and what its page has. No torch here."""
+
+from results.features import Kind
+
+HOSTMEM = Kind(
+    name="hostmem",
+    cells="places to copy memory",
+    work="bench_hostmem.worker:copy_memory",
+    conduct="bench_hostmem.conduct:HostMemoryConduct",
+    sections=("running", "outcomes", "review"),
+    has_steps=False,
+)
+"""Sections of packages follow those that the kind names."""
