@@ -141,7 +141,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {names[item] for item in items if item.get_closest_marker("slow") is not None}
 
     def place(item: pytest.Item) -> tuple[int, int, Path, bool]:
-        folders = item.path.relative_to(Path(__file__).parent).parts[:2]
+        folders = item.path.relative_to(Path(__file__).parents[1]).parts[1:3]
         return (
             FIRST.index(names[item]) if names[item] in FIRST else len(FIRST) + (names[item] not in slow),
             min(FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS) for folder in folders),
