@@ -320,7 +320,7 @@ def test_a_cell_gives_the_same_figures_in_every_repeat_before_and_after_another(
 def test_compiled_cells_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = StudyFile(
-        workload="mlp", gpus=2, strategy="ddp", repeats=1, device="cpu", budget=0, block_steps=2,
+        workload="mlp", gpus=1, strategy="single", repeats=1, device="cpu", budget=0, block_steps=2,
         warmup_steps=0, compile=True, out="c",
     )  # fmt: skip
     assert Matrix(options, study_file=None).run(report=False) == 0

@@ -137,6 +137,7 @@ def test_nothing_outlives_the_program_that_keeps_the_nodes(
     assert result.outcome in allowed[number]
 
 
+@pytest.mark.long
 def test_nothing_outlives_a_killed_bench(started: subprocess.Popen[str], bench: Bench) -> None:
     program, inhabitants = _programs(started)
     started.send_signal(signal.SIGKILL)

@@ -205,6 +205,7 @@ def test_a_disk_that_fills_up_is_named_and_with_room_the_same_command_goes_on(
     assert (lost.outcome, "No space left on device" in str(lost.reason)) == (Outcome.CANCELLED, True)
 
 
+@pytest.mark.long
 def test_two_commands_at_once_do_the_work_once(scene: Scene) -> None:
     call = scene.call()
     both = [scene.bench.start(*call) for _ in range(2)]

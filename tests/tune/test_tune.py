@@ -106,7 +106,7 @@ def test_a_killed_tune_goes_on_and_ends_with_an_answer_whose_commands_run() -> N
 def test_a_workload_that_fails_in_each_trial_ends_the_tune_with_a_sentence() -> None:
     Path("broken.py").write_text("def build():\n    raise RuntimeError('it never works')\n")
     two = ("--strategy", "ddp:bucket_mb=5,ddp:bucket_mb=50")
-    done = bench(*SMALL[:1], "--workload", "py:broken:build", *SMALL[3:], *two)
+    done = bench(*SMALL[:1], "--workload", "py:broken:build", *SMALL[3:], *two, "--repeats", "1")
     assert done.returncode == 1
     assert "it never works" in done.stderr.splitlines()[-1]
     assert "bench check py:broken:build" in done.stderr.splitlines()[-1]
