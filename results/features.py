@@ -51,6 +51,15 @@ class PageSection(NamedTuple):
     """The section of the core that it follows; empty: it is only on pages of kinds that name it."""
 
 
+class Given(NamedTuple):
+    """An option of `bench report` that names a file or a folder for a section."""
+
+    metavar: str
+    help: str
+    default: str = ""
+    """The place of a function without parameters to the value where the option is left out, or to None."""
+
+
 class LauncherPlace(NamedTuple):
     """A launcher."""
 
@@ -82,7 +91,7 @@ class Kind:
     shows: str = ""
     """The name of figures without which its page is the page of a measured study; empty: it needs none."""
     phases: Mapping[str, str] = field(default_factory=dict)
-    """Words for what a rank does from an event of its log on, by event, beyond those of a measurement."""
+    """The phases of its runs in words, by the event of a rank's log that begins each."""
     has_steps: bool = True
     """Whether a good run needs step times; otherwise a cell with a good run is complete without figures."""
     file: str = ""
@@ -99,6 +108,8 @@ class Feature:
     figures: Mapping[str, str] = field(default_factory=dict)
     """Places of functions from a `harness.reporting.reading.Reading` to what a section of the feature shows;
     `StudyFigures.added` has the results by name."""
+    given: Mapping[str, Given] = field(default_factory=dict)
+    """Options of `bench report` without their dashes; `Reading.given` has the values by name."""
     launchers: Mapping[str, LauncherPlace] = field(default_factory=dict)
     hooks: Mapping[Hook, str] = field(default_factory=dict)
 
@@ -164,6 +175,12 @@ def phases() -> dict[str, str]:
 def figures() -> dict[str, Callable[..., Any]]:
     """The functions of features that read what their sections show, by name."""
     return {name: load(place) for each in features().values() for name, place in each.figures.items()}
+
+
+def given() -> dict[str, Given]:
+    """The options that features add to `bench report`, in the order of their names."""
+    found = {name: one for each in features().values() for name, one in each.given.items()}
+    return dict(sorted(found.items()))
 
 
 def launchers() -> dict[str, LauncherPlace]:

@@ -218,9 +218,9 @@ def _home(name: str, path: str) -> str:
         return (
             f": it is an option of bench matrix: give it after --, as in bench compare --ab A B -- {name} ..."
         )
-    if path == "bench matrix" and name in _flags(command_of("train")):
-        return ": bench train has it"
-    return ""
+    alike = [other for other, one in features.commands().items() if one.after == "matrix"]
+    has_it = [other for other in alike if path == "bench matrix" and name in _flags(command_of(other))]
+    return f": bench {has_it[0]} has it" if has_it else ""
 
 
 def reading(error: Exception) -> tuple[str, int]:

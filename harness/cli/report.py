@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from results import features
+from results.registry import load
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -57,6 +60,22 @@ def price_options(function: Function) -> Function:
     return function
 
 
+def _given_options(function: Function) -> Function:
+    """Decorate a command with the options by which features are given files and folders."""
+    for name, one in reversed(features.given().items()):
+        function = click.option(f"--{name}", metavar=one.metavar, help=one.help)(function)
+    return function
+
+
+def _given(options: dict[str, Any]) -> dict[str, str]:
+    """What a call gives features, taken out of its options; what it leaves out may have a default."""
+    found = {
+        name: options.pop(name) or (load(one.default)() if one.default else None)
+        for name, one in features.given().items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def _settings() -> click.Choice[str]:
     # Loaded where a name is given or completed, since the help of a command is to load nothing heavy.
     from harness.plan.study_file import SETTINGS
@@ -85,14 +104,7 @@ compare_over = click.option(
 @click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
 @click.option("-o", "--output", metavar="FILE.html", help="where to write it, instead of STUDY/report.html")
 @click.option("--redact", is_flag=True, help="without hosts, users, paths, addresses and device ids")
-@click.option(
-    "--history",
-    metavar="FOLDER",
-    help="nights of bench history add; ./history if that is there and this is left out",
-)
-@click.option(
-    "--network", metavar="FILE", help="network table of bench network; STUDY/network.json if left out"
-)
+@_given_options
 @click.option("--figures", metavar="FORM,...", help="also drawings as files: svg, pdf, png")
 @click.option(
     "--style", type=click.Choice(("paper", "screen")), help="style of --figures; paper is a column of 84 mm"
@@ -105,7 +117,6 @@ def report_command(
     output: str | None,
     *,
     redact: bool,
-    history: str | None,
     figures: str | None,
     style: Any,
     **others: Any,
@@ -133,8 +144,7 @@ def report_command(
     from results.files import is_stream
     from results.store import Study
 
-    over, network = others.pop("compare_over"), others.pop("network")
-    watch = others.pop("watch")
+    over, watch, given = others.pop("compare_over"), others.pop("watch"), _given(others)
     if watch and (len(studies) > 1 or redact):
         raise UsageError("--watch follows one study while it runs, and does not redact it: name one study")
     if len(studies) > 1 and output is None:
@@ -145,9 +155,6 @@ def report_command(
         raise UsageError(f"--figures makes a folder next to the page: give -o FILE.html, not {output}")
     forms = figure_forms(figures) if figures is not None else ()
     console = Console()
-    nights = Path(history or "history")
-    given = {"history": str(nights)} if history is not None or any(nights.glob("*/*.json")) else {}
-    given |= {} if network is None else {"network": network}
     if watch:
         console.note(
             f"{output or Path(studies[0], 'report.html')} follows the study until it ends, or Ctrl-C"

@@ -33,7 +33,7 @@ _PHASES = {
     "late proof": "late proof",
     "recorded": "ending",
 }
-"""The phase that each event of `run` and `crew` of `harness.worker` begins; those of kinds are declared."""
+"""The phase that each event of a measurement begins; kinds of studies declare theirs."""
 
 
 QUIET_S = 20.0

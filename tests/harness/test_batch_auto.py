@@ -94,19 +94,3 @@ def test_it_is_found_once_and_a_killed_search_goes_on(bench: Bench, tmp_path: Pa
     assert "0 of 1 run to do" in again.stdout
     assert f"auto is {size} for gpt-nano, ddp: of the " in again.stdout
     assert probes(tmp_path) == found
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_training_probes_train_with_a_validation(bench: Bench, tmp_path: Path) -> None:
-    """The limit is generous: the number of samples to train on bounds the batch."""
-    call = ("train", "--workload", "mlp", "--dataset", "digits", "--strategy", "ddp", "--gpus", "2")
-    limits = ("--device", "cpu", "--batch-size", "auto", "--memory-limit-mb", "400", "--oversubscribe")
-    done = bench(*call, *limits, "--steps", "4", "--out", "study")
-    assert done.returncode == 0, done.stderr
-    inner = Study(tmp_path / "study" / BATCH_RUNS)
-    logs = [inner.training_log(cell) for cell in inner.cell_ids()]
-    assert any(log.validations for log in logs)
-    assert not list(inner.root.glob("cells/*/training/checkpoints/step-*"))
-    [batch] = Study(tmp_path / "study").plan(1).request.batches or ()
-    assert batch.basis == "measured"

@@ -89,7 +89,6 @@ MATRIX_ERRORS = [
     (["--nodes", "2"], "--nodes", "(did you mean '--gpus-per-node'?)"),
     (["--lr", "0.1"], "--lr", "(did you mean '--optimizer sgd:lr=0.1'?)"),
     (["--lr-scheduler", "cosine"], "--lr-scheduler", "--lr-scheduler; see"),
-    (["--epochs", "3"], "--epochs", "bench train has it"),
     (["--gpus", "1", "--activation-checkpointing=some"], "'some'", "all (true), none (false) or"),
 ]
 

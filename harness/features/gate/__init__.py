@@ -1,6 +1,6 @@
 """`bench compare`, `baseline`, `history` and `prune`: regressions, by saved figures or by pairs of runs."""
 
-from results.features import Command, Feature, PageSection
+from results.features import Command, Feature, Given, PageSection
 
 FORMATS = ("markdown", "json", "junit", "github", "bencher", "github-action-benchmark")
 """The forms in which `bench compare` writes a comparison for CI."""
@@ -29,6 +29,13 @@ FEATURE = Feature(
         ),
     },
     sections={"history": PageSection("harness.features.gate.section:history_section", after="ranks")},
+    given={
+        "history": Given(
+            "FOLDER",
+            "nights of bench history add; ./history if that is there and this is left out",
+            default="harness.features.gate.reading:nights_here",
+        )
+    },
     figures={"nights": "harness.features.gate.reading:read_history"},
     hooks={
         "measure_noise": "harness.features.gate.noise_runs:measure_noise",

@@ -24,6 +24,11 @@ def read_history(reading: Reading) -> Mapping[str, Sequence[Baseline]]:
     return _read(Path(folder), reading.console)
 
 
+def nights_here() -> str | None:
+    """The folder `history` here, if it has nights."""
+    return "history" if any(Path("history").glob("*/*.json")) else None
+
+
 def nights_of(folder: Path, console: Console) -> Section | None:
     """The section of all nights in a folder; None if no series has two."""
     return nights_section(_read(folder, console))

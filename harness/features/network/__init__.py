@@ -1,6 +1,6 @@
 """`bench network`: measure collectives over groups of ranks, and show them in a study's page."""
 
-from results.features import Command, Feature, Kind, PageSection
+from results.features import Command, Feature, Given, Kind, PageSection
 
 FEATURE = Feature(
     commands={
@@ -22,6 +22,9 @@ FEATURE = Feature(
     ),
     sections={
         "network": PageSection("harness.features.network.section:network_section", after="communication")
+    },
+    given={
+        "network": Given("FILE", "network table of bench network; STUDY/network.json if left out"),
     },
     figures={"network": "harness.features.network.reading:read_table"},
 )

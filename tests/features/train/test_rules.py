@@ -351,6 +351,11 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_bench_matrix_names_the_command_that_has_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["matrix", "--epochs", "3"]) == 2
+    assert "there is no option --epochs: bench train has it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("strategy", "told"),
     [
