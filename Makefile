@@ -120,7 +120,7 @@ $(ENGINES)/.installed: $(VENV)/.installed-dev
 
 # The speed and memory goals of docs/performance.md, measured on this machine.
 perf: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/perf -s
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/perf tests/features/*/test_*_speed.py -s
 
 # The CPU time of the benchmarks of tests/perf in PERF_RUNS processes, one after another, against BASE: the tracked
 # baseline `perf`, or a folder that an earlier call has left (docs/gate.md).

@@ -34,7 +34,7 @@ from results.outcome import Outcome
 from results.run import RunResult
 from results.store import Study
 
-pytest_plugins = ["command_fixtures", "record_fixtures", "slurm_fixtures", "study_fixtures"]
+pytest_plugins = ["command_fixtures", "perf_fixtures", "record_fixtures", "slurm_fixtures", "study_fixtures"]
 """Fixtures of tests/laws, which tests of the core and of features use."""
 PRELOADED = ["torch", "torch._dynamo", "pytest", "hypothesis", "harness.worker.run"]
 """Imported once, by the server that ranks are forked from."""

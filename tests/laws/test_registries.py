@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.features.gate.metrics import EXACT, TIMED
 from harness.plan.launchers import own_launchers
 from reports.page.contents import SECTIONS
 from results.registry import load
@@ -133,7 +132,6 @@ WANTED: dict[str, tuple[Iterable[str], dict[str, Has]]] = {
         list(SECTIONS),
         {"a place in the golden structure of the page": mentioned("tests/reports/golden/structure.txt")},
     ),
-    "metric": ([*TIMED, *EXACT], {"a word in docs/gate.md": stated("docs/gate.md", "`{}`")}),
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ Studies = Callable[[int], StudyFigures]
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
     """The network tables of the projection's own tests."""
-    return module_at(Path(__file__).parents[1] / "features" / "project" / "test_command.py")
+    return module_at(Path(__file__).with_name("test_command.py"))
 
 
 @pytest.fixture(scope="module")

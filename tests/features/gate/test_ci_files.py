@@ -19,7 +19,7 @@ from harness.features.gate.paired.sources import ACCEPTED
 from harness.launchers.nights import night
 from harness.plan.study_file import STUDY_FILE
 
-CI = Path(__file__).parents[2] / "docs" / "ci"
+CI = Path(__file__).parents[3] / "docs" / "ci"
 BIN = Path(sys.executable).parent
 SCRIPTS = ("gate.sh", "night.sh", "history.sh")
 INSTALLATION = ("Install", "Remove what earlier jobs left")
