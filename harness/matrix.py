@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from harness.launch.batches import find_batches
 from harness.launch.check import can_check, check, check_request, count_own_parts
 from harness.launch.machine import Machine
 from harness.launch.preflight import (
@@ -29,7 +28,6 @@ from harness.launchers.registry import launcher, launchers
 from harness.machine.code import planned_code
 from harness.plan.auto import AUTO
 from harness.plan.expand import expand
-from harness.plan.fitting import with_batches
 from harness.plan.launchers import DEFAULT
 from harness.plan.lighter import lighter
 from harness.plan.naming import plain_name, study_name
@@ -48,12 +46,12 @@ from reports.text import count
 from results.cell import BASELINE_STRATEGY
 from results.environment import CodeVersion
 from results.errors import MachineError, UsageError, bench_call
-from results.features import MEASURED, kind_named
+from results.features import MEASURED, hook, kind_named
 from results.files import study_lock
 from results.job import RETRIES, SILENCE_S, RunOptions
 from results.plan import Order, Plan, Request
 from results.run import RunResult
-from results.store import BATCH_RUNS, Study, utc_now
+from results.store import Study, utc_now
 from workloads.catalog import WORKLOADS, facts
 
 RUNS = Path("runs")
@@ -172,6 +170,10 @@ class Matrix:
 
     def _check_batch_auto(self) -> None:
         """Refuse `--batch-size auto` where this call cannot measure, or another one must do equal work."""
+        if hook("find_batches") is None:
+            raise UsageError(
+                "--batch-size auto needs short runs of a feature that this installation lacks: give a number"
+            )
         here = f"find it on one host with --launcher {DEFAULT}, and give the number here"
         if VARIABLE in os.environ:
             raise UsageError(f"--batch-size auto may differ between the sides of a paired comparison: {here}")
@@ -273,23 +275,16 @@ class Matrix:
         def execute(probes: Study, plan: Plan) -> int | None:
             return self._accepted(left(short), QuietConsole()).run(probes, plan, code, lock)
 
-        found: list[Request] = []
+        found, find_batches = list[Request](), hook("find_batches")
         for request in self._requests:
             if request.batches is not None:
-                request, curves = with_batches(request, earlier=study.plans(), limit=limit)
+                assert find_batches is not None
                 batches = find_batches(
-                    Study(study.root / BATCH_RUNS),
-                    curves,
-                    execute,
-                    request=request,
-                    order=self.short_order,
-                    console=self._console,
+                    study, request, execute, limit=limit, order=self.short_order, console=self._console
                 )
                 if isinstance(batches, int):
                     return batches
-                known = {one.work: one for one in batches}
-                every = tuple(known.get(one.work, one) for one in request.batches or ())
-                request = msgspec.structs.replace(request, batches=every)
+                request = batches
             found.append(request)
         if tuple(found) != self._requests:
             self._requests = tuple(found)
@@ -312,8 +307,8 @@ class Matrix:
         made: list[Plan] = []
         limit = self._limit(study)
         for request in self._requests:
-            if request.batches == ():
-                request, _ = with_batches(request, earlier=(*earlier, *made), limit=limit)
+            if request.batches == () and (fit_batches := hook("fit_batches")):
+                request = fit_batches(request, (*earlier, *made), limit)
             plan = expand(
                 request,
                 study=earlier[0].study if earlier else self._name or study.name,

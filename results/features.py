@@ -22,9 +22,13 @@ T = TypeVar("T")
 TABLE = "harness.features"
 COMMANDS, KINDS = "bench.commands", "bench.kinds"
 """Groups of entry points: click commands, and values of `Kind`."""
-Hook = Literal["measure_noise", "nights", "status"]
+Hook = Literal["find_batches", "fit_batches", "measure_noise", "nights", "status"]
 """Functions of features that the core calls where they are there; `hook` says how.
 
+- `fit_batches(request, earlier, limit) -> request`: `--batch-size auto` with the batches that earlier plans
+  have found, or with predicted ones.
+- `find_batches(study, request, execute, *, limit, order, console) -> request or exit code`: the same by short
+  runs, each of which `execute(study, plan)` makes; it returns an exit code if the command is to end with it.
 - `measure_noise(budget, baselines) -> exit code`: `bench doctor --noise`.
 - `nights(folder, console) -> Section or None`: the changes between the nights in a folder.
 - `status(folder) -> sentence or None`: what a folder without a study holds.
@@ -111,6 +115,8 @@ class Feature:
     given: Mapping[str, Given] = field(default_factory=dict)
     """Options of `bench report` without their dashes; `Reading.given` has the values by name."""
     launchers: Mapping[str, LauncherPlace] = field(default_factory=dict)
+    inner: tuple[str, ...] = ()
+    """Folders in a study's folder that hold studies of short runs, which may be older than its plan."""
     hooks: Mapping[Hook, str] = field(default_factory=dict)
 
 
@@ -170,6 +176,11 @@ def own_kinds() -> tuple[Kind, ...]:
 def phases() -> dict[str, str]:
     """The phases of the kinds of bench, by the event that begins each."""
     return {event: words for kind in own_kinds() for event, words in kind.phases.items()}
+
+
+def inner_folders() -> frozenset[str]:
+    """The folders inside the folder of a study that hold studies of short runs."""
+    return frozenset(name for each in features().values() for name in each.inner)
 
 
 def figures() -> dict[str, Callable[..., Any]]:

@@ -12,7 +12,6 @@ from results.record import RankRecord
 from results.review import ReviewEntry
 from results.run import RunResult
 from results.schema import Json, Schema
-from results.tuning import Tuning
 
 
 def _one_order(old: Json) -> Json:
@@ -29,7 +28,7 @@ def _losses_of_warmup(old: Json) -> Json:
 
 
 # History: version, bench, what came. Version 1 of every schema is of 0.1.0, the first; those of
-# checkpoint, network, review and tuning are unreleased. Features have the schemas of their own files.
+# checkpoint, network and review are unreleased. Features have the schemas of their own files.
 # A line with `-` has optional fields that came without a new number: results/schema.py says when.
 #   plan    2  0.1.0  collectives, links, node_size; collective and link of series, skips and patterns
 #   cell    2  0.1.0  collective, node_size, link_mbit_per_s
@@ -78,5 +77,4 @@ CHECKPOINT = Schema("checkpoint", 1, Checkpoint)
 NETWORK = Schema(
     "network", 1, NetworkTable, advice="measure it again by bench network, or leave --network out"
 )
-TUNING = Schema("tuning", 1, Tuning, advice="delete it: the same bench tune command derives it from its runs")
 REVIEW = Schema("review", 1, ReviewEntry, advice="the other lines count; bench review adds it again")

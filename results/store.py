@@ -10,12 +10,10 @@
       cells/<cell-id>/training/      what a kind of study keeps: the log and checkpoints of `bench train`
       launches/<launch-id>/          launch.json, attempt.json, a log per rank, torchrun's own output
                                      tensorboard/rank-00000/<cell-id>/ if it was asked for
-      batch/                         a study: the short runs of `--batch-size auto`
       jobs/<job-id>/                 what was given to a scheduler: see results/job_store.py
       index.jsonl                    one RunResult a line (derived)
       outcomes.jsonl                 the same without figures, of complete runs (derived by `bench status`)
       projection.json                of `bench project`: its larger sizes
-      tuning.json, trials/           of `bench tune`: its search, and the study of its short runs
       review.jsonl                   one entry of a reviewer a line
       report.html, cells.csv, runs.csv   (derived)
 """
@@ -39,6 +37,7 @@ from results import files, schemas
 from results.cell import Cell
 from results.derivation.run_result import derive, run_outcome
 from results.errors import NewerSchemaError, SchemaError, StoreError, UsageError
+from results.features import MEASURED, inner_folders, kind_of_file
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Outcome
 from results.plan import Plan
@@ -47,11 +46,8 @@ from results.record import RankRecord, StepColumns
 from results.review import Review, ReviewEntry
 from results.run import RunResult
 from results.schema import Schema
-from results.tuning import TRIALS, TUNING_FILE, Tuning
 
 T = TypeVar("T")
-BATCH_RUNS = "batch"
-"""The folder of the study of the short runs that find a batch, which may be older than the study's plan."""
 OUTCOMES = "outcomes.jsonl"
 """The file of the results without figures that `bench status` has derived."""
 KEPT = "training"
@@ -100,7 +96,7 @@ class Study:
             raise UsageError(f"--out {root} is a file; name a folder for the study")
         study = cls(root)
         own = {path.name for path in root.iterdir() if path.name[0] != "."} if root.is_dir() else set()
-        if own - {BATCH_RUNS, TRIALS} and not study.is_there:
+        if own - inner_folders() and not study.is_there:
             raise UsageError(f"--out {root} is not empty and holds no study; name a new folder")
         return study
 
@@ -108,10 +104,13 @@ class Study:
 
     @property
     def is_there(self) -> bool:
-        """Whether the folder holds a study: a plan, cells whose plan was lost, or a tune without a plan so
-        far, which has its record or its job."""
-        found = ("cells/*/", TUNING_FILE, "jobs/*/job.json")
-        return bool(self.plan_paths() or any(path for name in found for path in self.root.glob(name)))
+        """Whether the folder holds a study: a plan, cells whose plan was lost, or what may come before
+        a plan: the record of a kind, or a job."""
+        found = ("cells/*/", "jobs/*/job.json")
+        return (
+            bool(self.plan_paths() or any(path for name in found for path in self.root.glob(name)))
+            or kind_of_file(self.root) != MEASURED
+        )
 
     def plan_paths(self) -> list[Path]:
         return sorted(self.root.glob("plan-[0-9][0-9][0-9][0-9].json"))
@@ -463,11 +462,6 @@ class Study:
         if keep:
             files.replace(path, schemas.RUN_RESULT.encode(result), in_study=True)
         return result
-
-    def tuning(self) -> Tuning | None:
-        """The tune that the study is the final of; None without one. Raises SchemaError if it is damaged."""
-        path = self.root / TUNING_FILE
-        return schemas.TUNING.read(path) if path.exists() else None
 
     def forget_derived(self) -> None:
         """Delete what can be rebuilt, so that the next `collect` derives all of it anew."""

@@ -16,11 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from harness.features.tune.batches import BATCH_RUNS
 from results.cell import StepPolicy
 from results.outcome import Outcome
 from results.plan import FittingBatch
 from results.run import RunResult
-from results.store import BATCH_RUNS, Study
+from results.store import Study
 
 SHARE, GROWTH_MB = 0.95, 4
 """A run of the scan must end well within this share of the limit, less the MiB by which longer runs grow.

@@ -35,15 +35,15 @@ import numpy as np
 from numpy.random import Generator, default_rng
 from tuning_surfaces import SHARE, Ground, compare
 
+from harness.features.tune.call import FINAL_SHARE, Tune
+from harness.features.tune.race import BLOCKS, GROWTH
+from harness.features.tune.records import TunedSetting, read_record
 from harness.plan.study_file import StudyFile
-from harness.tune.race import BLOCKS, GROWTH
-from harness.tune.tune import FINAL_SHARE, Tune
 from reports.text import metric
 from results.cell import Cell, StepPolicy
 from results.record import RankRecord
 from results.statistics import over_runs
 from results.store import Study
-from results.tuning import TunedSetting
 
 SEEDS = 100
 BUDGET_S = 1.0
@@ -164,7 +164,7 @@ def live(folder: Path, workload: str) -> None:
     grid_s = fmean(grid(path, seed).grid_s() for seed in (0, 1))
     seconds = math.ceil(SHARE * grid_s / int(COMMON["gpus"]) / (1 - FINAL_SHARE))
     _bench("tune", out, workload, strategy=_STRATEGIES, max_time=f"{seconds}s")
-    tuning = Study(out).tuning()
+    tuning = read_record(out)
     assert tuning is not None
     assert tuning.answer is not None
     spent_s = sum(trial.device_s for trial in tuning.trials)

@@ -26,10 +26,10 @@ from itertools import combinations, product
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from harness.tune.race import finalists, next_rung, standings
+from harness.features.tune.race import finalists, next_rung, standings
+from harness.features.tune.records import TunedSetting, TunedTrial
 from results.outcome import Outcome
 from results.statistics import Floats
-from results.tuning import TunedSetting, TunedTrial
 
 SURFACES, FIRST = 200, 20_000
 SHARE = 0.25

@@ -25,11 +25,10 @@ from harness.reporting.reading import warn_of_lost_plans
 from harness.terminal.console import Console
 from reports.text import count
 from results.errors import BenchError, SchedulerError, UsageError, bench_call
-from results.features import hook
+from results.features import hook, inner_folders
 from results.files import is_busy, study_lock
 from results.job_store import JobStore
 from results.store import Study
-from results.tuning import TRIALS
 
 WATCH_S = 10.0
 STATUS_HEADS = ("job", "id", "nodes x GPUs", "state", "cells", "words")
@@ -108,8 +107,9 @@ def standings(study: Study, console: Console) -> Iterator[tuple[list[JobStatus],
     does not."""
     runs = True
     while runs:
-        # A tune holds the lock of its trials while it searches.
-        jobs, busy = _jobs(study, console), is_busy(study.root) or is_busy(study.root / TRIALS)
+        # What makes short runs for a study may hold the lock of these only.
+        folders = [study.root, *(study.root / name for name in inner_folders())]
+        jobs, busy = _jobs(study, console), any(map(is_busy, folders))
         runs = busy or any(status.is_live for status in jobs)
         yield jobs, progress(study, study.told_plans(), _conditions(study), jobs, busy=busy), runs
         if runs:

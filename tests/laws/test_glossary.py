@@ -38,9 +38,7 @@ ALLOWED = {
     "trial": (
         "a first packet over a link, and a run of the race of a tune",
         "harness/launch/preflight.py",
-        "harness/tune",
-        "reports/page/sections/tuning.py",
-        "results/tuning.py",
+        "harness/features/tune",
     ),
     "turn": (
         "the protocol of turns.py, which old commits speak",

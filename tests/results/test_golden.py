@@ -36,7 +36,6 @@ from results.review import ReviewEntry
 from results.run import Communication, OperationSummary, RankColumns, RunResult, StepBudget
 from results.schema import Schema
 from results.statistics import Metric
-from results.tuning import Contribution, TunedSetting, TunedTrial, Tuning, TuningAnswer
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -586,52 +585,6 @@ CHECKPOINT = Checkpoint(
     metric=0.25,
     metric_name="val_loss",
 )
-TUNING = Tuning(
-    command="bench tune --workload gpt-nano --gpus 2",
-    default="a",
-    refused={"gpt-nano does not take --memory-format channels_last": 4},
-    settings=(
-        TunedSetting(
-            id="b",
-            choices={"strategy": "ddp", "micro_batch": "8"},
-            state="racing",
-            why="is among the fastest so far",
-            rate=90.5,
-            predicted_rate=80.0,
-            predicted_bytes=2048,
-        ),
-    ),
-    trials=(
-        TunedTrial(
-            setting="b",
-            rung=1,
-            block=2,
-            outcome=Outcome.OUT_OF_MEMORY,
-            reason="no memory",
-            rate=0.5,
-            memory_bytes=1024,
-            device_s=3.5,
-        ),
-    ),
-    ended="the race is over",
-    final=("b", "a"),
-    answer=TuningAnswer(
-        setting="b",
-        sentence="Fastest that fits: ddp.",
-        gain=Metric(value=1.2, unit="x", low=1.1, high=1.3, samples=3, interval="range"),
-        contributions=(
-            Contribution(
-                choice="micro_batch",
-                value="8",
-                instead="4",
-                ratio=Metric(value=1.5, unit="x", low=None, high=None, samples=1, interval=None),
-            ),
-        ),
-        remarks=("--compile rounds differently.",),
-        commands=("bench matrix --workload gpt-nano",),
-        taken=2,
-    ),
-)
 EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "plan-1": (schemas.PLAN, PLAN),
     "plan-2": (schemas.PLAN, PLAN_2),
@@ -675,7 +628,6 @@ EXPECTED: dict[str, tuple[Schema[Any], Any]] = {
     "checkpoint-1": (schemas.CHECKPOINT, CHECKPOINT),
     "network-1": (schemas.NETWORK, NETWORK),
     "review-1": (schemas.REVIEW, REVIEW),
-    "tuning-1": (schemas.TUNING, TUNING),
 }
 
 

@@ -14,11 +14,11 @@ from launching import a_launch, an_attempt
 
 from results.cell import Cell
 from results.errors import SchemaError, StoreError, UsageError
+from results.features import inner_folders
 from results.launch import Attempt, Launch, Slot
 from results.outcome import Outcome
 from results.plan import Plan, Request
-from results.store import BATCH_RUNS, Study, new_id, utc_now
-from results.tuning import TRIALS
+from results.store import Study, new_id, utc_now
 
 
 def _plan(*cells: Cell, created_at: str = "2026-01-02T03:04:05.000Z") -> Plan:
@@ -219,7 +219,7 @@ def test_a_new_folder_is_for_planning_and_no_study_yet(tmp_path, cell_of) -> Non
 
 def test_a_folder_with_other_things_is_not_planned_in(tmp_path) -> None:
     (tmp_path / ".lock").touch()
-    for name in (BATCH_RUNS, TRIALS):
+    for name in inner_folders():
         (tmp_path / name).mkdir()
     Study.for_planning(tmp_path)  # what is hidden is not in the way, and short runs are continued
     (tmp_path / "thesis.tex").touch()

@@ -21,8 +21,6 @@ import torch.distributed as dist
 from planting import wrapped
 from rank_builders import Ranks, a_context
 
-from harness.plan.fitting import PROBE, Candidate
-from harness.plan.surroundings import SHARE, Devices, Surroundings
 from harness.worker.exchange.group import ExchangeGroup, open_exchange
 from harness.worker.exchange.recorder import Recorder
 from harness.worker.exchange.staged import StagedGroup
@@ -241,25 +239,6 @@ def test_ranks_that_share_a_device_run_proven_cells_over_gloo(ranks: Ranks, tmp_
     for records in ranks(2, run_cells, str(tmp_path), cells, True):
         assert [(record["outcome"], record["reason"]) for record in records] == [("ok", None)] * len(cells)
         assert all(record["recorded"].operations.step for record in records)
-
-
-@pytest.mark.slow
-def test_batch_size_auto_finds_what_a_scan_of_the_devices_peaks_finds(ranks: Ranks, tmp_path: Path) -> None:
-    """Each rank records the peak of the device's allocator, in steps with all micro-batches and updates."""
-    base = MLP | {"strategy": "ddp", "accumulation": 2, "steps": PROBE}
-    cells = [base | {"micro_batch": size} for size in range(1, 5)]
-    results = ranks(2, run_cells, str(tmp_path), cells)
-    peaks = [
-        max(record["memory"].taken_bytes for record in records) for records in zip(*results, strict=True)
-    ]
-    assert peaks == sorted(set(peaks))
-    for scan, most in enumerate(peaks, 1):
-        gpu = Devices(gpu_name="A100-SXM4-80GB", gpu_bytes=round((most + 2**30 + 1) / SHARE))
-        cell = cell_of(2, base | {"micro_batch": 1})
-        one, taken = Candidate(cell, Surroundings.of(cell, gpu, None)), dict[int, int | str]()
-        while (size := one.next_size(taken, 1, len(peaks))) is not None:
-            taken[size] = peaks[size - 1]
-        assert one.bracket(taken)[0] == scan
 
 
 def begun(rank: int) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from harness.launchers.campaign_call import INTERRUPTED
 from harness.machine.code import checkout
 from harness.machine.processes import exit_words
 from results.errors import MachineError, NewerSchemaError, StoreError
+from results.features import inner_folders
 from results.files import is_busy
 from results.job import Job
 from results.job_store import JobStore
@@ -38,7 +39,6 @@ from results.launch import Launch
 from results.outcome import Ending, Outcome
 from results.schemas import LAUNCH
 from results.store import Study
-from results.tuning import TRIALS
 
 POLL_S = 0.5
 PATIENCE_S = 10.0
@@ -84,9 +84,9 @@ class PodStarter(Starter):
         )
 
 
-def studies_of(study: Study) -> tuple[Study, Study]:
-    """The studies that launches of a job may be in: its own study, and the trials of a tune."""
-    return study, Study(study.root / TRIALS)
+def studies_of(study: Study) -> list[Study]:
+    """The studies that launches of a job may be in: its own study, and those of short runs inside it."""
+    return [study, *(Study(study.root / name) for name in inner_folders())]
 
 
 def is_over(store: JobStore, job: Job) -> bool:

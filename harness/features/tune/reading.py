@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from harness.features.tune.records import Tuning, read_record
 from harness.reporting.reading import Reading
 from results.errors import StoreError
-from results.tuning import Tuning
 
 
 def read_tuning(reading: Reading) -> Tuning | None:
@@ -12,7 +12,7 @@ def read_tuning(reading: Reading) -> Tuning | None:
     if reading.redact:
         return None
     try:
-        return reading.study.tuning()
+        return read_record(reading.study.root)
     except StoreError as error:
         reading.console.warn(f"the report has no tuning: {error}")
         return None

@@ -23,8 +23,8 @@ from results.job import Job
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.store import Study
-from results.tuning import TRIALS
 
+records = pytest.importorskip("harness.features.tune.records")
 CALL = (
     *("tune", "--workload", "mlp", "--gpus", "2", "--gpus-per-node", "1", "--device", "cpu"),
     *("--global-batch-size", "64", "--strategy", "ddp:bucket_mb=5,ddp:bucket_mb=50", "--accumulation", "1"),
@@ -191,7 +191,7 @@ def test_two_pods_tune_to_the_answer_and_go_on_when_the_first_one_is_replaced(
 ) -> None:
     assert run(CALL) == 0
     study, [job] = Study(Path("volume/study")), jobs()
-    trials = Study(study.root / TRIALS)
+    trials = Study(study.root / records.TRIALS)
 
     second, first = started.start(1), started.start(0)
     until(lambda: list(trials.launches()) or first.poll() is not None)
@@ -204,7 +204,7 @@ def test_two_pods_tune_to_the_answer_and_go_on_when_the_first_one_is_replaced(
     kill(first)
     assert started.start(0).wait() == 0, Path("pod-0.log").read_text()
     assert second.wait() == 0, Path("pod-1.log").read_text()
-    found = study.tuning()
+    found = records.read_record(study.root)
     assert found is not None
     assert found.answer is not None
     # This launcher does not train, and the default needs no command.

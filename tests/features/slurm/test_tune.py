@@ -9,6 +9,7 @@ import pytest
 from results.job_store import JobStore
 from results.outcome import Outcome
 
+records = pytest.importorskip("harness.features.tune.records")
 pytestmark = pytest.mark.slow
 CALL = (
     *("tune", "--workload", "mlp", "--gpus", "2", "--gpus-per-node", "1", "--device", "cpu"),
@@ -26,7 +27,7 @@ def test_a_tune_is_one_job_that_ends_with_the_answer(lab: Any, bench: Any) -> No
     status = bench("status", "study")
     assert (status.code, str(job) in status.stdout) == (0, True), status
     bench.settle()
-    found = bench.study().tuning()
+    found = records.read_record(bench.study().root)
     assert found is not None
     assert found.answer is not None
     assert len(found.trials) >= 2

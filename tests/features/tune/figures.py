@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from msgspec.structs import replace as with_fields
 
+from harness.features.tune.records import Contribution, TunedSetting, TunedTrial, Tuning, TuningAnswer
 from reports.analysis.study import StudyFigures
 from results.outcome import Outcome
 from results.statistics import Metric
-from results.tuning import Contribution, TunedSetting, TunedTrial, Tuning, TuningAnswer
 
 TUNING = Tuning(
     command="bench tune",

@@ -15,6 +15,26 @@ from pathlib import Path
 
 import msgspec
 
+from harness.features.tune.answer import answer_of
+from harness.features.tune.race import BLOCKS, FINALISTS, GROWTH, Rung, finalists, next_rung, standings
+from harness.features.tune.records import (
+    TRIALS,
+    TUNING,
+    TUNING_FILE,
+    TunedTrial,
+    Tuning,
+    TuningAnswer,
+    read_record,
+)
+from harness.features.tune.space import (
+    SPACE_FILE,
+    Candidate,
+    Space,
+    differing,
+    items_of,
+    make_space,
+    nothing_fits,
+)
 from harness.launch.tally import tally
 from harness.launchers.campaign_call import CampaignCall
 from harness.launchers.job_call import JobCall
@@ -27,11 +47,8 @@ from harness.plan.estimate import STARTUP_S, StepTime, run_seconds
 from harness.plan.naming import plain_name
 from harness.plan.options import read_duration_s
 from harness.plan.study_file import BY_NAME, StudyFile
-from harness.tune.answer import answer_of
-from harness.tune.race import BLOCKS, FINALISTS, GROWTH, Rung, finalists, next_rung, standings
-from harness.tune.space import SPACE_FILE, Candidate, Space, differing, items_of, make_space, nothing_fits
 from reports.text import count, duration, number
-from results import files, schemas
+from results import files
 from results.cell import StepPolicy
 from results.errors import MachineError, SchemaError, UsageError, bench_call
 from results.files import study_lock
@@ -41,7 +58,6 @@ from results.plan import Plan, Request
 from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.store import Study, utc_now
-from results.tuning import TRIALS, TUNING_FILE, TunedTrial, Tuning, TuningAnswer
 from results.value_types import seconds_between
 
 FINAL_SHARE = 0.4
@@ -198,7 +214,7 @@ class Tune(Matrix):
         could be measured.
         """
         study = Study.for_planning(self._root)
-        kept = study.tuning()
+        kept = read_record(study.root)
         if kept is None and study.plans() and not self._trials.is_there:
             raise UsageError(f"{self._root} holds a study that no tune has made: give another --name")
         ids = set(self._space.by_id)
@@ -409,7 +425,7 @@ class Tune(Matrix):
 
     def _write(self, **changes: object) -> None:
         self._tuning = msgspec.structs.replace(self._tuning, **changes)
-        files.replace(self._root / TUNING_FILE, schemas.TUNING.encode(self._tuning), in_study=True)
+        files.replace(self._root / TUNING_FILE, TUNING.encode(self._tuning), in_study=True)
 
     def _read_trials(self) -> list[TunedTrial]:
         """The trials so far, as they began. A run counts for the newest plan of its cell.

@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 from scipy.special import ndtr
 
+from harness.features.tune.records import TunedSetting, TunedTrial
 from results.outcome import Outcome
 from results.statistics import Floats, t_quantile
-from results.tuning import TunedSetting, TunedTrial
 
 BLOCKS, GROWTH = (1, 1, 2), 3.0
 """Blocks of a rung of each level, and the factor from the budget of a level to the next."""

@@ -7,8 +7,9 @@ from statistics import fmean
 
 import msgspec
 
+from harness.features.tune.records import Contribution, Tuning, TuningAnswer
+from harness.features.tune.space import Candidate, Space, call_words, differing
 from harness.plan.study_file import SEARCHED
-from harness.tune.space import Candidate, Space, call_words, differing
 from reports.analysis.effect import SMALLEST_EFFECT, sides
 from reports.analysis.pooling import pool
 from reports.text import count, metric, number
@@ -18,7 +19,6 @@ from results.outcome import Outcome
 from results.plan import Plan
 from results.run import RunResult
 from results.statistics import Metric, over_runs, ratio_of_runs
-from results.tuning import Contribution, Tuning, TuningAnswer
 from strategies.catalog import STRATEGIES
 from workloads.catalog import WORKLOADS, facts
 

@@ -14,18 +14,18 @@ from builders import cell_of
 from launching import CODE, EMPTY_PLAN, a_job, a_launch
 
 from harness.cli import run
+from harness.features.tune.batches import BATCH_RUNS
+from harness.features.tune.call import Tune
+from harness.features.tune.records import TRIALS, TUNING, TUNING_FILE, TunedSetting, TunedTrial, Tuning
 from harness.launchers.campaign_call import CampaignCall, JobCampaignCall
 from harness.plan.study_file import StudyFile
-from harness.tune.tune import Tune
-from results import schemas
 from results.errors import UsageError
 from results.files import study_lock
 from results.job_store import JobStore
 from results.launch import Slot
 from results.outcome import Outcome
 from results.rebuild import rebuilt_plan
-from results.store import BATCH_RUNS, Study
-from results.tuning import TRIALS, TUNING_FILE, TunedSetting, TunedTrial, Tuning
+from results.store import Study
 
 ROOT = Path("study")
 SEARCHED = Tuning(
@@ -50,7 +50,7 @@ def test_status_is_of_the_study_and_names_the_short_runs_in_it(
         JobStore(ROOT).add(a_job(cells=()), document="", name="script.sh")
         assert run(["cancel", "study", "--forget"]) == 0
     else:
-        (ROOT / TUNING_FILE).write_bytes(schemas.TUNING.encode(SEARCHED))
+        (ROOT / TUNING_FILE).write_bytes(TUNING.encode(SEARCHED))
     capsys.readouterr()
     assert run(["status", "study", "--watch"]) == 0
     said = capsys.readouterr()
@@ -79,7 +79,7 @@ def test_a_tune_whose_job_has_not_begun_has_no_page(capsys: pytest.CaptureFixtur
 
 def test_the_page_of_a_search_has_its_trials(capsys: pytest.CaptureFixture[str]) -> None:
     ROOT.mkdir()
-    (ROOT / TUNING_FILE).write_bytes(schemas.TUNING.encode(SEARCHED))
+    (ROOT / TUNING_FILE).write_bytes(TUNING.encode(SEARCHED))
     assert run(["report", "study"]) == 0
     page = (ROOT / "report.html").read_text()
     assert re.findall(r'<section[^>]* id="([^"]+)"', page)[0] == "tuning"
@@ -91,7 +91,7 @@ def test_a_redacted_site_leaves_out_a_tune_without_a_final_and_keeps_the_others(
 ) -> None:
     Study(Path("runs/measured")).add_plan(rebuilt_plan("measured", [cell_of()], ()))
     Path("runs/searched").mkdir()
-    Path("runs/searched", TUNING_FILE).write_bytes(schemas.TUNING.encode(SEARCHED))
+    Path("runs/searched", TUNING_FILE).write_bytes(TUNING.encode(SEARCHED))
     assert run(["site", "runs", "--redact"]) == 0
     assert "runs/searched is left out" in capsys.readouterr().err
     assert [path.name for path in Path("public/studies").iterdir()] == ["1.html"]
@@ -101,7 +101,7 @@ def test_a_redacted_site_leaves_out_a_tune_without_a_final_and_keeps_the_others(
 def test_a_job_of_less_time_than_the_call_is_refused_before_anything_is_written(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sites = Path(__file__).parents[2] / "docs/sites"
+    sites = Path(__file__).parents[3] / "docs/sites"
     Path("site.yaml").write_text((sites / "kubernetes.yaml").read_text())
     options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
     limits = ("--max-time", "1h", "--time", "30m", "--out", "study")
@@ -174,7 +174,7 @@ def test_a_record_that_names_a_setting_which_the_space_lacks_is_refused(
 ) -> None:
     ROOT.mkdir()
     edited = Tuning(command="bench tune", default="a", final=("gone",))
-    (ROOT / TUNING_FILE).write_bytes(schemas.TUNING.encode(edited))
+    (ROOT / TUNING_FILE).write_bytes(TUNING.encode(edited))
     options = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
     assert run(["tune", *options, "--max-time", "1m", "--out", "study"]) == 1
     said = " ".join(capsys.readouterr().err.split())

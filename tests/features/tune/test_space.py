@@ -10,13 +10,13 @@ from builders import plan_of
 from click.testing import CliRunner
 
 from harness.cli.matrix import matrix_command
-from harness.cli.tune import tune_command
+from harness.features.tune import space as space_module
+from harness.features.tune.call import Tune
+from harness.features.tune.command import tune_command
+from harness.features.tune.space import SEARCHED, Space, call_words, differing, make_space, nothing_fits
 from harness.plan.request import make_requests
 from harness.plan.study_file import StudyFile
 from harness.plan.surroundings import MIB, Devices, Limit
-from harness.tune import space as space_module
-from harness.tune.space import SEARCHED, Space, call_words, differing, make_space, nothing_fits
-from harness.tune.tune import Tune
 from results.errors import UsageError
 from results.plan import Request
 from results.store import Study

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from builders import nano_cell, parts_of, plan_of, request_of
 
+from harness.features.tune.fitting import Candidate, Curve, place_of, with_batches
 from harness.plan import surroundings
 from harness.plan.expand import expand
-from harness.plan.fitting import Candidate, Curve, place_of, with_batches
 from harness.plan.surroundings import GROWTH_BYTES, MIB, SHARE, Devices, Limit, Surroundings
 from results.cell import Cell, StepPolicy
 from results.errors import UsageError

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from harness.features.tune.call import Tune
+from harness.features.tune.race import BLOCKS, GROWTH
+from harness.features.tune.records import TunedTrial, TuningAnswer, read_record
 from harness.matrix import Matrix
 from harness.plan.study_file import StudyFile
-from harness.tune.race import BLOCKS, GROWTH
-from harness.tune.tune import Tune
 from results.errors import MachineError, UsageError
 from results.outcome import Evidence, Outcome
 from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.statistics import Metric
 from results.store import Study
-from results.tuning import TunedTrial, TuningAnswer
 
 OPTIONS = {"workload": "mlp", "gpus": "2", "device": "cpu", "strategy": "ddp", "compile": "false"}
 FIXED = {"global_batch_size": "64", "activation_checkpointing": "false"}
@@ -153,7 +153,7 @@ def test_a_search_that_the_cluster_cuts_short_says_what_it_measured_and_what_it_
     said, fastest = str(found.value), tune._space.by_id[settings[1]].words
     assert (f"measured 2 of {len(settings)} settings" in said) == bool(rates)
     assert (f"3.00 samples/s: {fastest}" in said) == bool(rates)
-    record = Study(tune._root).tuning()
+    record = read_record(tune._root)
     assert record is not None
     assert list(record.trials) == kept
     if rates:

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from launching import until
 
+from harness.features.tune.records import TUNING, Tuning, read_record
 from results import schemas
 from results.files import is_busy
 from results.outcome import Outcome
 from results.store import Study
-from results.tuning import Tuning
 
 pytestmark = pytest.mark.slow
 SMALL = (
@@ -36,7 +36,7 @@ def bench(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def tuning() -> Tuning:
-    found = Study(Path("runs/small")).tuning()
+    found = read_record(Path("runs/small"))
     assert found is not None
     return found
 
@@ -97,7 +97,7 @@ def test_a_killed_tune_goes_on_and_ends_with_an_answer_whose_commands_run() -> N
         other = msgspec.structs.replace(run.environment, device_name="Another CPU")
         path.write_bytes(schemas.RUN_RESULT.encode(msgspec.structs.replace(run, environment=other)))
     unfinished = msgspec.structs.replace(found, final=(), answer=None)
-    Path("runs/small/tuning.json").write_bytes(schemas.TUNING.encode(unfinished))
+    Path("runs/small/tuning.json").write_bytes(TUNING.encode(unfinished))
     refused = bench(*SMALL)
     assert refused.returncode == 2
     assert "and Another CPU" in refused.stderr

@@ -7,20 +7,22 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import request_of
 from launching import until
+from packages import module_at
 
 from harness.cli import run as bench_here
-from harness.launch.batches import find_batches
-from harness.plan.fitting import with_batches
-from harness.plan.surroundings import Limit
+from harness.features.tune.batches import BATCH_RUNS, search_batches
+from harness.features.tune.fitting import PROBE, Candidate, with_batches
+from harness.plan.surroundings import SHARE, Devices, Limit, Surroundings
 from harness.terminal.console import Console
 from results.files import is_busy
 from results.outcome import Outcome
 from results.plan import Plan
-from results.store import BATCH_RUNS, Study
+from results.store import Study
 
 SHORT = ("--budget", "0", "--block-steps", "2", "--warmup-steps", "0", "--quads", "0", "--repeats", "1")
 CALL = (
@@ -59,7 +61,7 @@ def test_runs_that_are_not_made_end_the_search_until_the_next_call(tmp_path: Pat
         return None
 
     for _ in range(2):
-        found = find_batches(study, curves, execute, request=request, order=None, console=Console())
+        found = search_batches(study, curves, execute, request=request, order=None, console=Console())
         assert found == 1
     assert len(asked) == 2
     assert len(study.plans()) == len(set(asked)) == 1
@@ -94,3 +96,24 @@ def test_it_is_found_once_and_a_killed_search_goes_on(bench: Bench, tmp_path: Pa
     assert "0 of 1 run to do" in again.stdout
     assert f"auto is {size} for gpt-nano, ddp: of the " in again.stdout
     assert probes(tmp_path) == found
+
+
+@pytest.mark.slow
+def test_it_finds_what_a_scan_of_the_devices_peaks_finds(ranks: Callable[..., Any], tmp_path: Path) -> None:
+    """Each rank records the peak of the device's allocator, in steps with all micro-batches and updates."""
+    # The cells of GPUs on a simulated device, and what a rank does with them.
+    streams = module_at(Path(__file__).parents[2] / "worker" / "test_streams.py")
+    base = streams.MLP | {"strategy": "ddp", "accumulation": 2, "steps": PROBE}
+    cells = [base | {"micro_batch": size} for size in range(1, 5)]
+    results = ranks(2, streams.run_cells, str(tmp_path), cells)
+    peaks = [
+        max(record["memory"].taken_bytes for record in records) for records in zip(*results, strict=True)
+    ]
+    assert peaks == sorted(set(peaks))
+    for scan, most in enumerate(peaks, 1):
+        gpu = Devices(gpu_name="A100-SXM4-80GB", gpu_bytes=round((most + 2**30 + 1) / SHARE))
+        cell = streams.cell_of(2, base | {"micro_batch": 1})
+        one, taken = Candidate(cell, Surroundings.of(cell, gpu, None)), dict[int, int | str]()
+        while (size := one.next_size(taken, 1, len(peaks))) is not None:
+            taken[size] = peaks[size - 1]
+        assert one.bracket(taken)[0] == scan

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from harness.tune.race import BLOCKS, FEWEST, Rung, finalists, next_rung, standings
+from harness.features.tune.race import BLOCKS, FEWEST, Rung, finalists, next_rung, standings
+from harness.features.tune.records import TunedSetting, TunedTrial
 from results.outcome import Outcome
-from results.tuning import TunedSetting, TunedTrial
 
 Rate = Callable[[Mapping[str, str], float], float | None]
 """Samples/s of a setting in a run of some seconds; None: it runs out of memory."""

@@ -7,10 +7,12 @@ final study, and is written again whenever one of them has changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
 from results.outcome import Outcome
+from results.schema import Schema
 from results.statistics import Metric
 
 TUNING_FILE = "tuning.json"
@@ -104,3 +106,14 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     def named(self) -> set[str]:
         """The ids of the settings that its trials and its final name."""
         return {*self.final, *(trial.setting for trial in self.trials)}
+
+
+# Version 1 is unreleased.
+TUNING = Schema("tuning", 1, Tuning, advice="delete it: the same bench tune command derives it from its runs")
+
+
+def read_record(root: Path) -> Tuning | None:
+    """The tune that the study in a folder is the final of; None without one. Raises SchemaError if it is
+    damaged."""
+    path = root / TUNING_FILE
+    return TUNING.read(path) if path.exists() else None

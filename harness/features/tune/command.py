@@ -35,8 +35,8 @@ def tune_command(
     flag with several values narrows or widens what is searched. The same command again continues where it
     stopped. docs/tuning.md says more.
     """
+    from harness.features.tune.call import Tune
     from harness.plan.study_file import StudyFile
-    from harness.tune.tune import Tune
 
     tune = Tune(StudyFile(**flags), space_file=Path(space) if space else None, arguments=arguments)
     if dry_run:

@@ -11,16 +11,16 @@ import pytest
 from generated_study import large_study
 from launching import a_result
 
+from harness.features.tune.answer import answer_of
+from harness.features.tune.call import Tune
+from harness.features.tune.records import TunedSetting, TunedTrial, Tuning, TuningAnswer
+from harness.features.tune.space import Space
 from harness.plan.study_file import StudyFile
-from harness.tune.answer import answer_of
-from harness.tune.space import Space
-from harness.tune.tune import Tune
 from reports.page.render import render_figures
 from results.outcome import Evidence, Outcome
 from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.statistics import Metric
-from results.tuning import TunedSetting, TunedTrial, Tuning, TuningAnswer
 
 PLAIN, VIEW, LARGE = "ddp", "ddp:bucket_view=true", "ddp:bucket_mb=100.0"
 RATES: Mapping[str, Sequence[float]] = {

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from harness.features.tune.fitting import Curve, place_of, with_batches
 from harness.launch.conduct import conduct_of
-from harness.plan.fitting import Curve, place_of
+from harness.plan.surroundings import Limit
 from harness.terminal.console import Console
 from results.cell import Cell, point
 from results.outcome import Outcome
@@ -16,11 +17,36 @@ from results.rebuild import rebuilt_plan
 from results.run import RunResult
 from results.store import Study, utc_now
 
+BATCH_RUNS = "batch"
+"""The folder of the study of the short runs."""
 Execute = Callable[[Study, Plan], int | None]
 """Runs what is left of a plan of a study. Returns an exit code if the command is to end with it."""
 
 
 def find_batches(
+    study: Study,
+    request: Request,
+    execute: Execute,
+    *,
+    limit: Limit,
+    order: Order | None,
+    console: Console,
+) -> Request | int:
+    """Give each series of a request the batch that earlier plans of the study or short runs have found.
+
+    Returns an exit code if the runs did not end; a later call continues from there.
+    """
+    request, curves = with_batches(request, earlier=study.plans(), limit=limit)
+    probes = Study(study.root / BATCH_RUNS)
+    found = search_batches(probes, curves, execute, request=request, order=order, console=console)
+    if isinstance(found, int):
+        return found
+    known = {one.work: one for one in found}
+    every = tuple(known.get(one.work, one) for one in request.batches or ())
+    return msgspec.structs.replace(request, batches=every)
+
+
+def search_batches(
     study: Study,
     curves: Sequence[Curve],
     execute: Execute,

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from harness.features.tune.records import TunedSetting, told
 from harness.plan.auto import AUTO
 from harness.plan.estimate import estimated_step_time
 from harness.plan.expand import base_cell, expand
@@ -28,7 +29,6 @@ from results.parts import Unknown
 from results.plan import Request, Rule
 from results.spec import split
 from results.strict_yaml import FileKind, Where
-from results.tuning import TunedSetting, told
 from strategies.catalog import STRATEGIES, group_layout
 from strategies.facts import AutoPoint
 from workloads.catalog import MEMBERS, WORKLOADS, facts

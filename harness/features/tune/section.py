@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from harness.features.tune.records import Contribution, TunedTrial, Tuning, told
 from reports import fields
 from reports.analysis.outcomes import outcome_words
 from reports.analysis.study import StudyFigures
@@ -12,7 +13,6 @@ from reports.page.description import Chart, Line, Point
 from reports.page.section import Block, Bullets, Command, Definition, Drawings, Paragraph, Section, Table
 from reports.table import Column, figures, table, words
 from reports.text import count, duration, metric, number, size
-from results.tuning import Contribution, TunedTrial, Tuning, told
 
 DEFINITION = Definition(
     "method-tuning",

@@ -213,6 +213,11 @@ def place_of(cell: Cell) -> str:
     return msgspec.structs.replace(cell, micro_batch=1, steps=StepPolicy()).id
 
 
+def fit_batches(request: Request, earlier: Sequence[Plan], limit: Limit) -> Request:
+    """Give each series of a request with `--batch-size auto` the batch of `with_batches`."""
+    return with_batches(request, earlier=earlier, limit=limit)[0]
+
+
 def with_batches(
     request: Request, *, earlier: Sequence[Plan], limit: Limit
 ) -> tuple[Request, tuple[Curve, ...]]:

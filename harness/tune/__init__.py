@@ -1,1 +1,0 @@
-"""Tuning: the space of settings, the race that finds the fastest that fits, and the answer."""
