@@ -242,6 +242,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the `results.features.Kind`, which knows the values."""
     values: dict[str, Any] = {}
 
+    @classmethod
+    def of(cls, kind: str, values: msgspec.Struct) -> Order:
+        """The order with these values, equal to the one that a file gives back."""
+        return cls(kind=kind, values=msgspec.json.decode(msgspec.json.encode(values)))
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """One expanded matrix of a study."""

@@ -30,7 +30,7 @@ class NetworkOrder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stored(self) -> Order:
         """The order as plans and launches store it."""
-        return Order(kind="network", values=msgspec.to_builtins(self))
+        return Order.of("network", self)
 
 
 def measured_groups(nodes: int, per_node: int) -> list[tuple[tuple[int, ...], int]]:

@@ -131,7 +131,7 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def stored(self) -> Order:
         """The order as plans and launches store it."""
-        return Order(kind="trained", values=msgspec.to_builtins(self))
+        return Order.of("trained", self)
 
     @property
     def goal(self) -> Target | None:

@@ -158,6 +158,13 @@ def test_an_interrupted_measurement_leaves_no_rank_and_continues(bench) -> None:
     assert "to do" in status.stdout
 
 
+def test_the_same_call_plans_its_measurement_once(tmp_path) -> None:
+    for _ in range(2):
+        network = Network(StudyFile(gpus="2", out=str(tmp_path / "net"), oversubscribe=True), NetworkOrder())
+        network._kept_plans(Study(network._root))
+    assert len(Study(tmp_path / "net").plan_paths()) == 1
+
+
 def test_a_measurement_that_failed_is_planned_again(tmp_path) -> None:
     network = Network(StudyFile(gpus="2", out=str(tmp_path / "net")), NetworkOrder())
     assert network._run_options.rerun_failed
