@@ -29,6 +29,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from harness.cli import run as run_bench
+from harness.features import FEATURES
 from results.job_store import JobStore
 from results.outcome import Outcome
 from results.run import RunResult
@@ -162,6 +163,13 @@ def _group(item: pytest.Item) -> str:
     fixtures = getattr(item, "fixturenames", ())
     shared = {"running_lab": "slurm", "small_study": "small study"}
     return next((group for fixture, group in shared.items() if fixture in fixtures), str(item.path))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a feature which this tree lacks."""
+    needed = {str(name) for mark in item.iter_markers("needs") for name in mark.args}
+    if absent := needed - set(FEATURES):
+        pytest.skip(f"there is no {', '.join(sorted(absent))} here")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -60,6 +60,7 @@ def test_the_studies_in_the_docs_can_be_read() -> None:
         assert STUDY_FILE.read(path).gpus is not None
 
 
+@pytest.mark.needs("slurm", "kubernetes", "manual")
 def test_the_page_of_options_says_what_they_declare() -> None:
     assert (ROOT / "docs" / "options.md").read_text() == reference(), "make reference writes it anew"
 

@@ -111,7 +111,7 @@ def test_every_launcher_is_held_to_the_laws() -> None:
 
 def test_an_unknown_launcher_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="there is no launcher 'nowhere'; --launcher is one of local,"):
+    with pytest.raises(UsageError, match="there is no launcher 'nowhere'; --launcher is one of local"):
         Matrix(StudyFile(gpus=1, launcher="nowhere"), study_file=None)
     assert not list(tmp_path.iterdir())
 

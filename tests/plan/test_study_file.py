@@ -107,7 +107,7 @@ def test_every_option_can_stand_in_a_study_file(tmp_path) -> None:
     warmup_steps: 20
     block_steps: 4
     quads: 3
-    launcher: slurm
+    launcher: local
     site: cluster.yaml
     partition: gpu
     account: me

@@ -431,12 +431,12 @@ def test_the_command_finds_the_study_where_it_lies(gpus) -> None:
 def test_the_command_says_where_the_study_runs(gpus, tmp_path, in_file) -> None:
     study = gpus(runs=3).study
     file = tmp_path / "study.yaml"
-    file.write_text("workload: mlp\ngpus: 2\nlauncher: slurm\nsite: a.yaml\n")
+    file.write_text("workload: mlp\ngpus: 2\nlauncher: local\nsite: a.yaml\n")
     words = (
         ("matrix", str(file), "--partition", "p1")
         if in_file
-        else ("matrix", "--launcher", "slurm", "--site=a.yaml", "--gpus", "1..8", "--partition", "p1")
+        else ("matrix", "--launcher", "local", "--site=a.yaml", "--gpus", "1..8", "--partition", "p1")
     )
     study.add_plan(msgspec.structs.replace(study.plans()[-1], command=words))
-    where = ("--launcher", "slurm", "--site", "a.yaml", "--partition", "p1")
+    where = ("--launcher", "local", "--site", "a.yaml", "--partition", "p1")
     assert place_words(study) == ("--out", str(study.root), *where)

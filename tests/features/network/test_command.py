@@ -50,7 +50,7 @@ def bench(bench_in: Callable[..., Bench], tmp_path: Path) -> Bench:
         (("--gpus", "2", "--collectives", "all-scatter"), "all-reduce"),
         (("--gpus", "2", "--collectives", ","), "all-reduce"),
         (("--gpus", "2", "--strategy", "ddp"), "--strategy"),
-        (("--launcher", "manual"), "--gpus"),
+        pytest.param(("--launcher", "manual"), "--gpus", marks=pytest.mark.needs("manual")),
         (("--read", "missing.txt", "--out", "found"), "missing.txt"),
         (("--read", "missing.txt"), "--out"),
         (("nowhere",), "nowhere"),
@@ -70,6 +70,7 @@ def test_a_dry_run_shows_the_launch_and_writes_nothing(bench) -> None:
     assert list(bench.folder.iterdir()) == []
 
 
+@pytest.mark.needs("slurm")
 def test_a_job_has_time_for_the_budget_of_each_repeat_and_for_its_start(bench) -> None:
     cluster = ("--launcher", "slurm", "--device", "cpu", "--gpus", "4", "--gpus-per-node", "2")
     done = bench("network", *cluster, "--budget", "2m", "--repeats", "3", "--dry-run")

@@ -16,6 +16,7 @@ CALL = ("network", "--gpus", "3", "--gpus-per-node", "1", "--collectives", "all-
 
 
 @pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_a_job_measures_the_groups_over_its_nodes(
     running_lab: Any, bench_in: Callable[..., Bench], tmp_path: Path
 ) -> None:

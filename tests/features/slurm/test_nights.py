@@ -25,6 +25,7 @@ def test_slurm_takes_the_options_of_the_scrontab(lab: object) -> None:
     subprocess.run(["bash", "-n", "-c", command], check=True)
 
 
+@pytest.mark.needs("gate")
 def test_a_night_whose_jobs_are_live_keeps_the_next_one_away(bench: Any, lab: Any) -> None:
     (bench.folder / "nightly.yaml").write_text("workload: mlp\ngpus: 1\nrepeats: 1\n")
     night = ("matrix", "nightly.yaml", "--fresh", "--launcher", "slurm")

@@ -322,16 +322,22 @@ CALL = ("train", "--workload", "mlp", "--gpus", "2", "--strategy", "ddp")
             (*CALL, "--epochs", "1", "--dataset", "digits,synthetic"),
             "synthetic data have no epochs; give --steps",
         ),
-        ((*CALL, "--steps", "9", "--launcher", "manual"), "bench train has no --launcher manual"),
-        ((*CALL, "--steps", "9", "--launcher", "kubernetes"), "bench train has no --launcher kubernetes"),
-        ((*CALL, "--steps", "9", "--launcher", "slurm"), "give its limit, such as --time 2h"),
+        *(
+            pytest.param((*CALL, "--steps", "9", "--launcher", name), said, marks=pytest.mark.needs(name))
+            for name, said in (
+                ("manual", "bench train has no --launcher manual"),
+                ("kubernetes", "bench train has no --launcher kubernetes"),
+                ("slurm", "give its limit, such as --time 2h"),
+            )
+        ),
         ((*CALL, "--steps", "9", "--elastic", "2"), "--elastic '2': write MIN:MAX nodes, such as 1:2"),
         ((*CALL, "--steps", "9", "--elastic", "1:2", "--oversubscribe"), "such as --gpus 2 --link 1gbit has"),
         *(
-            (
+            pytest.param(
                 (*CALL, "--steps", "9", "--elastic", "1:2", "--launcher", name),
                 "--elastic works only with virtual nodes of this host so far: leave --launcher "
                 f"{name} or --elastic out",
+                marks=pytest.mark.needs(name),
             )
             for name in ("slurm", "kubernetes", "manual")
         ),

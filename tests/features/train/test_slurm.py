@@ -20,6 +20,7 @@ CALL = (
 
 
 @pytest.mark.slow
+@pytest.mark.needs("slurm")
 def test_a_requeued_job_goes_on_from_its_last_checkpoint(
     lab: Any, bench_in: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_redacted_site_leaves_out_a_tune_without_a_final_and_keeps_the_others(
     assert [path.name for path in Path("public/studies").iterdir()] == ["1.html"]
 
 
+@pytest.mark.needs("slurm", "kubernetes")
 @pytest.mark.parametrize("words", [("slurm",), ("kubernetes", "--site", "site.yaml")])
 def test_a_job_of_less_time_than_the_call_is_refused_before_anything_is_written(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -121,6 +122,7 @@ def in_a_job(monkeypatch: pytest.MonkeyPatch, **site: object) -> Tune:
     return Tune(StudyFile(**OPTIONS, launcher="slurm", out="study", max_time="1h"))
 
 
+@pytest.mark.needs("slurm")
 def test_the_rungs_of_a_job_share_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     tune, ports = in_a_job(monkeypatch), list[str]()
     for _ in range(3):
@@ -130,6 +132,7 @@ def test_the_rungs_of_a_job_share_its_ports(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(set(ports)) == 3
 
 
+@pytest.mark.needs("slurm")
 def test_a_job_whose_nodes_have_another_device_than_before_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,11 +142,13 @@ def test_a_job_whose_nodes_have_another_device_than_before_is_refused(
         tune._require_one_device()
 
 
+@pytest.mark.needs("slurm")
 def test_runs_in_a_container_are_compared_by_their_code_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     tune = in_a_job(monkeypatch, container={"image": "a.sqsh"})
     assert tune._call.conditions(CODE).torch is None
 
 
+@pytest.mark.needs("slurm")
 def test_a_start_closes_the_launches_of_calls_before_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     tune, study = in_a_job(monkeypatch), Study(ROOT)
     JobStore(ROOT).add(a_job("0002-1x1"), document="", name="script.sh")
