@@ -20,7 +20,7 @@ from harness.features.train.files import checkpoints_folder, weights_path
 from harness.features.train.log import SavedCheckpoint, Started, TrainingLog, training_log
 from results.outcome import Outcome
 from results.record import RankRecord
-from results.store import BATCH_RUNS, Study
+from results.store import Study
 from workloads.build import build_workload
 
 pytestmark = pytest.mark.slow
@@ -217,13 +217,14 @@ def test_elastic_training_goes_on_on_the_nodes_that_are_left(links: None, tmp_pa
 
 
 @pytest.mark.long
+@pytest.mark.needs("tune")
 def test_training_probes_train_with_a_validation(bench_in: Callable[..., Any], tmp_path: Path) -> None:
     """The limit is generous: the number of samples to train on bounds the batch."""
     call = ("train", "--workload", "mlp", "--dataset", "digits", "--strategy", "ddp", "--gpus", "2")
     limits = ("--device", "cpu", "--batch-size", "auto", "--memory-limit-mb", "400", "--oversubscribe")
     done = bench_in(tmp_path)(*call, *limits, "--steps", "4", "--out", "study")
     assert done.code == 0, done.stderr
-    inner = Study(tmp_path / "study" / BATCH_RUNS)
+    inner = Study(tmp_path / "study" / "batch")
     logs = [training_log(inner, cell) for cell in inner.cell_ids()]
     assert any(log.validations for log in logs)
     assert not list(inner.root.glob("cells/*/training/checkpoints/step-*"))
