@@ -43,9 +43,11 @@ seam: $(VENV)/.installed-dev
 planted: $(VENV)/.installed-dev
 	$(BIN)/python tests/planted/plant.py $(WORDS)
 
-# How often the size that a report names is the true one, on generated studies (docs/costs.md).
+# How often the size that a report names is the true one, and the band of a replay holds the truth, on generated studies
+# (docs/costs.md, docs/projection.md).
 knee: $(VENV)/.installed
 	$(BIN)/python tests/reports/knee_quality.py
+	for table in $(wildcard tests/features/*/quality.py); do $(BIN)/python $$table || exit; done
 
 # Pictures of the report's sections for docs/report.md, of a generated study, by Chromium.
 gallery: $(VENV)/.installed-dev

@@ -170,16 +170,16 @@ class Matrix:
 
     def _check_batch_auto(self) -> None:
         """Refuse `--batch-size auto` where this call cannot measure, or another one must do equal work."""
-        if hook("find_batches") is None:
-            raise UsageError(
-                "--batch-size auto needs short runs of a feature that this installation lacks: give a number"
-            )
         here = f"find it on one host with --launcher {DEFAULT}, and give the number here"
         if VARIABLE in os.environ:
             raise UsageError(f"--batch-size auto may differ between the sides of a paired comparison: {here}")
         if not self._call.runs_plans_as_one:
             launcher = f"--launcher {self._launcher.name} leaves launches to others"
             raise UsageError(f"--batch-size auto measures before it plans, and {launcher}: {here}")
+        if hook("find_batches") is None:
+            raise UsageError(
+                "--batch-size auto needs short runs of a feature that this installation lacks: give a number"
+            )
 
     def show(self) -> None:
         """`--dry-run`: print the plan and its commands on stdout, and write nothing."""

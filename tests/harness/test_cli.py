@@ -24,6 +24,7 @@ from harness.matrix import Matrix
 from harness.plan.options import PRECISIONS
 from harness.plan.study_file import OPTIONS, StudyFile
 from results.errors import SYNONYMS, bench_call
+from results.features import features
 from results.plan import Pattern
 from results.store import Study
 from strategies.catalog import STRATEGIES
@@ -459,3 +460,28 @@ def test_a_study_whose_plan_was_damaged_is_told_and_the_same_command_goes_on(
     assert f"; 0 of {runs} runs to do" in capsys.readouterr().err
     assert Study(Path("study")).unplanned_cells() == []
     assert {path: path.read_bytes() for path in raw} == raw
+
+
+def test_a_batch_is_not_found_by_an_installation_without_the_feature_that_finds_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.features.FEATURES", ())
+    features.cache_clear()
+    try:
+        code, said = _error(
+            capsys,
+            "matrix",
+            "--gpus",
+            "1",
+            "--device",
+            "cpu",
+            "--batch-size",
+            "auto",
+            "--memory-limit-mb",
+            "400",
+        )
+    finally:
+        features.cache_clear()
+    assert code == 2
+    assert "needs short runs of a feature that this installation lacks: give a number" in said
+    assert not Path("runs").exists()

@@ -4,8 +4,7 @@ A generated study has the sizes 1, 2, ..., 128 under weak scaling. The yields of
 [0, 1], in the first table at least 0.1 from `PAYS_FROM`; the step times of its runs are normal about the true
 ones. Slow runs take 10 to 30 % longer and are marked as disturbed in every second study. In the table of
 holes each size after the first lacks its figure with a probability of a quarter; in its second row nodes have
-8 devices, and the step time grows by up to a half beyond a node. Replays miss the true step time by a random
-walk over the doublings.
+8 devices, and the step time grows by up to a half beyond a node.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from harness.features.project.bands import band
-from harness.features.project.laws import Steps
-from harness.features.project.series import REPLAY, Replayed, scaled
 from reports.analysis.holes import reach
 from reports.analysis.knee import PAYS_FROM, SURE_FROM, Knee, Size, knee_of
 from reports.analysis.pooling import undisturbed
@@ -100,31 +96,13 @@ def holes_table(random: np.random.Generator, studies: int) -> None:
         print(f"| {name} | {len(sure):,} | {shares[0]} | {len(ranges):,} | {shares[1]} |")
 
 
-def replay_table(random: np.random.Generator, studies: int) -> None:
-    """Print how often the band of a replay at twice the largest size holds the true step time."""
-    print("\n| error of the replay a doubling | studies | answered | in the band |\n|---|---|---|---|")
-    gpus = (8, 16, 32)
-    for error in (0.01, 0.02, 0.03, 0.04, 0.06):
-        inside = []
-        for _ in range(studies):
-            true = np.exp(np.cumsum(random.normal(0, error, len(gpus) + 1)))
-            replays = {size: Replayed(step_ns=1.0, loss="") for size in gpus}
-            answered = scaled(Steps(gpus=gpus, ns=tuple(true[:-1]), pool_slope=0.0), replays)
-            if not isinstance(answered, str):
-                about = band(REPLAY, 1.0, answered[1])
-                inside.append(about.low <= true[-1] / answered[0] <= about.high)
-        share = 100 * len(inside) / studies
-        print(f"| {100 * error:g} % | {studies:,} | {share:.0f} % | {100 * np.mean(inside):.1f} % |")
-
-
 @click.command()
 @click.option("--studies", default=500, show_default=True, help="Studies of each condition.")
 @click.option("--seed", default=1, show_default=True, help="Seed of the generated studies.")
 def main(studies: int, seed: int) -> None:
-    """Print the tables of holes and replays, the share of true sizes, and the odds against it."""
+    """Print the table of holes, the share of true sizes, and the odds against it."""
     random = np.random.default_rng(seed)
     holes_table(np.random.default_rng(seed), studies)
-    replay_table(np.random.default_rng(seed), studies)
     claims: dict[int, list[tuple[float, bool]]] = defaultdict(list)
     for margin in (0.1, 0.0):
         print(f"\n| noise, runs a size (margin {margin:g}) | no slow run | 1 slow run | 2 slow runs |")
