@@ -44,7 +44,7 @@ class PlannedJob:
 
     launches: tuple[PlannedLaunch, ...]
     baseline: Cell | None
-    """Timed in addition to its own cells; None if it is one of them, or if the job trains."""
+    """Timed in addition to its own cells; None if it is one of them, or if the plan has an order."""
     estimate_s: float
 
     @property

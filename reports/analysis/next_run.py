@@ -70,8 +70,8 @@ class NextRun:
 def next_run(study: StudyFigures) -> NextRun | None:
     """The run that the study needs next.
 
-    None if every planned cell has a figure and no size is open. Also None for a study of trainings or of the
-    network: the call that ordered them continues them.
+    None if every planned cell has a figure and no size is open. Also None for a study with an order: the call
+    that ordered it continues it.
     """
     if any(plan.order is not None for plan in study.plans):
         return None
