@@ -149,6 +149,8 @@ class LauncherLaws:
 
     def test_an_option_that_it_does_not_read_is_named(self) -> None:
         others = {name for each in launchers() for name in each.options} - self.launcher.options
+        if not others:
+            pytest.skip("no other launcher here reads an option that this one does not")
         unread = [name for name in GIVEN if name in others]
         assert unread, "add to GIVEN an option that this launcher does not read"
         done = self.call(dry_run=True, **{unread[0]: GIVEN[unread[0]]})
