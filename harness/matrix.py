@@ -63,9 +63,9 @@ class Matrix:
     """One `bench matrix` call."""
 
     order: Order | None = None
-    """What is done with the cells; None: their steps are measured."""
+    """The work of the ranks; None: they measure steps."""
     short_order: Order | None = None
-    """What is done with a cell to find out whether its batch fits; None: a few of its steps are measured."""
+    """The work that finds out whether the batch of a cell fits; None: a few measured steps."""
 
     def __init__(
         self, options: StudyFile, *, study_file: Path | None, arguments: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What features add to the core. The core asks here by name, and imports a place when it uses it.
+"""The registry of features. The core asks here by name, and imports a place when it uses it.
 
 A feature is a folder of `harness/features/`, which is named in the table there and whose package declares a
 `Feature`. Other packages add commands, kinds, sections and launchers by entry points. A place is
@@ -91,7 +91,7 @@ class Kind:
     conduct: str = "harness.launch.conduct:Conduct"
     """The place of a class derived from `harness.launch.conduct.Conduct`."""
     sections: tuple[str, ...] = ()
-    """Anchors of the sections of its page, in their order; empty: those of a measured study."""
+    """Anchors of the sections of its page, in their order; empty: the sections of a measured study."""
     shows: str = ""
     """The name of figures without which its page is the page of a measured study; empty: it needs none."""
     phases: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """What one feature adds, by name."""
+    """Everything that one feature adds, by name."""
 
     commands: Mapping[str, Command] = field(default_factory=dict)
     kinds: tuple[Kind, ...] = ()

@@ -76,7 +76,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     forks: bool = False
     """Whether each slot is run by a separate process, which is forked from the rank and ends with the run."""
     order: Order | None = None
-    """What is done with its cells; None: their steps are measured."""
+    """The work of its ranks; None: they measure steps."""
     env: tuple[str, ...] = ()
     """Environment variables of its cells (`Cell.env`)."""
     python: str | None = None

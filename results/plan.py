@@ -236,7 +236,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks do with cells that are not measured."""
+    """The work of ranks on cells that are not measured."""
 
     kind: str
     """The name of the `results.features.Kind`, which knows the values."""
@@ -266,7 +266,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unpredicted: dict[str, str] = {}
     """Why the memory of a workload's cells is not predicted; empty in plans from before reasons were kept."""
     order: Order | None = None
-    """What is done with its cells; None: their steps are measured."""
+    """The work of the ranks; None: they measure steps."""
 
     @property
     def kind(self) -> Kind:

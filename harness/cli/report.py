@@ -68,7 +68,7 @@ def _given_options(function: Function) -> Function:
 
 
 def _given(options: dict[str, Any]) -> dict[str, str]:
-    """What a call gives features, taken out of its options; what it leaves out may have a default."""
+    """Take the options of features out of the options of a call; a missing option may have a default."""
     found = {
         name: options.pop(name) or (load(one.default)() if one.default else None)
         for name, one in features.given().items()

@@ -38,7 +38,7 @@ class Conduct:
         self.plan = plan
 
     def header(self, study: Study, left: int) -> list[str] | None:
-        """The lines that state the study, of which `left` runs are left; None for those of a matrix."""
+        """The lines that state the study, of which `left` runs are left; None for the lines of a matrix."""
         return None
 
     def summary(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a report assumes of prices and times, by flags, a price file and the profile of the site."""
+"""Reads the assumptions of a report on prices and times: flags, a price file and the profile of the site."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Reading:
 
     study: Study
     figures: StudyFigures
-    """The figures of the study, so far without those of features."""
+    """The figures of the study, before features have added their figures."""
     console: Console
     redact: bool = False
     """Whether names of hosts, users and folders must not be read."""
@@ -37,7 +37,7 @@ class Reading:
     """Files and folders that the call names, such as the nights of `--history`, by option."""
 
     def with_added(self) -> StudyFigures:
-        """The figures with those of all features, and with the cells that their conducts call done."""
+        """The figures, to which all features have added, with the cells that their conducts call done."""
         done = (conduct_of(plan).done(self.study) for plan in self.figures.plans)
         added = {name: read(self) for name, read in readers().items()}
         kind = self.figures.kind if self.figures.plans else kind_of_file(self.study.root)

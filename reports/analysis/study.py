@@ -134,7 +134,7 @@ class StudyFigures:
     complete: frozenset[str] = frozenset()
     """Ids of the cells that need no run, whatever their runs."""
     added: Mapping[str, Any] = field(default_factory=dict)
-    """What features have read for their sections, by name."""
+    """The figures that features have read for their sections, by name."""
     placed: tuple[str, ...] = ()
     """The words of a `bench matrix` call by which it finds the study and its cluster; none: `--name NAME`."""
     steps: Callable[[RunResult], Mapping[int, StepColumns]] = lambda run: {}

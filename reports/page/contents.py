@@ -52,7 +52,7 @@ GROUP = "bench.sections"
 
 
 def all_sections() -> Mapping[str, Maker]:
-    """Every section of bench, by anchor: the core's, and those of features at their places."""
+    """Every section of bench, by anchor: the sections of the core and of all features."""
     own = features.sections()
     return {**SECTIONS, **{name: load(one.place) for name, one in own.items()}, **APPENDIX}
 
@@ -86,7 +86,7 @@ def appendix(study: StudyFigures) -> tuple[Section, ...]:
 
 
 def _sections(study: StudyFigures) -> Mapping[str, Maker]:
-    """The sections of a page in their order, without those of other packages and the appendix."""
+    """The sections of a page in their order, without sections of other packages and without the appendix."""
     every = all_sections()
     if study.kind.sections:
         return {name: every[name] for name in study.kind.sections if name in every}

@@ -282,7 +282,7 @@ def until_nothing_is_left(folder: Path, *words: str) -> str:
 
 
 SOME = ("figures", "calls")
-"""Parts of a few launches, and both of its own programs."""
+"""Parts of a few launches each, which together use both programs."""
 # `correct` has a test below.
 ALL = tuple(part for part in load().PARTS if part != "correct")
 

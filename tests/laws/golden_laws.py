@@ -1,4 +1,4 @@
-"""What every schema keeps to: files of each version are read, and damaged ones refused."""
+"""The laws of every schema: files of each version are read, and damaged ones refused."""
 
 from __future__ import annotations
 

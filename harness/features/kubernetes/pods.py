@@ -85,7 +85,7 @@ class PodStarter(Starter):
 
 
 def studies_of(study: Study) -> list[Study]:
-    """The studies that launches of a job may be in: its own study, and those of short runs inside it."""
+    """The studies that launches of a job may be in: its own, and the studies of short runs inside it."""
     return [study, *(Study(study.root / name) for name in inner_folders())]
 
 

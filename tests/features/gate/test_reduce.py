@@ -1,4 +1,4 @@
-"""What the gate keeps of a study: its metrics are documented, and a cell that is not proven has failed."""
+"""The gate's figures of a study: its metrics are documented, and a cell that is not proven has failed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Jobs of Slurm: how their ends are found out, and what a job looks at before it begins.
 
-A queue that answers as told is for states that are hard to bring about in a lab.
+Queues with given answers are for states that are hard to bring about in a lab.
 """
 
 from __future__ import annotations

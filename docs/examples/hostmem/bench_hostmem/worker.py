@@ -1,4 +1,4 @@
-"""What a rank does: it copies an array again and again while all other ranks copy theirs."""
+"""The work of a rank: copy an array repeatedly while all other ranks copy their arrays."""
 
 from __future__ import annotations
 

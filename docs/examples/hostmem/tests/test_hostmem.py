@@ -1,4 +1,4 @@
-"""The package beside bench, as pip installs it: its command measures two ranks, and the page shows them."""
+"""The package, installed as pip does it: its command measures two ranks, and the page shows them."""
 
 from __future__ import annotations
 

@@ -420,7 +420,7 @@ def _incomparable(base: str, new: str, reason: str) -> Comparison:
 
 
 def status(folder: Path) -> str | None:
-    """Say that a folder has paired comparisons; None if it has none."""
+    """Say that a folder has paired comparisons; None if it lacks them."""
     pairs = sorted(folder.glob(f"*/{CALL}"))
     if not pairs:
         return None
