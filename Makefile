@@ -47,7 +47,7 @@ planted: $(VENV)/.installed-dev
 # (docs/costs.md, docs/projection.md).
 knee: $(VENV)/.installed
 	$(BIN)/python tests/reports/knee_quality.py
-	for table in $(wildcard tests/features/*/quality.py); do $(BIN)/python $$table || exit; done
+	for table in $(wildcard tests/features/*/bands.py); do $(BIN)/python $$table || exit; done
 
 # Pictures of the report's sections for docs/report.md, of a generated study, by Chromium.
 gallery: $(VENV)/.installed-dev

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from harness.launch.check import can_check, check, check_request, count_own_parts
+from harness.launch.conduct import conduct_of
 from harness.launch.machine import Machine
 from harness.launch.preflight import (
     amd_only,
@@ -467,7 +468,8 @@ class Matrix:
             write_report(study, figures, self._console)
         results = study.review().counted(results)
         conditions = self._call.conditions(planned_code([plan]))
-        done = tally(results, plan, conditions, rerun_failed=True).ok_runs
+        by_kind = conduct_of(plan).done(study)
+        done = tally(results, plan, conditions, rerun_failed=True, done=by_kind).ok_runs
         missing = sum(done.get(cell.id, 0) < plan.request.repeats for cell in plan.cells)
         if missing:
             incomplete = f"{count(missing, 'cell')} of {len(plan.cells)} without all runs"

@@ -25,10 +25,10 @@ from results.run import RunResult
 
 KEPT_FIELDS = frozenset(
     {"run_id", "run_ids", "launch_id", "fingerprint", "code_hash", "commit", "user_commit", "names_hash"}
-    | {"source_hash", "dataset_hash"}
+    | {"source_hash", "dataset_hash", "kind"}
     | {"created_at", "started_at", "at", "state", "python", "torch", "driver", "cuda", "nccl"}
 )
-"""Hashes, times, versions and random ids: they do not identify anyone, and some look like addresses."""
+"""Hashes, times, versions, kinds and random ids: they identify nobody, and some look like addresses."""
 _NOBODY = frozenset({"root", "user", "bench", "localhost"})
 """Names that do not identify anyone."""
 _EDGE, _END = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"

@@ -95,11 +95,13 @@ class Kind:
     shows: str = ""
     """The name of figures without which its page is the page of a measured study; empty: it needs none."""
     phases: Mapping[str, str] = field(default_factory=dict)
-    """The phases of its runs in words, by the event of a rank's log that begins each."""
+    """The phases of its runs in words, by the event of a rank's log that begins each; not shown for kinds of
+    other packages."""
     has_steps: bool = True
     """Whether a good run needs step times; otherwise a cell with a good run is complete without figures."""
     file: str = ""
-    """The file in a study's folder by which a study without plans is known to be of this kind."""
+    """The file in a study's folder by which a study without plans is known to be of this kind; not looked for
+    with kinds of other packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,12 @@ def kind_of_file(root: Path) -> Kind:
 def own_kinds() -> tuple[Kind, ...]:
     """The kinds of bench itself."""
     return (MEASURED, *(kind for each in features().values() for kind in each.kinds))
+
+
+def home_of_kind(name: str) -> str | None:
+    """The folder of the feature that has a kind, in the tree of bench; None if no feature has it."""
+    homes = (feature for feature, one in features().items() if any(kind.name == name for kind in one.kinds))
+    return next((f"harness/features/{feature}" for feature in homes), None)
 
 
 def phases() -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -19,7 +20,7 @@ from results.cell import (
     StepPolicy,
     label,
 )
-from results.errors import UsageError
+from results.errors import SchemaError, UsageError
 from results.features import MEASURED, Kind, kind_named
 from results.notation import NO_LINK
 
@@ -235,6 +236,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, order=True):
         return self.nodes * self.gpus_per_node
 
 
+T = TypeVar("T")
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The work of ranks on cells that are not measured."""
 
@@ -246,6 +250,17 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, kind: str, values: msgspec.Struct) -> Order:
         """The order with these values, equal to the one that a file gives back."""
         return cls(kind=kind, values=msgspec.json.decode(msgspec.json.encode(values)))
+
+
+def read_values(values: Mapping[str, Any], as_type: type[T]) -> T:
+    """Read the values of a stored order as the type of its kind. Raises SchemaError if they do not fit it."""
+    try:
+        return msgspec.convert(values, as_type)
+    except msgspec.ValidationError as error:
+        raise SchemaError(
+            f"the order of a plan or launch is damaged: {error}; remove the plan, and repeat the command "
+            f"that wrote it"
+        ) from error
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

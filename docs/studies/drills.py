@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness.features.train.log import Started, Steps, TrainingLog
+from harness.features.train.log import Started, Steps, TrainingLog, training_log
 from harness.features.train.trained import Recovery, recoveries
 from results.store import Study, utc_now
 
@@ -171,7 +171,7 @@ def called(folder: Path, command: tuple[str, ...]) -> list[str]:
 
 def log(folder: Path) -> TrainingLog:
     cells = sorted((folder / "cells").glob("*")) if folder.exists() else []
-    return Study(folder).training_log(cells[0].name) if cells else TrainingLog()
+    return training_log(Study(folder), cells[0].name) if cells else TrainingLog()
 
 
 def came_back(found: TrainingLog, *, launches: int) -> bool:

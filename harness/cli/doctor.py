@@ -59,7 +59,7 @@ def doctor_command(site: str | None, *, noise: bool, budget: str, baselines: Pat
     if noise:
         measure_noise = hook("measure_noise")
         if measure_noise is None:
-            raise UsageError("--noise needs the feature gate, which this installation lacks")
+            raise UsageError("--noise needs a feature that this installation lacks")
         return int(measure_noise(budget, baselines))
     # The profile is checked first: if it has an error, that error is the only output.
     found = None if site is None else _site_checks(Path(site))

@@ -57,8 +57,8 @@ class JobCall(LauncherCall):
         site's time limit is shorter.
         """
         raise UsageError(
-            f"--launcher {self._launcher} does not start the launches of a call in a job: run bench tune "
-            f"with --launcher local on one of its nodes"
+            f"--launcher {self._launcher} does not start the launches of a call in a job: make the "
+            f"same call with --launcher local on one of its nodes"
         )
 
     def limit_of_call_s(self, limits: TimeLimits, most_s: float) -> float:

@@ -23,9 +23,10 @@ from results.cell import Cell
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.extensions import extensions
-from results.features import KINDS
+from results.features import KINDS, home_of_kind
 from results.plan import Order, Plan
 from results.spec import split
+from results.version import VERSION
 
 PACKAGES = ("results", "workloads", "strategies", "slurm", "reports", "harness")
 _MEASURED = (
@@ -77,10 +78,10 @@ def code_version(source: Path | None = None) -> CodeVersion:
     )
 
 
-def code_hash(folder: Path) -> str:
+def code_hash(folder: Path, parts: Collection[str] = _MEASURED) -> str:
     """16 hex digits over everything that runs inside the measured process, as `what_runs` reads it."""
     digest = hashlib.sha256()
-    for part in _MEASURED:
+    for part in parts:
         place = folder / part
         for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
             digest.update(f"{path.relative_to(folder)}\0".encode())
@@ -163,8 +164,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def packages_of(cells: Collection[Cell], *orders: Order | None) -> dict[str, str]:
-    """`PACKAGE VERSION HASH` by `strategy gossip`: each name in these cells, and each kind of these orders,
-    that another package adds; of the engine of one of bench's own strategies `PACKAGE VERSION`.
+    """`PACKAGE VERSION HASH` by `strategy gossip`: each name in these cells that another package adds, and
+    each kind of these orders; of the engine of one of bench's own strategies `PACKAGE VERSION`.
 
     None of it is imported. Raises ExtensionError for an entry point whose module is not there.
     """
@@ -185,8 +186,11 @@ def packages_of(cells: Collection[Cell], *orders: Order | None) -> dict[str, str
         if name in catalog.offered
     }
     kinds = extensions(KINDS)
-    for name in sorted({order.kind for order in orders if order is not None} & kinds.keys()):
-        found[f"kind {name}"] = kinds[name].code
+    for name in sorted({order.kind for order in orders if order is not None}):
+        if name in kinds:
+            found[f"kind {name}"] = kinds[name].code
+        elif (home := home_of_kind(name)) is not None:
+            found[f"kind {name}"] = f"bench {VERSION} {code_hash(checkout(), (home,))}"
     named = {split(cell.strategy)[0] for cell in cells}
     for facts in STRATEGIES.all_facts:
         if facts.engine is not None and facts.name in named:

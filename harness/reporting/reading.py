@@ -16,7 +16,7 @@ from harness.plan.study_file import STUDY_FILE
 from harness.terminal.console import Console
 from reports.analysis.study import StudyFigures
 from reports.text import count
-from results.errors import SchemaError, UsageError
+from results.errors import SchemaError, StoreError, UsageError
 from results.features import MEASURED, kind_of_file
 from results.features import figures as readers
 from results.job_store import JobStore
@@ -38,13 +38,17 @@ class Reading:
 
     def with_added(self) -> StudyFigures:
         """The figures, to which all features have added, with the cells that their conducts call done."""
-        done = (conduct_of(plan).done(self.study) for plan in self.figures.plans)
+        done = set[str]()
+        for plan in self.figures.plans:
+            # What cannot be read of a cell is told by the reader of its feature.
+            with suppress(StoreError):
+                done |= conduct_of(plan).done(self.study) or frozenset()
         added = {name: read(self) for name, read in readers().items()}
         kind = self.figures.kind if self.figures.plans else kind_of_file(self.study.root)
         return replace(
             self.figures,
             kind=kind if added.get(kind.shows, True) else MEASURED,
-            complete=frozenset().union(*filter(None, done)),
+            complete=frozenset(done),
             added=added,
         )
 

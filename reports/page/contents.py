@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from reports.analysis.study import StudyFigures
@@ -23,7 +24,7 @@ from reports.page.sections.summary import summary_section
 from reports.page.sections.table import table_section
 from results import features
 from results.errors import ExtensionError
-from results.extensions import extensions
+from results.extensions import Extension, extensions
 from results.registry import load
 
 Maker = Callable[[StudyFigures], Section | None]
@@ -61,23 +62,30 @@ def contents(study: StudyFigures) -> tuple[Section, ...]:
     """Make every section that has content for this study; the anchor of another package's section is its
     name.
 
-    Raises ExtensionError if two have one name.
+    Sections of other packages follow all others, unless the kind of the study places them. Raises
+    ExtensionError if two have one name.
     """
-    made = [*_made(_sections(study), study)]
-    for name, extension in extensions(GROUP, {*all_sections(), "method"}).items():
-        try:
-            make = extension.load()
-            section = make(study) if callable(make) else make
-            if section is not None and not isinstance(section, Section):
-                raise extension.wrong(make, "a function that gives a Section or None")
-        except Exception as error:
-            # An error in the code of another package must not prevent the rest of the page.
-            failed = f"{extension} failed: {type(error).__name__}: {error}"
-            reason = str(error) if isinstance(error, ExtensionError) else failed
-            section = Section(anchor=name, title=name, blocks=(Paragraph(reason, "none"),))
-        if section is not None:
-            made.append(replace(section, anchor=name))
-    return tuple(made)
+    own = all_sections()
+    added = {
+        name: partial(_of_package, name, one) for name, one in extensions(GROUP, {*own, "method"}).items()
+    }
+    placed = _sections(study, {**own, **added})
+    return _made(placed | {name: make for name, make in added.items() if name not in placed}, study)
+
+
+def _of_package(name: str, extension: Extension, study: StudyFigures) -> Section | None:
+    """Make the section of another package; an error in its code must not prevent the rest of the page."""
+    try:
+        make = extension.load()
+        section = make(study) if callable(make) else make
+        if section is not None and not isinstance(section, Section):
+            raise extension.wrong(make, "a function that gives a Section or None")
+    except Exception as error:
+        # Whatever the code of another package raises.
+        failed = f"{extension} failed: {type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, ExtensionError) else failed
+        section = Section(anchor=name, title=name, blocks=(Paragraph(reason, "none"),))
+    return None if section is None else replace(section, anchor=name)
 
 
 def appendix(study: StudyFigures) -> tuple[Section, ...]:
@@ -85,9 +93,8 @@ def appendix(study: StudyFigures) -> tuple[Section, ...]:
     return () if study.kind.sections else _made(APPENDIX, study)
 
 
-def _sections(study: StudyFigures) -> Mapping[str, Maker]:
-    """The sections of a page in their order, without sections of other packages and without the appendix."""
-    every = all_sections()
+def _sections(study: StudyFigures, every: Mapping[str, Maker]) -> dict[str, Maker]:
+    """The sections of a page in their order: those that its kind names, else the sections of bench."""
     if study.kind.sections:
         return {name: every[name] for name in study.kind.sections if name in every}
     added = {name: (every[name], one.after) for name, one in features.sections().items() if one.after}

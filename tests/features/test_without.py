@@ -37,7 +37,5 @@ def test_the_core_works_without_a_feature(feature, tmp_path) -> None:
     report = without.call("-m", "harness.cli", "report", "runs/study", at=copy)
     assert report.returncode == 0, report.stderr
     assert "In short" in (copy / "runs/study/report.html").read_text(encoding="utf-8")
-    collected = without.call(
-        "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", "tests", at=copy
-    )
+    collected = without.call("-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", at=copy)
     assert collected.returncode == 0, collected.stdout[-3000:]

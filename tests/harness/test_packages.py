@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from packages import install
 
 from harness.launch.tally import Conditions
 from harness.machine.code import (
+    checkout,
+    code_hash,
     code_version,
     packages_of,
     planned_code,
@@ -25,6 +28,7 @@ from harness.plan.study_file import StudyFile
 from results.environment import CodeVersion
 from results.errors import MachineError
 from results.extensions import forget_packages
+from results.features import MEASURED, home_of_kind, own_kinds
 from results.plan import Order
 from strategies.catalog import STRATEGIES
 
@@ -60,7 +64,6 @@ def test_a_plan_and_a_launch_have_the_code_of_the_kind_that_they_order(module: P
     far = Order(kind="far")
     (code,) = packages_of([OTHER]).values()
     assert packages_of([PLAIN], far, None) == {"kind far": code}
-    assert packages_of([PLAIN], Order(kind="network")) == {}
     planned = with_packages(CODE, [PLAIN], far)
     require_planned_packages(planned, [PLAIN], far)
     module.write_text("EDITED = True\n")
@@ -127,3 +130,18 @@ def test_the_users_commit_is_that_of_the_folder_that_a_plan_reads_files_from(
     )
     assert planned_code([plain, reading]).user_commit == head.strip()
     assert planned_code([plain]).user_commit == code_version().user_commit != head.strip()
+
+
+def test_the_code_of_a_kind_of_bench_is_all_of_its_feature(tmp_path: Path) -> None:
+    for kind in own_kinds():
+        home = home_of_kind(kind.name)
+        assert (home is None) is (kind is MEASURED)
+        found = packages_of([], Order(kind=kind.name))
+        assert list(found) == ([] if home is None else [f"kind {kind.name}"])
+        if home is not None:
+            copy = tmp_path / home
+            shutil.copytree(checkout() / home, copy)
+            assert found[f"kind {kind.name}"].endswith(code_hash(tmp_path, (home,)))
+            last = sorted(copy.rglob("*.py"))[-1]
+            last.write_text(f"{last.read_text()}\nEDITED = 1\n")
+            assert not found[f"kind {kind.name}"].endswith(code_hash(tmp_path, (home,)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 from paths import paths_of_functions
 
 from harness.features import FEATURES
+from results import schemas
+from results.schema import Schema
 
 ROOT = Path(__file__).parents[2]
 HOME = "harness/features/"
@@ -69,6 +73,21 @@ def test_of_a_feature_one_place_imports_a_library(library, place) -> None:
         if module.split(".")[0] == library and f"/{place}" not in file
     }
     assert found == set()
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_schema_of_a_feature_has_golden_files(feature) -> None:
+    names = {
+        value.name
+        for file in sources()
+        if feature_of(file) == feature and "Schema(" in (ROOT / file).read_text()
+        for value in vars(importlib.import_module(file.removesuffix(".py").replace("/", "."))).values()
+        if isinstance(value, Schema) and value not in vars(schemas).values()
+    }
+    golden = {path.stem.rpartition("-")[0] for path in ROOT.glob(f"tests/features/{feature}/golden/*.json")}
+    # A file that bench ships is read as it is.
+    shipped = (json.loads(path.read_text())["schema"] for path in (ROOT / HOME / feature).glob("*.json"))
+    assert names == golden | {name.removeprefix("bench/") for name in shipped}
 
 
 def test_no_more_functions_have_many_paths() -> None:

@@ -136,7 +136,7 @@ def _reasons(
         for cell in study.cell_ids()
         for folder in study.kept_folder(cell).glob("*/")
     ]
-    for name in sorted({folder.name for folder in kept if any(folder.iterdir())}):
+    for name in sorted({folder.name for folder in kept if any(folder.glob("[!.]*"))}):
         yield f"it has {name} of {KEPT}, which no measurement gives again: remove the folder yourself"
     for study in studies:
         store = JobStore(study.root)

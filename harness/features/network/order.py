@@ -11,7 +11,7 @@ from harness.launch.conduct import Conduct
 from harness.plan.schedule import PlannedLaunch
 from reports.text import count, devices, duration
 from results.network import Collective
-from results.plan import Order
+from results.plan import Order, read_values
 from results.store import Study
 
 
@@ -25,7 +25,7 @@ class NetworkOrder(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> NetworkOrder:
         """Read the values of a stored order."""
-        return msgspec.convert(values, cls)
+        return read_values(values, cls)
 
     @property
     def stored(self) -> Order:

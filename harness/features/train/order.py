@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from results.errors import UsageError
-from results.plan import Order
+from results.plan import Order, read_values
 from workloads.shape import METRICS
 
 MetricName = str
@@ -126,7 +126,7 @@ class TrainOrder(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> TrainOrder:
         """Read the values of a stored order."""
-        return msgspec.convert(values, cls)
+        return read_values(values, cls)
 
     @property
     def stored(self) -> Order:

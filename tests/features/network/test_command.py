@@ -182,3 +182,11 @@ def test_virtual_nodes_over_links_are_a_level_of_their_own(links: None, bench) -
     large = [row for row in table.measurements if row.nodes == 2 and row.array_bytes >= 2**20]
     assert large
     assert all(row.busbw < 1.3 * 25e6 for row in large if row.collective == "all-reduce")
+
+
+def test_a_stored_order_reads_to_the_same_for_ever() -> None:
+    """As plans of version 3 and later have it."""
+    stored = {"collectives": ["all-reduce", "send"], "largest_bytes": 1048576}
+    order = NetworkOrder(collectives=("all-reduce", "send"), largest_bytes=2**20)
+    assert NetworkOrder.of(stored) == order
+    assert order.stored.values == stored

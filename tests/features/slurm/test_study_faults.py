@@ -118,7 +118,7 @@ def scene(bench: Bench, faulty_model: Callable[..., tuple[str, ...]]) -> Scene:
 SITE = "{{gpu_request: none, directives: {{{where}}}, time: {{signal: 22s}}}}"
 NEAR_S = 60
 """Seconds to the end of a job after its limit was changed; its profile asks for a notice 22 s before."""
-STANDING = ("cancelled", "requeued", "preempted", "near its limit", "killed", "copied")
+STANDING = ("cancelled", "requeued", "preempted", "near its limit", "past its limit", "killed", "copied")
 """Studies whose rank stands still while something happens to their jobs."""
 
 
@@ -166,9 +166,9 @@ def _disturb(lab: Any, found: dict[str, Scene]) -> None:
     urgent = ("--partition=urgent", "--nodelist=n4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     lab.command("sbatch", *urgent)
     # The controller looks every 30 seconds, and gives a notice up to 30 seconds early.
-    near = found["near its limit"]
-    near.told_at = time.time()
-    lab.command("scontrol", "update", f"JobId={near.job_id}", f"EndTime=now+{NEAR_S}")
+    for name, end in (("near its limit", NEAR_S), ("past its limit", 1)):
+        found[name].told_at = time.time()
+        lab.command("scontrol", "update", f"JobId={found[name].job_id}", f"EndTime=now+{end}")
     (program,) = [p for p in found["killed"].bench.processes() if "harness.launchers.program" in p.cmdline()]
     program.kill()
     for nodes in ("--nodes=1", "--nodes=2"):
@@ -230,6 +230,12 @@ def test_a_rank_that_hangs_leaves_its_stack(again: dict[str, Scene]) -> None:
     [
         ("cancelled", Outcome.CANCELLED, "the job was asked to end: it was cancelled"),
         ("near its limit", Outcome.TIMED_OUT, "the job's time limit was near"),
+        # Slurm gives the notice and ends the job in the same look at its time: either may be heard first.
+        (
+            "past its limit",
+            Outcome.TIMED_OUT,
+            "the job was asked to end: Slurm ended it due to time limit|the job's time limit was near",
+        ),
         ("killed", Outcome.MISSING_RANKS, ".*SIGKILL.*"),
     ],
 )

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from harness.features.train.order import Target, TrainOrder, read_target
-from results.errors import UsageError
+from results.errors import SchemaError, UsageError
 from results.plan import Order
 
 
@@ -59,3 +59,23 @@ def test_an_order_is_equal_to_what_its_file_gives_back() -> None:
     order = TrainOrder(steps=10, elastic=(1, 2)).stored
     assert msgspec.json.decode(msgspec.json.encode(order), type=Order) == order
     assert TrainOrder.of(order.values) == TrainOrder(steps=10, elastic=(1, 2))
+
+
+STORED = {
+    **{"epochs": 3, "steps": None, "checkpoint_every": 50, "keep": 2, "best": "val_accuracy", "patience": 4},
+    **{"target": "val_accuracy>=0.97", "validate_every": 25, "schedule": "cosine", "warmup_steps": 10},
+    **{"restarts": 5, "elastic": [1, 2], "batch_rule": "rate"},
+}
+"""As plans of version 3 and later have it."""
+
+
+def test_a_stored_order_reads_to_the_same_for_ever() -> None:
+    fields = {**STORED, "elastic": (1, 2)}
+    assert TrainOrder.of(STORED) == TrainOrder(**fields)
+    assert set(STORED) == set(TrainOrder.__struct_fields__)
+    assert TrainOrder.of(STORED).stored == Order(kind="trained", values=STORED)
+
+
+def test_a_damaged_order_names_what_to_do() -> None:
+    with pytest.raises(SchemaError, match="repeat the command that wrote it"):
+        TrainOrder.of({"steps": "x"})

@@ -7,7 +7,6 @@ HOSTMEM = Kind(
     cells="places to copy memory",
     work="bench_hostmem.worker:copy_memory",
     conduct="bench_hostmem.conduct:HostMemoryConduct",
-    sections=("running", "outcomes", "review"),
+    sections=("running", "hostmem", "outcomes", "review"),
     has_steps=False,
 )
-"""Sections of packages follow those that the kind names."""
