@@ -18,6 +18,7 @@ from types import ModuleType
 
 import torch
 import torch.distributed as dist
+from torch.utils._device import _device_constructors
 
 CONNECTION: Connection = globals()["CONNECTION"]
 RANK: int = globals()["RANK"]
@@ -64,6 +65,9 @@ def _serve() -> None:
     # What the server has imported stays: a collection need not go through it, nor copy its pages.
     gc.freeze()
     torch.set_num_threads(1)
+    # At its first use torch keeps the functions that a device context affects. A test that has replaced one
+    # by then (tests/laws/streams.py) would take it from all later tests of this process.
+    _device_constructors()
     dist.init_process_group(
         "gloo", init_method=f"file://{STORE}", rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
     )

@@ -47,7 +47,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
     """The planted studies of the report's own tests."""
-    return module_at(Path(__file__).parents[1] / "reports" / "conftest.py")
+    return module_at(Path(__file__).parents[1] / "laws" / "study_fixtures.py")
 
 
 @pytest.fixture(scope="module")
