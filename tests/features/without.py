@@ -38,12 +38,9 @@ def copy_without(feature: str, to: Path) -> Path:
 
 def call(*words: str, at: Path) -> subprocess.CompletedProcess[str]:
     """Run Python on the code of a copy, in all its processes."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(at),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    # Variables of a pytest that calls this would say that its plugins are at work here, too.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"PYTHONPATH": str(at), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *words], cwd=at, env=environment, text=True, capture_output=True, check=False
     )
