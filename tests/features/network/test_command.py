@@ -185,7 +185,7 @@ def test_virtual_nodes_over_links_are_a_level_of_their_own(links: None, bench) -
 
 
 def test_a_stored_order_reads_to_the_same_for_ever() -> None:
-    """As plans of version 3 and later have it."""
+    """Plans of version 3 and later store these values."""
     stored = {"collectives": ["all-reduce", "send"], "largest_bytes": 1048576}
     order = NetworkOrder(collectives=("all-reduce", "send"), largest_bytes=2**20)
     assert NetworkOrder.of(stored) == order

@@ -66,7 +66,7 @@ STORED = {
     **{"target": "val_accuracy>=0.97", "validate_every": 25, "schedule": "cosine", "warmup_steps": 10},
     **{"restarts": 5, "elastic": [1, 2], "batch_rule": "rate"},
 }
-"""As plans of version 3 and later have it."""
+"""Plans of version 3 and later store these values."""
 
 
 def test_a_stored_order_reads_to_the_same_for_ever() -> None:
